@@ -73,6 +73,31 @@ def test_parameters_are_set_on_the_command_line(layerswap, mix, tmp_path):
     assert layerswap("data", mix, "--show").err.endswith("give --set name=VALUE\n")
 
 
+def test_a_language_of_ones_own_is_one_command(layerswap, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for code, word in (("ig", "Ahịrị"), ("en", "Line")):
+        lines = [f"{word} {i} of a longer text, about {i * i}.\n" for i in range(40)]
+        (tmp_path / f"news.{code}").write_text("".join(lines), "utf-8")
+    names = ("language=ig", "name=Igbo", "path=news.ig", "english=news.en")
+    settings = [part for name in names for part in ("--set", name)]
+    result = layerswap("data", "parallel", *settings, "--out", "data/new/ig")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-2:] == [
+        f"wrote {tmp_path}/data/new/ig: 108 rows, 12 held out",
+        "the sources hold 120 of the 1,400 examples in `total`; write total: all",
+    ]
+    result = layerswap("data", "text", *settings[:2], *settings[4:6], "--out", "data/text")
+    assert result.out.splitlines()[-1] == f"wrote {tmp_path}/data/text: 36 rows, 4 held out"
+    (tmp_path / "news.en").write_text("Only one line\n")
+    result = layerswap("data", "parallel", *settings, "--out", "data/other")
+    assert result.code == 2
+    assert result.err == (
+        f"error: source 'text' (news.ig, news.en): {tmp_path}/news.ig, line 2: has no partner in "
+        f"{tmp_path}/news.en (1 of 40 lines); parallel files are aligned by line\n"
+    )
+    assert not (tmp_path / "data/other").exists()
+
+
 def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
     assert layerswap("data").err == "error: give a mix, or --list for the ready recipes\n"
     assert layerswap("data", mix).err == "error: give --out, the folder to create\n"

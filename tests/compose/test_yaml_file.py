@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from layerswap.compose.yaml_file import parse_yaml
+from layerswap.compose.yaml_file import parse_yaml, refuse_text, write_text
 from layerswap.errors import RecipeError
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -66,3 +66,16 @@ def test_refusals_are_quick(text, message):
     start = time.perf_counter()
     assert refusal(text) == message
     assert time.perf_counter() - start < 60  # it would otherwise take years
+
+
+def test_a_written_file_gets_its_folder(tmp_path):
+    path = tmp_path / "new" / "folder" / "x.yaml"
+    refuse_text(path)
+    assert not (tmp_path / "new").exists()
+    write_text(path, "a: 1")
+    assert path.read_text() == "a: 1"
+    for refuse in (refuse_text, lambda path: write_text(path, "a: 2")):
+        with pytest.raises(RecipeError, match=r"x\.yaml: is there already; give --overwrite"):
+            refuse(path)
+        with pytest.raises(RecipeError, match=r"x\.yaml: is not a folder$"):
+            refuse(path / "below" / "y.yaml")

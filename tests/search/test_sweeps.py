@@ -18,7 +18,7 @@ from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
-from layerswap.report.sweeps import lead, sweep_report
+from layerswap.report.sweeps import lead, prepare_folder, sweep_report
 from layerswap.search import sweeps
 from layerswap.search.candidates import zone_sources
 from layerswap.search.conditions import (
@@ -189,6 +189,7 @@ def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
     (tmp_path / "out" / "precious").write_text("x")
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
     assert "does not hold a sweep; choose another output" in str(done.exception)
+    assert prepare_folder(tmp_path / "new" / "sweep").is_dir()
 
 
 # --- two stages ----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from layerswap.study.estimate import (
     speed_of,
 )
 from layerswap.study.journal import StudyJournal, read_journal
-from layerswap.study.plan import plan_study
+from layerswap.study.plan import mix_fingerprints, plan_study
 from layerswap.study.preflight import check_here, check_plan, refuse_other_study
 from layerswap.study.report import (
     _sentence,
@@ -789,9 +789,21 @@ def test_a_mix_says_how_long_its_rows_are_before_it_is_built():
     assert mix_size("total: 700\nrow_tokens: 40\n") == DataSize(700, 40)
     assert mix_size("total: 700\n") == DataSize(700, USUAL.tokens)
     assert mix_size("row_tokens: wrong\n") == USUAL
+    assert mix_size("total: all\nrow_tokens: 40\n") == DataSize(USUAL.rows, 40)
     study, folder = find_study("topic-transfer")
     costs = cost_study(study, plan_study(study, folder))
     assert 3600 * costs.steps["train/task/0"].hours < 60  # on a GPU, 701 sentences three times
+
+
+def test_a_step_of_data_is_another_one_when_a_parallel_file_changes(tmp_path):
+    for name in ("a.txt", "news.ig", "news.en"):
+        (tmp_path / name).write_text(name)
+    mix = "sources: {a: {path: a.txt}, b: {parallel: {ig: news.ig, en: news.en}}}"
+    first = mix_fingerprints(mix, tmp_path)
+    assert len(first) == 3
+    (tmp_path / "news.en").write_text("changed")
+    changed = mix_fingerprints(mix, tmp_path)
+    assert {Path(file).name for file in first if first[file] != changed[file]} == {"news.en"}
 
 
 def test_hours_follow_from_documents_and_tokens():

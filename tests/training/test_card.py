@@ -127,6 +127,8 @@ def test_the_card_counts_rows_drops_and_tokens(excerpts):
     assert card["rows"] == {"train": len(excerpts.train), "validation": 4}
     assert card["filters"]["math"]["examples"][0]["source"] == "problems"
     assert card["evaluation_sets"]["flores"]["items"] == 16
+    # The filter drops items of 8 words and more; the shortest item is not among them.
+    assert card["evaluation_sets"]["flores"]["shared_runs"] == 0
     assert card["unverified"] == ["tico19: nothing at all"]
     assert card["sources"]["afriqa"]["licence"] == "CC-BY-4.0"
     tokens = [
@@ -185,3 +187,24 @@ def test_a_source_that_skips_the_evaluation_filter_is_counted(tmp_path):
     warning = "3 examples contain an item of the evaluation set items"
     assert warning in (out / "README.md").read_text()
     assert load_rows(str(out), folder=tmp_path).contaminated == {"items": 3}
+
+
+def test_items_that_share_five_words_with_training_are_counted_not_dropped(tmp_path):
+    items = [f"item {i} has these words: the red house on hill number {i}" for i in range(4)]
+    texts = [f"We saw THE RED HOUSE, on hill {i} again" for i in range(30)]
+    texts += ["nothing of that kind is here", "item 2 has these"]
+    write_jsonl(tmp_path / "items.jsonl", [{"q": q} for q in [*items, "five other words in here"]])
+    write_jsonl(tmp_path / "r.jsonl", [{"q": q} for q in texts])
+    against = {"items": {"path": "items.jsonl", "columns": ["q"]}}
+    recipe = json.dumps({
+        "name": "m", "kind": "text", "sources": {"rows": {"path": "r.jsonl", "text": "{q}"}},
+        "filters": {"evaluation": {"against": against}},
+    })  # fmt: skip
+    built = build_mix(parse_mix(recipe), folder=tmp_path)
+    assert len(built.train) == len(texts)
+    card = data_card(built)
+    assert card["evaluation_sets"]["items"]["shared_runs"] == 4
+    out = save_mix(built, tmp_path / "out", recipe=recipe, card=card)
+    text = (out / "README.md").read_text()
+    assert "share 5 words in a row with the training text |" in text
+    assert "| items | 5 | 8 words | 1 | 4 |" in text

@@ -243,3 +243,12 @@ def test_the_index_agrees_with_a_direct_comparison(items, noise, at):
 
     expected = bool(grams(text) & set().union(*(grams(item) for item in items)))
     assert (index.find(", ".join(text)) is not None) == expected
+
+
+def test_overlap_finds_items_that_share_a_run_of_words():
+    texts = ["He saw: a RED house, on the hill.", "東京の大きな赤い家を見ました"]
+    items = ["A red house on the left", "red house on the", "a red house by the hill",
+             "大きな赤い家を見た", "大きな家", ""]  # fmt: skip
+    assert filters.overlap(texts, items) == [0]
+    assert filters.overlap(texts, items, words=4) == [0, 1, 3]
+    assert filters.overlap([], items) == filters.overlap(texts, []) == []

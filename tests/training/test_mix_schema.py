@@ -75,15 +75,15 @@ def test_where_takes_a_value_or_several():
          "sources.aya.without: excludes files from `files`; give `files`"),
         (("name: mine", "name: mine\ntotal: 5\nvalidation: 5"), "m.yaml, line 3: validation: 5 of "
          "5 examples leaves none for training"),
-        (("path: notes.jsonl", "parallel: {ig: news.ig}"), "m.yaml, line 8: sources.notes.parallel: "
-         "give two or more files; for a single one give path"),
+        (("path: notes.jsonl", "parallel: {ig: news.ig}"), "m.yaml, line 8: "
+         "sources.notes.parallel: give two or more files; for a single one give path"),
         (("path: notes.jsonl", "parallel: {a: b, c: d}\n    format: text"), "m.yaml, line 9: "
          "sources.notes.format: parallel files have a row in each line; remove it"),
-        (("path: notes.jsonl", "parallel: {a: b, c: d}\n    split: x\n    config: x"), "m.yaml, line "
-         "10: sources.notes.config: is for a Hub data set; remove it, or give id in place of "
+        (("path: notes.jsonl", "parallel: {a: b, c: d}\n    split: x\n    config: x"), "m.yaml, "
+         "line 10: sources.notes.config: is for a Hub data set; remove it, or give id in place of "
          "parallel"),
-        (("name: mine", "name: mine\nvalidation: 2.5"), "m.yaml, line 2: validation: write a number "
-         "of examples such as 200, or a share such as 0.1; found 2.5"),
+        (("name: mine", "name: mine\nvalidation: 2.5"), "m.yaml, line 2: validation: write a "
+         "number of examples such as 200, or a share such as 0.1"),
         (("name: mine", "name: mine\ntotal: al"), "m.yaml, line 2: total: write a whole number or "
          "all; found 'al'"),
         (("name: mine", "name: mine\nname: yours"), "m.yaml: line 2: key 'name' is given twice"),
@@ -157,7 +157,7 @@ def test_parameters_fill_keys_and_values_of_a_mix(tmp_path):
         (("prompt:", "promt:"), {"language": "x"}, "m.yaml, line 7: sources.from-x.promt: unknown "
          "key; did you mean 'prompt'?"),
         (("", ""), {"language": "x", "total": "many"}, "m.yaml, line 3: total: write a whole "
-         "number; found 'many'"),
+         "number or all; found 'many'"),
     ],
 )  # fmt: skip
 def test_a_mistake_with_parameters_is_one_line(change, settings, line):

@@ -99,6 +99,24 @@ def test_validation_rows_are_held_out(tmp_path):
     assert not set(built.train["prompt"]) & set(built.validation["prompt"])
 
 
+@pytest.mark.parametrize(
+    ("total", "validation", "held_out"),
+    [(None, 0.1, 5), ("all", 0.01, 1), ("all", 0, 0), ("all", 0.999, 49), (20, 0.25, 5),
+     ("20", 0.25, 5)],
+)  # fmt: skip
+def test_validation_may_be_a_share_of_all_rows_or_of_a_total(tmp_path, total, validation, held_out):
+    mix = numbered(tmp_path, a=50) | {"total": total, "validation": validation}
+    built = build(mix, tmp_path)
+    size = 20 if total in (20, "20") else 50
+    assert (len(built.train), len(built.validation)) == (size - held_out, held_out)
+
+
+def test_weights_count_only_for_a_number(tmp_path):
+    mix = changed(numbered(tmp_path, a=30, b=10), a={"weight": 9})
+    assert counts(build(mix | {"total": "all"}, tmp_path)) == {"a": 30, "b": 10}
+    assert counts(build(mix | {"total": 10}, tmp_path)) == {"a": 9, "b": 1}
+
+
 def test_the_seed_decides_and_each_source_can_have_its_own(tmp_path):
     mix = numbered(tmp_path, a=60, b=60) | {"total": 20}
     first, again = build(mix, tmp_path), build(mix, tmp_path)

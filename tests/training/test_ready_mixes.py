@@ -91,6 +91,41 @@ def test_the_template_of_the_news_takes_another_language():
         read_mix("news", {"language": "ig"})
 
 
+def test_a_file_of_text_is_a_mix(tmp_path):
+    lines = read_lines("flores.swh_Latn")
+    (tmp_path / "news.lug").write_text("\n\n".join(lines), "utf-8")
+    for form, settings in (("text", {}), ("paragraphs", {"format": "paragraphs", "total": "8"})):
+        mix = read_mix("text", {"language": "lg", "path": "news.lug", **settings})
+        assert (mix.name, mix.languages, mix.row_tokens) == ("lg-text", ["lg"], 55)
+        built = build_mix(mix, folder=tmp_path)
+        texts = [example.text for example in built.examples]
+        assert set(texts) <= set(lines), form
+        assert len(texts) == (8 if settings else len(lines))
+        assert len(built.validation) == (1 if settings else 2)
+
+
+def test_parallel_files_are_a_mix_of_text_and_translations(tmp_path):
+    english, swahili = read_lines("flores.eng_Latn"), read_lines("flores.swh_Latn")
+    (tmp_path / "news.zz").write_text("\n".join(swahili) + "\n", "utf-8")
+    (tmp_path / "news.en").write_text("\n".join(english), "utf-8")
+    settings = {"language": "zz", "name": "Zed", "path": "news.zz", "english": "news.en"}
+    built = build_mix(read_mix("parallel", settings | {"total": "10"}), folder=tmp_path)
+    assert [tally.kept for tally in built.tallies.values()] == [6, 2, 2]
+    pairs = dict(zip(swahili, english, strict=True))
+    for example in built.examples:
+        if example.source == "text":
+            assert example.text in pairs
+        else:
+            parts = dict(line.split(": ", 1) for line in example.text.split("\n"))
+            assert pairs[parts["Zed"]] == parts["English"]
+            first = "English" if example.source == "to-zz" else "Zed"
+            assert example.text.startswith(f"{first}: ")
+    every = build_mix(read_mix("parallel", settings | {"total": "all"}), folder=tmp_path)
+    assert [tally.kept for tally in every.tallies.values()] == [len(english)] * 3
+    with pytest.raises(RecipeError, match="give --set path=VALUE --set english=VALUE"):
+        read_mix("parallel", {"language": "ig", "name": "Igbo"})
+
+
 def write_jsonl(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")

@@ -226,3 +226,113 @@ def test_a_damaged_file_is_one_line(tmp_path, limit):
         with pytest.raises(DataError, match=why) as error:
             rows_of(tmp_path, path=name, limit=limit)
         assert "\n" not in str(error.value)
+
+
+def write_bytes(tmp_path, **files):
+    for name, content in files.items():
+        data = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / name.replace("__", ".")).write_bytes(data)
+
+
+def why_refused(tmp_path, **origin):
+    with pytest.raises(DataError) as caught:
+        rows_of(tmp_path, **origin)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(f"{tmp_path}/")
+
+
+HEADLINES = (
+    "category\theadline\ttext\r\n"
+    'sports\tSay ""nothing""\t"First line.\n\nHe said ""go"", and went."\r\n'
+    'health\t5" disk\tNA\r\n'
+)
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_fields_of_several_lines_follow_the_rules_of_csv(tmp_path, limit):
+    content = ("\ufeff" + HEADLINES).encode()
+    write_bytes(tmp_path, a__tsv=content, b__tsv__gz=gzip.compress(content),
+                c__csv=content.replace(b"\t", b";"))  # fmt: skip
+    for path, more in (("a.tsv", {}), ("b.tsv.gz", {}), ("c.csv", {"delimiter": ";"})):
+        first, second = rows_of(tmp_path, path=path, limit=limit, **more)
+        assert first == {"category": "sports", "headline": 'Say ""nothing""',
+                         "text": 'First line.\n\nHe said "go", and went.'}  # fmt: skip
+        assert second == {"category": "health", "headline": '5" disk', "text": "NA"}
+
+
+REMEDY = "; if quotation marks are ordinary characters in this file, write quotes: false"
+
+
+@pytest.mark.parametrize("limit", [None, 900])
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (['1\t"lone', "2\tx", "3\ty"], "line 2: unexpected end of data" + REMEDY),
+        (["1\tx", '2\t"lone', "3\ty", '4\t"Go" he said'],
+         "line 3: '\\t' expected after '\"'" + REMEDY),
+        (["1\tx", '2\t"lone', *["3\ty"] * 250, '4\tlast"'],
+         "line 3: a quoted field has more than 200 lines" + REMEDY),
+        (["1\tx", "2\ty\tz"], "line 3: the number of fields is 3, not 2 as in the header"),
+        (["1\tx", "", "over two", "2\tlines"],
+         "line 4: the number of fields is 1, not 2 as in the header"),
+    ],
+)  # fmt: skip
+def test_a_table_that_would_swallow_or_shift_fields_is_refused(tmp_path, lines, why, limit):
+    write_bytes(tmp_path, x__tsv="\n".join(["a\tb", *lines, ""]))
+    assert why_refused(tmp_path, path="x.tsv", limit=limit) == f"x.tsv, {why}"
+    if "quotes: false" in why:
+        assert len(rows_of(tmp_path, path="x.tsv", quotes=False)) == len(lines)
+
+
+def test_paragraphs_are_separated_by_blank_lines(tmp_path):
+    text = "\ufeffOne,\r\nin two lines.\r\n\r\n\r\n  \t\nÀkọ́kọ́\n\nlast"
+    write_bytes(tmp_path, a__txt=text, b__ig__gz=gzip.compress(text.encode()))
+    expected = ["One,\nin two lines.", "Àkọ́kọ́", "last"]
+    for path in ("a.txt", "b.ig.gz"):
+        for limit in (None, 2):
+            rows = rows_of(tmp_path, path=path, format="paragraphs", limit=limit)
+            assert [row["text"] for row in rows] == expected[:limit]
+    write_bytes(tmp_path, a__txt="new")  # the cache of the data sets library is not taken for it
+    assert rows_of(tmp_path, path="a.txt", format="paragraphs") == [{"text": "new"}]
+    write_bytes(tmp_path, latin__txt="one\n\ncafé".encode("latin-1"), blank__txt="\n \n")
+    assert why_refused(tmp_path, path="latin.txt", format="paragraphs") == (
+        "latin.txt, line 3: is not UTF-8 text; save the file as UTF-8"
+    )
+    assert why_refused(tmp_path, path="blank.txt", format="paragraphs") == "blank.txt: is empty"
+
+
+PARALLEL = {"ig": "news.ig", "en": "news.en", "fr": "news.fr.gz"}
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_parallel_files_are_rows_with_a_column_each(tmp_path, limit):
+    # Only line feeds end a line: translations hold stray carriage returns and separators.
+    write_bytes(tmp_path, news__ig="\ufeffotu\rA\r\nabụọ\n\natọ\u2028B",
+                news__en="one\ntwo\nnothing\nthree\n",
+                news__fr__gz=gzip.compress(b"un\ndeux\nrien\ntrois\n"))  # fmt: skip
+    expected = [{"ig": "otu\rA", "en": "one", "fr": "un"}, {"ig": "abụọ", "en": "two",
+                 "fr": "deux"}, {"ig": "atọ\u2028B", "en": "three", "fr": "trois"}]  # fmt: skip
+    assert rows_of(tmp_path, parallel=PARALLEL, limit=limit) == expected[:limit]
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize(
+    ("english", "why"),
+    [
+        (b"one\ntwo\n\n\n", "news.en, line 4: has no partner in {tmp}/news.ig (3 of 4 lines); "
+         "parallel files are aligned by line"),
+        (b"one\n", "news.ig, line 2: has no partner in {tmp}/news.en (1 of 3 lines); "
+         "parallel files are aligned by line"),
+        (b"one\ntwo\ncaf\xe9\n", "news.en, line 3: is not UTF-8 text; save the file as UTF-8"),
+        ("one\ntwo\nthree".encode("utf-16"), "news.en, line 1: is not UTF-8 text; save the file "
+         "as UTF-8"),
+        (b"", "news.en: is empty"),
+        (None, "news.en: no such file"),
+    ],
+)  # fmt: skip
+def test_parallel_files_that_do_not_fit_are_refused(tmp_path, english, why, limit):
+    write_bytes(tmp_path, news__ig="otu\nabụọ\natọ")
+    if english is not None:
+        write_bytes(tmp_path, news__en=english)
+    given = {"ig": "news.ig", "en": "news.en"}
+    assert why_refused(tmp_path, parallel=given, limit=limit) == why.format(tmp=tmp_path)

@@ -59,9 +59,11 @@ def _switch(value: object) -> object:
 
 def _total(value: object) -> object:
     """Read `all` as no number, and the text of a number, which a parameter gives, as the number."""
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    return None if value == "all" else value
+    if value == "all":
+        return None
+    if isinstance(value, str) and not value.isdecimal():
+        raise ValueError(f"write a whole number or all; found {value!r:.60}")
+    return int(value) if isinstance(value, str) else value
 
 
 def _held_out(value: float) -> float:

@@ -164,7 +164,7 @@ def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
     if kind == "csv" and len(options["sep"]) == 1:
         for file in local:
             _check_table(file, origin, options["sep"], count)
-    elif kind in ("jsonl", "text"):
+    elif kind in ("jsonl", "text", "paragraphs"):
         for file in local:
             _check_text(file)
     if kind == "paragraphs":
@@ -182,8 +182,8 @@ def _read_parallel(origin: Origin, folder: Path, count: int | None) -> Dataset:
     short, long = (pick(lengths, key=lengths.__getitem__) for pick in (min, max))
     if lengths[short] < lengths[long]:
         raise DataError(
-            f"{long}, line {lengths[short] + 1}: has no partner in {short}, which has "
-            f"{lengths[short]:,} lines of {lengths[long]:,}; parallel files are aligned by line"
+            f"{long}, line {lengths[short] + 1}: has no partner in {short} ({lengths[short]:,} "
+            f"of {lengths[long]:,} lines); parallel files are aligned by line"
         )
     return _generate(_aligned, files, count)
 
@@ -278,7 +278,8 @@ def _check_table(file: str, origin: Origin, delimiter: str, count: int | None) -
             # Published tables without a header may leave out fields at the end of a row.
             if len(row) > width or (0 < len(row) < width and origin.header is None):
                 raise DataError(
-                    f"{file}, line {start}: number of fields is {len(row)}, but the header has {width}"
+                    f"{file}, line {start}: the number of fields is {len(row)}, not {width} as "
+                    "in the header"
                 )
             start = rows.line_num + 1
     except csv.Error as error:
