@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, LayerswapError
 from layerswap.evaluation import harness
-from layerswap.evaluation.harness import CALIBRATED, evaluate
+from layerswap.evaluation.harness import CALIBRATED, evaluate, open_models, stratified_order
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 
@@ -296,3 +297,39 @@ def test_a_damaged_page_of_answers_is_one_line(tmp_path):
         damaged.known("c", ["request 5"])
     with pytest.raises(EvaluationError, match=message):
         damaged.keep([("c", "request 5", [1.0, True])])
+
+
+def test_a_drawn_limit_has_the_labels_in_proportion_and_grows():
+    labels = ["a"] * 60 + ["b"] * 30 + ["c"] * 10
+    order = stratified_order(labels, 0)
+    assert sorted(order) == list(range(100))
+    for limit in (10, 20, 50):
+        drawn = Counter(labels[position] for position in order[:limit])
+        assert all(abs(drawn[one] - limit * labels.count(one) / 100) <= 1 for one in "abc")
+    assert order[:10] != sorted(order[:10])
+    assert stratified_order(labels, 1) != order == stratified_order(labels, 0)
+
+
+def test_a_limit_draws_by_label_and_a_first_limit_does_not(world):
+    def documents(**limits):
+        (found,) = evaluate(
+            sweep_of(world), AutoTokenizer.from_pretrained(world["task"]), ["maembe_label"],
+            include=[world["tasks"]], members=[0], settings=EvaluationSettings(**limits),
+        )  # fmt: skip
+        samples = found["samples"]["maembe_label"]
+        return [row["doc_id"] for row in samples], [row["target"] for row in samples]
+
+    places, targets = documents(limit=3)
+    assert len(set(map(str, targets))) == 3
+    assert places != [0, 1, 2]
+    assert documents(limit_first=3)[0] == [0, 1, 2]
+    with pytest.raises(LayerswapError, match="give either limit or limit_first"):
+        EvaluationSettings.taken_from({"limit": 1, "limit_first": 1})
+
+
+def test_a_model_is_called_what_the_user_called_it(world, tmp_path):
+    link = tmp_path / "igbo-base"
+    link.symlink_to(world["task"])
+    assert list(open_models([str(link)])) == ["igbo-base"]
+    ls.swap(task=link, language=world["language"]).save(tmp_path / "merged")
+    assert "igbo-base" in (tmp_path / "merged" / "README.md").read_text()

@@ -178,9 +178,10 @@ def test_the_page_of_a_study(finished):
             assert violations(browser, path) == []
     page = path.read_text()
     assert '<th scope="col"></th>' not in page
-    for fact in ("Models and evaluation", str(shipped().base), "at most 12 of a task, drawn by label",
-                 "lab_problem_{language}", "layerswap study merge", "Against it: ",
-                 "the selected composition in nela.", 'data-panel="maps"', "<details>",
+    for fact in ("Models and evaluation", str(shipped().base),
+                 "at most 12 of a task, drawn by label", "lab_problem_{language}",
+                 "layerswap study merge", "Against it: ", "the selected composition in nela.",
+                 'data-panel="maps"', "<details>",
                  "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
         assert fact in page
     figures = {figure.name for figure in (finished[1] / "figures").iterdir()}

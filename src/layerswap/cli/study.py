@@ -116,20 +116,20 @@ def run_file(
     root, storage = place(out)
     preflight.refuse_other_study(graph, root, storage)
     preflight.check_plan(graph)
-    left = StudyJournal(root, graph, storage).left()
-    preflight.check_here(left, device=on is None, log=output.log)
-    executor = None
-    if on is not None:
-        from layerswap.study.runner import executor_of
-
-        executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
     try:
+        with StudyJournal(root, graph, storage).checking() as left:
+            preflight.check_here(left, device=on is None, log=output.log)
+        executor = None
+        if on is not None:
+            from layerswap.study.runner import executor_of
+
+            executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
         summary = run_graph(
             graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
             hours=hours,
         )  # fmt: skip
     except KeyboardInterrupt:
-        output.log(f"stopped; run the same command again to resume in {root}")
+        output.log(f"stopped; run the same command again to resume in {out}")
         raise
     output.say(status_table(list(summary.records.values())))
     if summary.failed:

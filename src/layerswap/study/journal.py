@@ -195,6 +195,38 @@ class StudyJournal:
         return folder
 
     @contextmanager
+    def checking(self) -> Iterator[list[Step]]:
+        """Show the first step that is left as running, while the machine is checked for all.
+
+        Yields the steps that are left. A check that fails leaves the folder as it was.
+        """
+        index, left, there = self.root / INDEX, self.left(), self.root.is_dir()
+        before = index.read_bytes() if index.is_file() else None
+        if self.storage is not None or not left:
+            yield left
+            return
+        self.open()
+        folder = self.folder(left[0].name)
+        new = not folder.is_dir()
+        folder.mkdir(exist_ok=True)
+        try:
+            with self.running(left[0]) as note:
+                note("checking files, columns, settings and the device")
+                yield left
+        except BaseException:
+            with suppress(OSError):
+                if new:
+                    folder.rmdir()
+                if before is None:
+                    (self.root / STEPS).rmdir()
+                    index.unlink()
+                else:
+                    index.write_bytes(before)
+                if not there:
+                    self.root.rmdir()
+            raise
+
+    @contextmanager
     def running(self, step: Step) -> Iterator[Callable[[str], None]]:
         """Show that a step runs, from its start to its end; yields the log of its progress."""
         place = self._place(step.name, RUNNING)

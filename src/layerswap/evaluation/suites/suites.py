@@ -26,12 +26,11 @@ A new benchmark is one file, anywhere. `layerswap eval MODEL --suite greetings.y
       doc_to_choice: "{labels}"
       metric_list: [{metric: acc}]
 
-Files are looked for beside the YAML first, as the path that the YAML gives; then in DIR.
-
 Placeholders are `{code}`, `{shots}`, `{files}`, `{labels}`, the keys of `variants`, and each of
 these with `_name` for the English name of a language. Benchmarks with rules of their own name
 Python functions: `rows` reads the data, `modules` gives the task its metrics and filters. As with
-lm-eval's own tasks, a file from somebody else can run code.
+lm-eval's own tasks, a file from somebody else can run code. Data files are looked for beside the
+YAML first, at the path that it gives, then in the folder of `--data`.
 
 A suite has the number of exemplars of each of its benchmarks, shipped or a file beside it. A
 benchmark alone is a suite too, with its default number of exemplars.

@@ -1,0 +1,289 @@
+"""Studies of one's own language: a benchmark in a file, inherited runs, and the commands."""
+
+import json
+import shutil
+import time
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from layerswap.cli import app
+from layerswap.errors import EvaluationError, LayerswapError, RecipeError
+from layerswap.lab.assets import shipped
+from layerswap.study import preflight
+from layerswap.study import step_functions as functions
+from layerswap.study.journal import StudyJournal, read_journal
+from layerswap.study.plan import plan_study
+from layerswap.study.preflight import check_data, check_here, check_plan
+from layerswap.study.report import write_study_report
+from layerswap.study.runner import run_graph
+from layerswap.study.spec import find_study, read_study, ready_studies
+from layerswap.training.mix.schema import ready_recipes
+
+BENCHMARK = """
+title: Moods
+source: https://example.org/moods
+licence: CC0
+languages: [swa]
+metric: [acc, none]
+size: {documents: 30, read: 20}
+task_name: moods_{code}
+splits: [test]
+development: dev
+labels: [moja, mbili]
+data:
+  files: ["../data/{code}.{split}.tsv"]
+  columns: {text: text, label: mood}
+task:
+  dataset_path: json
+  dataset_kwargs: {data_files: "{files}"}
+  output_type: multiple_choice
+  test_split: test
+  num_fewshot: "{shots}"
+  doc_to_text: "{{text}} ="
+  doc_to_target: "{{label}}"
+  doc_to_choice: "{labels}"
+  metric_list: [{metric: acc}]
+"""
+
+
+def write_rows(path, count):
+    rows = [f"{a} x {a + 1}\t{('moja', 'mbili')[a % 3 == 0]}" for a in range(count)]
+    path.write_text("\n".join(["text\tmood", *rows]) + "\n")
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The folder of a study whose benchmark is a file; read from another folder."""
+    folder = tmp_path / "igbo"
+    for name in ("benchmarks", "data"):
+        (folder / name).mkdir(parents=True)
+    (folder / "benchmarks" / "moods.yaml").write_text(BENCHMARK)
+    write_rows(folder / "data" / "swa.test.tsv", 30)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LAYERSWAP_DATA", raising=False)
+    return folder
+
+
+def planned(folder, **changes):
+    models = shipped().base.parent
+    evaluate = {"suite": "benchmarks/moods.yaml", **changes.pop("evaluate", {})}
+    data = {
+        "name": "own", "base": str(shipped().base), "dtype": "float32", "change": False,
+        "task": {"experts": [str(models / "task-1")]},
+        "languages": {"sw": {"experts": [str(models / "language-nela-1")]}},
+        "baselines": ["weighted soup"], "soup_shares": [0.5], "evaluate": evaluate, **changes,
+    }  # fmt: skip
+    (folder / "study.yaml").write_text(json.dumps(data))
+    return plan_study(read_study(folder / "study.yaml"), folder)
+
+
+def results(graph, out):
+    """The scores of a study that ran, by treatment, and the words of its report."""
+    check_plan(graph)
+    check_here(graph, device=True)
+    run_graph(graph, out, functions.step_functions()).check()
+    numbers = json.loads((StudyJournal(out, graph).folder("tables") / "tables.json").read_text())
+    return numbers["languages"]["sw"]["moods"], write_study_report(out).read_text()
+
+
+def test_a_changed_benchmark_is_evaluated_anew(own):
+    before = planned(own).keys
+    assert planned(own).keys == before
+    for path in ("data/swa.test.tsv", "benchmarks/moods.yaml"):
+        text = (own / path).read_text()
+        (own / path).write_text(text + " \n")
+        after = planned(own).keys
+        assert {name for name in before if before[name] != after[name]} == {"evaluate/sw", "tables"}
+        (own / path).write_text(text)
+    write_rows(own / "data" / "swa.dev.tsv", 3)
+    assert planned(own).keys["evaluate/sw"] != before["evaluate/sw"]
+    shutil.copy(own / "benchmarks" / "moods.yaml", own / "more.yaml")
+    (own / "suite.yaml").write_text("title: S\nbenchmarks: {benchmarks/moods.yaml: 0}\n")
+    suite = planned(own, evaluate={"suite": "suite.yaml"})
+    assert {str(own / "suite.yaml"), str(own / "data/swa.test.tsv")} <= {
+        path.replace("benchmarks/../", "") for path in suite["evaluate/sw"].inputs
+    }
+    with pytest.raises(RecipeError, match=r"none\.yaml: cannot be read"):
+        planned(own, evaluate={"suite": "none.yaml"})
+
+
+def test_a_study_that_chooses_nothing_reports_all_documents(own):
+    rows, page = results(planned(own), own / "out")
+    assert {row["n"] for row in rows.values()} == {30}
+    assert "Nothing is chosen on documents" in page
+    assert (own / "out" / "best" / "sw.yaml").is_file()
+
+
+@pytest.mark.parametrize("development", [None, 6, "none"])
+def test_a_grid_is_chosen_on_a_split_on_drawn_documents_or_not_at_all(own, development):
+    evaluate = {}
+    if development == "none":
+        evaluate["development"] = "none"
+    elif development:
+        write_rows(own / "data" / "swa.dev.tsv", development)
+    graph = planned(own, grid={"bottom": [0, 2], "top": 0}, soup_shares=[0.3, 0.7],
+                    evaluate=evaluate)  # fmt: skip
+    rows, page = results(graph, own / "out")
+    documents, said, chosen = {
+        None: (15, "15 drawn documents, which are left out here", True),
+        6: (30, "Choices are made on the 6 documents of the development split", True),
+        "none": (30, "Nothing is chosen on documents", False),
+    }[development]
+    assert {row["n"] for row in rows.values()} == {documents}
+    assert said in page
+    assert ("swap, chosen on development" in rows) == chosen
+    if not chosen:
+        assert {"weighted soup, task 0.3", "weighted soup, task 0.7", "swap, default"} <= set(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, r"moods: no ../data/swa.test.tsv beside moods.yaml, or in the folder"),
+        ("text\nHabari\n", "swa.test.tsv: has no column 'mood'"),
+        ("text\tmood\nHabari\n", "swa.test.tsv: a row has no 'mood'"),
+        ("text\tmood\nHabari\ttatu\n", "no row has a label of moods .moja, mbili.; found tatu"),
+        (b"text\tmood\nHabar\xff\tmoja\n", r"swa.test.tsv: not UTF-8 text \(byte 15\)"),
+    ],
+)
+def test_data_that_cannot_be_evaluated_on_are_named_before_anything_runs(own, text, said):
+    path = own / "data" / "swa.test.tsv"
+    path.unlink()
+    if text:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    graph = planned(own)
+    with pytest.raises(EvaluationError, match=said):
+        check_here(graph, device=True)
+    run = CliRunner().invoke(app, ["study", "run", str(own / "study.yaml"), "--out", "o",
+                                   "--dry-run"])  # fmt: skip
+    assert isinstance(run.exception, EvaluationError)
+
+
+def test_columns_of_training_data_are_checked_before_anything_runs(own):
+    (own / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    languages = {"sw": {"data": {"train": "rows.jsonl"}}}
+    with pytest.raises(LayerswapError, match="has columns question, answer; a trainer takes"):
+        check_data(planned(own, languages=languages), fetch=False)
+    source = {"path": "rows.jsonl", "prompt": "{question}", "completion": "{anwser}"}
+    (own / "mix.yaml").write_text(yaml.safe_dump({"name": "m", "sources": {"a": source}}))
+    languages = {"sw": {"data": "mix.yaml"}}
+    with pytest.raises(LayerswapError, match="data/sw, source 'a': completion: no column 'anwser'"):
+        check_data(planned(own, languages=languages), fetch=False)
+
+
+def test_what_the_hub_has_is_not_fetched_for_a_plan(own):
+    lines = []
+    graph = planned(own, evaluate={"suite": "masakhanews"})
+    check_data(graph, fetch=False, log=lines.append)
+    assert lines == [
+        "masakhanews in sw: masakhane/masakhanews is not on this machine; it will be read from the "
+        "Hub"
+    ]
+
+
+def test_a_new_language_takes_the_runs_of_the_others(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "like: headline-transfer\nname: ig\n"
+        "languages: {sw: null, ha: null, yo: null, ig: {data: mixes/ig.yaml}, lg: {data: b, "
+        "keep: 3, runs: [{seed: 1}, {seed: 2}, {seed: 3}]}}\n"
+    )
+    found, ready = read_study(path), find_study("headline-transfer")[0]
+    assert list(found.languages) == ["ig", "lg"]
+    assert found.languages["ig"].runs == ready.languages["sw"].runs
+    assert (found.languages["ig"].keep, found.languages["ig"].data) == (3, "mixes/ig.yaml")
+    assert [run.hyperparameters for run in found.languages["lg"].runs] == [{}, {}, {}]
+    assert found.notes == []
+    path.write_text("like: layer-swapping\nname: x\nlanguages: {ig: {data: a}}\n")
+    with pytest.raises(RecipeError, match=r"own.yaml, line 3: languages.ig: .* differ in `runs`"):
+        read_study(path)
+
+
+def test_a_new_base_leaves_what_belongs_to_the_size_of_the_old_one(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("like: unreasonable\nname: small\nbase: google/gemma-3-270m\n")
+    found = read_study(path)
+    assert found.billions is None
+    assert all("learning_rate" not in run.hyperparameters for run in found.task.runs)
+    assert found.task.runs[0].preset == "unreasonable"
+    assert "`billions` of meta-llama/Llama-3.1-8B-Instruct is not taken over" in found.notes[0]
+    assert "the learning rates of meta-llama/Llama-3.1-8B-Instruct (1e-06, 2e-06)" in found.notes[1]
+    # The same size under another name, and a study that says its own.
+    path.write_text("like: headline-transfer\nname: same\nbase: ./gemma-3-270m-copy\n")
+    assert read_study(path).task.runs == find_study("headline-transfer")[0].task.runs
+    path.write_text(f"like: unreasonable\nname: x\nbase: {shipped().base}\nbillions: 0.5\n")
+    found = read_study(path)
+    assert found.billions == 0.5
+    assert len(found.notes) == 1
+    done = CliRunner().invoke(app, ["study", "run", str(path), "--out", "o", "--dry-run"])
+    assert "note: base" in done.output
+
+
+def test_ready_studies_are_listed_and_shown():
+    done = CliRunner().invoke(app, ["study", "list"])
+    assert done.exit_code == 0, done.output
+    for name, path in ready_studies().items():
+        assert name in done.output
+        shown = CliRunner().invoke(app, ["study", "show", name])
+        assert shown.stdout == path.read_text()
+    assert any(mix in done.output for mix in ready_recipes())
+    failed = CliRunner().invoke(app, ["study", "show", "topic-transfr"])
+    assert "did you mean 'topic-transfer'" in str(failed.exception)
+
+
+def test_a_device_that_is_not_there_names_the_option(own):
+    planned(own, device="cuda:77")
+    run = ["study", "run", str(own / "study.yaml"), "--out", str(own / "out")]
+    failed = CliRunner().invoke(app, run)
+    assert "device 'cuda:77' cannot be used" in str(failed.exception)
+    assert str(failed.exception).endswith("run with --device cpu, or where the device is")
+    assert not (own / "out").exists()
+
+
+def test_checks_that_fail_leave_the_folder_as_it_was(own):
+    journal = StudyJournal(own / "out", planned(own))
+    for there in (False, True):
+        if there:
+            journal.open()
+        files = sorted(own.rglob("*"))
+        index = (own / "out" / "study.json").read_bytes() if there else b""
+        changed = StudyJournal(own / "out", planned(own, soup_shares=[0.4]))
+        with pytest.raises(ValueError, match="no"), changed.checking():
+            raise ValueError("no")
+        assert sorted(own.rglob("*")) == files
+        assert not there or (own / "out" / "study.json").read_bytes() == index
+
+
+def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch):
+    planned(own, device="cuda:77")
+    run = ["study", "run", str(own / "study.yaml"), "--out", str(own / "out"), "--device", "cpu"]
+    real, seen, check = functions.step_functions(), [], preflight.check_here
+
+    def checked(left, **options):
+        while not any(row.progress for row in read_journal(own / "out").status()):
+            time.sleep(0.01)
+        seen.append({row.name: row for row in read_journal(own / "out").status()}["select/task"])
+        check(left, **options)
+
+    def stopped(context):
+        context.log("half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(functions, "step_functions", lambda: {**real, "evaluate": stopped})
+        patch.setattr(preflight, "check_here", checked)
+        stop = CliRunner().invoke(app, run)
+    assert [row.state for row in seen] == ["running"]
+    assert seen[0].progress.startswith("checking files")
+    lines = stop.output.splitlines()
+    assert lines[0].startswith("checking 4 steps")
+    assert any(line.startswith("step 1 of 4: select/") for line in lines)
+    assert any("step 3 of 4: evaluate/sw, about" in line and "left" in line for line in lines)
+    assert f"stopped; run the same command again to resume in {own / 'out'}" in lines
+    done = CliRunner().invoke(app, run)
+    assert done.exit_code == 0, done.output
+    assert "4 steps, 2 of them done before" in done.output
+    assert "step 3 of 4: evaluate/sw" in done.output
+    assert "loading 2 models and 1 tasks" in done.output
