@@ -138,7 +138,7 @@ STANDINS = {
 
 @pytest.mark.parametrize(
     "file",
-    ["README.md", "docs/delta.md", "docs/how-to.md",
+    ["README.md", "docs/delta.md", "docs/by-hand.md",
      pytest.param("docs/sweeps.md", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):

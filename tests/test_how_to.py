@@ -1,14 +1,19 @@
-"""The page on your own language: its files are complete, and its costs are those of the product."""
+"""The pages on your own language: the commands run, the files are complete, the costs are right."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from lab_files import write_lab_files
 
 from layerswap.cli.tables import amount
+from layerswap.lab.assets import shipped
 from layerswap.search.spec import SweepSpec
 from layerswap.study.estimate import cost_study
 from layerswap.study.plan import plan_study
@@ -18,7 +23,8 @@ from layerswap.training.expert.hyperparameters import check_hyperparameters
 from layerswap.training.expert.spec import Lora, check_expert
 from layerswap.training.mix.schema import parse_mix
 
-PAGE = Path(__file__).parent.parent / "docs" / "how-to.md"
+DOCS = Path(__file__).parent.parent / "docs"
+ROAD, PAGE = DOCS / "how-to.md", DOCS / "by-hand.md"
 FILES = {
     match[1]: match[0].partition("\n")[2]
     for match in re.finditer(r"# (\S+\.yaml)\n.*?(?=^```)", PAGE.read_text("utf-8"), re.M | re.S)
@@ -71,8 +77,29 @@ def _row(name, spec, folder, step):
     return f"| {name} | {amount(cost.hours)} | {amount(cost.memory_gb)} | {amount(cost.disk_gb)} |"
 
 
-def test_it_is_the_longest_page():
-    """And not the lab's: people come for their own language."""
-    lines = {path.name: len(path.read_text("utf-8").splitlines())
-             for path in PAGE.parent.glob("*.md")}  # fmt: skip
-    assert max(lines, key=lines.__getitem__) == PAGE.name
+def test_the_road_is_short():
+    assert len(ROAD.read_text("utf-8").split()) <= 900
+
+
+@pytest.mark.slow
+def test_every_command_of_the_road_runs_on_the_labs_files(tmp_path):
+    """Word for word: the lab's base and files have the names of the page."""
+    write_lab_files(tmp_path, code="ig", task="headlines", rows=100, tests=8)
+    (tmp_path / "ig.txt").rename(tmp_path / "igbo.txt")
+    (tmp_path / "luganda.txt").write_text((tmp_path / "news.ig").read_text())
+    (tmp_path / "gemma-3-270m").symlink_to(shipped().base)
+    text = "".join(re.findall(r"^```bash\n(.*?)^```", ROAD.read_text("utf-8"), re.M | re.S))
+    commands = [
+        line for line in text.replace("\\\n", " ").splitlines() if "pip install" not in line
+    ]
+    assert len(commands) == 8
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "layerswap"
+        ended = subprocess.run(
+            [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    assert (tmp_path / "igbo/results/report.html").is_file()
+    assert "can prove nothing there" in (tmp_path / "both/README.md").read_text()

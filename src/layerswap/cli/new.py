@@ -1,0 +1,146 @@
+"""`layerswap new`: a study from a person's files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from layerswap.cli import options, output
+from layerswap.errors import RecipeError
+
+
+def new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")],
+    *,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help=f"Base: {options.CHECKPOINT}")
+    ] = None,
+    language: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE[:FILE]", help="Language, and its text. Repeatable."),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Text in the first language, or a ready mix."),
+    ] = None,
+    parallel: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="FILE FILE",
+            help="Two text files, in the first language and in English; each line of one "
+            "translates the same line of the other.",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Examples of the task, mostly English, or a ready mix."),
+    ] = None,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[CODE:]FILE", help="Test in a language, or a suite. Repeatable."),
+    ] = None,
+    development: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[CODE:]FILE", help="Examples in a language to choose zones on. Repeatable."
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE=COLUMN,...",
+            help="Columns of the task, such as text=headline,label=topic.",
+        ),
+    ] = None,
+    leave_out: Annotated[
+        str | None, typer.Option(metavar="LABEL,...", help="Labels whose test rows are left out.")
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="3, or 1 if that takes over an hour", help="Experts of each kind."
+        ),
+    ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="Write trial.yaml too, which runs on 1% of the data.")
+    ] = False,
+    device: options.Device = None,
+) -> None:
+    """Write a study from your files: text in a language, and examples of a task.
+
+    Writes study.yaml, data mixes, a benchmark and README.md into the folder NAME. Asks for what is
+    missing in a terminal, and fails in a script.
+
+    Example: layerswap new igbo --base ./gemma-3-270m --language ig --text igbo.txt
+    --task headlines-en.tsv --test headlines-ig.tsv
+    """
+    from layerswap.new.folder import create
+    from layerswap.new.inputs import Request
+
+    base = base or _ask("--base", "Base: a folder or a Hub id", "google/gemma-3-270m")
+    codes = language or [_ask("--language", "Language code, such as sw", None)]
+    pairs = [one.partition(":") for one in codes]
+    first = pairs[0][0]
+    texts = {code: file for code, _, file in pairs if file}
+    if text is None and parallel is None and first not in texts:
+        text = _ask("--text", f"Text in {first}: a file", f"{first}.txt")
+    texts |= {first: text} if text else {}
+    task = task or _ask("--task", "Examples of the task: a file", "task.tsv")
+    if not test and sys.stdin.isatty():
+        asked = _ask("--test", f"Test in {first}: a file (- for none)", "-")
+        test = [asked] if asked != "-" else None
+    codes = [code for code, _, _ in pairs]
+    made = create(
+        Request(
+            folder=name, base=base, languages=codes, task=task,
+            texts=_by_code(texts), parallel=_by_code({first: parallel}) if parallel else {},
+            tests=_files("--test", test, codes),
+            developments=_files("--development", development, codes),
+            columns=options.read_pairs("--columns", options.task_names([columns or ""]), "COLUMN"),
+            leave_out=options.task_names([leave_out or ""]), seeds=seeds, trial=trial,
+            device=device,
+        ),
+        output.log,
+    )  # fmt: skip
+    minutes = 60 * sum(made.hours.values())
+    output.say(
+        f"wrote {name}: about {max(1, round(minutes)):,} min, {made.disk_gb:,.1f} GB of disk and "
+        f"{made.memory_gb:,.1f} GB of memory; {name}/README.md has more"
+    )
+    if trial:
+        output.say(f"next: layerswap study run {name}/trial.yaml --out {name}/trial")
+    else:
+        output.say(f"next: layerswap study run {name}/study.yaml --out {name}/results")
+
+
+def _ask(option: str, question: str, default: str | None) -> str:
+    """Ask in a terminal; in a script, say which option is missing."""
+    if not sys.stdin.isatty():
+        raise RecipeError(f"give {option}; in a terminal, `layerswap new` asks for it")
+    return str(typer.prompt(question, default=default))
+
+
+def _by_code(values: dict[str, Any]) -> dict[str, Any]:
+    from layerswap.evaluation.languages import standard_tag
+
+    return {standard_tag(code): value for code, value in values.items()}
+
+
+def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, str]:
+    """Files by language; one without a language is the first's, and a suite is everyone's."""
+    from layerswap.evaluation.suites import suite_names
+
+    found: dict[str, str] = {}
+    for one in given or ():
+        code, colon, file = one.partition(":")
+        if not (colon and code in codes):
+            code, file = codes[0], one
+        if code in found:
+            raise RecipeError(f"{option}: {code} has two files, {found[code]} and {file}")
+        found[code] = file
+        if file in suite_names() and not Path(file).exists():
+            found |= dict.fromkeys(codes, file)
+    return _by_code(found)

@@ -1,0 +1,147 @@
+"""Makes the folder of a new study: checks, measures this machine, and writes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layerswap._types import Log
+from layerswap.checkpoint import atomic_folder
+from layerswap.errors import StudyError
+from layerswap.new.inputs import Inputs, Request, check_request
+from layerswap.new.machine import Measured, check_disk, measure, memory_gb
+from layerswap.new.study import Settings, expert, render, write_files
+from layerswap.new.tasks import Task, found_in
+from layerswap.study.estimate import AUTOCAST, GPU, STARTING, Costs, StudyCosts, cost_study
+from layerswap.study.plan import plan_study
+from layerswap.study.preflight import check_plan
+from layerswap.study.spec import read_study
+from layerswap.training.expert.hyperparameters import autocast_pays
+from layerswap.versions import need_extras
+
+HOUR = 1.0
+"""Longest study that trains three seeds by default."""
+SEEDS = 3
+ROOM = 1.3
+"""Memory for activations and libraries, as a factor."""
+
+
+@dataclass(frozen=True)
+class NewStudy:
+    """A study that was written, and its cost on this machine."""
+
+    folder: Path
+    seeds: int
+    hours: Mapping[str, float]  # by kind of step
+    disk_gb: float
+    memory_gb: float
+
+
+def create(request: Request, log: Log = lambda line: None) -> NewStudy:
+    """Check everything, measure the base on this machine, and write the folder of the study.
+
+    Raises:
+        LayerswapError: a mistake in what was given; nothing was written.
+    """
+    need_extras("a new study", "train", "eval")
+    inputs = check_request(request)
+    found = (
+        found_in(inputs.task) if isinstance(inputs.task, Task) else [f"{inputs.task}: a ready mix"]
+    )
+    for line in found:
+        log(line)
+    target = request.folder.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_folder(target, marker="study.yaml") as folder:
+        settings, costs, words = _fitting(inputs, folder)
+        check_disk(target, costs.disk_gb + costs.passing_gb)
+        log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
+        speed = measure(expert(inputs, settings), inputs.task_rows, inputs.device)
+        hours = _hours(costs, speed)
+        if request.seeds is None and sum(hours.values()) > HOUR:
+            settings = Settings(1, settings.lora)
+            costs, words = _planned(inputs, settings, folder)
+            hours = _hours(costs, speed)
+        disk = costs.disk_gb + costs.passing_gb
+        made = NewStudy(request.folder, settings.seeds, hours, disk, _memory(costs))
+        proofs = [{"code": one.code, "name": one.name, "proof": _proof(inputs, one.code)}
+                  for one in inputs.languages]  # fmt: skip
+        words |= {
+            "found": found, "languages": proofs, "speed": speed, "kinds": hours,
+            "total": sum(hours.values()), "disk": disk, "memory": made.memory_gb,
+            "duration": duration,
+        }  # fmt: skip
+        (folder / "README.md").write_text(render("README.md", words), "utf-8")
+    return made
+
+
+def duration(hours: float) -> str:
+    """Hours in words."""
+    minutes = 60 * hours
+    if minutes < 2:
+        return f"{60 * minutes:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[str, Any]]:
+    """Full fine-tuning if memory allows it, else LoRA."""
+    free, seeds = memory_gb(inputs.device), inputs.request.seeds or SEEDS
+    for settings in (Settings(seeds, lora=False), Settings(seeds, lora=True)):
+        costs, words = _planned(inputs, settings, folder)
+        if _memory(costs) <= free:
+            return settings, costs, words
+    raise StudyError(
+        f"--base {inputs.request.base}: needs {_memory(costs):,.1f} GB of memory with LoRA and "
+        f"{free:,.1f} GB are free; choose a smaller base or another machine"
+    )
+
+
+def _planned(inputs: Inputs, settings: Settings, folder: Path) -> tuple[StudyCosts, dict[str, Any]]:
+    """Write the study, check it as `study run` does, and estimate its costs."""
+    words = write_files(inputs, settings, folder)
+    for name in ("trial", "study") if inputs.request.trial else ("study",):
+        spec = read_study(folder / f"{name}.yaml")
+        graph = plan_study(spec, folder)
+        check_plan(graph)
+    return cost_study(spec, graph), words
+
+
+def _memory(costs: StudyCosts) -> float:
+    return ROOM * max(one.memory_gb for one in costs.steps.values())
+
+
+def _hours(costs: StudyCosts, speed: Measured) -> dict[str, float]:
+    """Hours by kind of step: the work of the estimate at the measured speed."""
+    guess, hours = _guessed(costs.costs), defaultdict[str, float](float)
+    for name, one in costs.steps.items():
+        kind = {"partial": "train"}.get(name.partition("/")[0], name.partition("/")[0])
+        factor = guess.train / speed.train if kind == "train" else guess.read / speed.read
+        started = min(one.hours, STARTING / 3600)
+        hours[kind] += started + (one.hours - started) * factor
+    return {kind: one for kind, one in hours.items() if one}
+
+
+def _guessed(costs: Costs) -> Measured:
+    """The speed that the estimate assumes; the layers train."""
+    inside = sum(share for (layer, _), share in costs.size.shares.items() if layer is not None)
+    parameters = round(costs.size.billions * 1e9)
+    faster = AUTOCAST if costs.speed != GPU and autocast_pays(parameters) else 1
+    read = costs.speed.read / parameters
+    return Measured(faster * read / (4 + 2 * inside), read / 2)
+
+
+def _proof(inputs: Inputs, code: str) -> str:
+    one = next(one for one in inputs.languages if one.code == code)
+    if not one.proved:
+        return ("**no test, so the study can prove nothing there.** It makes the model with the "
+                "default zones, and asks whether it still does the task in the task's own "
+                "language")  # fmt: skip
+    if inputs.suite:
+        return f"the suite {inputs.suite}"
+    tested = f"{len(one.tests['test']):,} test documents"
+    if "dev" in one.tests:
+        return f"{tested}; zones are chosen on {len(one.tests['dev']):,} development documents"
+    return f"{tested}; no development split, so nothing is chosen: the default zones"

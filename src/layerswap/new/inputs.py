@@ -1,0 +1,240 @@
+"""Checks what `layerswap new` was given, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, prod
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.errors import DataError, EvaluationError, RecipeError, StudyError
+from layerswap.evaluation.languages import language_name, standard_tag
+from layerswap.evaluation.suites import suite_names
+from layerswap.evaluation.suites.suites import check_askable
+from layerswap.new.machine import choose_device
+from layerswap.new.tables import Table, read_parallel, read_texts
+from layerswap.new.tasks import Document, Task, read_task
+from layerswap.training.mix.schema import ready_recipes
+
+LANGUAGE_TOKENS = 73_000
+"""Tokens of a language expert in docs/real.md; more made it worse there."""
+LARGE = 2.0
+"""Billions of parameters from which language experts take all text, as in the papers."""
+SAMPLE = 200
+HELD_OUT = 100
+"""Rows of the task that are held out for languages without a test."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user gave; files and names by language."""
+
+    folder: Path
+    base: str
+    languages: Sequence[str]
+    task: str
+    texts: Mapping[str, str]
+    parallel: Mapping[str, tuple[str, str]]
+    tests: Mapping[str, str]
+    developments: Mapping[str, str]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    leave_out: Sequence[str] = ()
+    seeds: int | None = None
+    trial: bool = False
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class LanguageInput:
+    """The data of one language."""
+
+    code: str
+    name: str  # in English
+    ready: str | None  # a ready mix
+    text: Table | None
+    parallel: Table | None
+    other: str  # column of the other language in `parallel`
+    tests: Mapping[str, list[Document]]  # documents by split, from files
+    proved: bool  # false without a test
+
+    def templates(self) -> Iterator[tuple[str, Table, str, int]]:
+        """The sources of its mix: name, table, template of a text, weight."""
+        if self.text is not None:
+            yield "text", self.text, "{text}", 3
+        if (pairs := self.parallel) is not None:
+            other = "English" if self.other == "en" else language_name(self.other)
+            own, theirs = f"{{{self.code}}}", f"{{{self.other}}}"
+            if self.text is None:
+                yield "text", pairs, own, 3
+            yield f"to-{self.code}", pairs, f"{other}: {theirs}\n{self.name}: {own}", 1
+            yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
+
+    def texts(self) -> list[str]:
+        """The first texts of every source, as they are trained on."""
+        return [
+            template.format(**row)
+            for _, table, template, _ in self.templates()
+            for row in table.rows[:SAMPLE]
+        ]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that a study is made of, checked."""
+
+    request: Request
+    base: Checkpoint
+    tokenizer: Any
+    device: str
+    task: Task | str  # a ready mix by name
+    suite: str | None  # a ready suite
+    languages: list[LanguageInput]
+    held_out: list[int]  # rows of the task
+
+    @cached_property
+    def billions(self) -> float:
+        """Parameters of the base, in billions."""
+        return sum(prod(one.shape) for one in self.base.tensors.values()) / 1e9
+
+    @property
+    def task_count(self) -> int:
+        """The rows of the task; a guess for a ready mix."""
+        return len(self.task.table.rows) if isinstance(self.task, Task) else 2000
+
+    @cached_property
+    def longest(self) -> int:
+        """The most tokens that the base reads."""
+        config = text_config(self.base.config)
+        return int(config.get("max_position_embeddings") or 1 << 20)
+
+    def tokens(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.tokenizer(text)["input_ids"])
+
+    @cached_property
+    def task_rows(self) -> list[tuple[str, str]]:
+        """Prompts and completions of the task, or of a ready task texts of the language."""
+        if isinstance(self.task, Task):
+            return self.task.rows(SAMPLE)
+        texts = [text for one in self.languages for text in one.texts()][:SAMPLE]
+        return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
+
+    def rows_of(self, language: LanguageInput) -> tuple[int, int]:
+        """The examples of a language's mix, and the mean tokens of one."""
+        length = max(1, round(mean(self.tokens(text) for text in language.texts())))
+        weighed = [(len(table.rows), weight) for _, table, _, weight in language.templates()]
+        whole = sum(weight for _, weight in weighed)
+        most = min(count * whole // weight for count, weight in weighed)
+        return (
+            most if self.billions >= LARGE else min(most, ceil(LANGUAGE_TOKENS / length))
+        ), length
+
+
+def check_request(request: Request) -> Inputs:
+    """Read and check everything that was given."""
+    _refuse_folder(request.folder)
+    device = choose_device(request.device)
+    base, tokenizer = _open_base(request.base)
+    codes = [standard_tag(one) for one in request.languages]
+    if twice := next((one for one in codes if codes.count(one) > 1), None):
+        raise RecipeError(f"--language: {twice} is given twice")
+    ready = request.task in ready_recipes() and not Path(request.task).exists()
+    task: Task | str = request.task if ready else read_task(request.task, request.columns)
+    suites = {one for one in request.tests.values() if _is_suite(one)}
+    suite = _check_suites(request, suites, ready)
+    languages = [_language(request, code, task, suite) for code in codes]
+    held: list[int] = []
+    if isinstance(task, Task) and not all(one.proved for one in languages):
+        step = max(10, len(task.table.rows) // HELD_OUT)
+        held = [*range(0, len(task.table.rows), step)][:HELD_OUT]
+    return Inputs(request, base, tokenizer, device, task, suite, languages, held)
+
+
+def _refuse_folder(folder: Path) -> None:
+    if folder.exists():
+        raise StudyError(f"{folder}: exists already; choose another name, or delete it")
+
+
+def _open_base(given: str) -> tuple[Checkpoint, Any]:
+    if given == "lab":
+        from layerswap.lab.assets import shipped
+
+        given = str(shipped().base)
+    base = open_checkpoint(given)
+    tokenizer = load_tokenizer(base.folder, named=f"--base {given}")
+    if tokenizer.eos_token is None:
+        raise StudyError(f"--base {given}: its tokenizer has no end-of-sequence token")
+    return base, tokenizer
+
+
+def _is_suite(given: str) -> bool:
+    return given in suite_names() and not Path(given).exists()
+
+
+def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None:
+    files = [one for one in request.tests.values() if one not in suites]
+    if len(suites) > 1 or (suites and files):
+        raise RecipeError("--test: give one suite for all languages, or files")
+    if ready and not suites:
+        raise RecipeError(
+            f"--task {request.task}: a ready mix goes with a suite, such as --test mgsm; there are "
+            f"{', '.join(suite_names())}"
+        )
+    for suite in suites:
+        for language in request.languages:
+            check_askable(suite, language)
+        return suite
+    return None
+
+
+def _language(request: Request, code: str, task: Task | str, suite: str | None) -> LanguageInput:
+    text, pair = request.texts.get(code), request.parallel.get(code)
+    if text is None and pair is None:
+        raise RecipeError(
+            f"--language {code}: has no text; give --text FILE, --parallel FILE FILE or "
+            f"--language {code}:FILE"
+        )
+    ready = text if text in ready_recipes() and not Path(text or "").exists() else None
+    if ready and pair:
+        raise RecipeError(f"--text {ready}: is a ready mix; give it without --parallel")
+    tests: dict[str, list[Document]] = {}
+    for split, files in (("test", request.tests), ("dev", request.developments)):
+        given = files.get(code)
+        if given is None or given == suite:
+            continue
+        if not isinstance(task, Task):
+            raise RecipeError(f"{given}: a file goes with a task from a file; give a suite")
+        tests[split] = task.read_test(given, request.columns, request.leave_out, split)
+    if "dev" in tests and "test" not in tests:
+        raise RecipeError(f"--development {request.developments[code]}: goes with a --test file")
+    parallel, other = _parallel(pair, code) if pair else (None, "")
+    read = None if text is None or ready else read_texts(text)
+    name = language_name(code)
+    name = code if name.startswith("Unknown") else name
+    return LanguageInput(code, name, ready, read, parallel, other, tests,
+                         suite is not None or "test" in tests)  # fmt: skip
+
+
+def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
+    """The table of a pair of files, in the language and in another one, in either order."""
+    named = [_code_of(given) for given in pair]
+    files = pair[::-1] if named[1] == code and named[0] != code else pair
+    other = named[pair.index(files[1])] or "en"
+    if other == code:
+        raise DataError(f"{pair[0]} and {pair[1]} are both in {code}; give two languages")
+    return read_parallel(files, (code, other)), other
+
+
+def _code_of(given: str) -> str | None:
+    """The language that a file's name ends with, as in `news.ig` or `news.ig.txt`."""
+    path = Path(given)
+    code = (path.with_suffix("") if path.suffix == ".txt" else path).suffix[1:]
+    try:
+        return standard_tag(code) if len(code) in (2, 3) else None
+    except EvaluationError:
+        return None

@@ -1,0 +1,114 @@
+"""Measures the base on this machine: memory, disk, and seconds per token of a real training."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from layerswap.checkpoint.loading import load_causal_lm, open_device, without_progress_bars
+from layerswap.errors import StudyError
+
+STEPS = 3
+"""Steps of the measurement; the first one warms up and is not counted."""
+ROWS = 16
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Speed of a base on this machine, tokens/s."""
+
+    train: float
+    read: float
+
+
+def choose_device(given: str | None) -> str:
+    """The device of a study: the given one, if it works, else a GPU if there is one."""
+    import torch
+
+    if given is not None:
+        open_device(given)
+    return given or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def memory_gb(device: str) -> float:
+    """Memory that is free on the device, GB."""
+    import torch
+
+    if device.startswith("cuda"):
+        return float(torch.cuda.mem_get_info(device)[0]) / 1e9
+    pages = "SC_AVPHYS_PAGES" if not Path("/proc/meminfo").is_file() else None
+    if pages is None:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return float(lines["MemAvailable"].split()[0]) * 1024 / 1e9
+    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+
+def check_disk(folder: Path, needed_gb: float) -> None:
+    """Refuse a disk without room for a study."""
+    there = next(one for one in (folder, *folder.parents) if one.is_dir())
+    free = shutil.disk_usage(there).free / 1e9
+    if free < needed_gb:
+        raise StudyError(
+            f"{folder}: the study needs {needed_gb:,.1f} GB of disk and {free:,.1f} GB are free; "
+            "free some, choose another disk, or take fewer --seeds"
+        )
+
+
+def measure(expert: dict[str, Any], rows: Sequence[tuple[str, str]], device: str) -> Measured:
+    """Train a few steps of the real training on real rows, and read them; writes nothing.
+
+    `expert` has the keys of an `EXPERT.yaml` without data.
+    """
+    import torch
+    from transformers import TrainerCallback
+
+    from layerswap.training.expert.job import plan_training
+    from layerswap.training.expert.spec import check_expert
+    from layerswap.training.expert.trainer import make_trainer
+
+    class Clock(TrainerCallback):
+        """Notes the time and the tokens after every step."""
+
+        def __init__(self) -> None:
+            self.marks: list[tuple[float, int]] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.marks.append((time.perf_counter(), trainer.tokens))
+
+    repeated = [rows[i % len(rows)] for i in range(STEPS * ROWS)]
+    with TemporaryDirectory() as folder, without_progress_bars():
+        data = Path(folder) / "rows.jsonl"
+        pairs = [{"prompt": prompt, "completion": text} for prompt, text in repeated]
+        data.write_text("\n".join(map(json.dumps, pairs)) + "\n", "utf-8")
+        hyperparameters = {**expert["hyperparameters"], "max_steps": STEPS,
+                           "per_device_train_batch_size": ROWS}  # fmt: skip
+        spec = check_expert({**expert, "data": {"train": str(data)},
+                             "hyperparameters": hyperparameters})  # fmt: skip
+        job = plan_training(spec, Path(folder) / "expert")
+        frozen = spec.lora and device != "cpu"
+        model = load_causal_lm(job.base.folder, dtype="auto" if frozen else "float32",
+                               named=job.base.source)  # fmt: skip
+        trainer, clock = make_trainer(job, model, lambda line: None), Clock()
+        trainer.add_callback(clock)
+        trainer.train()
+        (first, before), (last, after) = clock.marks[0], clock.marks[-1]
+        texts = [prompt + text for prompt, text in repeated[:ROWS]]
+        batch = job.tokenizer(texts, return_tensors="pt", padding=True, truncation=True,
+                              max_length=hyperparameters["max_length"])  # fmt: skip
+        ids = batch["input_ids"].to(next(trainer.model.parameters()).device)
+        with torch.inference_mode():
+            started = time.perf_counter()
+            trainer.model.eval()(ids, logits_to_keep=1)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - started
+    return Measured((after - before) / max(last - first, 1e-6), ids.numel() / max(seconds, 1e-6))

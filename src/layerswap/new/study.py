@@ -1,0 +1,278 @@
+"""Writes the files of a study: every choice with its reason and its alternative."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from math import inf
+from os.path import relpath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from layerswap.compose.presets import default_zones
+from layerswap.new.inputs import LARGE, Inputs, LanguageInput
+from layerswap.new.tasks import Task, target
+
+ENGLISH = "-english"
+"""Ends the name of the benchmark for languages without a test."""
+RATES = ((0.05, 6e-4, 1e-4, "the lab's, for a model this small"),
+         (LARGE, 2e-5, 5e-5, "those of docs/real.md, found on a model of 0.27 billion parameters"),
+         (inf, 2e-6, 2e-6, "usual for models of this size; try 1e-6 and 5e-6"))  # fmt: skip
+"""Largest base in billions, rates of the task and of a language in full, and where from."""
+ADAPTER_RATE = 1e-4
+FEW_ROWS = 1500
+"""Rows of a task below which it trains for three epochs, as in docs/real.md."""
+
+
+class Settings(NamedTuple):
+    """What depends on the machine."""
+
+    seeds: int
+    lora: bool
+
+
+def expert(inputs: Inputs, settings: Settings) -> dict[str, Any]:
+    """The task expert's keys of an `EXPERT.yaml`, without data."""
+    adapter = {"lora": {"r": 64, "lora_alpha": 64}} if settings.lora else {}
+    places = {"places": [{"layers": f"0-{inputs.base.layers - 1}"}]}
+    return {"base": str(inputs.base.folder), "train": places, **adapter,
+            "hyperparameters": _hyperparameters(inputs, settings)[0]}  # fmt: skip
+
+
+def write_files(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
+    """Write everything but the README into a folder beside the final one; returns its words."""
+    for name in ("mixes", "benchmarks", "data"):
+        (folder / name).mkdir(exist_ok=True)
+    if isinstance(inputs.task, Task):
+        _write_task(inputs, inputs.task, folder)
+        _write_benchmarks(inputs, inputs.task, folder)
+    for language in inputs.languages:
+        if not language.ready:
+            _write_language(inputs, language, folder)
+    words = _words(inputs, settings, folder)
+    (folder / "study.yaml").write_text(render("study.yaml", words), "utf-8")
+    if inputs.request.trial:
+        (folder / "trial.yaml").write_text(render("trial.yaml", words), "utf-8")
+    return words
+
+
+def render(name: str, words: Mapping[str, Any]) -> str:
+    """Fill a template of the package."""
+    from jinja2 import Environment, StrictUndefined
+
+    text = (resources.files("layerswap.new") / "templates" / f"{name}.j2").read_text("utf-8")
+    whole = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    return whole.from_string(text).render(words)
+
+
+def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
+    request, billions = inputs.request, inputs.billions
+    local = request.base != "lab" and Path(request.base).expanduser().is_dir()
+    base = relpath(Path(request.base).expanduser(), folder) if local else request.base
+    task, language = _hyperparameters(inputs, settings)
+    data = [{"code": one.code, "data": one.ready or f"mixes/{one.code}.yaml"}
+            for one in inputs.languages]  # fmt: skip
+    most = max([inputs.rows_of(one)[0] for one in inputs.languages if not one.ready] or [1400])
+    return {
+        "name": request.folder.name,
+        "folder": request.folder,
+        "codes": ", ".join(one.code for one in inputs.languages),
+        "unproved": ", ".join(one.code for one in inputs.languages if not one.proved),
+        "base": str(inputs.base.folder) if request.base == "lab" else base,
+        "given_base": request.base,
+        "device": inputs.device,
+        "task_data": inputs.task
+        if isinstance(inputs.task, str)
+        else f"mixes/{inputs.task.name}.yaml",
+        "layers": f"0-{inputs.base.layers - 1}",
+        "rates": "usual for LoRA" if settings.lora else _rates(billions)[3],
+        "task": _flow(task),
+        "language": _flow(language),
+        "first": data[0],
+        "others": data[1:],
+        "chosen": any("dev" in one.tests for one in inputs.languages),
+        "zones": default_zones(inputs.base.layers),
+        "suite": _suite(inputs),
+        "trial": request.trial,
+        "trial_task": max(32, inputs.task_count // 100),
+        "trial_language": max(8, most // 100),
+        **settings._asdict(),
+    }
+
+
+def _suite(inputs: Inputs) -> str:
+    """The suite of the study: ready, a benchmark, or the file of two benchmarks."""
+    if inputs.suite or not isinstance(inputs.task, Task):
+        return inputs.suite or ""
+    proved = {one.proved for one in inputs.languages}
+    end = "-all" if len(proved) > 1 else "" if True in proved else ENGLISH
+    return f"benchmarks/{inputs.task.name}{end}.yaml"
+
+
+def _write_task(inputs: Inputs, task: Task, folder: Path) -> None:
+    source, count = task.source(folder / "mixes"), len(task.table.rows)
+    if inputs.held_out:
+        rows = [row for i, row in enumerate(task.table.rows) if i not in {*inputs.held_out}]
+        file = folder / "data" / f"{task.name}.train.jsonl"
+        _write_rows(file, rows)
+        source = {k: v for k, v in source.items() if k not in task.table.keys}
+        source, count = {"path": f"../data/{file.name}", **source}, len(rows)
+    lengths = [sum(map(inputs.tokens, row)) for row in inputs.task_rows]
+    mix = {
+        "name": task.name,
+        "kind": "prompt-completion",
+        "separator": "",
+        "total": count,
+        "validation": min(100, max(1, count // 10)),
+        "row_tokens": max(1, round(sum(lengths) / len(lengths))),
+        "sources": {task.name: source},
+        **_against(inputs),
+    }
+    notes = {
+        "kind": "chat: with the base's chat template, if it has one",
+        "separator": "the completion begins with its space, as the evaluation's does",
+        "total": "every row; a smaller number takes a fair sample",
+        "evaluation": "leaves out rows that share a run of words with a test document",
+    }
+    head = (f"# The task: {count:,} rows of {task.table.name}. The prompt is also in\n"
+            f"# {_suite(inputs)}; change both together.\n")  # fmt: skip
+    (folder / "mixes" / f"{task.name}.yaml").write_text(head + _dump(mix, notes), "utf-8")
+
+
+def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> None:
+    total, tokens = inputs.rows_of(language)
+    sources = {
+        name: {**table.source(folder / "mixes"), "text": template, "language": language.code,
+               "weight": weight, "seed": seed}
+        for seed, (name, table, template, weight) in enumerate(language.templates(), start=1)
+    }  # fmt: skip
+    mix = {
+        "name": language.code,
+        "languages": [language.code],
+        "kind": "text",
+        "total": total,
+        "validation": min(100, max(1, total // 10)),
+        "row_tokens": tokens,
+        "sources": sources,
+        **_against(inputs, language.code),
+    }
+    notes = {
+        "total": "every text"
+        if inputs.billions >= LARGE
+        else "at most 73,000 tokens: more made "
+        "language experts worse in docs/real.md. all: every text",
+        "evaluation": "leaves out rows that share a run of words with a test document",
+    }
+    both = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
+            if language.parallel else "plain text")  # fmt: skip
+    head = f"# {language.name}: {both}.\n"
+    (folder / "mixes" / f"{language.code}.yaml").write_text(head + _dump(mix, notes), "utf-8")
+
+
+def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
+    """Write the test documents, their benchmark, and that of languages without a test."""
+    data = folder / "data"
+    tested = [one for one in inputs.languages if one.tests]
+    unproved = [one.code for one in inputs.languages if not one.proved]
+    for one in tested:
+        for split, documents in one.tests.items():
+            rows = (target(task, document, one.code) for document in documents)
+            _write_rows(data / f"{one.code}.{split}.jsonl", rows)
+    held = task.documents([task.table.rows[i] for i in inputs.held_out])
+    for code in unproved:
+        _write_rows(data / f"{code}.test.jsonl", (target(task, one, "en") for one in held))
+    prompts, answers = zip(*inputs.task_rows, strict=True)
+    tokens = max(1, round(sum(map(inputs.tokens, prompts)) / len(prompts)))
+    longest = min(512, max(16, 2 * max(map(inputs.tokens, answers))))
+    of = {task.name: [one.code for one in tested], task.name + ENGLISH: unproved}
+    why = {
+        task.name: "# The test documents of each language, in ../data with the development split.",
+        task.name + ENGLISH: "# No test in these languages. The documents are held-out rows of "
+        f"{task.table.name}:\n# they show whether the model still does the task, and prove "
+        "nothing in the language.",
+    }
+    for name, codes in of.items():
+        if codes:
+            count = max([len(one.tests["test"]) for one in tested] if name == task.name
+                        else [len(held)])  # fmt: skip
+            size = {"documents": count, "read": tokens, "written": longest}
+            text = f"{why[name]}\n{_dump(task.benchmark(name, codes, size))}"
+            (folder / "benchmarks" / f"{name}.yaml").write_text(text, "utf-8")
+    if tested and unproved:
+        both = {"title": task.name, "benchmarks": {f"{name}.yaml": 0 for name in of}}
+        (folder / _suite(inputs)).write_text(_dump(both), "utf-8")
+
+
+def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
+    """The filters of a mix, which keep test documents out of it."""
+    sets = {
+        f"{one.code}-{split}": {
+            "path": f"../data/{one.code}.{split}.jsonl",
+            "columns": [next(iter(documents[0]))],
+        }
+        for one in inputs.languages
+        if code in (None, one.code)
+        for split, documents in one.tests.items()
+    }
+    filters = {"exact_duplicates": True}
+    return {"filters": filters | ({"evaluation": {"against": sets}} if sets else {})}
+
+
+def _hyperparameters(inputs: Inputs, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    _, of_task, of_language, _ = _rates(inputs.billions)
+    lengths = sorted(inputs.tokens(prompt + answer) for prompt, answer in inputs.task_rows)
+    longest = max(64, 1 << lengths[len(lengths) * 99 // 100].bit_length())
+    shared = {"lr_scheduler_type": "linear", "weight_decay": 0.01}
+    task = {
+        "learning_rate": ADAPTER_RATE if settings.lora else of_task,
+        "num_train_epochs": 3 if inputs.task_count < FEW_ROWS else 2,
+        "per_device_train_batch_size": 16, **shared, "max_length": min(inputs.longest, longest),
+    }  # fmt: skip
+    language = {
+        "learning_rate": ADAPTER_RATE if settings.lora else of_language, "num_train_epochs": 1,
+        "per_device_train_batch_size": 2, **shared, "max_length": min(inputs.longest, 256),
+    }  # fmt: skip
+    return task, language
+
+
+def _rates(billions: float) -> tuple[float, float, float, str]:
+    return next(row for row in RATES if billions <= row[0])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines on one line, so that prompts can be read."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if "\n" in text else None
+    ),
+)
+
+
+def _dump(value: Any, notes: Mapping[str, str] | None = None) -> str:
+    """YAML with a comment after the first line of each of some keys."""
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000,
+                     default_flow_style=None)  # fmt: skip
+    lines, left = [], dict(notes or {})
+    for line in text.splitlines():
+        note = left.pop(line.strip().partition(":")[0], None)
+        lines.append(f"{line}  # {note}" if note else line)
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    return str(
+        yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=1000)
+    ).strip()
+
+
+def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")

@@ -1,0 +1,267 @@
+"""Tasks: one prompt for the training and for the benchmark, labels, and how answers are scored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from layerswap.errors import DataError
+from layerswap.evaluation.suites.mgsm import last_number
+from layerswap.new.columns import Shape, examples, recognise
+from layerswap.new.tables import Table, read_table
+
+PROMPTS = {
+    "labels": "Text: {text}\n",  # and the label's noun, as the suites have it
+    "pairs": "Premise: {premise}\nHypothesis: {hypothesis}\n",
+    "choices": "Question: {question}\nAnswer:",
+    "answers": "Question: {question}\nAnswer:",
+    "prompts": "{prompt}",
+    "messages": "{prompt}",
+}
+"""Prompts with the roles of the columns; the answer follows after a space."""
+NOUNS = {"topic": "Topic", "category": "Topic", "sentiment": "Sentiment", "intent": "Intent"}
+MOST_LABELS = 50
+LETTERS = "ABCDEFGHIJ"
+ENGLISH = re.compile(r"[-_.](?:en|eng|english|train)$", re.IGNORECASE)
+ROLE = re.compile(r"{(\w+)}")
+TAKE_FIRST = {"function": "take_first"}
+NUMBERS = """\
+from layerswap.evaluation.suites.mgsm import number_filter
+
+numbers = number_filter('{code}')
+"""
+Document = dict[str, Any]
+"""A row by the roles of its columns."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that a table teaches."""
+
+    table: Table
+    shape: Shape
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its benchmark, from the file's: letters, digits and dashes."""
+        stem = ENGLISH.sub("", Path(self.table.name.partition(":")[0]).stem)
+        return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "task"
+
+    @cached_property
+    def labelled(self) -> bool:
+        """True if each answer is one of a few labels."""
+        return "label" in self.shape.columns
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The labels, sorted; empty without labels."""
+        if not self.labelled:
+            return []
+        count = len(self.table.rows)
+        found = sorted({one["label"] for one in self.documents(self.table.rows)})
+        if not 2 <= len(found) <= min(MOST_LABELS, count - 1):
+            raise DataError(
+                f"{self.table.name}: column {self.shape.columns['label']!r} has {len(found):,} "
+                f"different labels in {count:,} rows; a task of labels has 2 to {MOST_LABELS}. "
+                "Name another column by --columns label=COLUMN"
+            )
+        return found
+
+    @cached_property
+    def generates(self) -> bool:
+        """True if the model writes the answer, false if it chooses."""
+        return not (self.labelled or self.shape.kind == "choices")
+
+    @cached_property
+    def numeric(self) -> bool:
+        """True if every answer ends with a number, which alone is then compared."""
+        answers = [one.get("answer", "") for one in self.documents(self.table.rows)]
+        return self.generates and all(re.search(r"\d\W*$", one) for one in answers)
+
+    @cached_property
+    def prompt(self) -> str:
+        """The template of the prompt, with roles in braces."""
+        usual = "Relation" if self.shape.kind == "pairs" else "Label"
+        column = self.shape.columns.get("label", "").casefold()
+        return PROMPTS[self.shape.kind] + f"{NOUNS.get(column, usual)}:" * self.labelled
+
+    def documents(
+        self, rows: Sequence[Mapping[str, Any]], shape: Shape | None = None
+    ) -> list[Document]:
+        """Rows by the roles of the task, without incomplete ones."""
+        made = (_document(row, shape or self.shape) for row in rows)
+        return [one for one in made if all(str(value) for value in one.values())]
+
+    def rows(self, count: int) -> list[tuple[str, str]]:
+        """Prompts and completions of the first rows, as they are trained on."""
+        return [
+            (self.prompt.format(**one), f" {_answer(one)}")
+            for one in self.documents(self.table.rows[:count])
+        ]
+
+    def read_test(
+        self, given: str, columns: Mapping[str, str], leave_out: Sequence[str], split: str
+    ) -> list[Document]:
+        """The documents of a test or development file, checked against the task."""
+        table = read_table(given, split=split)
+        shape = recognise(table, columns, self.shape.kind)
+        found = [
+            one for one in self.documents(table.rows, shape) if one.get("label") not in leave_out
+        ]
+        if not found:
+            raise DataError(f"{given}: has no complete row")
+        if strange := {one["label"] for one in found if self.labelled} - {*self.labels}:
+            names = ",".join(sorted(strange))
+            raise DataError(
+                f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
+                f"or leave their rows out by --leave-out {names:.80}"
+            )
+        seen = {self.prompt.format(**one) for one in self.documents(self.table.rows)}
+        same = sum(self.prompt.format(**one) in seen for one in found)
+        if same > len(found) / 4:
+            raise DataError(
+                f"{given}: {same:,} of its {len(found):,} rows are also in {self.table.name}, on "
+                "which the task expert trains; give other documents"
+            )
+        return found
+
+    def source(self, folder: Path) -> dict[str, Any]:
+        """The keys of the source of the task's mix, for a mix in `folder`."""
+        keys, names = self.table.source(folder), self.shape.columns
+        if self.shape.kind == "messages":
+            return {**keys, "messages": {"column": names["messages"]}}
+        if self.shape.kind == "choices":
+            answer, first = names["answer"], str(self.table.rows[0][names["answer"]]).strip()
+            at = f"{answer}|int" if first.isdigit() else f"'{LETTERS}'.index({answer})"
+            coded = first.isdigit() or first in LETTERS
+            right = f"{names['choices']}[{at}]" if coded else answer
+            prompt = self.prompt.replace("{question}", f"{{{{ {names['question']} }}}}")
+            return {**keys, "template": "jinja", "prompt": prompt,
+                    "completion": f" {{{{ {right} }}}}"}  # fmt: skip
+        prompt = ROLE.sub(lambda match: f"{{{names[match[1]]}}}", self.prompt)
+        answer = names["label" if self.labelled else "answer"]
+        return {**keys, "prompt": prompt, "completion": f" {{{answer}}}"}
+
+    def benchmark(
+        self, name: str, languages: Sequence[str], size: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """The keys of a benchmark; `size` is its `size`."""
+        asked = ROLE.findall(self.prompt)
+        answer = ["answer"] if self.generates else ["label"]
+        choices = ["choices"] if self.shape.kind == "choices" else []
+        return {
+            "title": name,
+            "source": self.table.name,
+            "licence": "not known",
+            "languages": [*languages],
+            "metric": ["exact_match" if self.generates else "acc", self._filter],
+            "size": {**size, "written": size["written"] if self.generates else 0},
+            "task_name": f"{name}_{{code}}_{{shots}}shot",
+            "splits": ["test"],
+            "development": "dev",
+            **({"labels": self.labels} if self.labelled else {}),
+            "data": {
+                "files": ["../data/{code}.{split}.jsonl"],
+                "columns": [*asked, *choices, *answer],
+                "strip": True,
+            },
+            **({"modules": {"numbers_{code}": NUMBERS}} if self.numeric else {}),
+            "task": {
+                "dataset_path": "json",
+                "dataset_kwargs": {"data_files": "{files}"},
+                "test_split": "test",
+                "num_fewshot": "{shots}",
+                "doc_to_text": ROLE.sub(r"{{\1}}", self.prompt),
+                "doc_to_target": f"{{{{{answer[0]}}}}}",
+                **(self._generating(size["written"]) if self.generates else self._choosing),
+                "metadata": {"version": 1},
+            },
+        }
+
+    @property
+    def _filter(self) -> str:
+        return "number" if self.numeric else "whole" if self.generates else "none"
+
+    @property
+    def _choosing(self) -> dict[str, Any]:
+        metric = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
+        return {"output_type": "multiple_choice", "metric_list": [metric],
+                "doc_to_choice": "{labels}" if self.labelled else "{{choices}}"}  # fmt: skip
+
+    def _generating(self, tokens: int) -> dict[str, Any]:
+        metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True,
+                  "ignore_case": True}  # fmt: skip
+        several = any("\n" in one["answer"] for one in self.documents(self.table.rows))
+        number = {"function": "custom", "filter_fn": "!function numbers_{code}.numbers"}
+        kept = number if self.numeric else {"function": "remove_whitespace"}
+        until = ["\nQuestion:"] if several else ["\n"]
+        return {
+            "output_type": "generate_until",
+            "generation_kwargs": {"until": until, "max_gen_toks": tokens, "do_sample": False},
+            "filter_list": [{"name": self._filter, "filter": [kept, TAKE_FIRST]}],
+            "metric_list": [metric],
+        }
+
+
+def read_task(given: str, columns: Mapping[str, str]) -> Task:
+    """The task of a table."""
+    table = read_table(given)
+    task = Task(table, recognise(table, columns))
+    if not (task.labels or task.documents(table.rows)):
+        raise DataError(f"{given}: has no complete row")
+    return task
+
+
+def found_in(task: Task) -> list[str]:
+    """What was recognised, in lines: the columns, the scoring and two examples."""
+    pairs = ", ".join(f"{role}={column}" for role, column in task.shape.columns.items())
+    scored = (
+        f"labels {', '.join(task.labels)}" if task.labels
+        else "choices" if not task.generates
+        else "scored by the last number of the answer" if task.numeric
+        else "scored by the text of the answer"
+    )  # fmt: skip
+    lines = [f"{task.table.name}: {len(task.table.rows):,} rows, columns {pairs}; {scored}"]
+    return lines + [f"  {line}" for line in examples(task.table, task.shape)]
+
+
+def target(task: Task, document: Document, language: str) -> Document:
+    """A document for the benchmark's file: of a numeric answer, the number alone."""
+    number = last_number(document["answer"], language) if task.numeric else None
+    return {**document, "answer": number} if number else document
+
+
+def _document(row: Mapping[str, Any], shape: Shape) -> Document:
+    if shape.kind == "messages":
+        return _last_turn(row[shape.columns["messages"]])
+    cells = {role: row[column] for role, column in shape.columns.items()}
+    texts = {role: "" if cell is None else str(cell).strip() for role, cell in cells.items()}
+    if shape.kind != "choices":
+        return texts
+    if not isinstance(cells["choices"], list):
+        raise DataError(f"column {shape.columns['choices']!r}: holds no lists of choices")
+    choices, answer = [str(one).strip() for one in cells["choices"]], texts["answer"]
+    at = int(answer) if answer.isdigit() else LETTERS.find(answer or "-")
+    at = choices.index(answer) if answer in choices else at
+    if not 0 <= at < len(choices):
+        raise DataError(f"column {shape.columns['answer']!r}: {answer!r:.40} is none of the choices"
+                        "; write its letter from A, its number from 0, or its text")  # fmt: skip
+    return {"question": texts["question"], "choices": choices, "label": str(at)}
+
+
+def _last_turn(turns: Any) -> Document:
+    try:
+        texts = [str(turn["content"]).strip() for turn in turns]
+    except (TypeError, KeyError):
+        raise DataError("column of messages: holds no lists of role and content") from None
+    return {"prompt": "\n".join(texts[:-1]), "answer": texts[-1] if texts else ""}
+
+
+def _answer(document: Document) -> str:
+    if "choices" in document:
+        return str(document["choices"][int(document["label"])])
+    return str(document.get("label", document.get("answer")))

@@ -1,0 +1,196 @@
+"""`layerswap new`: bad input is one line and leaves nothing; the study runs on the lab."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from lab_files import write_lab_files, write_tsv
+from typer.testing import CliRunner
+
+from layerswap.cli import app
+from layerswap.errors import LayerswapError
+from layerswap.lab.assets import shipped
+from layerswap.new import folder, machine
+from layerswap.new.machine import Measured
+from layerswap.study.spec import read_study
+
+GIVEN = {
+    "--base": "lab", "--language": "qaa", "--text": "qaa.txt", "--task": "problems-en.tsv",
+    "--test": "problems-qaa.tsv",
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    write_lab_files(tmp_path)
+    labels = [(f"a headline number {i}", ("sports", "health")[i % 2]) for i in range(30)]
+    write_tsv(tmp_path / "labels-en.tsv", ("text", "label"), labels)
+    write_tsv(tmp_path / "labels-qaa.tsv", ("text", "label"),
+              [("x y", "sports"), ("z", "religion")])  # fmt: skip
+    write_tsv(tmp_path / "strange.tsv", ("foo", "bar"), [(1, 2)])
+    (tmp_path / "latin.txt").write_bytes("fine\ncaf\xe9\n".encode("latin1"))
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.en").write_text("one\n")
+    shutil.copytree(shipped().base, tmp_path / "wordless")
+    for file in (tmp_path / "wordless").glob("tokenizer*"):
+        file.unlink()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """Takes a speed for granted: the measurement has a test of its own."""
+    monkeypatch.setattr(folder, "measure", lambda *_: Measured(1e6, 1e6))
+
+
+def new(name="demo", /, *more, **changes):
+    given = {**GIVEN, **{f"--{key}": value for key, value in changes.items()}}
+    options = [part for key, value in given.items() if value for part in (key, value)]
+    return CliRunner().invoke(app, ["new", name, *options, *more])
+
+
+BAD = {
+    "encoding": ({"text": "latin.txt"}, (), "latin.txt, line 2: is not UTF-8 text"),
+    "columns": ({"task": "strange.tsv"}, (), "strange.tsv: no rule recognises its columns; its "
+                "columns are foo, bar"),
+    "labels": ({"task": "labels-en.tsv", "test": "labels-qaa.tsv"}, (),
+               "labels-qaa.tsv: labels-en.tsv lacks some of its labels (religion); correct them, "
+               "or leave their rows out by --leave-out religion"),
+    "empty": ({"text": "empty.txt"}, (), "empty.txt: is empty"),
+    "parallel": ({}, ("--parallel", "news.qaa", "short.en"), "has no partner in"),
+    "language": ({"language": "zz"}, (), "no language 'zz'; write a code such as sw"),
+    "tokenizer": ({"base": "wordless"}, (), "--base wordless: its tokenizer cannot be loaded"),
+    "same file": ({"test": "problems-en.tsv"}, (), "problems-en.tsv: 200 of its 200 rows are also "
+                  "in problems-en.tsv, on which the task expert trains; give other documents"),
+    "missing file": ({"text": "none.txt"}, (), "none.txt: no such file"),
+    "missing option": ({"task": None}, (), "give --task; in a terminal, `layerswap new` asks"),
+    "no text": ({"text": None}, (), "give --text"),
+    "ready task": ({"task": "orca-math"}, (), "--task orca-math: a ready mix goes with a suite"),
+    "suite without the language": ({"test": "mgsm"}, (), "mgsm does not have qaa"),
+    "two tests": ({}, ("--test", "labels-qaa.tsv"), "--test: qaa has two files"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(case, files):
+    changes, more, message = BAD[case]
+    before = sorted(files.iterdir())
+    done = new("demo", *more, **changes)
+    assert isinstance(done.exception, LayerswapError), done.output
+    assert message in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert sorted(files.iterdir()) == before
+
+
+def test_a_name_that_exists(files):
+    assert "there: exists already; choose another name" in str(new("there").exception)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_gpu_that_is_not_there(files):
+    assert "device 'cuda' cannot be used" in str(new(device="cuda").exception)
+
+
+def test_a_disk_that_is_too_small(files, monkeypatch):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+    found = str(new().exception)
+    assert "GB of disk and 0.0 GB are free" in found
+    assert not (files / "demo").exists()
+
+
+def test_short_memory_takes_lora_or_says_so(files, monkeypatch, unmeasured):
+    full = folder.create(_request(files / "full"))
+    monkeypatch.setattr(folder, "memory_gb", lambda _: full.memory_gb * 0.95)
+    folder.create(_request(files / "small"))
+    runs = [read_study(files / name / "study.yaml").task.runs[0] for name in ("full", "small")]
+    assert [bool(run.lora) for run in runs] == [False, True]
+    assert runs[1].hyperparameters["learning_rate"] == 1e-4
+    monkeypatch.setattr(folder, "memory_gb", lambda _: 0.0)
+    with pytest.raises(LayerswapError, match=r"of memory with LoRA and 0\.0 GB are free"):
+        folder.create(_request(files / "none"))
+
+
+def _request(name):
+    from layerswap.new.inputs import Request
+
+    return Request(
+        folder=name, base="lab", languages=["qaa"], task="problems-en.tsv",
+        texts={"qaa": "qaa.txt"}, parallel={}, tests={"qaa": "problems-qaa.tsv"}, developments={},
+    )  # fmt: skip
+
+
+def test_seeds_follow_the_time(files, monkeypatch):
+    seeds = []
+    for speed in (1e6, 1.0):
+        monkeypatch.setattr(folder, "measure", lambda *_, speed=speed: Measured(speed, speed))
+        seeds.append(folder.create(_request(files / f"at{speed:.0f}")).seeds)
+    assert seeds == [3, 1]
+
+
+def test_what_is_written(files, unmeasured):
+    pair = ("--parallel", "news.qaa", "news.en")
+    done = new("demo", "--development", "problems-qaa-dev.tsv", "--language", "qab:news.qaa",
+               *pair)  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    assert done.output.splitlines()[-1] == (
+        "next: layerswap study run demo/study.yaml --out demo/results"
+    )
+    written = files / "demo"
+    study = read_study(written / "study.yaml")
+    assert study.grid is not None
+    assert list(study.languages) == ["qaa", "qab"]
+    mixes = {name: yaml.safe_load((written / "mixes" / f"{name}.yaml").read_text())
+             for name in ("qaa", "qab", "problems")}  # fmt: skip
+    assert [one["weight"] for one in mixes["qaa"]["sources"].values()] == [3, 1, 1]
+    assert "evaluation" in mixes["problems"]["filters"]
+    # qab has no test: rows of the task are held out for it, and nothing is proved.
+    held = (written / "data" / "qab.test.jsonl").read_text().splitlines()
+    kept = (written / "data" / "problems.train.jsonl").read_text().splitlines()
+    assert not {json.loads(line)["prompt"] for line in held} & {
+        json.loads(line)["prompt"] for line in kept
+    }
+    assert len(held) + len(kept) == 200
+    readme = (written / "README.md").read_text()
+    assert "`qab`): **no test, so the study can prove nothing there.**" in readme
+    assert "qaa`): 20 test documents; zones are chosen on 20 development documents" in readme
+
+
+def test_nothing_is_chosen_without_a_development_split(files, unmeasured):
+    assert new("demo").exit_code == 0
+    study = read_study(files / "demo" / "study.yaml")
+    assert study.grid is None
+    assert study.evaluate.development == "none"
+    assert (
+        "# No development split, so nothing is chosen"
+        in (files / "demo" / "study.yaml").read_text()
+    )
+
+
+def test_ready_names(files, unmeasured):
+    done = new("ready", task="masakhanews-english", text="hausa-news", language="ha",
+               test="masakhanews")  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    study = read_study(files / "ready" / "study.yaml")
+    assert (study.task.data, study.languages["ha"].data) == ("masakhanews-english", "hausa-news")
+    assert study.evaluate.suite == "masakhanews"
+
+
+@pytest.mark.slow
+def test_from_files_to_a_model_on_the_lab(files):
+    """New, the trial of one percent, and the whole study."""
+    done = new("demo", "--trial", "--seeds", "1")
+    assert done.exit_code == 0, done.exception
+    assert "tokens/s in training" in (files / "demo" / "README.md").read_text()
+    for name in ("trial", "study"):
+        out = files / "demo" / f"{name}-results"
+        ran = CliRunner().invoke(app, ["study", "run", f"demo/{name}.yaml", "--out", str(out)])
+        assert ran.exit_code == 0, ran.output
+        assert (out / "report.html").is_file()
+        assert (out / "merged" / "qaa" / "model.safetensors").is_file()

@@ -1,0 +1,157 @@
+"""Tables are recognised by their columns, and training and benchmark have one prompt."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lab_files import write_tsv
+
+from layerswap.errors import DataError
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
+from layerswap.evaluation.suites.suites import write_suite
+from layerswap.new.columns import recognise
+from layerswap.new.study import _dump
+from layerswap.new.tables import Table, read_parallel, read_table, read_texts
+from layerswap.new.tasks import Task, found_in, read_task, target
+from layerswap.training.mix.examples import ExampleMaker
+from layerswap.training.mix.schema import MixSource
+
+
+def table(*rows):
+    return Table("rows.jsonl", list(rows[0]), list(rows), {"path": "/rows.jsonl"})
+
+
+HEADLINES = [{"headline": f"News {i}", "category": ("sports", "health")[i % 2], "url": "x"}
+             for i in range(6)]  # fmt: skip
+TABLES = {
+    "labels": (HEADLINES, "Text: News 0\nTopic: sports"),
+    "prompts": ([{"prompt": "2 + 2 =", "completion": "4"}], "2 + 2 = 4"),
+    "answers": ([{"question": "Two and two?", "answer": "It is #### 4"}],
+                "Question: Two and two?\nAnswer: It is #### 4"),
+    "choices": ([{"question": "Red?", "choices": ["yes", "no"], "answer": "B"}],
+                "Question: Red?\nAnswer: no"),
+    "messages": ([{"messages": [{"role": "user", "content": "Hi {x}"},
+                                {"role": "assistant", "content": "Hello"}]}], "Hi {x} Hello"),
+    "pairs": ([{"premise": "A dog.", "hypothesis": "A cat.", "label": f"l{i % 2}"}
+               for i in range(4)], "Premise: A dog.\nHypothesis: A cat.\nLabel: l0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [one for one in TABLES if one != "pairs"])
+def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
+    rows, wanted = TABLES[kind]
+    whole = table(*rows)
+    task = Task(whole, recognise(whole, {}))
+    assert task.shape.kind == kind
+    source = MixSource(**task.source(tmp_path))
+    example = ExampleMaker(source, "x").make(rows[0])
+    between = " " if kind == "messages" else ""
+    assert f"{example.prompt}{between}{example.completion}" == wanted
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    document = target(task, task.documents(rows)[0], "en")
+    (tmp_path / "data" / "sw.test.jsonl").write_text(json.dumps(document) + "\n")
+    file = tmp_path / "benchmarks" / "x.yaml"
+    size = {"documents": 1, "read": 9, "written": 16}
+    file.write_text(_dump(task.benchmark("x", ["sw"], size)))
+    tasks = TaskFolder(tmp_path / "tasks")
+    (written,) = write_suite(str(file), ["sw"], tasks, data=DataFolder(None))
+    from layerswap.evaluation.harness import load_tasks
+
+    loaded = load_tasks([written.name], include=[tasks.root])["tasks"][written.name]
+    (asked,) = loaded.eval_docs
+    prompt = loaded.doc_to_text(asked)
+    assert prompt == example.prompt
+    answer = loaded.doc_to_target(asked)
+    if kind in ("labels", "choices"):
+        answer = loaded.doc_to_choice(asked)[answer if isinstance(answer, int) else
+                                             loaded.doc_to_choice(asked).index(answer)]  # fmt: skip
+        assert f"{prompt} {answer}" == wanted
+    else:
+        assert str(answer) == {"prompts": "4", "answers": "4", "messages": "Hello"}[kind]
+
+
+def test_a_pair_of_sentences_with_labels():
+    rows, wanted = TABLES["pairs"]
+    task = Task(table(*rows), recognise(table(*rows), {}))
+    prompt, completion = task.rows(1)[0]
+    assert prompt + completion == wanted.replace("Label:", "Relation:")
+    assert task.labels == ["l0", "l1"]
+
+
+def test_numbers_are_scored_as_numbers_and_texts_as_texts():
+    numbers = table({"question": "a", "answer": "So 1,200."}, {"question": "b", "answer": "7"})
+    texts = table({"question": "a", "answer": "Abuja"})
+    size = {"documents": 1, "read": 9, "written": 16}
+    found = [Task(one, recognise(one, {})) for one in (numbers, texts)]
+    assert [one.numeric for one in found] == [True, False]
+    metrics = [one.benchmark("x", ["sw"], size)["metric"] for one in found]
+    assert metrics == [["exact_match", "number"], ["exact_match", "whole"]]
+    assert target(found[0], {"question": "a", "answer": "So 1,200."}, "en")["answer"] == "1200"
+
+
+def test_what_was_recognised_is_shown_with_two_examples():
+    task = Task(table(*HEADLINES), recognise(table(*HEADLINES), {}))
+    assert found_in(task) == [
+        "rows.jsonl: 6 rows, columns text=headline, label=category; labels health, sports",
+        "  text 'News 0', label 'sports'",
+        "  text 'News 1', label 'health'",
+    ]
+
+
+def test_two_columns_for_one_role_need_a_choice():
+    both = table(*({**row, "text": "body"} for row in HEADLINES))
+    with pytest.raises(DataError) as error:
+        recognise(both, {})
+    assert str(error.value) == (
+        "rows.jsonl: headline and text may both be the text; choose one, such as --columns "
+        "text=headline"
+    )
+    assert recognise(both, {"text": "headline"}).columns["text"] == "headline"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "rows.jsonl: no rule recognises its columns; its columns are foo, bar. Name them, "
+             "such as --columns text=COLUMN,label=COLUMN or --columns "
+             "question=COLUMN,answer=COLUMN"),
+        ({"text": "baz"}, "rows.jsonl: has no column 'baz'; its columns are foo, bar"),
+        ({"texts": "foo"}, "--columns: no role 'texts'; there are text, label, prompt, question, "
+                           "answer, messages, premise, hypothesis, choices"),
+    ],
+)  # fmt: skip
+def test_columns_that_no_rule_recognises(given, message):
+    with pytest.raises(DataError) as error:
+        recognise(table({"foo": 1, "bar": 2}), given)
+    assert str(error.value) == message
+
+
+def test_files_as_they_lie_on_the_disk(tmp_path):
+    fields = [("a\nb", "x\u2028y"), ("c", 'say "hi"')]
+    write_tsv(tmp_path / "t.tsv", ("text", "label"), fields)
+    (tmp_path / "t.csv").write_text("text;label\na;x\n")
+    (tmp_path / "t.jsonl").write_text('{"text": "a", "label": "x"}\n')
+    (tmp_path / "lines.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "blocks.txt").write_text("one\ntwo\n\nthree\n")
+    (tmp_path / "n.ig").write_text("bu\nso\n")
+    (tmp_path / "n.en").write_text("is\nthus\n")
+    read = read_table(str(tmp_path / "t.tsv"))
+    assert [tuple(row.values()) for row in read.rows] == fields
+    assert read_table(str(tmp_path / "t.csv")).rows == [{"text": "a", "label": "x"}]
+    assert read_table(str(tmp_path / "t.jsonl")).columns == ["text", "label"]
+    assert len(read_texts(str(tmp_path / "lines.txt")).rows) == 3
+    assert [row["text"] for row in read_texts(str(tmp_path / "blocks.txt")).rows] == [
+        "one\ntwo", "three",
+    ]  # fmt: skip
+    pairs = read_parallel((str(tmp_path / "n.ig"), str(tmp_path / "n.en")), ("ig", "en"))
+    assert pairs.rows[1] == {"ig": "so", "en": "thus"}
+    assert pairs.source(tmp_path / "x")["parallel"] == {"ig": "../n.ig", "en": "../n.en"}
+
+
+def test_too_many_labels(tmp_path):
+    write_tsv(tmp_path / "t.tsv", ("text", "label"), [(f"a{i}", f"l{i}") for i in range(60)])
+    with pytest.raises(DataError, match="has 60 different labels in 60 rows; a task of labels"):
+        read_task(str(tmp_path / "t.tsv"), {})
