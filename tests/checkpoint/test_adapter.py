@@ -108,7 +108,8 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
         ),
         (
             {"rank_pattern": {r"([\w.]+)+!": 2}},  # would be tried for years
-            r": '([\\w.]+)+!' cannot be used: it repeats a group, has over 4 repeats, or over 8 '?'",
+            r": '([\\w.]+)+!' cannot be used: it repeats a group, has over 4 repeats, "
+            "or over 8 '?'",
         ),
     ],
 )

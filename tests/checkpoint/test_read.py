@@ -17,7 +17,6 @@ from layerswap.checkpoint.read import (
     is_finite,
     narrowed,
     open_file,
-    read_into,
     read_tensor,
     same_bytes,
     torch_dtype,

@@ -210,8 +210,8 @@ def test_no_name_adds_a_line_or_markup_to_the_card(experts, tmp_path):
     assert "\n# Forged" not in outside
     (line,) = [line for line in lines if line.startswith("- `a")]
     assert line == (
-        r"- `a'\n'''\\n# Forged\\n[b](http://x) <img src=x>`: x\\n\\`\\`\\`\\n# Forged "
-        r"\\<img src=y\\> \\[c\\](d) (licence: not given)"
+        r"- `a'\n'''\n# Forged\n[b](http://x) <img src=x>`: x\\n\`\`\`\\n# Forged "
+        r"\<img src=y\> \[c\](d) (licence: not given)"
     )
 
 

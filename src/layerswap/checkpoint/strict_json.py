@@ -1,7 +1,8 @@
 """Files of sources, opened as hostile input, and strict JSON.
 
-JSON is UTF-8 of bounded size and depth, without duplicate keys, with finite numbers. Two readers of a file must never see two different documents. No text from a file may fail later,
-when it is written or shown.
+JSON is UTF-8 of bounded size and depth, without duplicate keys, with finite numbers. Two readers
+of a file must never see two different documents. No text from a file may fail later, when it is
+written or shown.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def model_card(
         tags=["merge", "layerswap"],
     ).to_yaml()
     experts = "\n".join(
-        f"- {in_code(name)}: {in_markdown(_card_name(c))} (licence: {licences[name] or 'not given'})"
+        f"- {in_code(name)}: {in_markdown(_card_name(c))} "
+        f"(licence: {licences[name] or 'not given'})"
         for name, c in plan.used.items()
     )
     recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)

@@ -147,9 +147,9 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
     )
     losses = record["losses"]
     return (
-        f"---\n{metadata}\n---\n\n# An expert\n\nFine-tuned from {in_markdown(name)} with layerswap "
-        f"{record['versions']['layerswap']}; {record['parameters']['trained']:,} of "
+        f"---\n{metadata}\n---\n\n# An expert\n\nFine-tuned from {in_markdown(name)} with "
+        f"layerswap {record['versions']['layerswap']}; {record['parameters']['trained']:,} of "
         f"{record['parameters']['all']:,} parameters trained.\n\n## Data\n\n{data}\n\n"
-        f"## Training\n\n{fenced(spec, 'yaml')}\n\nFinal loss {losses['training']}, validation loss "
-        f"{losses['validation']} (nats per token). `{TRAINING}` holds the whole record.\n"
+        f"## Training\n\n{fenced(spec, 'yaml')}\n\nFinal loss {losses['training']}, validation "
+        f"loss {losses['validation']} (nats per token). `{TRAINING}` holds the whole record.\n"
     )
