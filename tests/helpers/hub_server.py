@@ -30,7 +30,7 @@ class Hub:
         self.unmarked = False  # serve plain files without an ETag
         self.busy = ""  # answer 429 with this `Retry-After` to every question about a repository
         self.wait = "0"  # seconds in `Retry-After`
-        self.forged: dict[str, str] = {}  # in place of `sha`, `commit`, `etag`, `oid` or `path`
+        self.forged: dict[str, str] = {}  # in place of `sha`, `commit`, `etag` or `oid`
         self.address = ""
         self.repositories: dict[str, Path] = {}  # folders that are served, by `owner/name`
         # Faults of the next requests for weights of more than 8 bytes, in order: `drop`, `short`,
@@ -124,7 +124,7 @@ def running_hub() -> Iterator[Hub]:
             if listed:
                 return self.answer([
                     {
-                        "type": "file", "path": hub.forged.get("path", f.name),
+                        "type": "file", "path": f.name,
                         "size": f.stat().st_size, "oid": "0" * 40,
                         "lfs": {
                             "oid": hub.forged.get("oid", "1" * 64), "size": 1, "pointerSize": 1

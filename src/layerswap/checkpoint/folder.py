@@ -237,7 +237,7 @@ def open_checkpoint(
     source = os.fspath(source)
     if is_gguf(source):
         return _open_gguf(source, revision, patterns)
-    in_place = in_place and not _is_folder(source) and not _offline()
+    in_place = in_place and not is_folder(source) and not _offline()
     folder, commit = fetched or fetch_checkpoint(
         source, revision, weights=not in_place, urls=in_place
     )
@@ -386,7 +386,8 @@ def _near_folder(source: str) -> str | None:
     return str(path.with_name(close[0])) if close else None
 
 
-def _is_folder(source: str) -> bool:
+def is_folder(source: str) -> bool:
+    """True for the path of an existing folder."""
     try:
         return Path(source).expanduser().is_dir()
     except (OSError, RuntimeError):

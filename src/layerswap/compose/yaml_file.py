@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -39,8 +39,6 @@ class _Loader(yaml.SafeLoader):
     nesting beyond `DEEPEST`, and text that no file and no terminal can hold. Dates, `1:30` and
     `1_000` are text, and `010` is 10.
     """
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def fetch_tag(self) -> None:
         line = self.get_mark().line + 1
@@ -87,6 +85,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {}
 for _kind, _first, _pattern in (
     ("bool", "yYnNtTfFoO",
      "yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"),
