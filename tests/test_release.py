@@ -52,4 +52,5 @@ def test_the_image_copies_what_the_build_needs():
     ignored = (ROOT / ".dockerignore").read_text("utf-8").split()
     assert not {*copied} & {*ignored}
     users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)
-    assert users and users[-1] != "root"
+    assert users
+    assert users[-1] != "root"

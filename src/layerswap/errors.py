@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unicodedata import category
 
+LONGEST_LINE = 4000
+"""Most characters of a line; names in files can have megabytes."""
 BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -17,11 +19,12 @@ class LayerswapError(Exception):
 
     Args:
         lines: the message; several lines for several mistakes. Line breaks and control characters
-            in a line are escaped, so that no name from a file forges another line.
+            in a line are escaped, so that no name from a file forges another line. Very long lines
+            lose their middle.
     """
 
     def __init__(self, *lines: object) -> None:
-        super().__init__(*(visible(str(line)) for line in lines))
+        super().__init__(*(visible(_clipped(str(line))) for line in lines))
 
     def __str__(self) -> str:
         return "\n".join(self.args)
@@ -69,6 +72,11 @@ class TrainingError(LayerswapError):
 
 class StudyError(LayerswapError):
     """A study that cannot be planned, or a folder of another study."""
+
+
+def _clipped(line: str) -> str:
+    half = LONGEST_LINE // 2
+    return line if len(line) <= LONGEST_LINE else f"{line[:half]} … {line[-half:]}"
 
 
 def visible(text: str) -> str:

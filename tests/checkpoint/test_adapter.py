@@ -98,7 +98,19 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
         ),
         ({"r": "two"}, f": adapter_config.json has no r for '{UP}'"),
         ({"lora_alpha": -1}, f": adapter_config.json has no lora_alpha for '{UP}'"),
-        ({"alpha_pattern": {"(": 2}}, ": '(' is not a regular expression"),
+        (
+            {"alpha_pattern": {"(": 2}},
+            ": '(' cannot be used: missing ), unterminated subpattern at position 0",
+        ),
+        (
+            {"rank_pattern": {"q{1000000000000}": 2}},
+            ": 'q{1000000000000}' cannot be used: the repetition number is too large",
+        ),
+        (
+            {"rank_pattern": {r"([\w.]+)+!": 2}},  # would be tried for years
+            r": '([\\w.]+)+!' cannot be used: it repeats a group, has over 4 repeats, "
+            "or over 8 '?'",
+        ),
     ],
 )
 def test_other_adapters_are_refused(tmp_path, config, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -270,13 +271,13 @@ def test_no_weights(tmp_path, files, message):
 
 def test_pickled_weights_beside_safetensors_are_never_opened(single, monkeypatch):
     (single / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    opened, real = [], Path.open
+    opened, real = [], os.open
 
     def spy(path, *args, **kwargs):
-        opened.append(path.name)
+        opened.append(Path(path).name)
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", spy)
+    monkeypatch.setattr(os, "open", spy)
     open_checkpoint(str(single))
     assert "model.safetensors" in opened
     assert "pytorch_model.bin" not in opened

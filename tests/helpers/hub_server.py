@@ -7,12 +7,14 @@ a storage, which answers ranged requests. Faults can be switched in, one per req
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,13 @@ class Hub:
         self.files: dict[str, bytes] = {}  # every file committed, by path
         self.refuse = False  # answer 403 to everything
         self.unmarked = False  # serve plain files without an ETag
+        self.busy = ""  # answer 429 with this `Retry-After` to every question about a repository
+        self.wait = "0"  # seconds in `Retry-After`
+        self.forged: dict[str, str] = {}  # in place of `sha`, `commit`, `etag` or `oid`
         self.address = ""
         self.repositories: dict[str, Path] = {}  # folders that are served, by `owner/name`
         # Faults of the next requests for weights of more than 8 bytes, in order: `drop`, `short`,
-        # `wrong`, `429`, `503`, `whole`, `changed` or nothing.
+        # `wrong`, `429`, `503`, `whole`, `changed`, `gzip`, `endless`, `trickle` or nothing.
         self.faults: list[str] = []
         self.sent: dict[str, int] = {}  # bytes of weights, by `owner/name`
         self.asked: dict[str, list[tuple[int, int]]] = {}  # first and last byte of every request
@@ -110,12 +115,21 @@ def running_hub() -> Iterator[Hub]:
             if name not in hub.repositories:
                 return self.head(404, X_Error_Code="RepoNotFound")
             folder = hub.repositories[name]
+            if hub.busy:
+                return self.head(429, Retry_After=hub.busy)
             if known:
                 files = [{"rfilename": f.name} for f in sorted(folder.iterdir())]
-                return self.answer({"id": name, "sha": hub.commit(name), "siblings": files})
+                sha = hub.forged.get("sha", hub.commit(name))
+                return self.answer({"id": name, "sha": sha, "siblings": files})
             if listed:
                 return self.answer([
-                    {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40}
+                    {
+                        "type": "file", "path": f.name,
+                        "size": f.stat().st_size, "oid": "0" * 40,
+                        "lfs": {
+                            "oid": hub.forged.get("oid", "1" * 64), "size": 1, "pointerSize": 1
+                        },
+                    }
                     for f in sorted(folder.iterdir())
                 ])  # fmt: skip
             if file:
@@ -126,8 +140,8 @@ def running_hub() -> Iterator[Hub]:
             if not path.is_file():
                 return self.head(404, X_Error_Code="EntryNotFound")
             data = path.read_bytes()
-            etag = f'"{hashlib.sha256(data).hexdigest()}"'
-            common = {"X_Repo_Commit": hub.commit(name), "ETag": etag}
+            etag = hub.forged.get("etag", f'"{hashlib.sha256(data).hexdigest()}"')
+            common = {"X_Repo_Commit": hub.forged.get("commit", hub.commit(name)), "ETag": etag}
             if path.suffix == ".safetensors":
                 # The same server under another name: the client sends other hosts no token.
                 elsewhere = hub.address.replace("127.0.0.1", "localhost")
@@ -154,7 +168,7 @@ def running_hub() -> Iterator[Hub]:
                 if weights and last - first >= 8 and hub.faults:
                     fault = hub.faults.pop(0)
             if fault in ("429", "503"):
-                return self.head(int(fault), Retry_After="0")
+                return self.head(int(fault), Retry_After=hub.wait)
             if fault == "wrong":
                 first = max(0, first - 5)
             body = data[first : last + 1] if fault != "whole" else data
@@ -166,6 +180,11 @@ def running_hub() -> Iterator[Hub]:
             if ranged:
                 headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
             length = len(part if fault == "short" else body)
+            if fault == "gzip":
+                part = gzip.compress(part)
+                headers["Content_Encoding"], length = "gzip", len(part)
+            if fault in ("endless", "trickle"):
+                return self.send_slowly(part, headers, fault)
             self.head(206 if ranged else 200, length, **headers)
             if self.command == "GET":
                 if weights:  # before the client can have the last byte
@@ -176,6 +195,22 @@ def running_hub() -> Iterator[Hub]:
                 self.wfile.flush()
                 self.close_connection = True
                 self.connection.close()
+
+        def send_slowly(self, body: bytes, headers: dict[str, str], fault: str) -> None:
+            """More than was asked for, without an end; or a byte at a time."""
+            self.send_response(206)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.close_connection = True
+            with suppress(OSError):
+                if fault == "endless":
+                    self.wfile.write(body)
+                    while True:
+                        self.wfile.write(bytes(1000))
+                for i in range(len(body)):
+                    self.wfile.write(body[i : i + 1])
+                    time.sleep(0.02)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"

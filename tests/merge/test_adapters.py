@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from effort import mostly_slow
@@ -25,7 +27,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import layerswap as ls
-from layerswap.errors import LayerswapError
+from layerswap.compose.recipe import check_recipe
+from layerswap.errors import LayerswapError, visible
 
 ZONES = {"bottom": 1, "top": 1, "bottom_transition": 1}
 TOKENS = torch.tensor([[3, 7, 11, 2, 9, 30, 31], [5, 5, 8, 1, 40, 2, 0]])
@@ -294,6 +297,35 @@ def test_adapters_of_two_bases(base, adapters, tmp_path):
     path.write_text(json.dumps({**config, "base_model_name_or_path": None}))
     with pytest.raises(LayerswapError, match="language: the adapter names no base; give one with"):
         ls.swap(task=adapters["plain"], language=other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "http://127.0.0.1:{port}/x", "simplecache::http://127.0.0.1:{port}/x", "s3://bucket/x",
+        "~nobody/x", "/no/such/folder", "a/b/c", "http://127.0.0.1:{port}/a@b", "\n",
+    ],
+)  # fmt: skip
+def test_a_base_that_an_adapter_may_not_choose(base, adapters, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        named = name.format(port=server.getsockname()[1])
+        one = save_adapter(tmp_path / "one", base, 3, **SETTINGS["plain"])
+        path = one / "adapter_config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps({**config, "base_model_name_or_path": named}))
+        recipe = {"experts": {"one": str(one)}, "soup": {"experts": ["one"]}}
+        for more in ({}, {"bake": True}):
+            with pytest.raises(LayerswapError) as caught:
+                ls.make_plan(check_recipe({**recipe, **more}, where="r"), in_place=True)
+            assert str(caught.value) == visible(
+                f"one: the adapter names the base {named!r}, which is no id of the Hub and no "
+                "folder here; give the base with `base` (--base)"
+            )
+        with pytest.raises(BlockingIOError):  # nobody has called
+            server.accept()
+    assert recipe_plan({**recipe, "base": str(base)}).base.source == str(base)
 
 
 def test_an_adapter_with_nan(base, adapters, tmp_path):

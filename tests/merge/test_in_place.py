@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import email.utils
 import json
 import shutil
 import subprocess
 import sys
+import time
 
 import huggingface_hub
 import pytest
@@ -197,6 +199,89 @@ def test_a_server_that_never_answers_ends_in_one_line(hub, experts, tmp_path, mo
     with pytest.raises(CheckpointError, match="the server sends whole files only"):
         plan.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("gzip", "the server sends Content-Encoding 'gzip' where none was asked for; download the"),
+        ("trickle", "sends less than 1,000 bytes/s; try again later, or download the checkpoint"),
+        (
+            "429",
+            r"the server asks to wait for 100,000 s, and layerswap waits for 900 s in all; try",
+        ),
+        ("503", r"the server asks to wait for 100,000 s"),
+    ],
+)
+def test_answers_that_are_refused_at_once(hub, experts, tmp_path, monkeypatch, fault, why):
+    monkeypatch.setattr(remote, "PERIOD", 1)  # s, instead of a minute
+    hub.wait = "100000"
+    plan, _ = swap_plans(experts)
+    hub.faults = [fault] * 400
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match=f"safetensors: {why}"):
+        plan.save(tmp_path / "out")
+    assert time.monotonic() - start < 60
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_answer_without_an_end_is_left_at_its_last_byte(hub, experts, tmp_path):
+    plan, local = swap_plans(experts)
+    hub.faults = ["endless"] * 400
+    out = plan.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
+    assert len(hub.faults) < 400
+
+
+def test_waits_that_a_server_asks_for_are_bounded_and_announced(hub, experts, monkeypatch, caplog):
+    """Those of one time count once, and a date is a wait too."""
+    waits, now = [], [1000.0]
+
+    def sleep(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(remote.time, "sleep", sleep)
+    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
+    plan, _ = swap_plans(experts)
+    tensor = plan.experts["task"].tensors["model.norm.weight"]
+    hub.wait, hub.faults = "300", ["429"] * 10
+    for _ in range(3):
+        remote._count_wait(hub.address.replace("127.0.0.1", "localhost"), 100)  # of other threads
+    with pytest.raises(CheckpointError, match="the server asks to wait for 300 s, and layerswap"):
+        tensor.file.read(tensor.offset, tensor.offset + tensor.nbytes)
+    assert waits == [300, 300, 300]
+    assert "waits for 300 s, as the server asks" in caplog.text
+    later = email.utils.formatdate(time.time() + 5000, usegmt=True)
+    assert 4900 < remote._asked_wait({"Retry-After": later}) <= 5000
+    assert remote._asked_wait({"RateLimit": '"api";r=0;t=77'}) == 77
+    assert remote._asked_wait({"RateLimit": '"api";r=5;t=77', "Retry-After": "soon"}) == 0
+
+
+FORGED = [
+    ("sha", "../../../../escaped"), ("commit", "../../../../escaped"), ("sha", "main"),
+    ("etag", "../../../escaped"), ("etag", '"/escaped"'), ("etag", ".."), ("etag", "x" * 300),
+    ("oid", "../../../escaped"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mark", "value"), FORGED)
+def test_a_hub_cannot_name_files_outside_the_cache(hub, tmp_path, mark, value):
+    hub.forged[mark] = value
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(TASK)
+    assert str(caught.value) == (
+        f"{TASK}: the server answers with {value!r:.80}, no commit or ETag"
+    )
+    assert not list(tmp_path.rglob("*escaped*"))
+
+
+def test_a_hub_cannot_make_the_download_wait_for_hours(hub):
+    hub.busy = "100000"
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match=f"{TASK}: http.*asks to wait for 100,000 s"):
+        open_checkpoint(TASK)
+    assert time.monotonic() - start < 30
 
 
 def finished_before_a_kill(hub, out, *, task, language):

@@ -146,6 +146,8 @@ LICENCES = [
     (("apache-2.0", "llama3.1"), "other", "mixed"),
     (("apache-2.0", None), None, None),
     (("apache-2.0", "no licence [at] all"), None, None),
+    (("apache-2.0", "!!bool x"), None, None),
+    (("apache-2.0", "!!timestamp x"), None, None),
 ]
 
 
@@ -194,6 +196,23 @@ def test_the_card_without_a_base_names_the_experts_used(experts, tmp_path):
     assert "`language`:" not in card.content
     assert card.data.language is None
     assert str(experts["language"].parent) not in card.content
+
+
+def test_no_name_adds_a_line_or_markup_to_the_card(experts, tmp_path):
+    name = "a`\n```\n# Forged\n[b](http://x) <img src=x>"
+    odd = copied(experts["task"], tmp_path / "x\n```\n# Forged <img src=y> [c](d)")
+    recipe = {"experts": {name: str(odd)}, "soup": {"experts": [name]}}
+    text = ls.make_plan(check_recipe(recipe, where="r")).save(tmp_path / "out") / "README.md"
+    lines = text.read_text().splitlines()
+    fences = [line for line in lines if line.startswith("```")]
+    assert fences == ["```python", "```", "````", "````", "````yaml", "````"]
+    outside = "\n".join(lines[: lines.index("````yaml")])
+    assert "\n# Forged" not in outside
+    (line,) = [line for line in lines if line.startswith("- `a")]
+    assert line == (
+        r"- `a'\n'''\n# Forged\n[b](http://x) <img src=x>`: x\\n\`\`\`\\n# Forged "
+        r"\<img src=y\> \[c\](d) (licence: not given)"
+    )
 
 
 def test_a_folder_name_cannot_break_the_card(experts, tmp_path):

@@ -159,6 +159,7 @@ MISTAKES = [
     ({"without_labels": {}}, "without_labels.prompts: is missing"),
     ({"without_labels": {"prompts": "nowhere.txt"}}, "without_labels.prompts: "),
     ({"without_labels": {"prompts": "x", "answer": "("}}, "not a regular expression"),
+    ({"without_labels": {"prompts": "x", "answer": "x{1000000000000}"}}, "repetition number is"),
     ({"tasks": ["a", "a"]}, "task 'a' is listed twice"),
     ({"development": 1.0}, "development"),
     ({"metrics": 1}, "metrics"),

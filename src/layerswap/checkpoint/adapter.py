@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import TensorInfo, read_header
+from layerswap.checkpoint.places import LONGEST_NAME, compile_pattern
 from layerswap.checkpoint.read import FLOAT_DTYPES, read_matrix
 from layerswap.checkpoint.strict_json import clipped, quoted, read_json_object
 from layerswap.errors import CheckpointError, error_context
@@ -200,10 +201,10 @@ def _number(config: Mapping[str, Any], key: str, path: str) -> float:
     value = config.get(key)
     for expression, special in patterns.items() if isinstance(patterns, dict) else ():
         try:
-            match = re.match(rf"(.*\.)?({expression})$", path)
-        except re.error:
-            raise CheckpointError(f"{quoted(expression)} is not a regular expression") from None
-        if match:
+            compile_pattern(expression)
+        except ValueError as error:
+            raise CheckpointError(f"{quoted(expression)} cannot be used: {error}") from None
+        if len(path) <= LONGEST_NAME and re.match(rf"(.*\.)?({expression})$", path):
             value = special
             break
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from layerswap.checkpoint.places import (
 )
 from layerswap.checkpoint.read import as_torch, narrowed, open_file, read_floats, read_tensor
 from layerswap.checkpoint.remote import (
+    BESIDE_WEIGHTS,
     CONNECTIONS,
     HUB_ID,
     RemoteFile,
@@ -36,7 +38,12 @@ from layerswap.checkpoint.remote import (
     find_weights,
     is_url,
 )
-from layerswap.checkpoint.strict_json import quoted, read_json_object
+from layerswap.checkpoint.strict_json import (
+    MAX_JSON_BYTES,
+    open_source,
+    quoted,
+    read_json_object,
+)
 from layerswap.errors import CheckpointError, error_context
 
 if TYPE_CHECKING:
@@ -47,6 +54,8 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+MOST_INDEXED = 500_000
+"""Most tensors of a checkpoint; Kimi K2 has 208,000 in its quantised form."""
 CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
 """Model types whose matrices are stored [in, out] (transformers' Conv1D)."""
 
@@ -228,7 +237,7 @@ def open_checkpoint(
     source = os.fspath(source)
     if is_gguf(source):
         return _open_gguf(source, revision, patterns)
-    in_place = in_place and not _is_folder(source) and not _offline()
+    in_place = in_place and not is_folder(source) and not _offline()
     folder, commit = fetched or fetch_checkpoint(
         source, revision, weights=not in_place, urls=in_place
     )
@@ -260,6 +269,7 @@ def _open_gguf(source: str, revision: str | None, patterns: Sequence[Pattern]) -
     if revision is not None:
         raise CheckpointError(f"{source}: a file has no revision; leave it out")
     file = Path(source).expanduser()
+    file = file.resolve() if file.is_symlink() else file  # the user named the link
     header = read_gguf(file)
     with error_context(source):
         config = configuration(header, any_architecture=bool(patterns))
@@ -314,6 +324,19 @@ def fetch_checkpoint(
     A Hub id `owner/name[@revision]` is downloaded first; `revision` overrides the one in `source`.
     With `urls`, the URL of a folder is accepted, and only the files beside the weights are fetched.
     """
+    folder, commit = _fetch(source, revision, weights=weights, pickled=pickled, urls=urls)
+    for name in BESIDE_WEIGHTS:  # other libraries open them by their names, and merges copy them
+        path = folder / name
+        if path.exists() and not path.is_dir():
+            with open_source(path) as handle:
+                if os.fstat(handle).st_size > MAX_JSON_BYTES:
+                    raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+    return folder, commit
+
+
+def _fetch(
+    source: str, revision: str | None, *, weights: bool, pickled: bool, urls: bool
+) -> tuple[Path, str | None]:
     try:
         folder = Path(source).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
@@ -363,7 +386,8 @@ def _near_folder(source: str) -> str | None:
     return str(path.with_name(close[0])) if close else None
 
 
-def _is_folder(source: str) -> bool:
+def is_folder(source: str) -> bool:
+    """True for the path of an existing folder."""
     try:
         return Path(source).expanduser().is_dir()
     except (OSError, RuntimeError):
@@ -490,7 +514,11 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
+    if len(weight_map) > MOST_INDEXED:
+        raise CheckpointError(f"{index}: lists more than {MOST_INDEXED:,} tensors")
     names = sorted({_shard_name(value, index) for value in weight_map.values()})
+
+    listed = Counter(weight_map.values())
 
     def read(name: str) -> dict[str, TensorInfo]:
         try:
@@ -499,7 +527,10 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
                 raise FileNotFoundError
         except FileNotFoundError:
             raise CheckpointError(f"{folder}: shard {name}, named by {INDEX}, is missing") from None
-        return read_header(file)
+        header = read_header(file)
+        for tensor in header.values() if len(header) > listed[name] else ():
+            _check_indexed(tensor, weight_map.get(tensor.name), index)
+        return header
 
     tensors: dict[str, TensorInfo] = {}
     with ThreadPoolExecutor(CONNECTIONS) as pool:

@@ -8,6 +8,7 @@ a size that exceeds the file, and is as strict as llama.cpp: offsets have no gap
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.header import MAX_ELEMENTS, TensorInfo, byte_length
-from layerswap.checkpoint.read import Handle, open_file, read_into
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, quoted, regular_size
+from layerswap.checkpoint.header import MAX_ELEMENTS, MAX_TENSORS, TensorInfo, byte_length
+from layerswap.checkpoint.read import Handle, read_into
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, open_source, quoted
 from layerswap.errors import CheckpointError, error_context
 
 MAGIC = b"GGUF"
@@ -122,12 +123,9 @@ def read_gguf_header(path: Path) -> GGUFHeader:
 
     Checks every size against the file before reserving memory for it.
     """
-    try:
-        size = regular_size(path)
-        with open_file(path) as handle, error_context(str(path)):
-            return _header(_Cursor(handle, size, path), size)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    with open_source(path) as handle, error_context(str(path)):
+        size = os.fstat(handle).st_size
+        return _header(_Cursor(handle, size, path), size)
 
 
 def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict[str, Any]:
@@ -305,7 +303,9 @@ def _header(cursor: _Cursor, size: int) -> GGUFHeader:
     tensors, entries = cursor.number("Q"), cursor.number("Q")
     metadata = _metadata(cursor, entries)
     # A false count ends at the file's end, since every entry takes bytes.
-    listed = [_tensor_entry(cursor) for _ in range(min(tensors, MAX_JSON_BYTES))]
+    listed = [_tensor_entry(cursor) for _ in range(min(tensors, MAX_TENSORS + 1))]
+    if len(listed) > MAX_TENSORS:
+        raise CheckpointError(f"holds more than {MAX_TENSORS:,} tensors")
     return GGUFHeader(metadata, _tensors(listed, cursor, metadata.alignment, size))
 
 

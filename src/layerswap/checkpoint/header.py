@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, parse_json, quoted, regular_size
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, open_source, parse_json, quoted
 from layerswap.errors import CheckpointError, error_context
 
 DTYPE_BITS: dict[str, int] = {
@@ -42,6 +42,8 @@ BLOCKS: dict[str, tuple[int, int]] = {
 
 MAX_ELEMENTS = 2**63 - 1
 """More elements than any file can hold; keeps products of hostile shapes small."""
+MAX_TENSORS = 200_000
+"""Most tensors of one file. The largest models have as many in all, in some sixty files."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def read_header(path: WeightFile) -> dict[str, TensorInfo]:
     size, raw = _read_raw(path)
     if not raw.startswith(b"{"):
         raise CheckpointError(f"{path}: the header does not begin with '{{'")
+    if raw.count(b"{") > MAX_TENSORS:  # before objects are made of them
+        raise CheckpointError(f"{path}: holds more than {MAX_TENSORS:,} tensors")
     entries = parse_json(raw, str(path))
     data_start = 8 + len(raw)
     with error_context(str(path)):
@@ -118,14 +122,13 @@ def _read_raw(path: WeightFile) -> tuple[int, bytes]:
     if isinstance(path, RemoteFile):
         length = _header_length(path.read(0, min(8, path.size)), path.size, path)
         return path.size, path.read(8, 8 + length)
-    try:
-        regular_size(path)
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+    with open_source(path) as handle, os.fdopen(handle, "rb", closefd=False) as file:
+        size = os.fstat(handle).st_size
+        try:
             length = _header_length(file.read(8), size, path)
             raw = file.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     if len(raw) != length:
         raise CheckpointError(f"{path}: the file ended inside its header")
     return size, raw

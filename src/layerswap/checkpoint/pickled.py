@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from layerswap.checkpoint.commit import atomic_folder
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.read import torch_dtype
-from layerswap.checkpoint.strict_json import clipped, quoted, read_json_object
+from layerswap.checkpoint.strict_json import clipped, open_source, quoted, read_json_object
 from layerswap.errors import CheckpointError, LayerswapError
 from layerswap.versions import need_extras
 
@@ -129,6 +129,8 @@ def _convert(file: Path, folder: Path) -> int:
 def _load(file: Path) -> Mapping[str, torch.Tensor]:
     import torch
 
+    with open_source(file):
+        pass  # torch opens it by its name
     try:
         try:
             weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

@@ -22,6 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple, cast
 
@@ -220,6 +221,26 @@ class Place(NamedTuple):
     role: str
 
 
+MOST_REPEATS, MOST_OPTIONAL, LONGEST_NAME = 4, 8, 1000
+"""Bounds on expressions from files, and on the names they are tried on: more could take years."""
+
+
+@lru_cache(maxsize=4096)
+def compile_pattern(expression: str) -> re.Pattern[str]:
+    """Compile a regular expression from a file; a ValueError says why it is refused."""
+    bare = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", expression, flags=re.DOTALL)
+    repeats = len(re.findall(r"[*+{]", bare))
+    optional = len(re.findall(r"(?<![*+}(])\?", bare))
+    if re.search(r"\)[*+{]", bare) or repeats > MOST_REPEATS or optional > MOST_OPTIONAL:
+        raise ValueError(
+            f"it repeats a group, has over {MOST_REPEATS} repeats, or over {MOST_OPTIONAL} '?'"
+        )
+    try:
+        return re.compile(expression)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
 @dataclass(frozen=True)
 class Pattern:
     r"""A line of a recipe that places the tensors of an unknown layout.
@@ -238,10 +259,10 @@ class Pattern:
         if self.role not in ROLES:
             raise RecipeError(f"pattern {self.match!r}: role {self.role!r} is not one of {ROLES}")
         try:
-            has_layer = "layer" in re.compile(self.match).groupindex
-        except re.error as error:
-            message = f"pattern {self.match!r} is not a regular expression: {error}"
-            raise RecipeError(message) from error
+            has_layer = "layer" in compile_pattern(self.match).groupindex
+        except ValueError as error:
+            message = f"pattern {self.match!r} cannot be used: {error}"
+            raise RecipeError(message) from None
         if self.role not in ((*OWNERS, "router") if has_layer else OUTSIDE):
             verb = "cannot have" if has_layer else "needs"
             raise RecipeError(
@@ -250,7 +271,7 @@ class Pattern:
 
     def place(self, name: str) -> Place | None:
         """Return the place of `name`; None if the pattern does not match the whole name."""
-        match = re.fullmatch(self.match, name)
+        match = re.fullmatch(self.match, name) if len(name) <= LONGEST_NAME else None
         if match is None:
             return None
         if "layer" not in match.re.groupindex:

@@ -29,6 +29,7 @@ from layerswap.checkpoint.header import (
     block_of,
 )
 from layerswap.checkpoint.remote import RemoteFile, RemoteHandle, WeightFile
+from layerswap.checkpoint.strict_json import open_source
 from layerswap.errors import CheckpointError
 from layerswap.versions import need_extras
 
@@ -70,14 +71,8 @@ def open_file(path: WeightFile) -> Iterator[Handle]:
     if isinstance(path, RemoteFile):
         yield RemoteHandle(path)
         return
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
+    with open_source(path) as handle:
         yield handle
-    finally:
-        os.close(handle)
 
 
 def read_into(handle: Handle, offset: int, buffer: memoryview, path: WeightFile) -> None:

@@ -8,25 +8,33 @@ changes between two requests is refused.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from layerswap._types import Advance
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped
 from layerswap.errors import CheckpointError, LayerswapError, MergeError
 
+_LOG = logging.getLogger(__name__)
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+ETAG = re.compile(r'(?:W/)?"?\w[\w.:+=-]{0,127}"?', re.ASCII)
+"""Marks that the Hub's client makes file names of."""
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md")
 """Files to download: weights, configuration, tokenizer and card. Never pickles, never code."""
 TOKENIZER_FILES = (
@@ -50,6 +58,10 @@ STEP_BYTES = 1 << 23
 """Bytes to request at a time from a filesystem that does not stream."""
 RETRIES, WAIT_SECONDS, LONGEST_WAIT = 6, 0.5, 8.0
 """Failures in a row without a new byte, and the pauses between them, which double."""
+MOST_WAITING = 900
+"""Seconds to wait in all because a server asks for it (`Retry-After`)."""
+SLOWEST, PERIOD = 1000, 60
+"""Fewest bytes a second that a server sends, on average over so many seconds."""
 UNREACHED = 2
 """Retries to open a file whose server takes no connection: the address may be wrong."""
 
@@ -72,7 +84,10 @@ def download(
     allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
     allowed += ["*.bin"] if pickled else []
     try:
+        _check_answers()
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=allowed))
+    except CheckpointError as error:
+        raise error.within(name) from None
     except GatedRepoError:
         why = "the repository is gated; accept its terms on the Hub and log in with `hf auth login`"
     except RepositoryNotFoundError:
@@ -93,6 +108,50 @@ def download(
 def local_name(folder: Path) -> str:
     """The name of a local folder as the user wrote it; a link keeps its own name."""
     return Path(os.path.abspath(folder)).name  # noqa: PTH100, which would follow the link
+
+
+@cache
+def _check_answers() -> None:
+    """Make the Hub's client check every answer, in this process, before it uses it."""
+    import huggingface_hub.utils
+
+    utils: Any = huggingface_hub.utils
+    make = utils._http._GLOBAL_CLIENT_FACTORY  # the user's own, or the library's
+
+    def make_checked() -> Any:
+        client = make()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
+        return client
+
+    utils.set_client_factory(make_checked)
+
+
+def _check_answer(response: Any) -> None:
+    """Refuse names of files in the Hub's cache that could lead out of it, and endless waits."""
+    headers, url = response.headers, response.request.url
+    if response.status_code in BUSY and (asked := _asked_wait(headers)):
+        _count_wait(str(url), asked)
+    commits, etags = [headers.get("X-Repo-Commit")], []
+    location = headers.get("Location", "")
+    # The client follows redirects on one server, and takes the ETag of the last answer.
+    if commits[0] is not None and (
+        response.is_success or urlsplit(location).netloc or "X-Linked-Etag" in headers
+    ):
+        etags = [headers.get("X-Linked-Etag") or headers.get("ETag")]
+    if "/api/models/" in url.path and response.is_redirect:
+        commits += [] if "/api/models/" in location else [location]
+    elif "/api/models/" in url.path and response.is_success:
+        response.read()
+        with suppress(ValueError):  # the client explains what is not JSON
+            data = response.json()
+            commits += [data.get("sha")] if isinstance(data, dict) else []
+            listed = [e.get("lfs") for e in data if isinstance(e, dict)]
+            etags += [lfs.get("oid") for lfs in listed if isinstance(lfs, dict)]
+    wrong = [c for c in commits if c is not None and not COMMIT.fullmatch(str(c))]
+    wrong += [e for e in etags if e is not None and not ETAG.fullmatch(str(e))]
+    if wrong:
+        raise CheckpointError(f"the server answers with {wrong[0]!r:.80}, no commit or ETag")
 
 
 def check_hub_id(name: str) -> None:
@@ -153,9 +212,13 @@ class RemoteFile:
                 self._check(state)
                 for part in parts:
                     data = part[: stop - position]
-                    yield data
+                    if not data:  # more than was asked for, perhaps without an end
+                        break
                     position += len(data)
-                    retry.failures = 0
+                    retry.advance(len(data))
+                    before = time.monotonic()
+                    yield data
+                    retry.since += time.monotonic() - before  # the reader's own time
                 if position < stop:
                     raise ConnectionError(f"the answer ended {stop - position} bytes early")
 
@@ -281,7 +344,7 @@ def fetch_beside(url: str) -> Path:
         files = dict(zip(BESIDE_WEIGHTS, contents, strict=True))
     if files["adapter_config.json"] is not None and files["config.json"] is None:
         weights = "adapter_model.safetensors"
-        files[weights] = _fetch_whole(url, weights, limit=None)
+        _fetch_adapter(url, weights, folder)
     for name, data in files.items():
         if data is not None:
             (folder / name).write_bytes(data)
@@ -290,14 +353,24 @@ def fetch_beside(url: str) -> Path:
     return folder
 
 
-def _fetch_whole(url: str, name: str, limit: int | None = MAX_JSON_BYTES) -> bytes | None:
+def _fetch_adapter(url: str, name: str, folder: Path) -> None:
+    """Fetch the weights of an adapter into a folder, if they exist and there is space."""
+    with suppress(FileNotFoundError):
+        file = _open(name, f"{url.rstrip('/')}/{name}")
+        if file.size > (free := shutil.disk_usage(folder).free):
+            raise CheckpointError(f"{file}: {file.size:,} bytes; {folder} has {free:,} bytes free")
+        with (folder / name).open("wb") as output:
+            RemoteHandle(file).copy_to(output.fileno(), 0, file.size, 0)
+
+
+def _fetch_whole(url: str, name: str) -> bytes | None:
     """Return the bytes of a file in a folder; None if it does not exist."""
     try:
         file = _open(name, f"{url.rstrip('/')}/{name}")
     except FileNotFoundError:
         return None
-    if limit is not None and file.size > limit:
-        raise CheckpointError(f"{file}: larger than {limit} bytes")
+    if file.size > MAX_JSON_BYTES:
+        raise CheckpointError(f"{file}: larger than {MAX_JSON_BYTES} bytes")
     return file.read(0, file.size)
 
 
@@ -306,8 +379,8 @@ def _open(name: str, url: str) -> RemoteFile:
     retry = _Retry(url, opening=True)
     while True:
         with retry, _request(url, 0, 1) as (state, parts):
-            for _ in parts:
-                pass
+            next(parts, None)
+            next(parts, None)  # the end, after which the connection can be used again
             return RemoteFile(name, url, *state)
 
 
@@ -318,11 +391,26 @@ class _Retry:
     """Suppresses failed attempts, with a pause after each, until they are too many.
 
     `opening` is True for the first request of a file; FileNotFoundError then passes through.
-    `failures` counts failed attempts in a row without a new byte.
+    `failures` counts failed attempts in a row without a new byte. `since` is the beginning of the
+    present `PERIOD`, in which `received` bytes came.
     """
 
     def __init__(self, url: str, *, opening: bool = False) -> None:
         self.url, self.opening, self.failures = url, opening, 0
+        self.since, self.received = time.monotonic(), 0
+
+    def advance(self, count: int) -> None:
+        """Count bytes that came; refuse a server that sends hardly any."""
+        self.failures = 0
+        self.received += count
+        passed = time.monotonic() - self.since
+        if passed >= PERIOD:
+            if self.received < SLOWEST * passed:
+                raise CheckpointError(
+                    f"{self.url}: sends less than {SLOWEST:,} bytes/s; try again later, or "
+                    "download the checkpoint first"
+                )
+            self.since, self.received = time.monotonic(), 0
 
     def __enter__(self) -> None: ...
 
@@ -338,8 +426,54 @@ class _Retry:
                 return False
             why = f"{type(error).__name__}: {_one_line(error)}"
             raise CheckpointError(f"{self.url}: cannot be fetched ({why})") from None
-        time.sleep(min(LONGEST_WAIT, WAIT_SECONDS * 2 ** (self.failures - 1)))
+        asked = error.seconds if isinstance(error, BusyError) else 0.0
+        if asked:
+            _count_wait(self.url, asked)
+        time.sleep(asked or min(LONGEST_WAIT, WAIT_SECONDS * 2 ** (self.failures - 1)))
+        self.since += asked
         return True
+
+
+class BusyError(ConnectionError):
+    """A server that is busy, and asks to wait for so many seconds (0 if it does not say)."""
+
+    def __init__(self, status: int, seconds: float) -> None:
+        super().__init__(f"the server answers {status}")
+        self.seconds = seconds
+
+
+_waits: dict[str, tuple[float, float]] = {}
+"""By server: the seconds that it was waited for, and the end of the last wait."""
+_waits_lock = threading.Lock()
+
+
+def _count_wait(url: str, seconds: float) -> None:
+    """Announce a wait; refuse it if the server then asks for too much. Parallel waits are one."""
+    server, now = urlsplit(url).netloc, time.monotonic()
+    with _waits_lock:
+        waited, until = _waits.get(server, (0.0, now))
+        waited += max(0.0, now + seconds - max(now, until))
+        if waited > MOST_WAITING:
+            raise CheckpointError(
+                f"{url}: the server asks to wait for {seconds:,.0f} s, and layerswap waits for "
+                f"{MOST_WAITING} s in all; try again later"
+            )
+        if seconds > LONGEST_WAIT and now >= until:
+            _LOG.warning("%s: waits for %.0f s, as the server asks", server, seconds)
+        _waits[server] = waited, max(until, now + seconds)
+
+
+def _asked_wait(headers: Any) -> float:
+    """Return the seconds that a server asks to wait for in the headers of an answer."""
+    limits = re.findall(r"\br=0;\s*t=(\d{1,15})\b", headers.get("RateLimit", ""))
+    seconds = [float(number) for number in limits]
+    after = headers.get("Retry-After", "").strip()
+    if after.isdecimal():
+        seconds.append(float(after[:15]))
+    elif after:
+        with suppress(ValueError):
+            seconds.append(parsedate_to_datetime(after).timestamp() - time.time())
+    return max([0.0, *seconds])
 
 
 def _is_final(error: Exception) -> bool:
@@ -359,6 +493,8 @@ def _is_unreached(error: BaseException | None) -> bool:
     return False
 
 
+BUSY = (429, 500, 502, 503, 504)
+"""Statuses after which the same request may succeed."""
 _Answer = tuple[_State, Iterator[bytes]]
 
 
@@ -381,16 +517,24 @@ def _request_http(url: str, start: int, stop: int) -> Iterator[_Answer]:
     token = None if url.startswith(f"{constants.ENDPOINT}/") else False
     headers = utils.build_hf_headers(token=token, library_name="layerswap")
     headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-    with utils.http_stream_backoff(
-        "GET", url, headers=headers, follow_redirects=True, retry_on_exceptions=(),
-        base_wait_time=WAIT_SECONDS, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+    with utils.get_session().stream(
+        "GET", url, headers=headers, follow_redirects=True,
+        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     ) as response:  # fmt: skip
+        if response.status_code in BUSY:
+            raise BusyError(response.status_code, _asked_wait(response.headers))
         if response.status_code in (404, 410):
             raise FileNotFoundError(url)
         if response.status_code == 416:  # shorter than before, or empty
             yield _http_state(response, 0), iter(())
             return
         utils.hf_raise_for_status(response)
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):  # its bytes are not those of the file
+            raise CheckpointError(
+                f"{url}: the server sends Content-Encoding {clipped(encoding, 40)!r} where none "
+                "was asked for; download the checkpoint first"
+            )
         if response.status_code != 206:
             raise CheckpointError(
                 f"{url}: the server sends whole files only; download the checkpoint first"

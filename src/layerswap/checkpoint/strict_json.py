@@ -1,15 +1,19 @@
-"""Strict JSON: UTF-8, bounded size and depth, no duplicate keys, finite numbers.
+"""Files of sources, opened as hostile input, and strict JSON.
 
-Two readers of a file must never see two different documents. No text from a file may fail later,
-when it is written or shown.
+JSON is UTF-8 of bounded size and depth, without duplicate keys, with finite numbers. Two readers
+of a file must never see two different documents. No text from a file may fail later, when it is
+written or shown.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,24 +50,56 @@ def parse_json(data: bytes, where: str) -> Any:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a regular file of at most `MAX_JSON_BYTES`."""
-    try:
-        if regular_size(path) > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    value = parse_json(data, str(path))
+    value = parse_json(read_source(path), str(path))
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return value
 
 
-def regular_size(path: Path) -> int:
-    """Return the bytes of a regular file; refuse pipes and devices, which might never end."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(f"{path}: not a regular file")
-    return status.st_size
+@contextmanager
+def open_source(path: Path) -> Iterator[int]:
+    """Open a file of a source: a regular file that lies in its folder.
+
+    Refuses pipes and devices, which might never end, and links that lead out of the folder, which
+    could copy a private file into an output. Links into the blobs of the Hub's cache are allowed.
+    """
+    try:
+        # Without O_NONBLOCK a pipe that nobody writes to is waited for.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise CheckpointError(f"{path}: not a regular file")
+        if path.is_symlink():
+            _check_link(path)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _check_link(path: Path) -> None:
+    target, home = path.resolve(), path.parent.resolve()
+    inside = [home]
+    if home.parent.name == "snapshots":  # blobs of the repository, and those that several share
+        inside += [home.parent.parent / "blobs", home.parent.parent.parent / "blobs"]
+    if not any(target.is_relative_to(folder) for folder in inside):
+        raise CheckpointError(
+            f"{path}: a link to {target}, outside its folder; put a copy of the file in its place"
+        )
+
+
+def read_source(path: Path, limit: int | None = None) -> bytes:
+    """Return the bytes of a file of a source, of at most `limit` (`MAX_JSON_BYTES`) bytes."""
+    limit = MAX_JSON_BYTES if limit is None else limit
+    with open_source(path) as handle, os.fdopen(handle, "rb", closefd=False) as file:
+        try:
+            data = file.read(limit + 1)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > limit:
+        raise CheckpointError(f"{path}: larger than {limit} bytes")
+    return data
 
 
 def clipped(text: str, limit: int = 200) -> str:

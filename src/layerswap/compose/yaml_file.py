@@ -27,15 +27,31 @@ LARGEST = 100_000
 """Most values of a file once every alias (`*name`) is written out."""
 DEEPEST = 200
 """Most brackets within each other; the time of reading grows with the square."""
+MOST_DIGITS = 1000
+MOST_MISTAKES = 50
+"""Most mistakes of a file that are listed."""
 TOO_DEEP = "lists and mappings are nested too deeply"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses some YAML that is valid.
+    """PyYAML's safe loader with the numbers of YAML 1.2; refuses some YAML that is valid.
 
-    Refuses a key given twice, aliases that make a value very large or contain themselves, nesting
-    beyond `DEEPEST`, and text that no file and no terminal can hold.
+    Refuses a key given twice, tags, aliases that make a value very large or contain themselves,
+    nesting beyond `DEEPEST`, and text that no file and no terminal can hold. Dates, `1:30` and
+    `1_000` are text, and `010` is 10.
     """
+
+    def fetch_tag(self) -> None:
+        line = self.get_mark().line + 1
+        raise RecipeError(f"line {line}: a tag ('!…') is not allowed; write a text in quotes")
+
+    def construct_number(self, node: yaml.ScalarNode) -> int:
+        value = self.construct_scalar(node)
+        base = {"0o": 8, "0x": 16}.get(value[:2], 10)
+        if len(value) > MOST_DIGITS:
+            line = node.start_mark.line + 1
+            raise RecipeError(f"line {line}: a number of more than {MOST_DIGITS} digits")
+        return int(value, base)
 
     def fetch_more_tokens(self) -> None:
         # The scanner reads ahead to the end of a bracket that may be a key, at any depth.
@@ -68,6 +84,22 @@ class _Loader(yaml.SafeLoader):
                     raise RecipeError(f"line {line}: key {key!r} is given twice")
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _first, _pattern in (
+    ("bool", "yYnNtTfFoO",
+     "yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"),
+    ("int", "-+0123456789", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    ("float", "-+.0123456789",
+     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+    ("merge", "<", "<<"),
+    ("null", ["~", "n", "N", ""], "~|null|Null|NULL|"),
+):  # fmt: skip
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
+    )
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
@@ -286,6 +318,8 @@ def _explain(
         place = f"{where}, line {at}" if at else where
         for text in _phrase(item, path, model).split("\n"):
             messages.append(f"{place}: {key + ': ' if key else ''}{text}")
+        if len(messages) >= MOST_MISTAKES:
+            return [*dict.fromkeys(messages), f"{where}: and more mistakes"]
     return list(dict.fromkeys(messages))
 
 

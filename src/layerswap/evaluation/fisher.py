@@ -115,7 +115,7 @@ def estimate_fisher(
             "revision": checkpoint.revision,
             "fingerprints": before,
         },
-        "data": {"file": Path(data).name, "sha256": sha256_of(Path(data).expanduser())},
+        "data": {"file": Path(data).name, "sha256": sha256_of(Path(data).expanduser().resolve())},
         "labels": labels,
         "examples": len(rows),
         "tokens": sum(len(row.predicted) for _, row in rows),

@@ -18,6 +18,7 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.errors import RecipeError
 from layerswap.merge.api import make_plan
 from layerswap.merge.lora import ranks_of
+from layerswap.merge.metadata import in_code
 from layerswap.merge.plan import Plan
 from layerswap.versions import __version__
 
@@ -151,10 +152,10 @@ def _write_documents(folder: Path, served: ServedAdapters) -> None:
     (folder / SCRIPT).write_text(script, "utf-8")
     card = f"""# Composed adapters
 
-Adapters of `{served.base}`, each a layer swap of a task adapter with a language adapter
+Adapters of {in_code(served.base)}, each a layer swap of a task adapter with a language adapter
 (`TASK--LANGUAGE`), with layerswap {__version__}. The largest rank is {served.rank}.
 
-{chr(10).join(f"- `{name}`" for name in names)}
+{chr(10).join(f"- {in_code(name)}" for name in names)}
 
 Serve all of them over one base with vLLM: `sh {SCRIPT}`. PEFT loads each folder by itself.
 `layerswap eval` on this folder evaluates all of them together. `layerswap.json` in each folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,10 @@ from layerswap.checkpoint.remote import (
     WeightFile,
     local_name,
 )
+from layerswap.checkpoint.strict_json import open_source
 from layerswap.compose import draw
+from layerswap.compose.yaml_file import parse_yaml
+from layerswap.errors import LayerswapError, visible
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import add_tokens
@@ -36,7 +40,7 @@ COPIED = (
 """Files that are copied, each group as a whole from the first source that has one of its files.
 The base is the last source. Code (`*.py`) is never copied."""
 LONGEST_FRONT = 1 << 16
-"""Most characters of a card's front matter that are read."""
+"""Most bytes of a card that are read."""
 
 
 def write_documents(
@@ -100,7 +104,8 @@ def model_card(
         tags=["merge", "layerswap"],
     ).to_yaml()
     experts = "\n".join(
-        f"- `{name}`: {_card_name(c)} (licence: {licences[name] or 'not given'})"
+        f"- {in_code(name)}: {in_markdown(_card_name(c))} "
+        f"(licence: {licences[name] or 'not given'})"
         for name, c in plan.used.items()
     )
     recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)
@@ -112,10 +117,26 @@ def model_card(
         "Recomposed layer by layer from experts fine-tuned from one base, with "
         f"layerswap {__version__}.\n\n## Use\n\n```python\n{load}```\n\n"
         f"{limits}## Experts\n\n{experts}\n\n"
-        f"## Composition\n\n```\n{draw(plan.composition)}\n```\n\n"
-        f"## Recipe\n\n```yaml\n{recipe}```\n\n"
+        f"## Composition\n\n{fenced(draw(plan.composition))}\n\n"
+        f"## Recipe\n\n{fenced(recipe, 'yaml')}\n\n"
         "`layerswap.json` holds the whole record.\n"
     )
+
+
+def in_code(name: str) -> str:
+    """A name as code in one line of Markdown."""
+    return f"`{visible(name).replace('`', chr(39))}`"
+
+
+def in_markdown(name: str) -> str:
+    """A name as text in one line of Markdown, without markup."""
+    return re.sub(r"([\\`*\[\]<>])", r"\\\1", visible(name))
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of code in Markdown, whose fence no line of the text can close."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 _LOAD = """\
@@ -138,14 +159,13 @@ LICENCE = re.compile(r"[\w.+-]{1,60}")
 
 def licence_of(checkpoint: Checkpoint) -> str | None:
     """The licence in a checkpoint's own card; None without a readable one."""
-    import yaml
-
     folder = checkpoint.adapter.folder if checkpoint.adapter else checkpoint.folder
     try:
-        text = (folder / "README.md").read_text("utf-8")
-        front = text.split("---\n", 2)[1] if text.startswith("---\n") else ""
-        metadata = yaml.safe_load(front) if len(front) < LONGEST_FRONT else None
-    except (OSError, ValueError, IndexError, RecursionError, yaml.YAMLError):
+        with open_source(folder / "README.md") as file:
+            text = os.pread(file, LONGEST_FRONT, 0).decode("utf-8", "replace")
+        head, front, _ = text.replace("\r\n", "\n").split("---\n", 2)
+        metadata = None if head else parse_yaml(front, "README.md")[0]
+    except (OSError, ValueError, LayerswapError):
         return None
     name = metadata.get("license") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) and LICENCE.fullmatch(name) else None

@@ -23,10 +23,17 @@ from layerswap.checkpoint import (
     read_json_object,
 )
 from layerswap.checkpoint.commit import PARTIAL
-from layerswap.checkpoint.folder import INDEX, SINGLE, downloaded, fetch_checkpoint
+from layerswap.checkpoint.folder import (
+    INDEX,
+    SINGLE,
+    downloaded,
+    fetch_checkpoint,
+    is_folder,
+)
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.checkpoint.remote import RemoteFile, WeightFile
+from layerswap.checkpoint.remote import HUB_ID, RemoteFile, WeightFile, is_url
+from layerswap.checkpoint.strict_json import quoted
 from layerswap.checkpoint.views import as_transformers, restack
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.schema import Expert
@@ -92,7 +99,12 @@ class _Opener:
             else:
                 full[name] = opened
         only = bool(adapters) and not full and not self.recipe.bake
-        base = self._open_base({name: adapter for name, (adapter, _) in adapters.items()}, only)
+        elsewhere = any(
+            commit or is_url(str(self.recipe.experts[name].source))
+            for name, (_, commit) in adapters.items()
+        )
+        named = {name: adapter for name, (adapter, _) in adapters.items()}
+        base = self._open_base(named, only, from_elsewhere=elsewhere)
         if adapters and base is not None and base.gguf is not None:
             raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
         for name, (adapter, commit) in adapters.items():
@@ -145,12 +157,15 @@ class _Opener:
         patterns = self.recipe.place_patterns
         return adapt(base, adapter, source=source, revision=commit, patterns=patterns)
 
-    def _open_base(self, adapters: Mapping[str, Adapter], only: bool) -> Checkpoint | None:
+    def _open_base(
+        self, adapters: Mapping[str, Adapter], only: bool, *, from_elsewhere: bool
+    ) -> Checkpoint | None:
         recipe = self.recipe
         if recipe.base is not None and recipe.base.source is not None:
             entry, context = recipe.base, "base"
         elif adapters:
-            entry, context = _named_base(adapters), "the base that the adapters name"
+            entry = _named_base(adapters, from_elsewhere=from_elsewhere)
+            context = "the base that the adapters name"
         else:
             return None
         try:
@@ -195,8 +210,8 @@ def _in_one_layout(
     return named, None if base is None else translated("base", base)
 
 
-def _named_base(adapters: Mapping[str, Adapter]) -> Expert:
-    """The one base that all adapters name."""
+def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Expert:
+    """The one base that all adapters name: nothing but an id of the Hub is fetched unasked."""
     named = {name: (a.base, a.base_revision) for name, a in adapters.items()}
     for name, (base, _) in named.items():
         if base is None:
@@ -209,6 +224,13 @@ def _named_base(adapters: Mapping[str, Adapter]) -> Expert:
                 "same model, choose one with `base` (--base)"
             )
     source, revision = named[first]
+    name = str(source).partition("@")[0]
+    # A folder is what PEFT writes for a base on the disk; a downloaded adapter cannot know any.
+    if not (HUB_ID.fullmatch(name) or (is_folder(str(source)) and not from_elsewhere)):
+        raise MergeError(
+            f"{first}: the adapter names the base {quoted(source)}, which is no id of the Hub and "
+            "no folder here; give the base with `base` (--base)"
+        )
     return Expert(source=source, revision=revision)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.places import pattern_advice
-from layerswap.checkpoint.strict_json import clipped
+from layerswap.checkpoint.strict_json import clipped, read_source
 from layerswap.compose import Recipe
 from layerswap.errors import CheckpointError, MergeError, RecipeError
 
@@ -103,7 +103,7 @@ def _content(token: object) -> object:
 def _template(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8", errors="replace")
+        return read_source(path).decode("utf-8", errors="replace")
     template = _settings(folder).get("chat_template")
     return template if isinstance(template, str) else None
 

@@ -146,7 +146,7 @@ class WithoutLabels(Strict):
     def _compiles(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"not a regular expression ({error})") from None
         return pattern
 

@@ -15,7 +15,7 @@ from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.remote import TRAINING, local_name
 from layerswap.errors import TrainingError
-from layerswap.merge.metadata import COPIED, copy_document, set_dtype
+from layerswap.merge.metadata import COPIED, copy_document, fenced, in_markdown, set_dtype
 
 CHECKPOINTS = "checkpoints"
 DRAFT = ".unfinished"
@@ -141,15 +141,15 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
     ).to_yaml()
     spec = yaml.safe_dump({**record["spec"], "base": name}, sort_keys=False, allow_unicode=True)
     data = "\n".join(
-        f"- {entry['name']}: {entry['train']:,} training rows, "
+        f"- {in_markdown(entry['name'])}: {entry['train']:,} training rows, "
         f"{entry['validation']:,} validation rows"
         for entry in record["data"]
     )
     losses = record["losses"]
     return (
-        f"---\n{metadata}\n---\n\n# An expert\n\nFine-tuned from {name} with layerswap "
-        f"{record['versions']['layerswap']}; {record['parameters']['trained']:,} of "
+        f"---\n{metadata}\n---\n\n# An expert\n\nFine-tuned from {in_markdown(name)} with "
+        f"layerswap {record['versions']['layerswap']}; {record['parameters']['trained']:,} of "
         f"{record['parameters']['all']:,} parameters trained.\n\n## Data\n\n{data}\n\n"
-        f"## Training\n\n```yaml\n{spec}```\n\nFinal loss {losses['training']}, validation loss "
-        f"{losses['validation']} (nats per token). `{TRAINING}` holds the whole record.\n"
+        f"## Training\n\n{fenced(spec, 'yaml')}\n\nFinal loss {losses['training']}, validation "
+        f"loss {losses['validation']} (nats per token). `{TRAINING}` holds the whole record.\n"
     )
