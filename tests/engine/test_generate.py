@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -144,6 +146,69 @@ def test_equal_compositions_and_beginnings_are_computed_once(llama, monkeypatch)
     found = sweep.generate(PROMPTS[:2], max_new_tokens=6, eos=[])
     assert all(generations == found[0] for generations in found)
     assert rows == [2] * 5 * 5  # two prompts, five layers, five steps after the prompts
+
+
+# --- settings of the generation configuration ---
+
+BEAMS = {"num_beams": 3, "length_penalty": 0.5}
+SETTINGS = [
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram_size": 1},
+    {"forced_eos_token_id": 7},
+    {"suppress_tokens": [*range(3, 40)]},
+    {"begin_suppress_tokens": [*range(3, 50)]},
+    {"bad_words_ids": [[n] for n in range(10, 50)]},
+    {"min_new_tokens": 6},
+    {"min_length": 14},
+    {"exponential_decay_length_penalty": [2, 1.9]},
+    {"sequence_bias": [[[n], -9.0] for n in range(10, 40)]},
+    {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "forced_eos_token_id": [7, 8]},
+    {"encoder_repetition_penalty": 2.5},
+    {"prompt_lookup_num_tokens": 2, "repetition_penalty": 1.5},
+    BEAMS,
+    {**BEAMS, "repetition_penalty": 1.7, "early_stopping": True},
+]
+
+
+def with_settings(root, family="llama", eos=(), **settings):
+    """Three compositions of experts whose generation configuration has some settings."""
+    from transformers import GenerationConfig
+
+    swap_of(root, family)
+    config = GenerationConfig(pad_token_id=0, eos_token_id=[*eos] or None, **settings)
+    config.save_pretrained(root / "task")
+    return grid_of(ls.swap(task=root / "task", language=root / "language", bottom=1, top=1))[::4]
+
+
+def as_generate(plan, prompts, **settings):
+    """The texts of transformers with a model's own generation configuration."""
+    model, found = plan.load(), []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings))
+def test_generation_settings_act_as_in_transformers(settings, tmp_path):
+    plain = with_settings(tmp_path / "plain")
+    eos = sorted({tokens[3] for tokens in as_generate(plain[0], PROMPTS, max_new_tokens=10)})
+    plans = with_settings(tmp_path / "own", eos=eos, **settings)
+    expected = [as_generate(plan, PROMPTS, max_new_tokens=10) for plan in plans]
+    alone = settings.keys() & {"num_beams", "encoder_repetition_penalty", "prompt_lookup_num_tokens"}
+    sweep = Sweep(plans)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = sweep.generate(PROMPTS, max_new_tokens=10)
+    lines = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    assert [tokens_of(row) for row in found] == expected
+    assert len([line for line in lines if "generation_config.json sets" in line]) == len(alone)
+    if not alone:
+        sweep._decodes_jointly = False
+        assert sweep.generate(PROMPTS, max_new_tokens=10) == found
+    plain = with_settings(tmp_path / "other", eos=eos)
+    assert [as_generate(plan, PROMPTS, max_new_tokens=10) for plan in plain] != expected, "no effect"
 
 
 # --- sampling ---

@@ -17,6 +17,7 @@ from layerswap.engine.generation import (
 )
 from layerswap.engine.memory import MemoryEstimate, MemoryModel, free_bytes, largest_fitting
 from layerswap.engine.prefix import PrefixGroup, group_by_prefix
+from layerswap.engine.processors import acting_settings
 from layerswap.engine.rows import (
     Question,
     TokenRow,
@@ -199,8 +200,10 @@ class Sweep(VirtualModel):
         written tokens likely. If it does not, or the model keeps another state than keys and
         values, a warning says so and every composition generates alone.
 
-        Greedy by default. In float32 the tokens are those of transformers' `generate` for each
-        composition, unless two tokens are equally likely except for rounding.
+        Greedy by default, with the settings of the generation configuration, such as
+        `repetition_penalty`. In float32 the tokens are those of transformers' `generate` for each
+        composition, unless two tokens are equally likely except for rounding. With settings that
+        do not act row by row, such as `num_beams`, every composition generates alone.
 
         Args:
             prompts: token ids, none empty.
@@ -222,7 +225,8 @@ class Sweep(VirtualModel):
         """
         chosen = self.choose(members)
         ends = eos_tokens(self.model) if eos is None else frozenset(eos)
-        decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling)
+        own = acting_settings(self.model)
+        decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling, own)
         check_prompts(self.model, prompts, max_new_tokens)
         size = batch_size or max(1, ROWS // len(chosen))
         rows = longest_first(
@@ -230,7 +234,8 @@ class Sweep(VirtualModel):
             for number, prompt in enumerate(prompts)
         )
         groups = [PrefixGroup(rows, 0)]
-        if share_prefixes and self._joint(chosen, [row.tokens for row in rows[:size]]):
+        first = [row.tokens for row in rows[:size]]
+        if share_prefixes and self._joint(chosen, first, decoding):
             bounds = [len(row.tokens) - 1 for row in rows]
             groups = self._prefix_groups(rows, bounds, size, chosen) or groups
         for group, prefix in groups:
@@ -253,17 +258,19 @@ class Sweep(VirtualModel):
         decoding: Decoding,
         prefix: int,
     ) -> dict[tuple[int, int], Generation]:
-        joint, limit = self._joint(members, prompts), rotary_limit(self.model)
+        joint, limit = self._joint(members, prompts, decoding), rotary_limit(self.model)
         longest = max(map(len, prompts)) + decoding.max_new_tokens
         if not joint or (limit is not None and longest > limit):
             return generate_alone(self.runner, members, prompts, numbers, decoding)
         batch = JointBatch(self.runner, members, prompts, numbers, decoding, prefix=prefix)
         return batch.generate()
 
-    def _joint(self, members: Sequence[int], prompts: Sequence[Sequence[int]]) -> bool:
+    def _joint(
+        self, members: Sequence[int], prompts: Sequence[Sequence[int]], decoding: Decoding
+    ) -> bool:
         """Check once, on some prompts, that compositions can be decoded together."""
         if self._decodes_jointly is None:
-            reason = why_not_joint(self.runner, members, prompts)
+            reason = why_not_joint(self.runner, members, prompts, decoding)
             self._decodes_jointly = reason is None
             if reason is not None:
                 warnings.warn(
