@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -172,11 +173,9 @@ SETTINGS = [
 
 def with_settings(root, family="llama", eos=(), **settings):
     """Three compositions of experts whose generation configuration has some settings."""
-    from transformers import GenerationConfig
-
     swap_of(root, family)
-    config = GenerationConfig(pad_token_id=0, eos_token_id=[*eos] or None, **settings)
-    config.save_pretrained(root / "task")
+    config = {"pad_token_id": 0, "eos_token_id": [*eos] or None, **settings}
+    (root / "task" / "generation_config.json").write_text(json.dumps(config))
     return grid_of(ls.swap(task=root / "task", language=root / "language", bottom=1, top=1))[::4]
 
 
@@ -190,13 +189,17 @@ def as_generate(plan, prompts, **settings):
     return found
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings))
+@pytest.mark.parametrize("settings", SETTINGS, ids="-".join)
 def test_generation_settings_act_as_in_transformers(settings, tmp_path):
     plain = with_settings(tmp_path / "plain")
     eos = sorted({tokens[3] for tokens in as_generate(plain[0], PROMPTS, max_new_tokens=10)})
     plans = with_settings(tmp_path / "own", eos=eos, **settings)
     expected = [as_generate(plan, PROMPTS, max_new_tokens=10) for plan in plans]
-    alone = settings.keys() & {"num_beams", "encoder_repetition_penalty", "prompt_lookup_num_tokens"}
+    alone = settings.keys() & {
+        "num_beams",
+        "encoder_repetition_penalty",
+        "prompt_lookup_num_tokens",
+    }
     sweep = Sweep(plans)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -208,7 +211,27 @@ def test_generation_settings_act_as_in_transformers(settings, tmp_path):
         sweep._decodes_jointly = False
         assert sweep.generate(PROMPTS, max_new_tokens=10) == found
     plain = with_settings(tmp_path / "other", eos=eos)
-    assert [as_generate(plan, PROMPTS, max_new_tokens=10) for plan in plain] != expected, "no effect"
+    assert [as_generate(plan, PROMPTS, max_new_tokens=10) for plan in plain] != expected, (
+        "no effect"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampling", "message"),
+    [
+        (BEAMS, Sampling(), "tokens cannot be drawn with num_beams of generation_config.json"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, None, r".*\(ValueError: Contrastive Search requires"),
+        ({"forced_eos_token_id": 99}, None, r".*generation_config.json \(IndexError: "),
+        ({"exponential_decay_length_penalty": [2, 1.9]}, None, r".*generation_config.json \("),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*generates alone")
+def test_generation_settings_that_cannot_act_are_one_line(settings, sampling, message, tmp_path):
+    sweep = Sweep(with_settings(tmp_path, **settings))
+    with pytest.raises(EvaluationError, match=f"^{message}") as caught:
+        sweep.generate(PROMPTS, max_new_tokens=4, sampling=sampling)
+    assert "\n" not in str(caught.value)
 
 
 # --- sampling ---
@@ -243,6 +266,27 @@ def test_sampled_tokens_are_those_of_their_draws(llama, sampling):
             assert list(generation.tokens) == drawn_alone(plan, prompt, row, sampling)
 
 
+def test_sampling_with_settings_of_the_generation_configuration(tmp_path):
+    from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+
+    class Both:
+        """Sampling in the order of transformers, written out."""
+
+        def processors(self):
+            penalty, least = RepetitionPenaltyLogitsProcessor(1.5), MinPLogitsWarper(0.02)
+            return lambda ids, logits: least(ids, NARROW.processors()(ids, penalty(ids, logits)))
+
+    plans = with_settings(tmp_path, repetition_penalty=1.5, min_p=0.02)
+    sweep, settings = Sweep(plans), {"max_new_tokens": 8, "sampling": NARROW}
+    found = sweep.generate(PROMPTS, **settings)
+    draws = NARROW.draws(range(len(PROMPTS)), 8)
+    for generations, plan in zip(found, plans, strict=True):
+        for prompt, row, generation in zip(PROMPTS, draws, generations, strict=True):
+            assert list(generation.tokens) == drawn_alone(plan, prompt, row, Both())
+    sweep._decodes_jointly = False
+    assert sweep.generate(PROMPTS, **settings) == found
+
+
 def test_samples_do_not_depend_on_other_rows(llama):
     sweep, settings = Sweep(llama), {"max_new_tokens": 8, "sampling": Sampling(seed=2)}
     whole = sweep.generate(PROMPTS, **settings)
@@ -266,6 +310,9 @@ def test_samples_do_not_depend_on_other_rows(llama):
         ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ([[5]], {"stop": ["a"]}, "stop strings need the tokenizer"),
         ([[5]], {"members": [-1]}, "there is no composition -1"),
+        ([], {}, "^there are no prompts to generate after$"),
+        ([[5]], {"batch_size": 0}, "^batch_size is 0; it must be at least 1$"),
+        ([[5]], {"batch_size": -1}, "^batch_size is -1; it must be at least 1$"),
     ],
 )
 def test_impossible_generations_are_refused(llama, prompts, settings, message):
@@ -273,7 +320,12 @@ def test_impossible_generations_are_refused(llama, prompts, settings, message):
         Sweep(llama).generate(prompts, **{"max_new_tokens": 4, **settings})
 
 
-@pytest.mark.parametrize("setting", [{"temperature": 0.0}, {"top_k": -1}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"temperature": 0.0}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_k": -1},
+     {"top_p": 1.5}],
+    ids=str,
+)  # fmt: skip
 def test_sampling_out_of_range(setting):
     ((name, value),) = setting.items()
     with pytest.raises(EvaluationError, match=f"^{name} is {value}; it must be "):

@@ -32,6 +32,7 @@ from layerswap.engine.processors import (
     settings_error,
 )
 from layerswap.engine.rows import pad_with_mask
+from layerswap.engine.scoring import why_not_together
 from layerswap.engine.split import Call, takes_positions, why_no_kv_cache
 from layerswap.engine.trie import ROUNDING, SPLIT_ERRORS, Node, Runner
 from layerswap.errors import EvaluationError
@@ -381,7 +382,8 @@ class JointBatch:
             for process in self._processors:
                 logits = process(None, logits)
             if self._own:
-                logits = self._processed(logits, prompts[part], None if rows is None else rows[part])
+                texts = self._texts(prompts[part], None if rows is None else rows[part])
+                logits = self._processed(logits, texts, step)
             if self._draws is None:
                 tokens.append(logits.argmax(dim=-1))
             else:
@@ -389,18 +391,24 @@ class JointBatch:
                 tokens.append(draw_tokens(logits, draws))
         return torch.cat(tokens).cpu().numpy()
 
-    def _processed(self, logits: torch.Tensor, prompts: Ints, rows: Ints | None) -> torch.Tensor:
-        """Apply the model's own settings to texts of one length at a time, without padding."""
+    def _texts(self, prompts: Ints, rows: Ints | None) -> list[list[int]]:
+        """Return the texts of lanes so far, without padding."""
+        if rows is None:
+            return [self._prompts[prompt] for prompt in prompts]
+        pairs = zip(prompts, rows, strict=True)
+        return [self._prompts[prompt] + self._written[row] for prompt, row in pairs]
+
+    def _processed(
+        self, logits: torch.Tensor, texts: Sequence[Sequence[int]], step: int
+    ) -> torch.Tensor:
+        """Apply the model's own settings, to texts of one length at a time."""
         import torch
 
-        texts = [self._prompts[prompt] for prompt in prompts]
-        if rows is not None:
-            texts = [text + self._written[row] for text, row in zip(texts, rows, strict=True)]
         logits = logits.clone()
         for length, processors in self._own.items():
-            chosen = [i for i, prompt in enumerate(prompts) if len(self._prompts[prompt]) == length]
+            chosen = [row for row, text in enumerate(texts) if len(text) == length + step]
             if chosen:
-                ids = torch.tensor([texts[i] for i in chosen], device=logits.device)
+                ids: Any = torch.tensor([texts[row] for row in chosen], device=logits.device)
                 try:
                     logits[chosen] = processors(ids, logits[chosen])
                 except FAILURES as error:
@@ -425,11 +433,14 @@ def why_not_joint(
     import torch
 
     virtual = runner.virtual
-    if not virtual.layers:
-        return "its layers are not in one list"
-    if decoding.not_row_by_row:
-        return f"generation_config.json sets {decoding.not_row_by_row}, not applied row by row"
-    if (obstacle := why_no_kv_cache(virtual.model)) is not None:
+    beams = decoding.not_row_by_row
+    obstacle = (
+        (None if virtual.layers else "its layers are not in one list")
+        or (f"generation_config.json sets {beams}, not applied row by row" if beams else None)
+        or why_no_kv_cache(virtual.model)
+        or why_not_together(runner, members, prompts)
+    )
+    if obstacle is not None:
         return obstacle
     chosen = sorted({members[0], members[len(members) // 2], members[-1]})[:CHECKED_MEMBERS]
     # Prompts of unequal lengths, to check padding too.

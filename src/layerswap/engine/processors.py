@@ -87,10 +87,10 @@ def own_config(model: PreTrainedModel, **settings: Any) -> Iterator[GenerationCo
 
     # `generate` takes missing settings from the model's own configuration.
     own: Any = model.generation_config
-    model.generation_config = copy.deepcopy(own)
+    config = model.generation_config = copy.deepcopy(own)
     try:
-        model.generation_config.update(max_length=None, pad_token_id=0, **settings)
-        yield model.generation_config
+        config.update(max_length=None, pad_token_id=0, **settings)
+        yield config
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:

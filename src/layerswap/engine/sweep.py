@@ -21,6 +21,7 @@ from layerswap.engine.processors import acting_settings
 from layerswap.engine.rows import (
     Question,
     TokenRow,
+    check_batch_size,
     check_prompts,
     eos_tokens,
     first_scored,
@@ -29,7 +30,13 @@ from layerswap.engine.rows import (
     rotary_limit,
     rows_for,
 )
-from layerswap.engine.scoring import Scores, merge_batches, score_batch, why_no_shared_prefix
+from layerswap.engine.scoring import (
+    Scores,
+    merge_batches,
+    score_batch,
+    why_no_shared_prefix,
+    why_not_together,
+)
 from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
@@ -69,6 +76,7 @@ class Sweep(VirtualModel):
 
     _decodes_jointly: bool | None = None  # None until checked
     _shares_prefixes: bool | None = None
+    _batches: bool | None = None
 
     @cached_property
     def runner(self) -> Runner:
@@ -147,8 +155,12 @@ class Sweep(VirtualModel):
             EvaluationError: a request that cannot be answered.
         """
         chosen = self.choose(members)
-        rows = rows_for(self.model, requests, max_length)
+        check_batch_size(batch_size)
         limit = rotary_limit(self.model)
+        rows = rows_for(self.model, requests, max_length, rotary_limit=limit)
+        if not self._reads_batches(chosen, rows):
+            rows = rows_for(self.model, requests, max_length, rotary_limit=0)
+            batch_size, share_prefixes = 1, False
         groups = [PrefixGroup(rows, 0)]
         if share_prefixes:
             bounds = [first_scored(row, requests) for row in rows]
@@ -159,6 +171,19 @@ class Sweep(VirtualModel):
                     self.runner, batch, requests, chosen,
                     prefix=prefix, softmax_dtype=softmax_dtype,
                 )  # fmt: skip
+
+    def _reads_batches(self, members: Sequence[int], rows: Sequence[TokenRow]) -> bool:
+        """Check once that a row's logits do not depend on later tokens, padding and other rows."""
+        if self._batches is None:
+            reason = why_not_together(self.runner, members, [row.tokens for row in rows])
+            self._batches = reason is None
+            if reason is not None:
+                warnings.warn(
+                    f"{type(self.model).__name__} cannot read several requests together ({reason});"
+                    " every request is scored alone, at full price",
+                    stacklevel=4,
+                )
+        return self._batches
 
     def _prefix_groups(
         self, rows: Sequence[TokenRow], bounds: Sequence[int], size: int, members: Sequence[int]
@@ -197,8 +222,8 @@ class Sweep(VirtualModel):
         """Yield the texts of `generate` batch by batch, that of the longest prompt first.
 
         The first call checks a part of the first batch: each composition alone must find the
-        written tokens likely. If it does not, or the model keeps another state than keys and
-        values, a warning says so and every composition generates alone.
+        written tokens likely, and no token may read later ones. If that fails, or the model keeps
+        another state than keys and values, a warning says so and every composition generates alone.
 
         Greedy by default, with the settings of the generation configuration, such as
         `repetition_penalty`. In float32 the tokens are those of transformers' `generate` for each
@@ -228,6 +253,7 @@ class Sweep(VirtualModel):
         own = acting_settings(self.model)
         decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling, own)
         check_prompts(self.model, prompts, max_new_tokens)
+        check_batch_size(batch_size)
         size = batch_size or max(1, ROWS // len(chosen))
         rows = longest_first(
             TokenRow(tuple(prompt), (number,), (len(prompt),))
