@@ -40,9 +40,12 @@ from layerswap.engine.scoring import (
 from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
+from layerswap.merge.metadata import generation_file
 
 if TYPE_CHECKING:
     import torch
+
+    from layerswap.merge import Plan
 
 ROWS = 256
 """Default number of rows of generation: compositions times prompts."""
@@ -249,6 +252,7 @@ class Sweep(VirtualModel):
             EvaluationError: a setting or prompt that is not possible.
         """
         chosen = self.choose(members)
+        self._check_generation_files(chosen)
         ends = eos_tokens(self.model) if eos is None else frozenset(eos)
         own = acting_settings(self.model)
         decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling, own)
@@ -275,6 +279,17 @@ class Sweep(VirtualModel):
                     for member in chosen
                     for index, number in enumerate(numbers)
                 ]
+
+    def _check_generation_files(self, members: Sequence[int]) -> None:
+        """Warn if compositions have other generation configurations than the model in memory."""
+        own = _generation_settings(self.plans[0])
+        other = next((m for m in members if _generation_settings(self.plans[m]) != own), None)
+        if other is not None:
+            warnings.warn(
+                f"composition {other} has another generation_config.json than composition 0, whose "
+                "settings all compositions generate with; evaluate them separately for their own",
+                stacklevel=4,
+            )
 
     def _generate_batch(
         self,
@@ -366,3 +381,8 @@ class Sweep(VirtualModel):
                     f"there is no composition {member}; they are 0 to {len(self) - 1}"
                 )
         return list(members)
+
+
+def _generation_settings(plan: Plan) -> bytes | None:
+    file = generation_file(plan)
+    return None if file is None else file.read_bytes()

@@ -20,9 +20,8 @@ from layerswap.engine.prefix import Pair, PrefixCache, read_prefix
 from layerswap.engine.split import (
     Entry,
     SplitModel,
-    check_head,
     dynamic_rotary,
-    one_token,
+    read_one_token,
     reset_rotary,
 )
 from layerswap.engine.virtual import Numbering, VariantId, VariantPath, VirtualModel
@@ -177,7 +176,7 @@ class Runner:
             self.stack = SplitModel(model, virtual.layers, virtual.device)
         else:
             self.exact = self._give_up("they are not in one list")
-            check_head(model, self._forward(one_token(virtual.device), 0))
+            read_one_token(model, virtual.device)
         self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0
 
