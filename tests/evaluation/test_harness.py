@@ -260,6 +260,43 @@ def test_chat_templates_that_fail_are_one_line(world):
         )  # fmt: skip
 
 
+HOSTILE = [
+    "{{ 'a' * 10**12 }}", "{% for i in range(10**9) %}{% endfor %}", "{{ 1 // 0 }}",
+    "{{ messages[9].content }}", "{{ messages + 1 }}", "{% for m in messages %}",
+    "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__.os.system('id') }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ messages | nothing }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+@pytest.mark.parametrize("engine", ["sweep", "hf"])
+def test_hostile_chat_templates_are_one_line(template, engine, world, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(world["task"])
+    tokenizer.chat_template = template
+    folder = sweep_of(world, bottoms=(1,), tops=(1,)).plans[0].save(tmp_path / "model")
+    tokenizer.save_pretrained(folder)
+    settings = EvaluationSettings(engine=engine, apply_chat_template=True, device="cpu")
+    with pytest.raises(EvaluationError, match="^the chat template cannot be applied") as caught:
+        harness.evaluate_models(
+            harness.open_models([str(folder)]), ["maembe_choose"], [world["tasks"]],
+            settings=settings,
+        )  # fmt: skip
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_refuses_the_system_role_is_reported(world):
+    tokenizer = chat_tokenizer(world)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}Q"
+    )
+    settings = EvaluationSettings(apply_chat_template=True, system_instruction="Jibu.")
+    with pytest.warns(UserWarning, match=r"\(no system\); prompts are without the system"):
+        evaluate(
+            sweep_of(world, bottoms=(1,), tops=(1,)), tokenizer, ["maembe_choose"],
+            include=[world["tasks"]], settings=settings,
+        )  # fmt: skip
+
+
 def test_a_prompt_outside_of_a_task(world):
     tokenizer = chat_tokenizer(world)
     chat = PromptOptions(apply_chat_template=True, system_instruction="Jibu.")
