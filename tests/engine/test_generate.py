@@ -380,10 +380,14 @@ def test_a_state_inside_modules_is_detected(letters, tmp_path):
     }  # fmt: skip
     plan = make_plan(check_recipe(recipe, where="test"))
     plans = [plan, *plan.grid(bottom=[1, 2], top=[0])]
+    # A prompt of one token looks like a step of decoding, which continues the text before it.
+    prompts = [*PROMPTS, *([token] for token in range(3, 19))]
     with pytest.warns(UserWarning, match="it keeps a recurrent state"):
-        found = Sweep(plans).generate(PROMPTS, max_new_tokens=10, eos=[])
+        found = Sweep(plans).generate(prompts, max_new_tokens=10, eos=[])
     for generations, one in zip(found, plans, strict=True):
-        assert tokens_of(generations) == alone(one, PROMPTS, max_new_tokens=10, do_sample=False)
+        for prompt, generation in zip(prompts, generations, strict=True):
+            fresh = alone(one, [prompt], max_new_tokens=10, do_sample=False)
+            assert [list(generation.tokens)] == fresh
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

@@ -77,6 +77,26 @@ def test_logits_are_those_of_each_composition_alone(family, dtype, tmp_path):
                 assert same_bits(logits[index], model(**batch, use_cache=False).logits), index
 
 
+def test_texts_of_one_token_are_read_without_a_cache(tmp_path):
+    """With a cache, Qwen3-Next reads one token by another kernel, which rounds otherwise."""
+    from transformers import Qwen3NextConfig
+
+    config = Qwen3NextConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, linear_key_head_dim=8, num_experts=4,
+        linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts_per_tok=2,
+    )  # fmt: skip
+    pair = [save_expert(tmp_path / f"e{seed}", config, seed) for seed in range(2)]
+    plans = ls.swap(task=pair[0], language=pair[1], bottom=1, top=1).grid(bottom=[1, 2], top=[1])
+    sweep, models = Sweep(plans), [plan.load() for plan in plans]
+    for shape in [(3, 1)] * 4 + [(2, 7), (1, 70)]:
+        ids = some_ids(*shape)
+        for member, logits in sweep.logits(ids):
+            with torch.no_grad():
+                assert same_bits(logits, models[member](ids, use_cache=False).logits)
+
+
 def test_members_can_be_chosen_and_added(llama):
     ids = some_ids()
     sweep = Sweep(llama)

@@ -276,7 +276,7 @@ def test_hostile_chat_templates_are_one_line(template, engine, world, tmp_path):
     folder = sweep_of(world, bottoms=(1,), tops=(1,)).plans[0].save(tmp_path / "model")
     tokenizer.save_pretrained(folder)
     settings = EvaluationSettings(engine=engine, apply_chat_template=True, device="cpu")
-    with pytest.raises(EvaluationError, match="^the chat template cannot be applied") as caught:
+    with pytest.raises(EvaluationError, match=r"^the chat template cannot be applied") as caught:
         harness.evaluate_models(
             harness.open_models([str(folder)]), ["maembe_choose"], [world["tasks"]],
             settings=settings,

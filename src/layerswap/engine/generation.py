@@ -33,7 +33,7 @@ from layerswap.engine.processors import (
 )
 from layerswap.engine.rows import pad_with_mask
 from layerswap.engine.scoring import why_not_together
-from layerswap.engine.split import Call, takes_positions, why_no_kv_cache
+from layerswap.engine.split import Call, one_token, takes_positions, why_no_kv_cache
 from layerswap.engine.trie import ROUNDING, SPLIT_ERRORS, Node, Runner
 from layerswap.errors import EvaluationError
 
@@ -479,6 +479,7 @@ def generate_alone(
     import torch
 
     write = _write_with_beams if decoding.not_row_by_row else _write
+    stateful = getattr(runner.virtual.model, "_is_stateful", False)
     results: dict[tuple[int, int], Generation] = {}
     for member in members:
         model = runner.virtual.switch(member)
@@ -487,6 +488,8 @@ def generate_alone(
             ids = torch.tensor([list(prompt)], device=runner.virtual.device)
             runner.reset_rotary()
             with torch.inference_mode():
+                if stateful:  # without a cache, modules forget the previous text
+                    model(**one_token(runner.virtual.device))
                 results[member, index] = write(model, ids, numbers[index], decoding)
     return results
 

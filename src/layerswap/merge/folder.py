@@ -154,8 +154,10 @@ def build_model(
         model, loading = load_weights(config, weights, dtype)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := loading.get(key):
-            found = f"transformers found {key.replace('_', ' ')}: {sorted(names)[:3]}"
-            raise MergeError(f"{plan.reference.source}: config.json contradicts the weights; {found}")
+            raise MergeError(
+                f"{plan.reference.source}: config.json contradicts the weights; transformers found "
+                f"{key.replace('_', ' ')}: {sorted(names)[:3]}"
+            )
     if generation is not None:
         model.generation_config = generation
     return model
