@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from layerswap.evaluation.settings import (
     parse_arguments,
     template_error,
 )
+from layerswap.evaluation.suites.folders import WRITTEN
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.adapters import MANIFEST, open_served
 from layerswap.merge.folder import plan_tokenizer
@@ -115,7 +117,12 @@ def load_tasks(
     include: Sequence[Path] = (),
     prompts: PromptOptions | None = None,
 ) -> Any:
-    """Load lm-eval's task objects, and prepare them as its command line does."""
+    """Load lm-eval's task objects, and prepare them as its command line does.
+
+    Task files may name Python functions; a warning says so before they are imported.
+    """
+    for folder in include:
+        _warn_of_functions(folder.resolve())
     manager = _manager(tuple(map(str, include)), tuple(t for t in tasks if isinstance(t, str)))
     try:
         loaded = manager.load(list(tasks))
@@ -135,6 +142,22 @@ def load_tasks(
         if generation and task.get_config("output_type") == "generate_until":
             task.set_config(key="generation_kwargs", value=generation, update=True)
     return loaded
+
+
+@cache
+def _warn_of_functions(folder: Path) -> None:
+    """Warn once of Python code that task files of a folder name, except our own suites' files."""
+    named = [
+        file
+        for file in sorted(folder.rglob("*.yaml"))
+        if file.resolve() not in WRITTEN and file.is_file() and b"!function" in file.read_bytes()
+    ]
+    if named:
+        warnings.warn(
+            f"{folder}: {len(named)} task files name Python functions (!function), such as "
+            f"{named[0].name}; lm-eval runs that code for the chosen tasks, outside the sandbox",
+            stacklevel=3,
+        )
 
 
 class _BuiltOnce:
