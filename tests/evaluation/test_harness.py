@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
+import subprocess
+import sys
+import time
 import warnings
 from functools import partial
 
@@ -449,3 +453,37 @@ def test_a_damaged_page_of_answers_is_one_line(tmp_path):
         damaged.known("c", ["request 5"])
     with pytest.raises(EvaluationError, match=message):
         damaged.keep([("c", "request 5", [1.0, True])])
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_gives_the_same_results_when_run_again(world, tmp_path):
+    recipe = tmp_path / "swap.yaml"
+    experts = {name: str(world[name]) for name in ("task", "language")}
+    recipe.write_text(json.dumps({"experts": experts, "swap": {"bottom": 1, "top": 1}}))
+
+    def start(out):
+        return subprocess.Popen(
+            [sys.executable, "-m", "layerswap", "eval", experts["task"], str(recipe),
+             "--tasks", ",".join(NAMES), "--include", str(world["tasks"]), "--out", str(out),
+             "--batch-size", "1", "--device", "cpu"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def written(out):
+        files = (file for file in out.rglob("*") if file.suffix in (".json", ".parquet"))
+        return {str(file.relative_to(out)): file.read_bytes() for file in files}
+
+    began = time.monotonic()
+    assert start(tmp_path / "whole").wait() == 0
+    whole = time.monotonic() - began
+    expected, draw = written(tmp_path / "whole"), random.Random(35)
+    assert len(expected) == 4
+    for trial in range(3):
+        out = tmp_path / f"killed-{trial}"
+        for _ in range(2):
+            process = start(out)
+            time.sleep(draw.uniform(0.6, 1) * whole)
+            process.kill()
+            process.wait()
+        assert start(out).wait() == 0
+        assert written(out) == expected
