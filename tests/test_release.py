@@ -35,7 +35,7 @@ def test_workflows_have_least_permissions_and_publish_only_checked_wheels():
         workflow = yaml.safe_load(path.read_text("utf-8"))
         assert workflow["permissions"] == {"contents": "read"}, path.name
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))["jobs"]
-    assert jobs["publish"]["needs"] == "check" and jobs["check"]["needs"] == "build"
+    assert [jobs[name]["needs"] for name in ("publish", "check")] == ["check", "build"]
     assert jobs["publish"]["permissions"] == {"id-token": "write", "attestations": "write"}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -146,6 +149,91 @@ def test_equal_compositions_and_beginnings_are_computed_once(llama, monkeypatch)
     assert rows == [2] * 5 * 5  # two prompts, five layers, five steps after the prompts
 
 
+# --- settings of the generation configuration ---
+
+BEAMS = {"num_beams": 3, "length_penalty": 0.5}
+SETTINGS = [
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram_size": 1},
+    {"forced_eos_token_id": 7},
+    {"suppress_tokens": [*range(3, 40)]},
+    {"begin_suppress_tokens": [*range(3, 50)]},
+    {"bad_words_ids": [[n] for n in range(10, 50)]},
+    {"min_new_tokens": 6},
+    {"min_length": 14},
+    {"exponential_decay_length_penalty": [2, 1.9]},
+    {"sequence_bias": [[[n], -9.0] for n in range(10, 40)]},
+    {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "forced_eos_token_id": [7, 8]},
+    {"encoder_repetition_penalty": 2.5},
+    {"prompt_lookup_num_tokens": 2, "repetition_penalty": 1.5},
+    BEAMS,
+    {**BEAMS, "repetition_penalty": 1.7, "early_stopping": True},
+]
+
+
+def with_settings(root, family="llama", eos=(), **settings):
+    """Three compositions of experts whose generation configuration has some settings."""
+    swap_of(root, family)
+    config = {"pad_token_id": 0, "eos_token_id": [*eos] or None, **settings}
+    (root / "task" / "generation_config.json").write_text(json.dumps(config))
+    return grid_of(ls.swap(task=root / "task", language=root / "language", bottom=1, top=1))[::4]
+
+
+def as_generate(plan, prompts, **settings):
+    """The texts of transformers with a model's own generation configuration."""
+    model, found = plan.load(), []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids="-".join)
+def test_generation_settings_act_as_in_transformers(settings, tmp_path):
+    plain = with_settings(tmp_path / "plain")
+    eos = sorted({tokens[3] for tokens in as_generate(plain[0], PROMPTS, max_new_tokens=10)})
+    plans = with_settings(tmp_path / "own", eos=eos, **settings)
+    expected = [as_generate(plan, PROMPTS, max_new_tokens=10) for plan in plans]
+    alone = settings.keys() & {
+        "num_beams",
+        "encoder_repetition_penalty",
+        "prompt_lookup_num_tokens",
+    }
+    sweep = Sweep(plans)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = sweep.generate(PROMPTS, max_new_tokens=10)
+    lines = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    assert [tokens_of(row) for row in found] == expected
+    assert len([line for line in lines if "generation_config.json sets" in line]) == len(alone)
+    if not alone:
+        sweep._decodes_jointly = False
+        assert sweep.generate(PROMPTS, max_new_tokens=10) == found
+    plain = with_settings(tmp_path / "other", eos=eos)
+    assert [as_generate(plan, PROMPTS, max_new_tokens=10) for plan in plain] != expected, (
+        "no effect"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampling", "message"),
+    [
+        (BEAMS, Sampling(), "tokens cannot be drawn with num_beams of generation_config.json"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, None, r".*\(ValueError: Contrastive Search requires"),
+        ({"forced_eos_token_id": 99}, None, r".*generation_config.json \(IndexError: "),
+        ({"exponential_decay_length_penalty": [2, 1.9]}, None, r".*generation_config.json \("),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*generates alone")
+def test_generation_settings_that_cannot_act_are_one_line(settings, sampling, message, tmp_path):
+    sweep = Sweep(with_settings(tmp_path, **settings))
+    with pytest.raises(EvaluationError, match=f"^{message}") as caught:
+        sweep.generate(PROMPTS, max_new_tokens=4, sampling=sampling)
+    assert "\n" not in str(caught.value)
+
+
 # --- sampling ---
 
 
@@ -178,6 +266,27 @@ def test_sampled_tokens_are_those_of_their_draws(llama, sampling):
             assert list(generation.tokens) == drawn_alone(plan, prompt, row, sampling)
 
 
+def test_sampling_with_settings_of_the_generation_configuration(tmp_path):
+    from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+
+    class Both:
+        """Sampling in the order of transformers, written out."""
+
+        def processors(self):
+            penalty, least = RepetitionPenaltyLogitsProcessor(1.5), MinPLogitsWarper(0.02)
+            return lambda ids, logits: least(ids, NARROW.processors()(ids, penalty(ids, logits)))
+
+    plans = with_settings(tmp_path, repetition_penalty=1.5, min_p=0.02)
+    sweep, settings = Sweep(plans), {"max_new_tokens": 8, "sampling": NARROW}
+    found = sweep.generate(PROMPTS, **settings)
+    draws = NARROW.draws(range(len(PROMPTS)), 8)
+    for generations, plan in zip(found, plans, strict=True):
+        for prompt, row, generation in zip(PROMPTS, draws, generations, strict=True):
+            assert list(generation.tokens) == drawn_alone(plan, prompt, row, Both())
+    sweep._decodes_jointly = False
+    assert sweep.generate(PROMPTS, **settings) == found
+
+
 def test_samples_do_not_depend_on_other_rows(llama):
     sweep, settings = Sweep(llama), {"max_new_tokens": 8, "sampling": Sampling(seed=2)}
     whole = sweep.generate(PROMPTS, **settings)
@@ -201,6 +310,9 @@ def test_samples_do_not_depend_on_other_rows(llama):
         ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ([[5]], {"stop": ["a"]}, "stop strings need the tokenizer"),
         ([[5]], {"members": [-1]}, "there is no composition -1"),
+        ([], {}, "^there are no prompts to generate after$"),
+        ([[5]], {"batch_size": 0}, "^batch_size is 0; it must be at least 1$"),
+        ([[5]], {"batch_size": -1}, "^batch_size is -1; it must be at least 1$"),
     ],
 )
 def test_impossible_generations_are_refused(llama, prompts, settings, message):
@@ -208,7 +320,12 @@ def test_impossible_generations_are_refused(llama, prompts, settings, message):
         Sweep(llama).generate(prompts, **{"max_new_tokens": 4, **settings})
 
 
-@pytest.mark.parametrize("setting", [{"temperature": 0.0}, {"top_k": -1}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"temperature": 0.0}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_k": -1},
+     {"top_p": 1.5}],
+    ids=str,
+)  # fmt: skip
 def test_sampling_out_of_range(setting):
     ((name, value),) = setting.items()
     with pytest.raises(EvaluationError, match=f"^{name} is {value}; it must be "):
@@ -263,10 +380,14 @@ def test_a_state_inside_modules_is_detected(letters, tmp_path):
     }  # fmt: skip
     plan = make_plan(check_recipe(recipe, where="test"))
     plans = [plan, *plan.grid(bottom=[1, 2], top=[0])]
+    # A prompt of one token looks like a step of decoding, which continues the text before it.
+    prompts = [*PROMPTS, *([token] for token in range(3, 19))]
     with pytest.warns(UserWarning, match="it keeps a recurrent state"):
-        found = Sweep(plans).generate(PROMPTS, max_new_tokens=10, eos=[])
+        found = Sweep(plans).generate(prompts, max_new_tokens=10, eos=[])
     for generations, one in zip(found, plans, strict=True):
-        assert tokens_of(generations) == alone(one, PROMPTS, max_new_tokens=10, do_sample=False)
+        for prompt, generation in zip(prompts, generations, strict=True):
+            fresh = alone(one, [prompt], max_new_tokens=10, do_sample=False)
+            assert [list(generation.tokens)] == fresh
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

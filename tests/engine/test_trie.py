@@ -9,7 +9,9 @@ import pytest
 import torch
 from effort import mostly_slow
 from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
+from transformers import PaliGemmaForConditionalGeneration
 
+import layerswap as ls
 from layerswap.checkpoint import Place
 from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
@@ -73,6 +75,26 @@ def test_logits_are_those_of_each_composition_alone(family, dtype, tmp_path):
         for batch, logits in zip(kept, found, strict=True):
             with torch.no_grad():
                 assert same_bits(logits[index], model(**batch, use_cache=False).logits), index
+
+
+def test_texts_of_one_token_are_read_without_a_cache(tmp_path):
+    """With a cache, Qwen3-Next reads one token by another kernel, which rounds otherwise."""
+    from transformers import Qwen3NextConfig
+
+    config = Qwen3NextConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, linear_key_head_dim=8, num_experts=4,
+        linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts_per_tok=2,
+    )  # fmt: skip
+    pair = [save_expert(tmp_path / f"e{seed}", config, seed) for seed in range(2)]
+    plans = ls.swap(task=pair[0], language=pair[1], bottom=1, top=1).grid(bottom=[1, 2], top=[1])
+    sweep, models = Sweep(plans), [plan.load() for plan in plans]
+    for shape in [(3, 1)] * 4 + [(2, 7), (1, 70)]:
+        ids = some_ids(*shape)
+        for member, logits in sweep.logits(ids):
+            with torch.no_grad():
+                assert same_bits(logits, models[member](ids, use_cache=False).logits)
 
 
 def test_members_can_be_chosen_and_added(llama):
@@ -314,11 +336,52 @@ def test_long_contexts_lose_their_beginning():
         ([([3], [4] * 9)], {"max_length": 8}, "a continuation of 9 tokens, but the model reads 8"),
         ([([3], [4])], {"members": [11, 99]}, "there is no composition 99; they are 0 to"),
         ([([3], [4])], {"members": []}, "no composition is chosen"),
+        ([], {}, "^there are no requests to score$"),
+        ([([3], [4])], {"batch_size": 0}, "^batch_size is 0; it must be at least 1$"),
+        ([([3], [4])], {"batch_size": -1}, "^batch_size is -1; it must be at least 1$"),
+        ([([3], [4])], {"max_length": 0}, "^max_length is 0; it must be at least 1$"),
     ],
 )
 def test_impossible_requests_are_refused(llama, requests, settings, message):
     with pytest.raises(EvaluationError, match=message):
         Sweep(llama).loglikelihood(requests, **settings)
+
+
+def paligemma(root):
+    """A swap of two tiny models that read a text in both directions."""
+    from transformers import PaliGemmaConfig
+
+    text = {"model_type": "gemma", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8}  # fmt: skip
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+              "projection_dim": 32}  # fmt: skip
+    config = PaliGemmaConfig(text_config=text, vision_config=vision, image_token_index=59)
+    for seed, name in enumerate(("task", "language")):
+        torch.manual_seed(seed)
+        model = PaliGemmaForConditionalGeneration(config)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        model.save_pretrained(root / name)
+    return ls.swap(task=root / "task", language=root / "language", bottom=1, top=1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 6])
+def test_requests_to_a_model_that_is_not_causal_are_scored_alone(batch_size, tmp_path):
+    plans = paligemma(tmp_path).grid(bottom=[0, 1], top=[1])
+    with pytest.warns(UserWarning, match=r"read several requests together \(later tokens, padding"):
+        scores = Sweep(plans).loglikelihood(REQUESTS, batch_size=batch_size)
+    for row, plan in enumerate(plans):
+        model = plan.load()
+        for column, (context, continuation) in enumerate(REQUESTS):
+            with torch.no_grad():
+                logits = model(torch.tensor([[*context, *continuation][:-1]])).logits[0]
+            places = logits.log_softmax(-1)[-len(continuation) :]
+            expected = sum(float(p[t]) for p, t in zip(places, continuation, strict=True))
+            assert scores.logprob[row, column] == pytest.approx(expected, abs=1e-5)
+    with pytest.warns(UserWarning, match=r"decoded for several compositions .*\(later tokens"):
+        Sweep(plans).generate([[5, 6, 7], [8]], max_new_tokens=2)
 
 
 def test_a_transformer_shared_by_layers_belongs_to_none(tmp_path):

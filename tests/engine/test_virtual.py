@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 
@@ -14,7 +15,7 @@ import layerswap as ls
 from layerswap.engine.memory import WeightPool
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, MergeError
 
 
 def check_same_model(found, expected):
@@ -153,6 +154,59 @@ def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
     ):
         with pytest.raises(EvaluationError, match=message):
             VirtualModel([plan], **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"intermediate_size": 11008}, "config.json contradicts the weights; .*mismatched keys"),
+        ({"num_key_value_heads": 4}, "config.json contradicts the weights; .*mismatched keys"),
+        ({"attention_bias": True}, "config.json contradicts the weights; .*missing keys"),
+        ({"num_attention_heads": -1}, r"cannot build the model of config.json \(RuntimeError: "),
+        ({"hidden_act": "no"}, r"cannot build the model of config.json \(KeyError: 'no'\)"),
+        ({"rope_parameters": {"rope_type": "no", "rope_theta": 1e4}}, r"cannot build .*'no'\)"),
+        ({"pad_token_id": 999}, "cannot build the model of config.json"),
+    ],
+    ids=str,
+)
+def test_configurations_that_contradict_the_weights_are_one_line(changes, message, tmp_path, capfd):
+    swap_of(tmp_path)
+    for name in ("task", "language"):
+        file = tmp_path / name / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    capfd.readouterr()
+    plan = ls.swap(task=tmp_path / "task", language=tmp_path / "language", bottom=1, top=1)
+    for load in (plan.load, lambda: Sweep([plan])):
+        with pytest.raises(MergeError, match=f"^{tmp_path / 'task'}: .*{message}") as caught:
+            load()
+        assert "\n" not in str(caught.value)
+    assert "LOAD REPORT" not in capfd.readouterr().err
+
+
+def test_weights_in_eight_bits(tmp_path):
+    """Without scales, the values themselves are meant; with scales, the weights are refused."""
+    swap_of(tmp_path)
+    for name in ("task", "language"):
+        file = tmp_path / name / "model.safetensors"
+        tensors = {
+            key: tensor.to(torch.float8_e4m3fn) if "proj" in key else tensor
+            for key, tensor in load_file(file).items()
+        }
+        save_file(tensors, file, {"format": "pt"})
+    plan = ls.swap(task=tmp_path / "task", language=tmp_path / "language", bottom=1, top=1)
+    found = Sweep([plan], dtype="float32").loglikelihood([([3, 9], [4])]).logprob
+    for name in ("task", "language"):
+        file = tmp_path / name / "model.safetensors"
+        save_file({k: v.float() for k, v in load_file(file).items()}, file, {"format": "pt"})
+    plan = ls.swap(task=tmp_path / "task", language=tmp_path / "language", bottom=1, top=1)
+    assert found == Sweep([plan]).loglikelihood([([3, 9], [4])]).logprob
+    for name in ("task", "language"):
+        file = tmp_path / name / "model.safetensors"
+        key = "model.layers.2.mlp.up_proj.weight"
+        save_file({**load_file(file), f"{key}_scale_inv": torch.ones(1)}, file, {"format": "pt"})
+    plan = ls.swap(task=tmp_path / "task", language=tmp_path / "language", bottom=1, top=1)
+    with pytest.raises(MergeError, match=r"unexpected keys: .*up_proj\.weight_scale_inv"):
+        Sweep([plan])
 
 
 def test_experts_of_two_dtypes_need_a_dtype(tmp_path):

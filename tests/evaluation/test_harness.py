@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import shutil
+import subprocess
+import sys
+import time
+import warnings
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +25,7 @@ from layerswap.evaluation import harness
 from layerswap.evaluation.harness import CALIBRATED, evaluate, open_models, stratified_order
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
+from layerswap.evaluation.suites.folders import Function, TaskFolder
 
 NAMES = ["maembe_generate", "maembe_choose", "maembe_read"]
 
@@ -197,6 +205,118 @@ def test_an_unknown_task_is_one_line(world):
     assert "\n" not in str(caught.value)
 
 
+def test_functions_in_task_files_are_reported_before_they_run(world, tmp_path):
+    text = (world["tasks"] / "choose.yaml").read_text().replace("maembe_choose", "coded")
+    (tmp_path / "coded.yaml").write_text(text.replace("choices", "!function mine.choices", 1))
+    (tmp_path / "mine.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).write_text('')\n"
+        "def choices(doc): return doc['choices']\n"
+    )
+    load = partial(harness.load_tasks, ["coded"], include=[tmp_path])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"1 task files name Python functions .* coded.yaml;"):
+            load()
+        assert not (tmp_path / "ran").exists()
+    with pytest.warns(UserWarning, match="outside the sandbox") as caught:
+        load()
+    assert (tmp_path / "ran").exists()
+    load()
+    assert len([one for one in caught if "!function" in str(one.message)]) == 1
+
+
+def test_functions_of_the_suites_are_no_news(tmp_path):
+    folder = TaskFolder(tmp_path)
+    folder.module("numbers", "def found(doc): return doc\n")
+    folder.task("one", {"process_docs": Function("numbers.found")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harness._warn_of_functions(tmp_path)
+
+
+# --- generation settings and dtype --------------------------------------------------------------
+
+
+def with_generation(world, root, **settings):
+    """A copy of an expert with settings in its generation configuration."""
+    shutil.copytree(world["task"], root)
+    config = {"eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 2, **settings}
+    (root / "generation_config.json").write_text(json.dumps(config))
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"repetition_penalty": 1.8}, {"num_beams": 3}, {"suppress_tokens": [*range(40)]}],
+    ids="-".join,
+)  # fmt: skip
+def test_generation_settings_count_in_both_engines(world, settings, tmp_path):
+    models = {"plain": with_generation(world, tmp_path / "plain"),
+              "own": with_generation(world, tmp_path / "own", **settings)}  # fmt: skip
+    plans, texts = harness.open_models(list(models.values())), {}
+    for engine in ("sweep", "hf"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # beams: every composition generates alone
+            results = harness.evaluate_models(
+                plans, ["maembe_generate"], [world["tasks"]],
+                settings=EvaluationSettings(engine=engine, device="cpu", batch_size=1),
+            )  # fmt: skip
+        texts[engine] = {
+            name: [sample["resps"] for sample in result["samples"]["maembe_generate"]]
+            for name, result in results.items()
+        }
+    assert texts["sweep"] == texts["hf"]
+    assert texts["hf"]["plain"] != texts["hf"]["own"]
+
+
+def test_sampling_settings_that_a_task_leaves_out_are_the_models_own(world, tmp_path):
+    plain = [with_generation(world, tmp_path / "plain")]
+    own = [with_generation(world, tmp_path / "own", top_k=1, do_sample=True)]
+    drawn = EvaluationSettings(device="cpu", gen_kwargs="do_sample=true,temperature=1.0")
+    greedy = EvaluationSettings(device="cpu")
+    texts = [
+        [sample["resps"] for sample in result["samples"]["maembe_generate"]]
+        for models, settings in ((plain, greedy), (plain, drawn), (own, drawn))
+        for result in harness.evaluate_models(
+            harness.open_models(models), ["maembe_generate"], [world["tasks"]], settings=settings
+        ).values()
+    ]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_answers_are_kept_for_a_configuration(world, tmp_path):
+    path, name = tmp_path / "answers.sqlite", "maembe_generate"
+    found = []
+    for settings in ({}, {"repetition_penalty": 1.8}, {}):
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        plans = harness.open_models([with_generation(world, tmp_path / "model", **settings)])
+        results = harness.evaluate_models(
+            plans, [name], [world["tasks"]], store=AnswerStore(path),
+            settings=EvaluationSettings(device="cpu"),
+        )  # fmt: skip
+        found.append([sample["resps"] for sample in results["model"]["samples"][name]])
+    assert found[0] == found[2] != found[1]
+
+
+def test_compositions_with_other_generation_settings_are_reported(world, tmp_path):
+    folders = [with_generation(world, tmp_path / "a"),
+               with_generation(world, tmp_path / "b", repetition_penalty=1.8)]  # fmt: skip
+    sweep = Sweep(list(harness.open_models(folders).values()))
+    with pytest.warns(UserWarning, match="composition 1 has another generation_config.json"):
+        sweep.generate([[5, 6]], max_new_tokens=1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_dtype_counts_for_transformers_too(world, dtype, tmp_path):
+    plan = sweep_of(world, bottoms=(1,), tops=(1,)).plans[0]
+    settings = EvaluationSettings(engine="hf", dtype=dtype, device="cpu")
+    model = harness._transformers(plan, settings).model
+    assert model.dtype == getattr(torch, dtype)
+    expected = AutoModelForCausalLM.from_pretrained(plan.save(tmp_path / "m"), dtype=dtype)
+    ids = torch.tensor([[5, 9, 13, 2]])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, expected(ids).logits)
+
+
 # --- chat ---------------------------------------------------------------------------------------
 
 TEMPLATE = (
@@ -258,6 +378,43 @@ def test_chat_templates_that_fail_are_one_line(world):
         evaluate(
             sweep_of(world, bottoms=(1,), tops=(1,)), raising, ["maembe_generate"],
             include=[world["tasks"]], settings=options,
+        )  # fmt: skip
+
+
+HOSTILE = [
+    "{{ 'a' * 10**12 }}", "{% for i in range(10**9) %}{% endfor %}", "{{ 1 // 0 }}",
+    "{{ messages[9].content }}", "{{ messages + 1 }}", "{% for m in messages %}",
+    "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__.os.system('id') }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ messages | nothing }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+@pytest.mark.parametrize("engine", ["sweep", "hf"])
+def test_hostile_chat_templates_are_one_line(template, engine, world, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(world["task"])
+    tokenizer.chat_template = template
+    folder = sweep_of(world, bottoms=(1,), tops=(1,)).plans[0].save(tmp_path / "model")
+    tokenizer.save_pretrained(folder)
+    settings = EvaluationSettings(engine=engine, apply_chat_template=True, device="cpu")
+    with pytest.raises(EvaluationError, match=r"^the chat template cannot be applied") as caught:
+        harness.evaluate_models(
+            harness.open_models([str(folder)]), ["maembe_choose"], [world["tasks"]],
+            settings=settings,
+        )  # fmt: skip
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_refuses_the_system_role_is_reported(world):
+    tokenizer = chat_tokenizer(world)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}Q"
+    )
+    settings = EvaluationSettings(apply_chat_template=True, system_instruction="Jibu.")
+    with pytest.warns(UserWarning, match=r"\(no system\); prompts are without the system"):
+        evaluate(
+            sweep_of(world, bottoms=(1,), tops=(1,)), tokenizer, ["maembe_choose"],
+            include=[world["tasks"]], settings=settings,
         )  # fmt: skip
 
 
@@ -333,3 +490,37 @@ def test_a_model_is_called_what_the_user_called_it(world, tmp_path):
     assert list(open_models([str(link)])) == ["igbo-base"]
     ls.swap(task=link, language=world["language"]).save(tmp_path / "merged")
     assert "igbo-base" in (tmp_path / "merged" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_gives_the_same_results_when_run_again(world, tmp_path):
+    recipe = tmp_path / "swap.yaml"
+    experts = {name: str(world[name]) for name in ("task", "language")}
+    recipe.write_text(json.dumps({"experts": experts, "swap": {"bottom": 1, "top": 1}}))
+
+    def start(out):
+        return subprocess.Popen(
+            [sys.executable, "-m", "layerswap", "eval", experts["task"], str(recipe),
+             "--tasks", ",".join(NAMES), "--include", str(world["tasks"]), "--out", str(out),
+             "--batch-size", "1", "--device", "cpu"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def written(out):
+        files = (file for file in out.rglob("*") if file.suffix in (".json", ".parquet"))
+        return {str(file.relative_to(out)): file.read_bytes() for file in files}
+
+    began = time.monotonic()
+    assert start(tmp_path / "whole").wait() == 0
+    whole = time.monotonic() - began
+    expected, draw = written(tmp_path / "whole"), random.Random(35)
+    assert len(expected) == 4
+    for trial in range(3):
+        out = tmp_path / f"killed-{trial}"
+        for _ in range(2):
+            process = start(out)
+            time.sleep(draw.uniform(0.6, 1) * whole)
+            process.kill()
+            process.wait()
+        assert start(out).wait() == 0
+        assert written(out) == expected

@@ -157,14 +157,18 @@ def load_causal_lm(
 def load_weights(
     config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, Any]:
-    """Build a model that shares tensors in memory; return it and transformers' loading record."""
-    with without_progress_bars():
+    """Build a model that shares tensors in memory; return it and transformers' loading record.
+
+    The record lists missing, unexpected and mismatched tensors, which is no error here.
+    """
+    with without_progress_bars(), _without_report():
         model, loading = _model_class(config).from_pretrained(
             None,
             config=config,
             state_dict=dict(weights),
             dtype="auto" if dtype is None else dtype,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
             trust_remote_code=False,
         )
     return model, loading
@@ -204,6 +208,19 @@ def without_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Silence the table that transformers logs about tensors that do not fit."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _model_class(config: PreTrainedConfig) -> Any:

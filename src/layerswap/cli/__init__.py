@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import traceback
+import warnings
 from typing import Annotated
 
 import typer
@@ -101,6 +102,7 @@ def main() -> None:
     """Entry point of the `layerswap` command."""
     # Pydantic would read the metadata of every installed package, in search of its plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    warnings.showwarning = lambda message, *_, **__: output.log(f"warning: {message}")
     try:
         code = app(prog_name="layerswap", standalone_mode=False)
         if code == INTERRUPTED:

@@ -6,6 +6,7 @@ Random draws depend on the seed, the prompt's number and the position in the tex
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,8 +24,16 @@ from layerswap.engine.lanes import (
 )
 from layerswap.engine.memory import LOGIT_BYTES
 from layerswap.engine.prefix import Pair, PrefixCache
+from layerswap.engine.processors import (
+    FAILURES,
+    ROW_BY_ROW,
+    own_config,
+    own_processors,
+    settings_error,
+)
 from layerswap.engine.rows import pad_with_mask
-from layerswap.engine.split import Call, takes_positions, why_no_kv_cache
+from layerswap.engine.scoring import why_not_together
+from layerswap.engine.split import Call, one_token, takes_positions, why_no_kv_cache
 from layerswap.engine.trie import ROUNDING, SPLIT_ERRORS, Node, Runner
 from layerswap.errors import EvaluationError
 
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from transformers import LogitsProcessorList
+    from transformers import LogitsProcessorList, PreTrainedModel
 
     Ints = npt.NDArray[np.int64]
 
@@ -65,8 +74,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise EvaluationError(f"temperature is {self.temperature}; it must be above 0")
+        if not 0 < self.temperature < math.inf:
+            raise EvaluationError(
+                f"temperature is {self.temperature}; it must be above 0 and finite"
+            )
         if self.top_k < 0:
             raise EvaluationError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
@@ -133,6 +144,7 @@ class Decoding:
     stop: tuple[str, ...] = ()  # strings that end a text, anywhere in the new tokens
     tokenizer: Any = None  # decodes tokens for `stop`
     sampling: Sampling | None = None  # greedy when None
+    own: frozenset[str] = frozenset()  # settings of the generation configuration that act
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -141,6 +153,27 @@ class Decoding:
             raise EvaluationError("stop strings need the tokenizer that decodes them")
         if "" in self.stop:
             raise EvaluationError("a stop string is empty, and would stop everything at once")
+
+    @property
+    def not_row_by_row(self) -> str:
+        """The settings that need all of a text's beams or another pass; empty if there are none."""
+        return ", ".join(sorted(self.own - ROW_BY_ROW))
+
+    def processors(self, model: PreTrainedModel, length: int) -> LogitsProcessorList:
+        """Return transformers' processors for prompts of a length, with the model's own settings.
+
+        They read rows without padding.
+        """
+        drawing: dict[str, Any] = {"do_sample": False}
+        if (sampling := self.sampling) is not None:
+            drawing = {
+                "do_sample": True, "temperature": float(sampling.temperature),
+                "top_k": sampling.top_k, "top_p": sampling.top_p,
+            }  # fmt: skip
+        ends = sorted(self.eos) or None
+        return own_processors(
+            model, length, max_new_tokens=self.max_new_tokens, eos_token_id=ends, **drawing
+        )
 
     def reasons(self, written: Sequence[Sequence[int]]) -> list[Reason | None]:
         """Return why each text ends after its last token; None for texts that continue."""
@@ -201,7 +234,12 @@ class JointBatch:
         self._takes_positions = takes_positions(self._virtual.model)
         sampling = decoding.sampling
         self._draws = sampling.draws(numbers, decoding.max_new_tokens) if sampling else None
-        self._processors = sampling.processors() if sampling else ()
+        self._processors = sampling.processors() if sampling and not decoding.own else ()
+        self._prompts = [list(prompt) for prompt in prompts]
+        self._own: dict[int, LogitsProcessorList] = {}  # by length of the prompt
+        if decoding.own:
+            lengths = {len(prompt) for prompt in prompts}
+            self._own = {n: decoding.processors(self._virtual.model, n) for n in lengths}
         self._written: list[list[int]] = [[] for _ in range(len(self._lanes))]  # per row
         self._layouts: list[LevelLayout] | None = None
 
@@ -239,7 +277,7 @@ class JointBatch:
             segment, lane = self._lanes.starts[id(leaf)]
             start = int(leaves.starts[segment]) + lane
             last = (hidden.rest if isinstance(hidden, Pair) else hidden)[:, -1]
-            tokens[start : start + len(prompts)] = self._choose(last, prompts, 0)
+            tokens[start : start + len(prompts)] = self._choose(last, prompts)
         self._cache.length = self._width
         return tokens[leaves.position]
 
@@ -297,13 +335,12 @@ class JointBatch:
             hidden = concatenate(outputs)
         self._cache.length += 1
         tokens = np.zeros(len(layouts[-1].row), dtype=np.int64)
-        step = self._cache.length - self._width
         for segment in layouts[-1].segments:
             lanes = slice(segment.start, segment.stop)
             self._virtual.use_outside(segment.variant)
             states = select_rows(hidden[:, -1], layouts[-1].parent[lanes])
-            prompts = self._lanes.prompt[layouts[-1].row[lanes]]
-            tokens[lanes] = self._choose(states, prompts, step)
+            rows = layouts[-1].row[lanes]
+            tokens[lanes] = self._choose(states, self._lanes.prompt[rows], rows)
         return tokens[self._lanes.levels[-1].position]
 
     def _before_layers(self, layout: LevelLayout) -> tuple[torch.Tensor, Sequence[Call]]:
@@ -328,24 +365,55 @@ class JointBatch:
             entries.append((segment, self._stack.before(**inputs)))
         return merge_entries(entries, len(tokens))
 
-    def _choose(self, hidden: torch.Tensor, prompts: Ints, step: int) -> Ints:
-        """Choose the next token of lanes from their last hidden states, `[lanes, width]`."""
+    def _choose(self, hidden: torch.Tensor, prompts: Ints, rows: Ints | None = None) -> Ints:
+        """Choose the next token of lanes from their last hidden states, `[lanes, width]`.
+
+        `rows` has one row of each lane; None before the first token.
+        """
         import torch
 
         vocabulary = self._virtual.model.config.get_text_config().vocab_size
         size = max(1, LOGIT_BYTES // (4 * vocabulary))
         tokens = []
+        step = 0 if rows is None else len(self._written[0])
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             logits = self._stack.after(hidden[part]).float()
             for process in self._processors:
                 logits = process(None, logits)
+            if self._own:
+                texts = self._texts(prompts[part], None if rows is None else rows[part])
+                logits = self._processed(logits, texts, step)
             if self._draws is None:
                 tokens.append(logits.argmax(dim=-1))
             else:
                 draws = torch.from_numpy(self._draws[prompts[part], step]).to(logits.device)
                 tokens.append(draw_tokens(logits, draws))
         return torch.cat(tokens).cpu().numpy()
+
+    def _texts(self, prompts: Ints, rows: Ints | None) -> list[list[int]]:
+        """Return the texts of lanes so far, without padding."""
+        if rows is None:
+            return [self._prompts[prompt] for prompt in prompts]
+        pairs = zip(prompts, rows, strict=True)
+        return [self._prompts[prompt] + self._written[row] for prompt, row in pairs]
+
+    def _processed(
+        self, logits: torch.Tensor, texts: Sequence[Sequence[int]], step: int
+    ) -> torch.Tensor:
+        """Apply the model's own settings, to texts of one length at a time."""
+        import torch
+
+        logits = logits.clone()
+        for length, processors in self._own.items():
+            chosen = [row for row, text in enumerate(texts) if len(text) == length + step]
+            if chosen:
+                ids: Any = torch.tensor([texts[row] for row in chosen], device=logits.device)
+                try:
+                    logits[chosen] = processors(ids, logits[chosen])
+                except FAILURES as error:
+                    raise settings_error(error) from None
+        return logits
 
     def _prompt_positions(self) -> torch.Tensor:
         import torch
@@ -356,7 +424,7 @@ class JointBatch:
 
 
 def why_not_joint(
-    runner: Runner, members: Sequence[int], prompts: Sequence[Sequence[int]]
+    runner: Runner, members: Sequence[int], prompts: Sequence[Sequence[int]], decoding: Decoding
 ) -> str | None:
     """Return why a model cannot decode compositions jointly; None if it can.
 
@@ -365,9 +433,14 @@ def why_not_joint(
     import torch
 
     virtual = runner.virtual
-    if not virtual.layers:
-        return "its layers are not in one list"
-    if (obstacle := why_no_kv_cache(virtual.model)) is not None:
+    beams = decoding.not_row_by_row
+    obstacle = (
+        (None if virtual.layers else "its layers are not in one list")
+        or (f"generation_config.json sets {beams}, not applied row by row" if beams else None)
+        or why_no_kv_cache(virtual.model)
+        or why_not_together(runner, members, prompts)
+    )
+    if obstacle is not None:
         return obstacle
     chosen = sorted({members[0], members[len(members) // 2], members[-1]})[:CHECKED_MEMBERS]
     # Prompts of unequal lengths, to check padding too.
@@ -375,9 +448,9 @@ def why_not_joint(
         list(prompt[-max(1, CHECKED_TOKENS - 3 * index) :])
         for index, prompt in enumerate(prompts[:CHECKED_PROMPTS])
     ]
-    decoding = Decoding(CHECKED_STEPS)
+    few = Decoding(CHECKED_STEPS)
     try:
-        results = JointBatch(runner, chosen, short, range(len(short)), decoding).generate()
+        results = JointBatch(runner, chosen, short, range(len(short)), few).generate()
     except torch.OutOfMemoryError:
         raise
     except (*SPLIT_ERRORS, EvaluationError) as error:
@@ -404,40 +477,87 @@ def generate_alone(
 ) -> dict[tuple[int, int], Generation]:
     """Generate as `JointBatch.generate`, with transformers' `generate` for every composition."""
     import torch
-    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-    # Greedy decoding: the processors draw tokens, and the criteria end texts.
-    count, sampling = decoding.max_new_tokens, decoding.sampling
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=count, do_sample=False, pad_token_id=0
-    )
-    criteria_class, draw_class = _transformers_classes()
+    write = _write_with_beams if decoding.not_row_by_row else _write
+    stateful = getattr(runner.virtual.model, "_is_stateful", False)
     results: dict[tuple[int, int], Generation] = {}
     for member in members:
         model = runner.virtual.switch(member)
-        # `generate` takes missing settings from the model's own configuration.
-        own, model.generation_config = model.generation_config, config
-        try:
-            for index, prompt in enumerate(prompts):
-                # One at a time: some models write something else beside other prompts.
-                ids = torch.tensor([list(prompt)], device=runner.virtual.device)
-                criteria = criteria_class(decoding, len(prompt))
-                processors = LogitsProcessorList()
-                if sampling:
-                    draws = torch.from_numpy(sampling.draws([numbers[index]], count))
-                    processors += [*sampling.processors(), draw_class(draws, len(prompt))]
-                runner.reset_rotary()
-                with torch.inference_mode():
-                    model.generate(  # type: ignore[operator]
-                        ids,
-                        attention_mask=torch.ones_like(ids),
-                        logits_processor=processors,
-                        stopping_criteria=StoppingCriteriaList([criteria]),
-                    )
-                results[member, index] = criteria.generation
-        finally:
-            model.generation_config = own
+        for index, prompt in enumerate(prompts):
+            # One at a time: some models write something else beside other prompts.
+            ids = torch.tensor([list(prompt)], device=runner.virtual.device)
+            runner.reset_rotary()
+            with torch.inference_mode():
+                if stateful:  # without a cache, modules forget the previous text
+                    model(**one_token(runner.virtual.device))
+                results[member, index] = write(model, ids, numbers[index], decoding)
     return results
+
+
+def _write(
+    model: PreTrainedModel, ids: torch.Tensor, number: int, decoding: Decoding
+) -> Generation:
+    """Write one text; processors draw its tokens, and criteria end it."""
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+    width, sampling = ids.shape[1], decoding.sampling
+    processors = LogitsProcessorList()
+    if decoding.own:
+        processors += decoding.processors(model, width)
+    elif sampling:
+        processors += sampling.processors()
+    criteria_class, draw_class = _transformers_classes()
+    if sampling:
+        draws = torch.from_numpy(sampling.draws([number], decoding.max_new_tokens))
+        processors.append(draw_class(draws, width))
+    criteria = criteria_class(decoding, width)
+    config: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=decoding.max_new_tokens, do_sample=False, pad_token_id=0
+    )
+    # `generate` takes missing settings from the model's own configuration.
+    own: Any = model.generation_config
+    model.generation_config = config
+    try:
+        model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            logits_processor=processors,
+            stopping_criteria=StoppingCriteriaList([criteria]),
+        )
+    finally:
+        model.generation_config = own
+    found: Generation = criteria.generation
+    return found
+
+
+def _write_with_beams(
+    model: PreTrainedModel, ids: torch.Tensor, number: int, decoding: Decoding
+) -> Generation:
+    """Write one text with all of the model's own settings, such as beams."""
+    import torch
+
+    del number
+    if decoding.sampling is not None:
+        raise EvaluationError(
+            f"tokens cannot be drawn with {decoding.not_row_by_row} of generation_config.json; "
+            "remove it there, or decode greedily"
+        )
+    stop = [*decoding.stop, *(getattr(model.generation_config, "stop_strings", None) or ())]
+    with own_config(
+        model, do_sample=False, max_new_tokens=decoding.max_new_tokens, stop_strings=stop or None,
+        eos_token_id=sorted(decoding.eos) or None,
+    ) as config:  # fmt: skip
+        texts: Any = model.generate(  # type: ignore[operator]
+            ids, attention_mask=torch.ones_like(ids), generation_config=config,
+            tokenizer=decoding.tokenizer, trust_remote_code=False,
+        )  # fmt: skip
+    tokens = tuple(texts[0, ids.shape[1] :].tolist())
+    for length in range(1, len(tokens) + 1):
+        (reason,) = decoding.reasons([tokens[:length]])
+        if reason is not None:
+            return Generation(tokens[:length], reason)
+    return Generation(tokens, "stop")
 
 
 @lru_cache

@@ -76,14 +76,22 @@ def _check_request(
 
 
 def rows_for(
-    model: PreTrainedModel, requests: Sequence[Question], max_length: int | None
+    model: PreTrainedModel,
+    requests: Sequence[Question],
+    max_length: int | None,
+    *,
+    rotary_limit: int | None = None,
 ) -> list[TokenRow]:
-    """Make the rows of some requests, checked against the limits of a model."""
+    """Make the rows of some requests (see `make_rows`), checked against the limits of a model."""
+    if not requests:
+        raise EvaluationError("there are no requests to score")
     vocabulary = vocabulary_size(model)
     check_tokens([c for c, _ in requests], vocabulary, "the context of request")
     check_tokens([c for _, c in requests], vocabulary, "the continuation of request")
     longest = model_max_length(model) if max_length is None else max_length
-    return make_rows(requests, longest, rotary_limit=rotary_limit(model))
+    if longest is not None and longest < 1:
+        raise EvaluationError(f"max_length is {longest}; it must be at least 1")
+    return make_rows(requests, longest, rotary_limit=rotary_limit)
 
 
 def make_batches(
@@ -144,6 +152,12 @@ def rotary_limit(model: PreTrainedModel) -> int | None:
     return min(limits, default=None)
 
 
+def check_batch_size(size: int | None) -> None:
+    """Refuse a batch size below 1; None stands for a default."""
+    if size is not None and size < 1:
+        raise EvaluationError(f"batch_size is {size}; it must be at least 1")
+
+
 def vocabulary_size(model: PreTrainedModel) -> int:
     """Return the number of tokens that a model has an embedding for."""
     embedding: Any = model.get_input_embeddings()
@@ -162,7 +176,9 @@ def eos_tokens(model: PreTrainedModel) -> frozenset[int]:
 def check_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> None:
-    """Refuse prompts that are empty, too long, or have tokens that the model lacks."""
+    """Refuse no prompts, and prompts that are empty, too long, or have tokens the model lacks."""
+    if not prompts:
+        raise EvaluationError("there are no prompts to generate after")
     check_tokens(prompts, vocabulary_size(model), "prompt")
     limit = model_max_length(model)
     for number, prompt in enumerate(prompts):

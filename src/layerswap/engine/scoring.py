@@ -147,6 +147,30 @@ def merge_batches(parts: Iterable[Scores], members: Sequence[int], requests: int
     return Scores(list(members), list(range(requests)), logprob, greedy, tokens)
 
 
+def why_not_together(
+    runner: Runner, members: Sequence[int], texts: Sequence[Sequence[int]]
+) -> str | None:
+    """Return how later tokens, padding or neighbours change a row's logits; None if they do not.
+
+    Compares the beginnings of two rows, read alone, with the same rows in a padded batch.
+    """
+    import torch
+
+    limit = min(CHECKED_TOKENS, rotary_limit(runner.virtual.model) or CHECKED_TOKENS)
+    first, last = texts[0][:limit], texts[-1][: max(1, limit // 2)]
+    device = runner.virtual.device
+    with torch.inference_mode():
+        batch = {"input_ids": pad([first, last]).to(device), "use_cache": False}
+        together = runner.logits_alone(batch, members[0])
+        for row, text in zip(together, (first, last), strict=True):
+            half = (len(text) + 1) // 2
+            alone = {"input_ids": pad([text[:half]]).to(device), "use_cache": False}
+            gap = gap_beyond_rounding(row[:half], runner.logits_alone(alone, members[0])[0])
+            if gap is not None:
+                return f"later tokens, padding or other rows change a row's logits by {gap:.2g}"
+    return None
+
+
 def why_no_shared_prefix(
     runner: Runner, members: Sequence[int], rows: Sequence[TokenRow], prefix: int
 ) -> str | None:

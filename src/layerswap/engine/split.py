@@ -108,8 +108,6 @@ class SplitModel:
 
     def _learn_outputs(self) -> None:
         """Run one token, to learn the form of every layer's output."""
-        import torch
-
         handles = []
         for index, layer in enumerate(self.layers):
 
@@ -119,12 +117,10 @@ class SplitModel:
 
             handles.append(layer.register_forward_hook(keep))
         try:
-            with torch.inference_mode():
-                output = self.model(**one_token(self._device))
+            read_one_token(self.model, self._device)
         finally:
             for handle in handles:
                 handle.remove()
-        check_head(self.model, output)
 
     def _output(self, layer: int, hidden: torch.Tensor) -> Any:
         rest = self._output_rests[layer]
@@ -162,6 +158,24 @@ def one_token(device: torch.device, rows: int = 1) -> dict[str, Any]:
 
     ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
     return {"input_ids": ids, "use_cache": False}
+
+
+def read_one_token(model: PreTrainedModel, device: torch.device) -> None:
+    """Refuse a model that cannot read a token, or whose output for it has no logits."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            output = model(**one_token(device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a model's code: no common class
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise EvaluationError(
+            f"{type(model).__name__} cannot read a token ({why}); its config.json may contradict "
+            "its weights"
+        ) from None
+    check_head(model, output)
 
 
 def takes_positions(model: PreTrainedModel) -> bool:

@@ -17,9 +17,11 @@ from layerswap.engine.generation import (
 )
 from layerswap.engine.memory import MemoryEstimate, MemoryModel, free_bytes, largest_fitting
 from layerswap.engine.prefix import PrefixGroup, group_by_prefix
+from layerswap.engine.processors import acting_settings
 from layerswap.engine.rows import (
     Question,
     TokenRow,
+    check_batch_size,
     check_prompts,
     eos_tokens,
     first_scored,
@@ -28,13 +30,22 @@ from layerswap.engine.rows import (
     rotary_limit,
     rows_for,
 )
-from layerswap.engine.scoring import Scores, merge_batches, score_batch, why_no_shared_prefix
+from layerswap.engine.scoring import (
+    Scores,
+    merge_batches,
+    score_batch,
+    why_no_shared_prefix,
+    why_not_together,
+)
 from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
+from layerswap.merge.metadata import generation_file
 
 if TYPE_CHECKING:
     import torch
+
+    from layerswap.merge import Plan
 
 ROWS = 256
 """Default number of rows of generation: compositions times prompts."""
@@ -68,6 +79,7 @@ class Sweep(VirtualModel):
 
     _decodes_jointly: bool | None = None  # None until checked
     _shares_prefixes: bool | None = None
+    _batches: bool | None = None
 
     @cached_property
     def runner(self) -> Runner:
@@ -146,8 +158,12 @@ class Sweep(VirtualModel):
             EvaluationError: a request that cannot be answered.
         """
         chosen = self.choose(members)
-        rows = rows_for(self.model, requests, max_length)
+        check_batch_size(batch_size)
         limit = rotary_limit(self.model)
+        rows = rows_for(self.model, requests, max_length, rotary_limit=limit)
+        if not self._reads_batches(chosen, rows):
+            rows = rows_for(self.model, requests, max_length, rotary_limit=0)
+            batch_size, share_prefixes = 1, False
         groups = [PrefixGroup(rows, 0)]
         if share_prefixes:
             bounds = [first_scored(row, requests) for row in rows]
@@ -158,6 +174,19 @@ class Sweep(VirtualModel):
                     self.runner, batch, requests, chosen,
                     prefix=prefix, softmax_dtype=softmax_dtype,
                 )  # fmt: skip
+
+    def _reads_batches(self, members: Sequence[int], rows: Sequence[TokenRow]) -> bool:
+        """Check once that a row's logits do not depend on later tokens, padding and other rows."""
+        if self._batches is None:
+            reason = why_not_together(self.runner, members, [row.tokens for row in rows])
+            self._batches = reason is None
+            if reason is not None:
+                warnings.warn(
+                    f"{type(self.model).__name__} cannot read several requests together ({reason});"
+                    " every request is scored alone, at full price",
+                    stacklevel=4,
+                )
+        return self._batches
 
     def _prefix_groups(
         self, rows: Sequence[TokenRow], bounds: Sequence[int], size: int, members: Sequence[int]
@@ -196,11 +225,13 @@ class Sweep(VirtualModel):
         """Yield the texts of `generate` batch by batch, that of the longest prompt first.
 
         The first call checks a part of the first batch: each composition alone must find the
-        written tokens likely. If it does not, or the model keeps another state than keys and
-        values, a warning says so and every composition generates alone.
+        written tokens likely, and no token may read later ones. If that fails, or the model keeps
+        another state than keys and values, a warning says so and every composition generates alone.
 
-        Greedy by default. In float32 the tokens are those of transformers' `generate` for each
-        composition, unless two tokens are equally likely except for rounding.
+        Greedy by default, with the settings of the generation configuration, such as
+        `repetition_penalty`. In float32 the tokens are those of transformers' `generate` for each
+        composition, unless two tokens are equally likely except for rounding. With settings that
+        do not act row by row, such as `num_beams`, every composition generates alone.
 
         Args:
             prompts: token ids, none empty.
@@ -221,16 +252,20 @@ class Sweep(VirtualModel):
             EvaluationError: a setting or prompt that is not possible.
         """
         chosen = self.choose(members)
+        self._check_generation_files(chosen)
         ends = eos_tokens(self.model) if eos is None else frozenset(eos)
-        decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling)
+        own = acting_settings(self.model)
+        decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling, own)
         check_prompts(self.model, prompts, max_new_tokens)
+        check_batch_size(batch_size)
         size = batch_size or max(1, ROWS // len(chosen))
         rows = longest_first(
             TokenRow(tuple(prompt), (number,), (len(prompt),))
             for number, prompt in enumerate(prompts)
         )
         groups = [PrefixGroup(rows, 0)]
-        if share_prefixes and self._joint(chosen, [row.tokens for row in rows[:size]]):
+        first = [row.tokens for row in rows[:size]]
+        if share_prefixes and self._joint(chosen, first, decoding):
             bounds = [len(row.tokens) - 1 for row in rows]
             groups = self._prefix_groups(rows, bounds, size, chosen) or groups
         for group, prefix in groups:
@@ -245,6 +280,17 @@ class Sweep(VirtualModel):
                     for index, number in enumerate(numbers)
                 ]
 
+    def _check_generation_files(self, members: Sequence[int]) -> None:
+        """Warn if compositions have other generation configurations than the model in memory."""
+        own = _generation_settings(self.plans[0])
+        other = next((m for m in members if _generation_settings(self.plans[m]) != own), None)
+        if other is not None:
+            warnings.warn(
+                f"composition {other} has another generation_config.json than composition 0, whose "
+                "settings all compositions generate with; evaluate them separately for their own",
+                stacklevel=4,
+            )
+
     def _generate_batch(
         self,
         members: Sequence[int],
@@ -253,17 +299,19 @@ class Sweep(VirtualModel):
         decoding: Decoding,
         prefix: int,
     ) -> dict[tuple[int, int], Generation]:
-        joint, limit = self._joint(members, prompts), rotary_limit(self.model)
+        joint, limit = self._joint(members, prompts, decoding), rotary_limit(self.model)
         longest = max(map(len, prompts)) + decoding.max_new_tokens
         if not joint or (limit is not None and longest > limit):
             return generate_alone(self.runner, members, prompts, numbers, decoding)
         batch = JointBatch(self.runner, members, prompts, numbers, decoding, prefix=prefix)
         return batch.generate()
 
-    def _joint(self, members: Sequence[int], prompts: Sequence[Sequence[int]]) -> bool:
+    def _joint(
+        self, members: Sequence[int], prompts: Sequence[Sequence[int]], decoding: Decoding
+    ) -> bool:
         """Check once, on some prompts, that compositions can be decoded together."""
         if self._decodes_jointly is None:
-            reason = why_not_joint(self.runner, members, prompts)
+            reason = why_not_joint(self.runner, members, prompts, decoding)
             self._decodes_jointly = reason is None
             if reason is not None:
                 warnings.warn(
@@ -333,3 +381,8 @@ class Sweep(VirtualModel):
                     f"there is no composition {member}; they are 0 to {len(self) - 1}"
                 )
         return list(members)
+
+
+def _generation_settings(plan: Plan) -> bytes | None:
+    file = generation_file(plan)
+    return None if file is None else file.read_bytes()

@@ -20,9 +20,8 @@ from layerswap.engine.prefix import Pair, PrefixCache, read_prefix
 from layerswap.engine.split import (
     Entry,
     SplitModel,
-    check_head,
     dynamic_rotary,
-    one_token,
+    read_one_token,
     reset_rotary,
 )
 from layerswap.engine.virtual import Numbering, VariantId, VariantPath, VirtualModel
@@ -177,7 +176,7 @@ class Runner:
             self.stack = SplitModel(model, virtual.layers, virtual.device)
         else:
             self.exact = self._give_up("they are not in one list")
-            check_head(model, self._forward(one_token(virtual.device), 0))
+            read_one_token(model, virtual.device)
         self._tries: dict[tuple[int, ...], list[Node]] = {}
         self.evaluations = 0
 
@@ -272,7 +271,7 @@ class Runner:
 
     def _run_alone(self, inputs: Mapping[str, Any], members: Sequence[int]) -> Iterator[Leaf]:
         for member in members:
-            whole = self._forward(inputs, member).logits
+            whole = self.logits_alone(inputs, member)
 
             def logits(chosen: torch.Tensor | None, whole: torch.Tensor = whole) -> torch.Tensor:
                 return whole if chosen is None else whole.reshape(-1, whole.shape[-1])[chosen]
@@ -282,6 +281,10 @@ class Runner:
     def reset_rotary(self) -> None:
         """Restore rotary tables that earlier texts have changed."""
         reset_rotary(self._rotary)
+
+    def logits_alone(self, inputs: Mapping[str, Any], member: int) -> torch.Tensor:
+        """Return `[rows, tokens, vocabulary]` of a composition, by the model's own forward pass."""
+        return self._forward(inputs, member).logits  # type: ignore[no-any-return]
 
     def _forward(self, inputs: Mapping[str, Any], member: int) -> Any:
         self.reset_rotary()

@@ -25,7 +25,15 @@ from layerswap._types import EngineName
 from layerswap.checkpoint.loading import check_dtype
 from layerswap.compose import Blend, Composition
 from layerswap.engine.generation import Decoding, Generation
-from layerswap.engine.rows import Question, check_prompts, eos_tokens, rows_for, vocabulary_size
+from layerswap.engine.processors import acting_settings
+from layerswap.engine.rows import (
+    Question,
+    check_prompts,
+    eos_tokens,
+    rotary_limit,
+    rows_for,
+    vocabulary_size,
+)
 from layerswap.engine.scoring import Scores
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
@@ -203,7 +211,7 @@ class VllmSweep:
         import numpy as np
         from vllm import SamplingParams
 
-        rows = rows_for(self.model, requests, max_length)
+        rows = rows_for(self.model, requests, max_length, rotary_limit=rotary_limit(self.model))
         order = [request for row in rows for request in row.requests]
         # A row lacks the last token of its continuations, so each request has a text of its own.
         texts = [
@@ -245,6 +253,11 @@ class VllmSweep:
         check_prompts(self.model, prompts, max_new_tokens)
         ends = eos_tokens(self.model)
         Decoding(max_new_tokens, ends, tuple(stop), tokenizer)  # checks the settings
+        if own := acting_settings(self.model):
+            raise EvaluationError(
+                f"vLLM does not apply {', '.join(sorted(own))} of generation_config.json as "
+                "transformers does; use the engine sweep, or remove it there"
+            )
         drawing = {} if sampling is None else {
             "top_k": sampling.top_k or -1, "top_p": sampling.top_p, "seed": sampling.seed,
         }  # fmt: skip

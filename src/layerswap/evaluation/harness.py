@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,9 @@ from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES
 from layerswap.checkpoint.remote import local_name
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.compose.yaml_file import nearest
+from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
+from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
@@ -38,11 +41,12 @@ from layerswap.evaluation.settings import (
     parse_arguments,
     template_error,
 )
+from layerswap.evaluation.suites.folders import WRITTEN
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.adapters import MANIFEST, open_served
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.merge.layout import widest
-from layerswap.merge.metadata import COPIED, tokenizer_folder
+from layerswap.merge.metadata import COPIED, generation_file, tokenizer_folder
 
 Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""
@@ -115,7 +119,12 @@ def load_tasks(
     include: Sequence[Path] = (),
     prompts: PromptOptions | None = None,
 ) -> Any:
-    """Load lm-eval's task objects, and prepare them as its command line does."""
+    """Load lm-eval's task objects, and prepare them as its command line does.
+
+    Task files may name Python functions; a warning says so before they are imported.
+    """
+    for folder in include:
+        _warn_of_functions(folder.resolve())
     manager = _manager(tuple(map(str, include)), tuple(t for t in tasks if isinstance(t, str)))
     try:
         loaded = manager.load(list(tasks))
@@ -135,6 +144,22 @@ def load_tasks(
         if generation and task.get_config("output_type") == "generate_until":
             task.set_config(key="generation_kwargs", value=generation, update=True)
     return loaded
+
+
+@cache
+def _warn_of_functions(folder: Path) -> None:
+    """Warn once of Python code that task files of a folder name, except our own suites' files."""
+    named = [
+        file
+        for file in sorted(folder.rglob("*.yaml"))
+        if file.resolve() not in WRITTEN and file.is_file() and b"!function" in file.read_bytes()
+    ]
+    if named:
+        warnings.warn(
+            f"{folder}: {len(named)} task files name Python functions (!function), such as "
+            f"{named[0].name}; lm-eval runs that code for the chosen tasks, outside the sandbox",
+            stacklevel=3,
+        )
 
 
 class _BuiltOnce:
@@ -381,10 +406,10 @@ def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> st
 
 
 def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
-    """Group models of the same tokenizer and dtype that common experts link."""
+    """Group models that common experts link, and that have the same files beside the weights."""
     groups: list[tuple[set[str], list[str]]] = []
     for name, plan in models.items():
-        kind = f"{_tokenizer_hash(plan)}|{plan.recipe.dtype}"
+        kind = f"{_files_hash(plan)}|{plan.recipe.dtype}"
         sources = {f"{expert.folder.resolve()}|{kind}" for expert in plan.used.values()}
         joined = [group for group in groups if group[0] & sources]
         groups = [group for group in groups if not group[0] & sources]
@@ -393,11 +418,12 @@ def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
     yield from (names for _, names in groups)
 
 
-def _tokenizer_hash(plan: Plan) -> str:
+def _files_hash(plan: Plan) -> str:
+    """Hash the tokenizer and the generation configuration."""
     digest = hashlib.sha256()
-    for name in COPIED[1]:
-        file = tokenizer_folder(plan) / name
-        digest.update(file.read_bytes() if file.is_file() else b"")
+    files = [tokenizer_folder(plan) / name for name in COPIED[1]]
+    for file in (generation_file(plan), *files):
+        digest.update(file.read_bytes() if file is not None and file.is_file() else b"")
     return digest.hexdigest()
 
 
@@ -406,9 +432,13 @@ def _transformers(plan: Plan, settings: EvaluationSettings) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     size, device = settings.batch_size, pick_device(settings.device)
-    model: Any = plan.load()
+    if settings.dtype is None:
+        model: Any = plan.load().to(device)  # type: ignore[arg-type]
+    else:
+        model = VirtualModel([plan], device=device, dtype=settings.dtype).model
+    read_one_token(model, model.device)
     return HFLM(
-        pretrained=model.to(device),
+        pretrained=model,
         tokenizer=settings.with_chat_template(plan_tokenizer(plan)),
         batch_size=16 if size == "auto" and device == "cpu" else size,
         device=device,

@@ -129,9 +129,23 @@ def request_key(kind: str, *parts: Any) -> str:
 
 
 def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def _configuration_key(model: Any) -> str:
+    """Hash what decides a model's answers beside its weights: its configurations and dtype."""
+
+    def relevant(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        return {str(key): relevant(part) for key, part in node.items() if key not in IRRELEVANT}
+
+    configs = (model.config, model.generation_config)
+    return _hash([str(model.dtype), *(relevant(config.to_dict()) for config in configs)])
+
+
+IRRELEVANT = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
+"""Keys of a configuration that do not decide answers."""
 USUAL_BATCH = 16
 """Rows that are scored together if memory allows."""
 
@@ -156,6 +170,7 @@ class ResponseCache:
         self._batch_size, self._log = batch_size, log
         self._logged: dict[str, int] = {}
         self._keys = [composition_key(sweep.plans[member]) for member in members]
+        self._model_key = _configuration_key(sweep.model)
 
     def scores(self, number: int, asked: Sequence[Any], *, bound: int, dtype: str) -> list[Answer]:
         """Score continuations under the `number`-th member: log-probability and greediness.
@@ -163,7 +178,7 @@ class ResponseCache:
         `asked` are token ids of context and continuation, `bound` is the largest number of tokens
         that the model reads, and `dtype` is that of the softmax.
         """
-        keys = [request_key("score", c, r, bound, dtype) for c, r in asked]
+        keys = [request_key("score", c, r, bound, dtype, self._model_key) for c, r in asked]
         for requests, members in self._missing(keys).items():
             longest = max(min(bound, len(asked[i][0]) + len(asked[i][1])) for i in requests)
             for part in self._sweep.iter_loglikelihood(
@@ -192,7 +207,8 @@ class ResponseCache:
         tokenizer: Any,
     ) -> list[Answer]:
         """Generate tokens after prompts with the `number`-th member."""
-        keys = [request_key("text", prompt, repr(sorted(settings.items()))) for prompt in prompts]
+        known = repr(sorted(settings.items())), self._model_key
+        keys = [request_key("text", prompt, *known) for prompt in prompts]
         for requests, members in self._missing(keys).items():
             batch = None
             if self._batch_size is None:
@@ -248,6 +264,8 @@ class ResponseCache:
 
 # --- lm-eval's model class over a sweep ---
 
+DEFAULT_TOP_K = 50
+"""The `top_k` of transformers where nothing sets it."""
 PROMPTS = 256
 """Prompts that lm-eval hands over together; the cache decides how many run together."""
 
@@ -305,7 +323,10 @@ def _model_class() -> Any:
         ) -> Any:
             new, mask = max_length - context.shape[1], settings.pop("attention_mask")
             ends = eos_tokens(self.model)
-            asked = {"max_new_tokens": new, "stop": list(stop), "sampling": _sampling(settings)}
+            own = self.model.generation_config
+            asked = {
+                "max_new_tokens": new, "stop": list(stop), "sampling": _sampling(settings, own)
+            }  # fmt: skip
             prompts = [
                 tuple(row[kept.bool()].tolist()) for row, kept in zip(context, mask, strict=True)
             ]
@@ -319,8 +340,11 @@ def _model_class() -> Any:
     return CachedModel
 
 
-def _sampling(settings: Mapping[str, Any]) -> Sampling | None:
-    """Convert lm-eval's generation settings to the engine's; None means greedy decoding."""
+def _sampling(settings: Mapping[str, Any], own: Any) -> Sampling | None:
+    """Convert lm-eval's generation settings to the engine's; None means greedy decoding.
+
+    As in transformers, missing ones are those of the generation configuration.
+    """
     temperature = settings.get("temperature")
     draws = settings.get("do_sample")
     if draws is None:
@@ -330,8 +354,13 @@ def _sampling(settings: Mapping[str, Any]) -> Sampling | None:
         raise EvaluationError(f"the sweep cannot generate with {', '.join(sorted(extra))}")
     if not draws:
         return None
+
+    def setting(name: str, default: float) -> Any:
+        value = settings.get(name, getattr(own, name, None))
+        return default if value is None else value
+
     return Sampling(
         temperature=temperature or 1.0,
-        top_k=settings.get("top_k", 0),
-        top_p=settings.get("top_p", 1.0),
+        top_k=setting("top_k", DEFAULT_TOP_K),
+        top_p=setting("top_p", 1.0),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
@@ -67,6 +68,7 @@ class PromptOptions(Strict):
             raise EvaluationError(f"no chat template {name!r}; there are {', '.join(named)}")
         chosen = copy.copy(tokenizer)
         chosen.chat_template = named[name]
+        chosen.apply_chat_template = _guarded(chosen.apply_chat_template)
         return chosen
 
     def prompt_ids(self, tokenizer: Any, prompt: str) -> list[int]:
@@ -123,7 +125,28 @@ def parse_arguments(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(simple_parse_args_string(given))
 
 
+def _guarded(apply: Callable[..., str]) -> Callable[..., str]:
+    """Name the template in every error of it, and say where lm-eval leaves out the system role."""
+
+    def applied(turns: Any, **settings: Any) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return apply(turns, **settings)
+        except TemplateError as error:
+            if any(turn["role"] == "system" for turn in turns):
+                warnings.warn(
+                    f"{template_error(error)}; prompts are without the system instruction",
+                    stacklevel=2,
+                )
+            raise
+        except Exception as error:  # a template is a program, and raises anything
+            raise template_error(error) from None
+
+    return applied
+
+
 def template_error(error: Exception) -> EvaluationError:
     """Describe an error of a chat template in one line."""
-    why = " ".join(str(error).split())[:160]
+    why = " ".join(str(error).split())[:160] or type(error).__name__
     return EvaluationError(f"the chat template cannot be applied ({why})")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from layerswap.checkpoint.loading import (
 from layerswap.checkpoint.read import as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
-from layerswap.errors import MergeError
+from layerswap.errors import LayerswapError, MergeError
 from layerswap.merge.layout import OutputTensor, Shard, index_of, pack_shards
 from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
 from layerswap.merge.plan import Format, Plan
@@ -149,10 +150,14 @@ def build_model(
 ) -> PreTrainedModel:
     """A plan's model around given tensors, which it shares where it can."""
     config, generation = _configurations(plan)
-    model, loading = load_weights(config, weights, dtype)
+    with _fitting(plan):
+        model, loading = load_weights(config, weights, dtype)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := loading.get(key):
-            raise MergeError(f"transformers found {key.replace('_', ' ')}: {sorted(names)[:3]}")
+            raise MergeError(
+                f"{plan.reference.source}: config.json contradicts the weights; transformers found "
+                f"{key.replace('_', ' ')}: {sorted(names)[:3]}"
+            )
     if generation is not None:
         model.generation_config = generation
     return model
@@ -161,10 +166,25 @@ def build_model(
 def build_empty_model(plan: Plan) -> PreTrainedModel:
     """A plan's model without data, on torch's `meta` device, for its configuration."""
     config, generation = _configurations(plan)
-    model = empty_model(config)
+    with _fitting(plan):
+        model = empty_model(config)
     if generation is not None:
         model.generation_config = generation
     return model
+
+
+@contextmanager
+def _fitting(plan: Plan) -> Iterator[None]:
+    """Turn any error of transformers, which builds a model from config.json, into one line."""
+    try:
+        yield
+    except (LayerswapError, MemoryError):
+        raise
+    except Exception as error:  # no common class
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise MergeError(
+            f"{plan.reference.source}: transformers cannot build the model of config.json ({why})"
+        ) from None
 
 
 def _configurations(plan: Plan) -> tuple[PreTrainedConfig, GenerationConfig | None]:

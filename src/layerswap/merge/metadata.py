@@ -198,6 +198,11 @@ def tokenizer_folder(plan: Plan) -> Path:
     return files[0].parent if files else plan.tokenizer_owner.folder
 
 
+def generation_file(plan: Plan) -> Path | None:
+    """The generation configuration of the output: of the first source that has one."""
+    return next(iter(_first(plan, COPIED[0])), None)
+
+
 def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
     for file in _first(plan, names):

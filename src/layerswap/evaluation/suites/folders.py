@@ -130,6 +130,10 @@ def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
     raise FileNotFoundError(f"no Parquet files of {config or 'the data set'}, split {split}")
 
 
+WRITTEN: set[Path] = set()
+"""Task files that this process has written, or found as it would write them."""
+
+
 class Function(str):
     """A function in a module beside the task's YAML: `module.name`."""
 
@@ -172,6 +176,7 @@ class TaskFolder:
         path = self.root / name
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
+        WRITTEN.add(path.resolve())
         return path
 
 
