@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,8 +203,10 @@ def _named_base(adapters: Mapping[str, Adapter]) -> Expert:
         if base is None:
             raise MergeError(f"{name}: the adapter names no base; give one with `base` (--base)")
     first = next(iter(named))
+    # `./smol` and `smol` are one folder.
+    spelt = {name: (os.path.normpath(str(base)), rev) for name, (base, rev) in named.items()}
     for name, other in named.items():
-        if other != named[first]:
+        if spelt[name] != spelt[first]:
             raise MergeError(
                 f"{first} adapts {named[first][0]} and {name} adapts {other[0]}; if they are the "
                 "same model, choose one with `base` (--base)"
