@@ -292,7 +292,9 @@ def _open(source: str, expert: Checkpoint, drop: frozenset[str], *, own: bool) -
     folder, commit = fetch_checkpoint(source)
     path = folder / FISHER_WEIGHTS
     if not path.is_file():
-        raise MergeError(f"{folder}: has no {FISHER_WEIGHTS}; make it with `layerswap analyse fisher`")
+        raise MergeError(
+            f"{folder}: has no {FISHER_WEIGHTS}; make it with `layerswap analyse fisher`"
+        )
     record = read_json_object(folder / FISHER_RECORD)
     tensors = read_header(path)
     blendable = {n: t for n, t in expert.tensors.items() if t.dtype in FLOAT_DTYPES}

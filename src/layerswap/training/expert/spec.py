@@ -113,8 +113,9 @@ class Lora(Strict):
     """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
 
     Rank and alpha are by default those of the second paper, section 3.4; the rest is PEFT's
-    default, except that the presets of that paper turn rsLoRA on. `target_modules` and `exclude_modules` restrict the adapters among the attention
-    and mlp matrices at the places that train.
+    default, except that the presets of that paper turn rsLoRA on. `target_modules` and
+    `exclude_modules` restrict the adapters among the attention and mlp matrices at the places
+    that train.
     """
 
     r: PositiveInt = 64
