@@ -72,6 +72,8 @@ def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
             message = "a GGUF file, where a transformers checkpoint is needed"
             raise CheckpointError(f"{name}: {message}") from None
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError | ZeroDivisionError):  # which say no more than a value
+            reason = f"{type(error).__name__}: {reason}"
         if "trust_remote_code" in reason:
             reason = "it needs Python code of its own, which layerswap never runs"
         raise CheckpointError(f"{name}: {part} cannot be loaded ({reason[:200]})") from None
@@ -155,11 +157,15 @@ def load_causal_lm(
 
 
 def load_weights(
-    config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    config: PreTrainedConfig,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None = None,
+    *,
+    named: str | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Build a model that shares tensors in memory; return it and transformers' loading record."""
-    with without_progress_bars():
-        model, loading = _model_class(config).from_pretrained(
+    with _refusing(config.name_or_path, named, "the model"), without_progress_bars():
+        model, loading = model_class_of(config).from_pretrained(
             None,
             config=config,
             state_dict=dict(weights),
@@ -170,12 +176,13 @@ def load_weights(
     return model, loading
 
 
-def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+def empty_model(config: PreTrainedConfig, *, named: str | None = None) -> PreTrainedModel:
     """Build a model without data, on torch's `meta` device."""
     import torch
 
-    with torch.device("meta"):
-        model: PreTrainedModel = _model_class(config)(config)
+    model_class = model_class_of(config)
+    with _refusing(config.name_or_path, named, "its model"), torch.device("meta"):
+        model: PreTrainedModel = model_class(config)
     return model
 
 
@@ -206,7 +213,8 @@ def without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _model_class(config: PreTrainedConfig) -> Any:
+def model_class_of(config: PreTrainedConfig) -> Any:
+    """Return the class of transformers that a configuration names."""
     import transformers
 
     for name in config.architectures or ():

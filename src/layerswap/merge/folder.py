@@ -149,7 +149,7 @@ def build_model(
 ) -> PreTrainedModel:
     """A plan's model around given tensors, which it shares where it can."""
     config, generation = _configurations(plan)
-    model, loading = load_weights(config, weights, dtype)
+    model, loading = load_weights(config, weights, dtype, named=plan.reference.source)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := loading.get(key):
             raise MergeError(f"transformers found {key.replace('_', ' ')}: {sorted(names)[:3]}")
@@ -161,7 +161,7 @@ def build_model(
 def build_empty_model(plan: Plan) -> PreTrainedModel:
     """A plan's model without data, on torch's `meta` device, for its configuration."""
     config, generation = _configurations(plan)
-    model = empty_model(config)
+    model = empty_model(config, named=plan.reference.source)
     if generation is not None:
         model.generation_config = generation
     return model
