@@ -33,7 +33,10 @@ FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+
 """Names of a mixture's experts, as one tensor for all or as tensors of each."""
 
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-ROPES = frozenset("default linear dynamic yarn longrope llama3 proportional su mrope".split())
+ROPES = frozenset(
+    {"default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "su", "mrope"}
+)
+"""Kinds of RoPE that versions of transformers know."""
 
 
 def check_together(

@@ -28,7 +28,7 @@ from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
 from layerswap.merge.terms import ModelFacts
 from layerswap.merge.tokenizers import tokenizer_notes
-from layerswap.merge.trained import training_notes
+from layerswap.merge.trained import base_notes, training_notes
 from layerswap.merge.writer import (
     Rounding,
     check_finite,
@@ -57,7 +57,8 @@ class FolderFormat(Format):
 
     def notes(self, plan: Plan) -> list[str]:
         """Also the experts' training, dtypes, tokenizers and downloads."""
-        notes = training_notes(plan.recipe, plan.composition, plan.used) + super().notes(plan)
+        notes = training_notes(plan.recipe, plan.composition, plan.used)
+        notes += base_notes(plan.used, plan.base) + super().notes(plan)
         stored = {info.dtype for info in plan.reference.tensors.values()}
         baked = any(c.low_rank for c in plan.used.values()) and not plan.recipe.dtype
         if baked and "F32" not in stored and any(t.dtype == "F32" for t in plan.tensors):

@@ -33,6 +33,7 @@ from layerswap.compose import Composition, Recipe
 from layerswap.compose.schema import Expert
 from layerswap.errors import LayerswapError, MergeError
 from layerswap.merge.tokenizers import check_gguf_vocabulary
+from layerswap.merge.trained import with_revision
 
 Stamp = tuple[int, int, int] | None
 """Size, time of the last change and inode of a file; None for a file that is read in place."""
@@ -208,8 +209,9 @@ def _named_base(adapters: Mapping[str, Adapter]) -> Expert:
     for name, other in named.items():
         if spelt[name] != spelt[first]:
             raise MergeError(
-                f"{first} adapts {named[first][0]} and {name} adapts {other[0]}; if they are the "
-                "same model, choose one with `base` (--base)"
+                f"{first} adapts {with_revision(*named[first])} and {name} adapts "
+                f"{with_revision(*other)}; if they are the same model, choose one with `base` "
+                "(--base)"
             )
     source, revision = named[first]
     return Expert(source=source, revision=revision)
