@@ -164,7 +164,7 @@ def load_weights(
     named: str | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Build a model that shares tensors in memory; return it and transformers' loading record."""
-    with _refusing(config.name_or_path, named, "the model"), without_progress_bars():
+    with _refusing(config.name_or_path or "", named, "the model"), without_progress_bars():
         model, loading = model_class_of(config).from_pretrained(
             None,
             config=config,
@@ -181,7 +181,7 @@ def empty_model(config: PreTrainedConfig, *, named: str | None = None) -> PreTra
     import torch
 
     model_class = model_class_of(config)
-    with _refusing(config.name_or_path, named, "its model"), torch.device("meta"):
+    with _refusing(config.name_or_path or "", named, "its model"), torch.device("meta"):
         model: PreTrainedModel = model_class(config)
     return model
 

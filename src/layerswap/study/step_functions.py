@@ -198,8 +198,7 @@ def evaluate_language(context: Context) -> None:
         for one, recipe in recipes_of(settings, context.inputs)
     }
     experts = {name: one for plan in plans.values() for name, one in plan.experts.items()}
-    bases = [plan.base for plan in plans.values() if plan.base is not None]
-    for note in base_notes(experts, bases[0] if bases else None):
+    for note in base_notes(experts, open_checkpoint(settings["base"])):
         context.log(f"note: {note}")
     own = [spec["suite"]] if spec["suite"] else []
     folder, asked = _tasks(context, own, [language])
