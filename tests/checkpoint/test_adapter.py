@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import json
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, adapt, read_adapter
-from layerswap.checkpoint.adapter import match_tensors
+from layerswap.checkpoint.adapter import MORE_THAN_LORA, STARTS, match_tensors
 from layerswap.errors import CheckpointError
 
 UP = "model.layers.0.mlp.up_proj"
@@ -89,8 +93,8 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
         ),
         (
             {"init_lora_weights": "pissa_niter_4"},
-            ": was initialised with pissa_niter_4, which changes the base too; save it again with "
-            "PEFT's path_initial_model_for_weight_conversion",
+            ": was initialised with pissa_niter_4, which may change the base too; save it again "
+            "with PEFT's path_initial_model_for_weight_conversion",
         ),
         (
             {"r": 3},
@@ -115,6 +119,51 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
 )
 def test_other_adapters_are_refused(tmp_path, config, message):
     assert refusal(write_adapter(tmp_path / "a", pair(), **config)) == message
+
+
+CHANGE_THE_BASE = {"pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"}
+ONLY_TRAINING = {
+    "auto_mapping", "peft_version", "inference_mode", "lora_dropout", "megatron_core",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
+    "runtime_config", "ensure_weight_tying", "task_type",
+}  # fmt: skip
+READ = {
+    "peft_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "fan_in_fan_out", "bias",
+    "use_rslora", "init_lora_weights", "rank_pattern", "alpha_pattern", "modules_to_save",
+}  # fmt: skip
+SEEN_IN_THE_WEIGHTS = {
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+}  # fmt: skip
+
+
+def known_starts() -> set[str]:
+    """The names to which the code of the installed PEFT compares `init_lora_weights`."""
+    names: set[str] = set()
+    for file in Path(inspect.getfile(peft.tuners.lora)).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            compared = node.left if isinstance(node, ast.Compare) else None
+            called = node.func if isinstance(node, ast.Call) else None
+            if "init_lora_weights" in ast.unparse(compared or called or ast.Constant(0)):
+                constants = (n for n in ast.walk(node) if isinstance(n, ast.Constant))
+                names |= {n.value for n in constants if isinstance(n.value, str)}
+    return names - {"_niter_"}
+
+
+def test_every_initialisation_of_peft_is_known(tmp_path):
+    assert known_starts() | {"pissa_niter_4"} == STARTS | CHANGE_THE_BASE
+    for start in (True, False, None, *STARTS, "Gaussian"):
+        assert read_adapter(write_adapter(tmp_path / "a", pair(), init_lora_weights=start)).modules
+    for start in (*CHANGE_THE_BASE, "a new one", 7):
+        folder = write_adapter(tmp_path / "a", pair(), init_lora_weights=start)
+        assert refusal(folder).startswith(f": was initialised with {start}, which may change the")
+
+
+def test_every_setting_of_peft_is_known(tmp_path):
+    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    assert fields == ONLY_TRAINING | READ | SEEN_IN_THE_WEIGHTS | set(MORE_THAN_LORA)
+    for name in MORE_THAN_LORA:
+        folder = write_adapter(tmp_path / "a", pair(), **{name: {"x": 1}})
+        assert f"({name}) is more than LoRA" in refusal(folder)
 
 
 def test_weights_that_do_not_fit_together(tmp_path):

@@ -89,9 +89,9 @@ def save_holes(folder: Path, megabytes: int) -> Path:
     from layerswap.checkpoint import header_bytes
 
     folder.mkdir(parents=True)
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
-    (folder / "config.json").write_text(json.dumps(config))
     rows = megabytes * 10**6 // 3 // 4096
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": rows}))
     names = ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))]
     with (folder / "model.safetensors").open("wb") as file:
         header = header_bytes([(name, "F32", (rows, 1024), rows * 4096) for name in names], {})

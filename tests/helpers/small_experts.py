@@ -16,9 +16,9 @@ def data_files(rows, name, *, validation=False):
     return {part: str(rows / f"{name}-{part}.jsonl") for part in parts}
 
 
-def train_expert(tmp_path, base, *, hyperparameters=None, name="out", **spec):
+def train_expert(tmp_path, base, *, hyperparameters=None, name="out", log=print, **spec):
     spec = {"base": str(base), "hyperparameters": {**FAST, **(hyperparameters or {})}, **spec}
-    return train(check_expert(spec), tmp_path / name)
+    return train(check_expert(spec), tmp_path / name, log=log)
 
 
 def tensors(folder):

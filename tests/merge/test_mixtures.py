@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 import torch
-from merging import change_tensors, copied, recipe_plan, tensors_of
+from merging import change_tensors, copied, recipe_plan, refusal, tensors_of
 
 import layerswap as ls
 from layerswap.checkpoint import Place
@@ -143,3 +143,32 @@ def test_compositions_of_a_hybrid_score_as_each_alone(pair):
                 log = model(torch.tensor([context + rest])).logits[0].log_softmax(-1)
             alone = sum(float(log[len(context) - 1 + i, t]) for i, t in enumerate(rest))
             assert result[number, request] == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_tensor_are_exact_together_and_refused_beside_others(tmp_path, kind):
+    """Since version 5 transformers can store a mixture's experts in one tensor."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+    config = AutoConfig.for_model(kind, **TEXT, **sizes)
+    for seed, name in enumerate(("task", "language")):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
+    separate = plan_of(tmp_path)
+    ids = torch.tensor([[3, 7, 11, 2]])
+    expected = separate.load()(ids).logits
+    for name, other in (("task", "language"), ("language", "task")):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        model.save_pretrained(tmp_path / "fused", save_original_format=False)
+        (tmp_path / name).rename(tmp_path / f"separate-{name}")
+        (tmp_path / "fused").rename(tmp_path / name)
+        if name == "task":
+            message = refusal(plan_of, tmp_path)
+            assert message.startswith(f"{name} stores its mixture's experts as one tensor ('model.")
+            assert f"and {other} one by one; load {other} with transformers 5 and save" in message
+    fused = plan_of(tmp_path)
+    assert len(fused.tensors) < len(separate.tensors)
+    model = AutoModelForCausalLM.from_pretrained(fused.save(tmp_path / "out"))
+    assert torch.equal(model(ids).logits, expected)
+    assert torch.equal(fused.load()(ids).logits, expected)

@@ -15,6 +15,7 @@ from merging import (
     elect_and_average,
     keep_largest,
     recipe_plan,
+    refusal,
     save_fisher,
     weight_bytes,
 )
@@ -27,6 +28,7 @@ from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.errors import MergeError, RecipeError
 from layerswap.merge import make_plan
 from layerswap.merge import writer as engine
+from layerswap.merge.terms import Evaluator, merged_tensors
 from layerswap.methods import METHODS
 
 QUICK = ("della", "fisher", "ram", "slerp", "ties")
@@ -243,3 +245,54 @@ def test_magnitude_weights_of_a_merge_are_refused(experts):
     }
     with pytest.raises(RecipeError, match=r"^weights: the magnitude of ties.*; give numbers$"):
         recipe_plan(data)
+
+
+def nested(experts, levels, method="ties"):
+    """Two merges of the two below them, `levels` times."""
+    made = {"a0": str(experts["task"]), "b0": str(experts["language"])}
+    for level in range(1, levels + 1):
+        below = [f"a{level - 1}", f"b{level - 1}"]
+        for side, scale in (("a", 1.0), ("b", 0.5)):
+            merge = {"method": method, "experts": below, "scale": scale}
+            made[f"{side}{level}"] = {"merge": merge}
+    names = [f"a{levels}", f"b{levels}"]
+    return {"base": str(experts["base"]), "experts": made, "soup": {"experts": names}}
+
+
+@pytest.mark.parametrize(("method", "most"), [("task_arithmetic", 6 / 2), ("ties", (6 / 2) ** 2)])
+def test_work_does_not_double_with_every_level_of_nesting(
+    experts, tmp_path, monkeypatch, method, most
+):
+    chunk, calls = Evaluator.chunk, []
+    monkeypatch.setattr(Evaluator, "chunk", lambda *given: calls.append(1) or chunk(*given))
+    counts = {}
+    for levels in (2, 6):
+        calls.clear()
+        plan = recipe_plan(nested(experts, levels, method))
+        plan.save(tmp_path / str(levels))
+        counts[levels] = len(calls)
+        assert len(list(merged_tensors(plan.tensors[0].inputs))) == 2 * levels
+    assert counts[6] <= most * counts[2]
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "slerp"])
+def test_a_merge_that_is_read_twice_gives_the_bytes_of_two(experts, tmp_path, method):
+    outputs = []
+    for second in ("task", "twin"):
+        sources = {name: str(experts[name]) for name in ("task", "language", "third")}
+        sources["twin"] = str(copied(experts["task"], tmp_path / second / "twin"))
+        merges = {
+            "x": {"method": method, "experts": ["task", "language"]},
+            "y": {"method": method, "experts": [second, "language"]},
+            "z": {"method": "ties", "experts": ["y", "third"]},
+        }
+        made = {name: {"merge": merge} for name, merge in merges.items()}
+        top = {"method": "task_arithmetic", "experts": {"x": 1, "z": 0.5}}
+        data = {"base": str(experts["base"]), "experts": {**sources, **made}, "merge": top}
+        outputs.append(recipe_plan(data).save(tmp_path / second / "out"))
+    assert weight_bytes(outputs[0]) == weight_bytes(outputs[1])
+
+
+def test_merges_written_out_have_a_bound(experts):
+    message = refusal(recipe_plan, nested(experts, 9))
+    assert message == "test: experts.a9: is made of 511 merges written out; the most is 256"

@@ -5,9 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
-from merging import copied, save_adapter, save_expert, save_tokenizer, swap_of, tiny_llama
+import torch
+from merging import (
+    copied,
+    refusal,
+    save_adapter,
+    save_expert,
+    save_tokenizer,
+    swap_of,
+    tiny_llama,
+)
 
 import layerswap as ls
+from layerswap.checkpoint import fingerprint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.compose.presets import partition
@@ -125,6 +135,49 @@ def test_evaluation_items_in_the_training_data_are_named(pair):
         "language: 12 rows of its training data contain an item of mgsm_sw; scores on it are "
         "inflated"
     ) in swap_of(pair, bottom=1, top=1, outside="task").notes
+
+
+def note_base(folder, base, source="base", revision=None):
+    """What `layerswap train` records of the base of an expert."""
+    record = json.loads((folder / TRAINING).read_text())
+    marks = {file.name: fingerprint(file) for file in base.glob("*.safetensors")}
+    record["base"] = {"source": source, "revision": revision, "fingerprints": marks}
+    (folder / TRAINING).write_text(json.dumps(record))
+
+
+def test_experts_of_different_bases_are_named(partial, experts, tmp_path):
+    task, language = partial
+    narrow = save_expert(tmp_path / "narrow", tiny_llama(), 0, torch.bfloat16)
+    note_base(task, experts["base"])
+    note_base(language, experts["base"])
+    zones = {"bottom": 1, "top": 1, "outside": "task"}
+    pair = {"task": task, "language": language}
+    for base in (None, experts["base"]):
+        assert not any("base" in note for note in ls.swap(**pair, base=base, **zones).notes)
+    found = ls.swap(**pair, base=narrow, **zones).notes
+    assert any(f"the base is {narrow}" in note for note in found)
+    note_base(language, narrow, "hub/base", "abc")
+    (note,) = [n for n in ls.swap(**pair, **zones).notes if "bases" in n]
+    assert note == (
+        "the bases are different files, by dtype or revision perhaps: task was trained from base, "
+        "language was trained from hub/base@abc"
+    )
+
+
+def test_adapters_of_two_revisions_are_named(experts, tmp_path):
+    pair = {}
+    for seed, name in enumerate(("task", "language")):
+        folder = tmp_path / name
+        pair[name] = save_adapter(folder, experts["base"], seed, target_modules=["q_proj"])
+        config = json.loads((folder / "adapter_config.json").read_text())
+        config |= {"base_model_name_or_path": "hub/base", "revision": f"v{seed}"}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+    named = "task adapts hub/base@v0 and language adapts hub/base@v1; if they are the same model"
+    assert named in refusal(ls.swap, **pair)
+    note = ls.swap(**pair, base=experts["base"]).notes[0]
+    assert note == (
+        f"task adapts hub/base@v0, language adapts hub/base@v1: all are added to {experts['base']}"
+    )
 
 
 @pytest.mark.parametrize(

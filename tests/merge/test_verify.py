@@ -345,6 +345,11 @@ def test_another_version_is_noted(out):
     report = ls.verify(out)
     assert report.passed
     assert report.notes[0] == f"written by layerswap 0.0.1; this is {ls.__version__}"
+    edit(out, widen)
+    expected = f"{out}/layerswap.json: the composition is not that of the recipe"
+    assert expected in findings(out)
+    edit(out, lambda record: record.update(composition={"of": "another layout"}))
+    assert expected not in findings(out)
 
 
 # --- sources ---
@@ -382,8 +387,36 @@ def test_a_source_that_is_gone(movable):
     assert not report.passed
     assert report.unverified == [
         f"language: {pair['language']}: no such folder, and not a Hub id like 'owner/name'; give "
-        "its new location with --source NAME=PATH"
+        "its new location with --source NAME=PATH",
+        "21 of 39 tensors, which are computed or from language; configuration, tokenizer, order of "
+        "the tensors",
     ]
+    assert report.verbatim.tensors == 18
+    file = flip(out, UP.format(1))
+    expected = f"{file}: tensor {UP.format(1)!r} is not its source, from byte 0 of 3840 on"
+    assert ls.verify(out).findings == [expected]
+
+
+def test_a_source_that_is_gone_beside_one_that_changed(movable):
+    out, pair = movable
+    shutil.rmtree(pair["language"])
+    change_tensors(pair["task"], {UP.format(1): torch.zeros(40, 24)})
+    result = findings(out)
+    assert result[0] == "task: model.safetensors changed since the merge"
+    assert len(result) == 2
+
+
+def test_moved_layers_whose_source_is_gone(experts, tmp_path):
+    pair = {name: copied(experts[name], tmp_path / name) for name in ("task", "language")}
+    recipe = {
+        "experts": {name: str(folder) for name, folder in pair.items()},
+        "stack": ["0-2", "1-3"], "swap": {"bottom": 1, "top": 1},
+    }  # fmt: skip
+    out = recipe_plan(recipe).save(tmp_path / "out")
+    shutil.rmtree(pair["language"])
+    report = ls.verify(out)
+    assert (report.findings, report.verbatim.tensors) == ([], 4 * 9)
+    assert not report.passed
 
 
 def test_a_source_in_place_of_another(movable, experts):

@@ -115,9 +115,9 @@ def spec(folder, **changes):
     return plan_study(read_study(path), folder)
 
 
-def completed(graph, out):
+def completed(graph, out, **settings):
     """The journal of a graph whose steps all ran."""
-    run_graph(graph, out, step_functions()).check()
+    run_graph(graph, out, step_functions(), **settings).check()
     return StudyJournal(out, graph)
 
 
@@ -696,8 +696,12 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
 def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     models = shipped().base.parent
     asked = {**LAB, "limit": 4}
+    other = shutil.copytree(models / "task-1", tmp_path / "task")
+    base = {"source": "hub/base", "revision": "old", "fingerprints": {"model.safetensors": "1"}}
+    record = {"key": "k", "places": [], "data": [], "spec": {}, "base": base}
+    (other / TRAINING).write_text(json.dumps(record))
     graph = spec(
-        folder, task={"experts": [str(models / f"task-{i}") for i in (1, 2)]}, pairs="same",
+        folder, task={"experts": [str(other), str(models / "task-2")]}, pairs="same",
         languages={"nela": {"experts": [str(models / f"language-nela-{i}") for i in (1, 2)]}},
         baselines=["experts", "soup"], grid=None, partitions=[], lora=None, evaluate=asked,
     )  # fmt: skip
@@ -705,7 +709,11 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
         "select/task", "select/nela", "evaluate/nela", "change/nela", "tables",
     ]  # fmt: skip
     check_plan(graph)
-    (rows,) = numbers_of(completed(graph, tmp_path / "out"))["languages"]["nela"].values()
+    lines: list[str] = []
+    journal = completed(graph, tmp_path / "out", log=lines.append)
+    (note,) = [line for line in lines if "different files" in line]
+    assert "task-1 was trained from hub/base@old, the base is " in note
+    (rows,) = numbers_of(journal)["languages"]["nela"].values()
     assert set(rows) == {"swap, default", "task expert", "language expert", "soup"}
     page = write_study_report(tmp_path / "out").read_text()
     assert f"{models / 'language-nela-1'}, {models / 'language-nela-2'}" in page

@@ -8,10 +8,14 @@ import pytest
 import torch
 import yaml
 from effort import mostly_slow
+from peft import LoraConfig
 from small_experts import changed, data_files, open_adapter, train_expert
 
 from layerswap.checkpoint import open_checkpoint
+from layerswap.study.spec import find_study
+from layerswap.study.step_functions import expert_of
 from layerswap.training.expert.save import read_training
+from layerswap.training.expert.spec import check_expert
 
 
 def layers_of(names):
@@ -82,13 +86,41 @@ def test_places_come_from_a_list_a_recipe_or_a_part_that_a_list_narrows(
     assert all("mlp" in name for name in names if "layers" in name) == mlp_only
 
 
-@pytest.mark.parametrize("rslora", mostly_slow([True, False], True))
+RSLORA = [
+    ({}, None, False),
+    ({"use_rslora": True}, None, True),
+    ({}, "unreasonable", True),
+    ({"use_rslora": False}, "unreasonable-simultaneous", False),
+]
+
+
+@pytest.mark.parametrize(("given", "preset", "rslora"), RSLORA)
+def test_rslora_is_pefts_default_or_the_presets(given, preset, rslora):
+    spec = {"base": "b", "data": "d", "lora": given, "preset": preset}
+    assert check_expert(spec).rslora == rslora
+    assert not LoraConfig().use_rslora
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_second_papers_study_trains_adapters_with_rslora(whole):
+    study, _ = find_study("unreasonable")
+    lora = study.lora if whole else check_expert({"base": "b", "data": "d", "lora": {}}).lora
+    for experts in study.kinds.values():
+        for run in experts.runs:
+            settings = run.model_copy(update={"lora": lora}).model_dump(mode="json")
+            assert check_expert(expert_of({"base": "b", "data": [], **settings}, ["d"])).rslora
+
+
+@pytest.mark.parametrize("rslora", mostly_slow([True, None], None))
 def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows, rslora):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    lora = {"r": 4, "lora_alpha": 8, "use_rslora": rslora}
-    out = train_expert(tmp_path, base, data=data_files(rows, "task"), lora=lora)
+    lora, lines = {"r": 4, "lora_alpha": 8, "use_rslora": rslora}, []
+    data = data_files(rows, "task")
+    out = train_expert(tmp_path, base, data=data, lora=lora, log=lines.append)
+    scale = "4 (lora_alpha / sqrt(r), rsLoRA)" if rslora else "2 (lora_alpha / r)"
+    assert f"adapters of rank 4 with scale {scale}" in lines
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), out)
     scale = {m.scaling["default"] for m in model.modules() if isinstance(
         getattr(m, "scaling", None), dict) and m.scaling}  # fmt: skip

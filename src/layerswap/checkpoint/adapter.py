@@ -40,8 +40,14 @@ MORE_THAN_LORA = {
     "megatron_config": "a Megatron adapter",
     "alora_invocation_tokens": "activated LoRA",
     "arrow_config": "routing between adapters",
+    "kasa_config": "KaSA",
+    "use_bdlora": "block-diagonal LoRA",
+    "velora_config": "VeLoRA",
+    "monteclora_config": "MonteCLoRA",
 }
 """Settings of PEFT that are refused, with their names in a message."""
+STARTS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
+"""Initialisations that leave the base as it is. Others may change it, so they are refused."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +156,10 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         if config.get(key):
             raise CheckpointError(f"{label} ({key}) is more than LoRA; {MERGE_FIRST}")
     start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(("pissa", "olora", "corda", "loftq")):
+    if not (start is None or isinstance(start, bool) or str(start).lower() in STARTS):
         raise CheckpointError(
-            f"was initialised with {clipped(start)}, which changes the base too; save it again "
-            "with PEFT's path_initial_model_for_weight_conversion"
+            f"was initialised with {clipped(str(start))}, which may change the base too; save it "
+            "again with PEFT's path_initial_model_for_weight_conversion"
         )
 
 

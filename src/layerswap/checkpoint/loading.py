@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_NAMES
-from layerswap.errors import CheckpointError, EvaluationError
+from layerswap.errors import CheckpointError, EvaluationError, LayerswapError
 
 if TYPE_CHECKING:
     import torch
@@ -66,12 +66,16 @@ def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
     """Turn any error of transformers into one line, without its advice to trust the code."""
     try:
         yield
+    except (LayerswapError, MemoryError):
+        raise
     except Exception as error:  # the Hub, tokenizers and odd configurations: no common class
         name = named or os.fspath(source)
         if is_gguf(name):
             message = "a GGUF file, where a transformers checkpoint is needed"
             raise CheckpointError(f"{name}: {message}") from None
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError | ZeroDivisionError):  # which say no more than a value
+            reason = f"{type(error).__name__}: {reason}"
         if "trust_remote_code" in reason:
             reason = "it needs Python code of its own, which layerswap never runs"
         raise CheckpointError(f"{name}: {part} cannot be loaded ({reason[:200]})") from None
@@ -155,14 +159,19 @@ def load_causal_lm(
 
 
 def load_weights(
-    config: PreTrainedConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    config: PreTrainedConfig,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype | None = None,
+    *,
+    named: str | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Build a model that shares tensors in memory; return it and transformers' loading record.
 
     The record lists missing, unexpected and mismatched tensors, which is no error here.
     """
-    with without_progress_bars(), _without_report():
-        model, loading = _model_class(config).from_pretrained(
+    refusing = _refusing(config.name_or_path or "", named, "the model")
+    with refusing, without_progress_bars(), _without_report():
+        model, loading = model_class_of(config).from_pretrained(
             None,
             config=config,
             state_dict=dict(weights),
@@ -174,12 +183,13 @@ def load_weights(
     return model, loading
 
 
-def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+def empty_model(config: PreTrainedConfig, *, named: str | None = None) -> PreTrainedModel:
     """Build a model without data, on torch's `meta` device."""
     import torch
 
-    with torch.device("meta"):
-        model: PreTrainedModel = _model_class(config)(config)
+    model_class = model_class_of(config)
+    with _refusing(config.name_or_path or "", named, "its model"), torch.device("meta"):
+        model: PreTrainedModel = model_class(config)
     return model
 
 
@@ -223,7 +233,8 @@ def _without_report() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _model_class(config: PreTrainedConfig) -> Any:
+def model_class_of(config: PreTrainedConfig) -> Any:
+    """Return the class of transformers that a configuration names."""
     import transformers
 
     for name in config.architectures or ():

@@ -30,6 +30,8 @@ CONFLICTS = {
     ("mergekit", "stack"): "the layers belong in `mergekit`; remove `stack`",
 }
 """Keys that cannot be given beside a method."""
+MERGES = 256
+"""Most merge methods inside an expert; the record writes each as often as it is used."""
 DEPTH = 16
 """Most levels of experts made of experts; each level can double the terms of a blend."""
 
@@ -202,13 +204,14 @@ def _merges(data: Data, experts: Data) -> Iterator[tuple[KeyPath, str, Data]]:
 
 
 def _nesting_mistakes(experts: Data) -> list[Mistake]:
-    """The experts of the first cycle, or the first expert that is nested too deeply."""
+    """The experts of the first cycle, or the first expert that is nested too deeply or often."""
     parts = {
         name: [part for _, part in _parts((), expert) if isinstance(part, str)]
         for name, expert in experts.items()
         if isinstance(expert, dict)
     }
     depth: dict[Any, int] = {}
+    merges: dict[Any, int] = {}
     try:
         order = list(TopologicalSorter(parts).static_order())
     except CycleError as error:
@@ -218,5 +221,10 @@ def _nesting_mistakes(experts: Data) -> list[Mistake]:
         depth[name] = 1 + max((depth[part] for part in parts.get(name, ())), default=0)
         if depth[name] > DEPTH:
             why = f"is made of experts that are made of others, more than {DEPTH} levels deep"
+            return [(("experts", name), why)]
+        own = isinstance(experts.get(name), dict) and "merge" in experts[name]
+        merges[name] = own + sum(merges[part] for part in parts.get(name, ()))
+        if merges[name] > MERGES:
+            why = f"is made of {merges[name]:,} merges written out; the most is {MERGES:,}"
             return [(("experts", name), why)]
     return []

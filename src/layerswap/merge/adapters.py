@@ -79,10 +79,10 @@ def write_adapters(
                 raise RecipeError(f"{task}, {language}: not both are adapters")
             plans[f"{task}--{language}"] = plan
     bases = {plan.base.source for plan in plans.values() if plan.base is not None}
-    if len(bases) != 1:
+    if len({os.path.normpath(base) for base in bases}) != 1:
         raise RecipeError(f"the adapters have different bases: {', '.join(sorted(bases))}")
     largest = max((rank for plan in plans.values() for rank in ranks_of(plan)), default=1)
-    served = ServedAdapters(target, bases.pop(), largest, plans)
+    served = ServedAdapters(target, min(bases), largest, plans)
     with atomic_folder(target, marker=MANIFEST, overwrite=overwrite) as folder:
         for name, plan in plans.items():
             plan.save(folder / name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
@@ -11,7 +13,7 @@ from layerswap.checkpoint.read import same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
-from layerswap.errors import MergeError, visible
+from layerswap.errors import LayerswapError, MergeError, visible
 
 NOT_COMPUTED = frozenset(
     {
@@ -26,6 +28,15 @@ NOT_COMPUTED = frozenset(
 )  # fmt: skip
 """Configuration keys that may differ: they do not change what a layer computes, or are checked
 in another way. Keys of dropout, which only training uses, may differ too."""
+
+FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+\.")
+"""Names of a mixture's experts, as one tensor for all or as tensors of each."""
+
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+ROPES = frozenset(
+    {"default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "su", "mrope"}
+)
+"""Kinds of RoPE that versions of transformers know."""
 
 
 def check_together(
@@ -129,6 +140,45 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
     if rows and isinstance(size, int) and size not in rows.values():
         tensor, count = next(iter(rows.items()))
         raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows")
+    if _suspicious(checkpoint):
+        _check_model(name, checkpoint)
+
+
+def _suspicious(checkpoint: Checkpoint) -> bool:
+    """True if the configuration may not describe the weights, as far as is seen without torch."""
+    text = text_config(checkpoint.config)
+    sizes = [text.get(key) for key in SIZES]
+    ropes = [kind for key, kind in _rope(text).items() if key.endswith("rope_type")]
+    if any(type(size) is int and size < 1 for size in sizes) or not {*map(str, ropes)} <= ROPES:
+        return True
+    widths = {
+        info.shape[0] for name, info in checkpoint.tensors.items()
+        if name.endswith(".mlp.up_proj.weight") and len(info.shape) == 2
+    }  # fmt: skip
+    return bool(widths) and sizes[1] not in widths
+
+
+def _check_model(name: str, checkpoint: Checkpoint) -> None:
+    """Refuse a configuration whose model, on torch's `meta` device, cannot hold the weights.
+
+    Importing torch takes seconds, so only suspicious configurations come here.
+    """
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        return
+    from layerswap.checkpoint.loading import empty_model, load_config, model_class_of
+
+    config = load_config(checkpoint.folder, named=name)
+    try:
+        model_class_of(config)
+    except LayerswapError:
+        return  # another library has it
+    for tensor, parameter in empty_model(config, named=name).state_dict().items():
+        info = checkpoint.tensors.get(tensor)
+        if info is not None and tuple(parameter.shape) != info.shape:
+            raise MergeError(
+                f"{name}: its config gives {tensor!r} the shape {list(parameter.shape)}, but it is "
+                f"{list(info.shape)}; correct config.json"
+            )
 
 
 def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]) -> None:
@@ -158,6 +208,8 @@ def _check_tensors(
         (a_name, b_name, set(b.tensors) - set(a.tensors) - drop),
     ):
         if missing:
+            _check_fused(a_name, set(a.tensors) - set(b.tensors), b_name, set(b.tensors))
+            _check_fused(b_name, set(b.tensors) - set(a.tensors), a_name, set(a.tensors))
             raise MergeError(
                 f"{lacks} lacks {some_tensors(missing)} that {has} has; they are not fine-tuned "
                 "from one base"
@@ -169,6 +221,17 @@ def _check_tensors(
             shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
             kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
             raise MergeError(f"{kind} differ: {name!r} is {shapes}")
+
+
+def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None:
+    """Refuse a mixture whose experts are one tensor beside one that stores them one by one."""
+    fused = sorted(tensor for tensor in own if FUSED.search(tensor))
+    if fused and any(ONE_BY_ONE.search(tensor) for tensor in others - own):
+        raise MergeError(
+            f"{name} stores its mixture's experts as one tensor ({fused[0]!r}) and {other} one by "
+            f"one; load {other} with transformers 5 and save it with "
+            "`save_pretrained(..., save_original_format=False)`"
+        )
 
 
 def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:

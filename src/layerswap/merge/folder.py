@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from layerswap.checkpoint.loading import (
 from layerswap.checkpoint.read import as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
-from layerswap.errors import LayerswapError, MergeError
+from layerswap.errors import MergeError
 from layerswap.merge.layout import OutputTensor, Shard, index_of, pack_shards
 from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
 from layerswap.merge.plan import Format, Plan
@@ -29,7 +28,7 @@ from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
 from layerswap.merge.terms import ModelFacts
 from layerswap.merge.tokenizers import tokenizer_notes
-from layerswap.merge.trained import training_notes
+from layerswap.merge.trained import base_notes, training_notes
 from layerswap.merge.writer import (
     Rounding,
     check_finite,
@@ -58,7 +57,8 @@ class FolderFormat(Format):
 
     def notes(self, plan: Plan) -> list[str]:
         """Also the experts' training, dtypes, tokenizers and downloads."""
-        notes = training_notes(plan.recipe, plan.composition, plan.used) + super().notes(plan)
+        notes = training_notes(plan.recipe, plan.composition, plan.used)
+        notes += base_notes(plan.used, plan.base) + super().notes(plan)
         stored = {info.dtype for info in plan.reference.tensors.values()}
         baked = any(c.low_rank for c in plan.used.values()) and not plan.recipe.dtype
         if baked and "F32" not in stored and any(t.dtype == "F32" for t in plan.tensors):
@@ -150,8 +150,7 @@ def build_model(
 ) -> PreTrainedModel:
     """A plan's model around given tensors, which it shares where it can."""
     config, generation = _configurations(plan)
-    with _fitting(plan):
-        model, loading = load_weights(config, weights, dtype)
+    model, loading = load_weights(config, weights, dtype, named=plan.reference.source)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := loading.get(key):
             raise MergeError(
@@ -166,25 +165,10 @@ def build_model(
 def build_empty_model(plan: Plan) -> PreTrainedModel:
     """A plan's model without data, on torch's `meta` device, for its configuration."""
     config, generation = _configurations(plan)
-    with _fitting(plan):
-        model = empty_model(config)
+    model = empty_model(config, named=plan.reference.source)
     if generation is not None:
         model.generation_config = generation
     return model
-
-
-@contextmanager
-def _fitting(plan: Plan) -> Iterator[None]:
-    """Turn any error of transformers, which builds a model from config.json, into one line."""
-    try:
-        yield
-    except (LayerswapError, MemoryError):
-        raise
-    except Exception as error:  # no common class
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise MergeError(
-            f"{plan.reference.source}: transformers cannot build the model of config.json ({why})"
-        ) from None
 
 
 def _configurations(plan: Plan) -> tuple[PreTrainedConfig, GenerationConfig | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -109,19 +109,28 @@ Gathereds = Mapping[tuple[str, str], Gathered]
 class TermBuilder:
     """Builds the terms of output tensors from the blends of a composition.
 
-    `rows` holds aligned embeddings and heads for blends, `delta_rows` for methods that take deltas.
+    `rows` holds aligned embeddings and heads for blends, `delta_rows` for methods that take deltas,
+    and `known` the terms that were built.
     """
 
     checkpoints: Mapping[str, Checkpoint]
     rows: Gathereds
     delta_rows: Gathereds
     fishers: Mapping[str, Fisher]
+    known: dict[tuple[Member, str, bool], Term] = field(default_factory=dict)
 
     def terms(self, blend: Blend, name: str, *, deltas: bool = False) -> Terms:
         """One tensor of a blend; `deltas` if a method takes deltas from it."""
         return tuple((self._term(member, name, deltas), w) for member, w in blend.weights)
 
     def _term(self, member: Member, name: str, deltas: bool) -> Term:
+        # Equal terms are one object, so that comparing nested ones costs nothing.
+        key = member, name, deltas
+        if key not in self.known:
+            self.known[key] = self._new_term(*key)
+        return self.known[key]
+
+    def _new_term(self, member: Member, name: str, deltas: bool) -> Term:
         if isinstance(member, str):
             rows = self.delta_rows if deltas else self.rows
             return rows.get((member, name)) or source_of(self.checkpoints[member], name)

@@ -25,7 +25,7 @@ from layerswap.checkpoint.read import (
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading
-from layerswap.merge.metadata import write_adapter_documents
+from layerswap.merge.metadata import recorded_source, write_adapter_documents
 from layerswap.merge.plan import Plan
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
@@ -261,7 +261,8 @@ def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, An
     patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}
     return {
         **plan.reference.adapter.config,
-        "base_model_name_or_path": plan.base.source,
+        # As in the record, from which `verify` writes it again.
+        "base_model_name_or_path": recorded_source(plan.base),
         "revision": plan.base.revision,
         "r": most,
         "lora_alpha": most,

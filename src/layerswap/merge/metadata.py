@@ -76,7 +76,7 @@ def record(plan: Plan) -> dict[str, Any]:
     numbered = plan.reference.numbered
     return {
         "layerswap_version": __version__,
-        "recipe": _recipe(plan, _recorded_source),
+        "recipe": _recipe(plan, recorded_source),
         "magnitude_weights": plan.magnitude,
         "composition": plan.composition.to_dict(),
         **({"layers_by_number": numbered.stack} if numbered else {}),
@@ -290,7 +290,7 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     remote = [file for file in checkpoint.files if isinstance(file, RemoteFile)]
     local = (file for file in checkpoint.files if isinstance(file, Path))
     return {
-        "source": _recorded_source(checkpoint),
+        "source": recorded_source(checkpoint),
         "revision": checkpoint.revision,
         "fingerprints": {recorded_name(file): mark for file, mark in fingerprints(local).items()},
         # Files that are read in place are identified by their servers' ETags.
@@ -298,7 +298,7 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _recorded_source(checkpoint: Checkpoint) -> str:
+def recorded_source(checkpoint: Checkpoint) -> str:
     """A source as it was given; a relative path starts with `./`, unlike a Hub id."""
     source = checkpoint.source
     plain = _is_local(checkpoint) and not source.startswith(("/", ".", "~"))

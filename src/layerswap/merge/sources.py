@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from layerswap.compose import Composition, Recipe
 from layerswap.compose.schema import Expert
 from layerswap.errors import LayerswapError, MergeError
 from layerswap.merge.tokenizers import check_gguf_vocabulary
+from layerswap.merge.trained import with_revision
 
 Stamp = tuple[int, int, int] | None
 """Size, time of the last change and inode of a file; None for a file that is read in place."""
@@ -217,11 +219,14 @@ def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Exp
         if base is None:
             raise MergeError(f"{name}: the adapter names no base; give one with `base` (--base)")
     first = next(iter(named))
+    # `./smol` and `smol` are one folder.
+    spelt = {name: (os.path.normpath(str(base)), rev) for name, (base, rev) in named.items()}
     for name, other in named.items():
-        if other != named[first]:
+        if spelt[name] != spelt[first]:
             raise MergeError(
-                f"{first} adapts {named[first][0]} and {name} adapts {other[0]}; if they are the "
-                "same model, choose one with `base` (--base)"
+                f"{first} adapts {with_revision(*named[first])} and {name} adapts "
+                f"{with_revision(*other)}; if they are the same model, choose one with `base` "
+                "(--base)"
             )
     source, revision = named[first]
     name = str(source).partition("@")[0]

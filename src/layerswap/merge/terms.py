@@ -20,6 +20,7 @@ Example: half of expert `c`, and half of the TIES merge of `a` and `b` over `bas
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -99,6 +100,11 @@ class MergedTensor:
         return self._hash
 
     @property
+    def terms(self) -> tuple[Terms, ...]:
+        """Every weighted sum that it reads."""
+        return (*self.inputs, *((self.base,) if self.base else ()), *self.fishers)
+
+    @property
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -137,20 +143,21 @@ def stored_in(source: Source) -> Iterator[TensorInfo]:
 
 def sources_of(terms: Terms) -> Iterator[Source]:
     """Every tensor of an expert, or of its Fisher, in a weighted sum."""
-    for term, _ in terms:
-        if isinstance(term, MergedTensor):
-            for inner in (*term.inputs, *((term.base,) if term.base else ()), *term.fishers):
-                yield from sources_of(inner)
-        else:
-            yield term
+    yield from (term for term in _nodes(terms, set()) if not isinstance(term, MergedTensor))
 
 
 def merged_tensors(terms: Terms) -> Iterator[MergedTensor]:
-    """Every merged tensor in a weighted sum, inner ones first; equal ones several times."""
+    """Every merged tensor in a weighted sum, inner ones first; equal ones once."""
+    yield from (term for term in _nodes(terms, set()) if isinstance(term, MergedTensor))
+
+
+def _nodes(terms: Terms, seen: set[Term]) -> Iterator[Term]:
+    """Every distinct term, inner ones first."""
     for term, _ in terms:
-        if isinstance(term, MergedTensor):
-            for inner in (*term.inputs, *((term.base,) if term.base else ())):
-                yield from merged_tensors(inner)
+        if term not in seen:
+            seen.add(term)
+            for inner in term.terms if isinstance(term, MergedTensor) else ():
+                yield from _nodes(inner, seen)
             yield term
 
 
@@ -173,12 +180,18 @@ class Evaluator:
         self.handles = handles
         self._model_facts = model_facts
         self._factors: dict[LowRank, Factors] = {}
+        self._shared: dict[MergedTensor, tuple[int, int, Floats] | None] = {}
 
     def prepare(self, terms: Terms) -> None:
         """Measure every merged tensor in a weighted sum."""
         import numpy as np
 
-        for tensor in merged_tensors(terms):
+        merged = list(merged_tensors(terms))
+        sums = [terms, *(inner for tensor in merged for inner in tensor.terms)]
+        read = Counter(term for inner in sums for term, _ in inner)
+        # Computed once per chunk; without that, work doubles with every level of nesting.
+        self._shared = {tensor: None for tensor in merged if read[tensor] > 1}
+        for tensor in merged:
             if tensor not in self.measured:
                 measure = tensor.method.measure if tensor.elements else None
                 model = self._model_facts[tensor.operation] if tensor.of_model else None
@@ -197,12 +210,17 @@ class Evaluator:
         """Elements [start, stop) of a prepared term, in fresh memory."""
         if not isinstance(term, MergedTensor):
             return self._elements(term, start, stop)
+        known = self._shared.get(term)
+        if known is not None and known[:2] == (start, stop):
+            return known[2].copy()
         first, last = aligned(start, stop, term.method.align(term.shape))
         inside = slice(start - first, stop - first)
         chunk = self.chunk(term, first, min(last, term.elements), self.measured[term])
         merged = term.method.combine(chunk)[inside]
         if chunk.base is not None and not term.method.selects:
             merged += chunk.base[inside]
+        if term in self._shared:
+            self._shared[term] = start, stop, merged.copy()
         return merged
 
     def whole(self, tensor: MergedTensor, model: object = None) -> WholeTensor:
@@ -328,8 +346,7 @@ def measure_model(terms: Terms, handles: Handles, threads: int = 1) -> dict[Oper
 
     def prepared(tensor: MergedTensor) -> WholeTensor:
         evaluator = Evaluator(handles, facts)  # one per tensor: an evaluator serves one thread
-        for inner in (*tensor.inputs, *((tensor.base,) if tensor.base else ())):
-            evaluator.prepare(inner)
+        evaluator.prepare(tuple(part for inner in tensor.terms for part in inner))
         return evaluator.whole(tensor)
 
     # Inner operations come first, so an outer one finds their facts.

@@ -6,12 +6,14 @@ those places from another expert loses, or dilutes, the effect of the training.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, Place, read_json_object
+from layerswap.checkpoint import Checkpoint, Place, fingerprints, read_json_object
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, all_places
@@ -31,12 +33,14 @@ class TrainedPlaces:
             None if something else chose them.
         contaminated: rows of the training data that contain an evaluation item, by evaluation set.
         partial: True if other places were frozen.
+        base: the base that was trained, and the fingerprints of its weights.
     """
 
     places: frozenset[Place]
     partition: tuple[str, str | None] | None
     contaminated: Mapping[str, int]
     partial: bool
+    base: tuple[str, frozenset[str]] | None = None
 
 
 def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
@@ -60,12 +64,48 @@ def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
         chosen = record["spec"].get("train") or {}
         name: Any = chosen.get("partition")
         outside: Any = chosen.get("outside")
+        start = record.get("base") or {}
+        marks = frozenset(map(str, start.get("fingerprints", {}).values()))
+        base = (with_revision(start["source"], start.get("revision")), marks) if marks else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     known = isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
     partition = (name, outside) if known else None
     partial = bool(set(all_places(expert.layers)) - named)
-    return TrainedPlaces(frozenset(named & _stored(expert)), partition, contaminated, partial)
+    places = frozenset(named & _stored(expert))
+    return TrainedPlaces(places, partition, contaminated, partial, base)
+
+
+def base_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> list[str]:
+    """A note if the experts' bases differ, by the records of training or by the adapters."""
+    records: dict[str, tuple[str, frozenset[str]]] = {}
+    adapters: dict[str, str] = {}
+    for name, expert in experts.items():
+        training, adapter = read_trained_places(expert), expert.adapter
+        if training is not None and training.base is not None:
+            records[name] = training.base
+        elif adapter is not None and adapter.base is not None:
+            adapters[name] = with_revision(os.path.normpath(adapter.base), adapter.base_revision)
+    local = [file for file in base.files if isinstance(file, Path)] if base is not None else []
+    if records and base is not None and local:
+        where = with_revision(base.source, base.revision)
+        records["the base"] = where, frozenset(fingerprints(local).values())
+    notes = []
+    if len({marks for _, marks in records.values()}) > 1:
+        named = ", ".join(
+            f"{name} is {where}" if name == "the base" else f"{name} was trained from {where}"
+            for name, (where, _) in records.items()
+        )
+        notes.append(f"the bases are different files, by dtype or revision perhaps: {named}")
+    if len(set(adapters.values())) > 1:
+        named = ", ".join(f"{name} adapts {where}" for name, where in adapters.items())
+        notes.append(f"{named}: all are added to {base.identity if base else 'one base'}")
+    return notes
+
+
+def with_revision(source: object, revision: object) -> str:
+    """A base with its revision."""
+    return f"{source}@{revision}" if revision else str(source)
 
 
 def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:

@@ -9,17 +9,26 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from layerswap._types import Bars, PathLike, no_bars
-from layerswap.checkpoint import Checkpoint, read_header, read_json_object, sha256_of
+from layerswap.checkpoint import (
+    Checkpoint,
+    fingerprints,
+    open_checkpoint,
+    read_header,
+    read_json_object,
+    sha256_of,
+)
 from layerswap.checkpoint.commit import PARTIAL, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.remote import WeightFile
-from layerswap.compose import Recipe
+from layerswap.checkpoint.views import restack
+from layerswap.compose import Composition, Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import CheckpointError, LayerswapError, MergeError, RecipeError, visible
@@ -27,10 +36,11 @@ from layerswap.merge.api import make_plan
 from layerswap.merge.compare import Pair, comparisons, differences
 from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.gguf import read_gguf_record
-from layerswap.merge.layout import Shard, index_of
-from layerswap.merge.metadata import model_card, record, write_configuration
+from layerswap.merge.layout import OutputTensor, Shard, index_of
+from layerswap.merge.metadata import model_card, record, recorded_name, write_configuration
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
+from layerswap.merge.terms import ModelFacts
 from layerswap.merge.writer import LOST_TO_DTYPE, measure_tensors
 
 HASHES = "sha256"
@@ -59,6 +69,14 @@ class Recorded:
     def magnitude(self) -> Mapping[str, float] | None:
         """The measured weights of the merge."""
         return self.data.get("magnitude_weights")
+
+    @cached_property
+    def composition(self) -> Composition | None:
+        """The recorded composition; None if this version cannot read it."""
+        try:
+            return Composition.from_dict(self.data["composition"])
+        except LayerswapError:
+            return None
 
     def recipe_with(self, moved: Mapping[str, str], *, measure: bool = False) -> Recipe:
         """The recipe with other locations of its sources."""
@@ -132,10 +150,13 @@ class Recorded:
         for name in again["sources"].keys() - self.sources.keys():
             findings.append(f"{self.path}: lacks the source {name!r}")
         written, here = self.data.get("layerswap_version"), again["layerswap_version"]
+        same = same_json(self.data["composition"], again["composition"])
+        if written != here:  # whose record may be laid out in another way
+            same = self.composition in (None, plan.composition)
+        if not same:
+            findings.append(f"{self.path}: the composition is not that of the recipe")
         if written != here:
             return findings, [f"written by layerswap {written}; this is {here}"]
-        if not same_json(self.data["composition"], again["composition"]):
-            findings.append(f"{self.path}: the composition is not that of the recipe")
         if not same_json(self.data["recipe"], again["recipe"]):
             findings.append(f"{self.path}: the recipe is not written as the merge does")
         if not same_json(self.data.get("tensors"), again.get("tensors")):
@@ -278,7 +299,8 @@ def verify(
     header, index, configuration and tokenizer that the merge writes. Compares verbatim tensors bit
     for bit with their sources; computes a sample of the other tensors again, or all of them, and
     compares the bits; compares the sources with their recorded fingerprints. Memory does not grow
-    with the model. If a source is gone, only compares the files with their recorded hashes.
+    with the model. If a source is gone, compares what comes verbatim from the others, and lists
+    what it could not verify.
 
     Args:
         folder: an output of `Plan.save` or `layerswap merge`: a folder, or a GGUF file.
@@ -321,6 +343,7 @@ def verify(
         plan = recorded.plan_again(moved, allow_pickle=allow_pickle)
     except LayerswapError as error:
         report.unverified.append(f"{error}; give its new location with --source NAME=PATH")
+        verifier.compare(verifier.remaining_pairs(), {})
     else:
         verifier.check_plan(plan, full=full)
     if record and report.passed:
@@ -377,7 +400,55 @@ class _Verifier:
         pairs = self._check_shards(plan.shards)
         if plan.format.name == "safetensors":
             self._check_files(plan)
-        self._compare(pairs, plan)
+        self.compare(pairs, measure_tensors(plan.tensors, self.threads))
+
+    def remaining_pairs(self) -> list[Pair]:
+        """Tensors that must have the bytes of a source that is left; lists what the rest needs."""
+        recorded, pairs = self.recorded, []
+        composition, patterns = recorded.composition, recorded.recipe.place_patterns
+        opened, tensors = self._remaining_sources(), {}
+        try:
+            # The tensors of an adapter are not those of its sources.
+            if composition is not None and "tensors" in recorded.data:
+                output = open_checkpoint(str(self.report.folder), patterns=patterns)
+                tensors = {n: (i, composition.blends.get(output.places[n]))
+                           for n, i in output.tensors.items()}  # fmt: skip
+        except LayerswapError as error:
+            self.report.findings.append(str(error))
+        for name, (info, blend) in tensors.items():
+            expert = blend.experts[0] if blend is not None and blend.verbatim else None
+            source = opened[expert].tensors.get(name) if expert in opened else None
+            if source and (source.dtype, source.shape) == (info.dtype, info.shape):
+                terms = ((source, 1.0),)
+                pairs.append(Pair(OutputTensor(name, info.dtype, info.shape, terms), info))
+        gone = ", ".join(name for name in recorded.sources if name not in opened) or "no source"
+        self.report.unverified.append(
+            f"{len(tensors) - len(pairs)} of {len(tensors)} tensors, which are computed or from "
+            f"{gone}; configuration, tokenizer, order of the tensors"
+        )
+        return pairs
+
+    def _remaining_sources(self) -> dict[str, Checkpoint]:
+        recipe, opened = self.recorded.recipe_with(self.moved), {}
+        composition = self.recorded.composition
+        entries = {**recipe.experts, **({"base": recipe.base} if recipe.base else {})}
+        for name in self.recorded.sources:
+            entry = entries.get(name)
+            if entry is None or entry.source is None or entry.adapter is not None:
+                continue
+            try:
+                source = open_checkpoint(
+                    entry.source, revision=entry.revision, patterns=recipe.place_patterns,
+                    allow_pickle=self.allow_pickle,
+                )  # fmt: skip
+                if composition is not None and composition.moved:
+                    source = restack(source, composition.taken_of(name))
+            except LayerswapError:  # it is gone, or an adapter
+                continue
+            opened[name] = source
+            marks = {recorded_name(f): one for f, one in fingerprints(source.files).items()}
+            self.report.findings += self.recorded.changed_files(name, {"fingerprints": marks})
+        return opened
 
     def _check_magnitude(self, full: bool) -> None:
         weights = self.recorded.magnitude or {}
@@ -498,9 +569,8 @@ class _Verifier:
     def _find(self, path: WeightFile, text: str) -> None:
         self.report.findings.append(f"{path}: {text}")
 
-    def _compare(self, pairs: Sequence[Pair], plan: Plan) -> None:
+    def compare(self, pairs: Sequence[Pair], facts: ModelFacts) -> None:
         """Compare tensors bit for bit, and count them."""
-        facts = measure_tensors(plan.tensors, self.threads)
         work = comparisons(pairs, share=self.share, seed=self.seed, facts=facts)
         for verbatim, counted in ((True, self.report.verbatim), (False, self.report.computed)):
             sizes = [p.expected.nbytes for p in pairs if p.expected.verbatim is verbatim]

@@ -22,6 +22,7 @@ from layerswap.evaluation.results import write_results
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.merge import Plan, make_plan
+from layerswap.merge.trained import base_notes
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
 from layerswap.study.conditions import LanguageModels, RecipeData, recipes
@@ -209,6 +210,9 @@ def evaluate_language(context: Context) -> None:
         one: make_plan(check_recipe({**recipe, "bake": True}, where=f"study, {one}"))
         for one, recipe in recipes_of(settings, context.inputs)
     }
+    experts = {name: one for plan in plans.values() for name, one in plan.experts.items()}
+    for note in base_notes(experts, open_checkpoint(settings["base"])):
+        context.log(f"note: {note}")
     own = [spec["suite"]] if spec["suite"] else []
     folder, asked = _tasks(context, own, [language])
     _evaluate(context, plans, asked, folder, RESULTS)

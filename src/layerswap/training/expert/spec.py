@@ -55,6 +55,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Hyperparameters by name. Paper 2's published text has lost its rate and clipping norm."""
 EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
 """Examples in an optimiser step, where the paper states it (paper 2, appendix A.4)."""
+RSLORA = frozenset({"unreasonable", "unreasonable-simultaneous"})
+"""Presets whose adapters are rsLoRA (paper 2, section 3.4)."""
 
 REMOVED = {
     "bake": "merge the adapter by a recipe with `bake: true`",
@@ -110,17 +112,16 @@ class Trained(Strict):
 class Lora(Strict):
     """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
 
-    Rank, scaling and rsLoRA are by default those of the second paper, section 3.4; the rest is
-    PEFT's default. `target_modules` and `exclude_modules` restrict the adapters among the attention
-    and mlp matrices at the places that train.
+    Rank and alpha are by default those of the second paper, section 3.4; the rest is PEFT's
+    default, except that the presets of that paper turn rsLoRA on. `target_modules` and
+    `exclude_modules` restrict the adapters among the attention and mlp matrices at the places
+    that train.
     """
 
     r: PositiveInt = 64
     lora_alpha: Annotated[float, Field(gt=0, strict=False)] = 64.0
     lora_dropout: Annotated[float, Field(ge=0, lt=1, strict=False)] = 0.0
-    # Not PEFT's default, which is False: `lora: {r: 8, lora_alpha: 16}` trains with the scale
-    # 16/sqrt(8) = 5.7 here, and with 16/8 = 2 in PEFT.
-    use_rslora: bool = True
+    use_rslora: bool | None = None  # None: the preset's, or PEFT's default, which is False
     target_modules: list[NonEmpty] | NonEmpty | None = None
     exclude_modules: list[NonEmpty] | NonEmpty | None = None
     rank_pattern: dict[NonEmpty, PositiveInt] = {}
@@ -191,6 +192,12 @@ class ExpertSpec(Strict):
         elif train and train.recipe and train.expert is None:
             raise ValueError("train.expert: give the expert whose places train")
         return self
+
+    @property
+    def rslora(self) -> bool:
+        """True if adapters have the scale `lora_alpha / sqrt(r)` in place of `lora_alpha / r`."""
+        given = self.lora.use_rslora if self.lora else None
+        return self.preset in RSLORA if given is None else given
 
     @property
     def data_sets(self) -> list[Data]:

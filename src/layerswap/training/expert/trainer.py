@@ -217,6 +217,7 @@ def _lora_config(job: TrainingJob, model: PreTrainedModel) -> Any:
     from peft import LoraConfig
 
     settings = lora.model_dump(exclude={"target_modules", "exclude_modules"})
+    settings["use_rslora"] = job.spec.rslora
     if lora.lora_alpha == int(lora.lora_alpha):
         settings["lora_alpha"] = int(lora.lora_alpha)
     targets = adapter_targets(model, job.parts, lora)
@@ -227,6 +228,10 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
     spec = job.spec
     share, rows = counts["trained"] / counts["all"], len(trainer.train_dataset)
     yield f"training {counts['trained']:,} parameters ({share:.1%}) on {rows:,} rows"
+    if spec.lora:
+        r, alpha = spec.lora.r, spec.lora.lora_alpha
+        by, scale = ("sqrt(r), rsLoRA", alpha / r**0.5) if spec.rslora else ("r", alpha / r)
+        yield f"adapters of rank {r} with scale {scale:.3g} (lora_alpha / {by})"
     if spec.dtype in ("bfloat16", "float16") and not spec.lora:
         yield (
             f"note: weights in {spec.dtype} lose steps smaller than their rounding; "
