@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
         soup,
         swap,
         verify,
+        verify_against,
     )
     from layerswap.report.sweeps import sweep  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
@@ -63,6 +64,7 @@ _HOME = {
     "sweep": "report.sweeps",
     "train": "training.expert.trainer",
     "verify": "merge",
+    "verify_against": "merge",
 }
 """The room of every public name, and its name there where it is another."""
 

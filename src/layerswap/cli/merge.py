@@ -482,6 +482,12 @@ def verify(
         Path, typer.Argument(metavar="OUT", help="Folder or GGUF file that merge wrote.")
     ],
     *,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Compare another program's merge with OUT's recipe, or a recipe."
+        ),
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Recompute every tensor in place of a sample.")
     ] = False,
@@ -504,21 +510,40 @@ def verify(
     Compares copied tensors bit for bit and recomputes a sample of the others. Prints the findings,
     and exits with code 0 if there are none, else 2. Only --record writes a file.
 
+    With --against, compares a model that another program merged with a recipe, and prints the
+    expert that each layer comes from.
+
     Example: layerswap verify merged --full
     """
     from layerswap.merge import verify as check
 
-    report = check(
-        folder,
-        full=full,
-        share=sample,
-        seed=seed,
-        sources=options.read_pairs("--source", source),
-        record=record,
-        allow_pickle=allow_pickle,
-        threads=threads,
-        progress=output.byte_progress,
-    )
+    settings: Any = {
+        "share": 1.0 if full else sample, "seed": seed, "allow_pickle": allow_pickle,
+        "threads": threads, "progress": output.byte_progress,
+    }  # fmt: skip
+    moved = options.read_pairs("--source", source)
+    if against is not None:
+        _verify_against(folder, against, moved, settings)
+        return
+    report = check(folder, full=full, sources=moved, record=record, **settings)
     output.finish("verify", report.to_dict(), [report])
     if not report.passed:
         raise MergeError(*report.problems)
+
+
+def _verify_against(
+    planned: Path, model: str, moved: dict[str, str], settings: dict[str, Any]
+) -> None:
+    from layerswap.compose import read_recipe
+    from layerswap.merge import make_plan, verify_against
+    from layerswap.merge.verification import read_record
+
+    allow_pickle = settings["allow_pickle"]
+    if planned.suffix in (".yaml", ".yml"):
+        plan = make_plan(read_recipe(planned), allow_pickle=allow_pickle, in_place=True)
+    else:
+        plan = read_record(planned).plan_again(moved, allow_pickle=allow_pickle)
+    origins = verify_against(plan, model, **settings)
+    output.finish("verify", origins.to_dict(), [origins])
+    if not origins.passed:
+        raise MergeError(f"{model}: {len(origins.different)} tensors are not as planned")
