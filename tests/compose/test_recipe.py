@@ -135,6 +135,7 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
         ("experts: [a]\nswap: {}", [", line 1: experts: write a mapping; found ['a']"]),
         ("experts:\nswap: {}", [", line 1: experts: write a mapping; found None"]),
         ("experts: {}\nswap: {}", [", line 1: experts: write at least one; found {}"]),
+        ("{experts: 9, base: b, instruct: {}}", [", line 1: experts: write a mapping; found 9"]),
         ("{}", [": experts: is missing", f": {ONE}none"]),
         (EXPERTS + "swap:", [f": {ONE}none; for the defaults write `swap: {{}}`"]),
         (SWAP + "soup: {experts: [task]}", [f": {ONE}swap and soup"]),

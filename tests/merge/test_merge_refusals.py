@@ -330,13 +330,18 @@ def test_an_output_over_a_source_is_refused(plan, pair, where):
     assert (pair[0] / "model.safetensors").is_file()
 
 
-def test_an_output_that_a_sources_files_link_to_is_refused(plan, pair, tmp_path):
-    out = plan.save(tmp_path / "out")
-    (pair[0] / "model.safetensors").unlink()
-    (pair[0] / "model.safetensors").symlink_to(out / "model.safetensors")
-    linked = swap_of(pair)
-    expected = f"{out}: would write into the checkpoint of task"
-    assert refused_save(linked, out, overwrite=True) == expected
+def test_an_output_among_the_files_that_a_source_links_to_is_refused(pair, tmp_path):
+    snapshot, blobs = tmp_path / "repo/snapshots/abc", tmp_path / "repo/blobs"
+    snapshot.parent.mkdir(parents=True)
+    pair[0].rename(snapshot)
+    blobs.mkdir()
+    (snapshot / "model.safetensors").rename(blobs / "123")
+    (snapshot / "model.safetensors").symlink_to(blobs / "123")
+    linked = swap_of((snapshot, pair[1]))
+    for out in (blobs, blobs / "out"):
+        (blobs / "layerswap.json").write_text("{}")
+        expected = f"{out}: would write into the checkpoint of task"
+        assert refused_save(linked, out, overwrite=True) == expected
 
 
 def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
@@ -474,6 +479,7 @@ def test_a_recipe_of_one_checkpoint_twice_is_that_checkpoint(experts, tmp_path):
             {"intermediate_size": 41},
             "shape [41, 24], but it is [40, 24]; correct config.json",
         ),
+        (None, {"intermediate_size": [40]}, "its configuration cannot be loaded ("),
         (None, {"num_attention_heads": -1}, "its model cannot be loaded ("),
         (None, {"num_attention_heads": 0}, "cannot be loaded (ZeroDivisionError: "),
         (None, {"num_key_value_heads": -2}, "its model cannot be loaded ("),
