@@ -269,7 +269,7 @@ def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(RecipeError) as caught:
         read_recipe(path)
     assert str(caught.value) == f"{path}: cannot be read (not UTF-8 text)"
-    with pytest.raises(RecipeError, match="^/dev/zero: longer than 10,000,000 characters$"):
+    with pytest.raises(RecipeError, match=r"^/dev/zero: longer than 10,000,000 characters$"):
         read_recipe("/dev/zero")
 
 
