@@ -546,7 +546,7 @@ def _write_with_beams(
     stop = [*decoding.stop, *(getattr(model.generation_config, "stop_strings", None) or ())]
     with own_config(
         model, do_sample=False, max_new_tokens=decoding.max_new_tokens, stop_strings=stop or None,
-        eos_token_id=sorted(decoding.eos) or None,
+        eos_token_id=sorted(decoding.eos) or None, return_dict_in_generate=False,
     ) as config:  # fmt: skip
         texts: Any = model.generate(  # type: ignore[operator]
             ids, attention_mask=torch.ones_like(ids), generation_config=config,
