@@ -69,7 +69,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
 
     try:
         rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         why = " ".join(str(error).split())[:160]
         raise EvaluationError(f"{path}: cannot be read ({why})") from None
     return rows
