@@ -422,6 +422,7 @@ def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
         ("https://me:secret@127.0.0.1:1/x", "has no password"),
         ("https://127.0.0.1:1/x?token=secret", "has no password, '?' or '#'"),
         ("nowhere://bucket/x", "nowhere"),
+        ("http://[::1", "Invalid IPv6 URL"),
         ("memory://nothing/here", "holds no checkpoint"),
     ],
 )

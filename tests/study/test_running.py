@@ -264,6 +264,16 @@ def test_a_storage_that_cannot_be_is_named(tmp_path):
         Storage("nosuch://x")
     with pytest.raises(StudyError, match="is not a study folder"):
         read_journal(tmp_path, Storage("memory://empty"))
+    with pytest.raises(StudyError, match=r"^http://\[::1: cannot be reached \(Invalid IPv6 URL\)$"):
+        Storage("http://[::1")
+
+
+def test_a_storage_writes_nothing_outside_a_steps_folder(tmp_path):
+    storage = Storage("memory://hostile")
+    storage.write("steps/a/../../../escaped", b"x")
+    with pytest.raises(StudyError, match="escaped leads out of its folder"):
+        storage.get("steps/a", tmp_path / "one" / "two" / "three")
+    assert not list(tmp_path.rglob("escaped"))
 
 
 def test_asking_for_the_status_writes_nothing(tmp_path):
