@@ -433,6 +433,7 @@ def test_a_suite_of_ones_own_names_benchmarks_and_files(greetings):
         ("size: {documents: 100, read: 20}", "size: {}", "size.documents: is missing"),
         ("data:", "rows: x:y\ndata:", "give either data or rows"),
         ("splits: [test]", "splits: []", "splits: name at least one split of the data"),
+        ("languages: [sw, en]", "languages: [3]", r"languages\[0\]: write a text; found 3"),
         ("label: tone", "tone: tone", "labels: data.columns has no column 'label'"),
         ("labels:", "group: {by: topic}\nlabels:", "group: data.columns has no column 'topic'"),
     ],

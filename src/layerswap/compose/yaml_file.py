@@ -298,7 +298,7 @@ def _flat(kind: Any) -> list[Any]:
     return [kind]
 
 
-_TAGS = ("[key]", "constrained-str")
+_TAG = re.compile(r"\[key\]|constrained-str|(?:list|dict|literal)\[.*\]", re.DOTALL)
 """Parts of Pydantic's key paths that are in no file."""
 _WANTED = {
     "dict_type": "write a mapping",
@@ -318,7 +318,7 @@ def _explain(
 ) -> list[str]:
     messages = []
     for item in error.errors(include_url=False):
-        path = tuple(part for part in item["loc"] if part not in _TAGS)
+        path = tuple(part for part in item["loc"] if not _TAG.fullmatch(str(part)))
         key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
         place = f"{where}, line {at}" if at else where
