@@ -86,9 +86,10 @@ class AnswerStore:
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
+            full = "full" in str(error)
+            advice = "make room and run it again" if full else "delete it to compute them again"
             raise EvaluationError(
-                f"{self._path}: cannot be used to keep answers ({error}); "
-                "delete it to compute them again"
+                f"{self._path}: cannot be used to keep answers ({error}); {advice}"
             ) from None
 
 
