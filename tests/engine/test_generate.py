@@ -324,8 +324,8 @@ def test_impossible_generations_are_refused(llama, prompts, settings, message):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"temperature": 0.0}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_k": -1},
-     {"top_p": 1.5}],
+    [{"temperature": 0.0}, {"temperature": np.inf}, {"temperature": np.nan},
+     {"temperature": 1e-320}, {"top_k": -1}, {"top_p": 1.5}],
     ids=str,
 )  # fmt: skip
 def test_sampling_out_of_range(setting):
