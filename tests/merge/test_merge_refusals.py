@@ -330,18 +330,15 @@ def test_an_output_over_a_source_is_refused(plan, pair, where):
     assert (pair[0] / "model.safetensors").is_file()
 
 
-def test_an_output_among_the_files_that_a_source_links_to_is_refused(pair, tmp_path):
-    snapshot, blobs = tmp_path / "repo/snapshots/abc", tmp_path / "repo/blobs"
-    snapshot.parent.mkdir(parents=True)
-    pair[0].rename(snapshot)
-    blobs.mkdir()
-    (snapshot / "model.safetensors").rename(blobs / "123")
-    (snapshot / "model.safetensors").symlink_to(blobs / "123")
-    linked = swap_of((snapshot, pair[1]))
-    for out in (blobs, blobs / "out"):
-        (blobs / "layerswap.json").write_text("{}")
-        expected = f"{out}: would write into the checkpoint of task"
-        assert refused_save(linked, out, overwrite=True) == expected
+def test_an_output_that_a_sources_files_link_to_is_refused(plan, pair, tmp_path):
+    blobs = tmp_path / "models--org--name" / "blobs"
+    out = plan.save(blobs / "out")
+    snapshot = shutil.copytree(pair[0], blobs.parent / "snapshots" / "commit")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to("../../blobs/out/model.safetensors")
+    linked = swap_of([snapshot, pair[1]])
+    expected = f"{out}: would write into the checkpoint of task"
+    assert refused_save(linked, out, overwrite=True) == expected
 
 
 def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
