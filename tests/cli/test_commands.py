@@ -341,8 +341,8 @@ def test_a_full_standard_output_is_one_line(experts):
         )  # fmt: skip
     assert result.returncode == 2
     assert result.stderr == (
-        "error: standard output cannot be written (No space left on device); "
-        "files may be complete\n"
+        "error: standard output or a file cannot be written (No space left on device); make room "
+        "and run it again\n"
     )
 
 

@@ -456,6 +456,23 @@ def test_a_damaged_page_of_answers_is_one_line(tmp_path):
         damaged.keep([("c", "request 5", [1.0, True])])
 
 
+def test_answers_on_a_full_disk_are_not_to_be_deleted(tmp_path):
+    store = AnswerStore(tmp_path / "answers.sqlite")
+    store._database.execute("PRAGMA max_page_count = 4")
+    with pytest.raises(EvaluationError, match=r"disk is full\); make room and run it again$"):
+        store.keep(("c", f"request {i}", [float(i), True]) for i in range(2000))
+
+
+@pytest.mark.parametrize("answer", ["5", "{", '"text"'])
+def test_a_damaged_answer_is_one_line(tmp_path, answer):
+    path = tmp_path / "answers.sqlite"
+    store = AnswerStore(path)
+    store.keep([("c", "request", [1.0, True])])
+    store._database.execute("UPDATE answers SET answer = ?", (answer,))
+    with pytest.raises(EvaluationError, match="cannot be used to keep answers"):
+        store.known("c", ["request"])
+
+
 def test_a_drawn_limit_has_the_labels_in_proportion_and_grows():
     labels = ["a"] * 60 + ["b"] * 30 + ["c"] * 10
     order = stratified_order(labels, 0)

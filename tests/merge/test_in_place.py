@@ -11,15 +11,16 @@ import time
 
 import huggingface_hub
 import pytest
+import torch
 from hub_server import running_hub
 from huggingface_hub import constants
-from merging import swap_of, weight_bytes
+from merging import change_tensors, swap_of, weight_bytes
 
 import layerswap as ls
 from layerswap.checkpoint import remote
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import CheckpointError, LayerswapError
+from layerswap.errors import CheckpointError, LayerswapError, MergeError
 from layerswap.merge import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
@@ -186,6 +187,17 @@ def test_a_file_that_changes_stops_the_merge(hub, experts, tmp_path):
     with pytest.raises(LayerswapError, match="changed since the merge was planned"):
         plan.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_nan_in_a_tensor_that_is_fetched_is_found_before_the_output_appears(hub, pair, tmp_path):
+    name = "model.layers.2.mlp.up_proj.weight"  # copied
+    change_tensors(pair[0], {name: torch.full((40, 24), float("nan"))})
+    hub.repositories[TASK] = pair[0]
+    plan = ls.swap(task=TASK, language=LANGUAGE, bottom=1, top=1, max_shard_size="20KB")
+    with pytest.raises(MergeError, match=f"model.safetensors: tensor '{name}' holds NaN or inf"):
+        plan.save(tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+    assert plan.save(tmp_path / "out", allow_non_finite=True).is_dir()
 
 
 @pytest.mark.slow
@@ -410,6 +422,7 @@ def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
         ("https://me:secret@127.0.0.1:1/x", "has no password"),
         ("https://127.0.0.1:1/x?token=secret", "has no password, '?' or '#'"),
         ("nowhere://bucket/x", "nowhere"),
+        ("http://[::1", "Invalid IPv6 URL"),
         ("memory://nothing/here", "holds no checkpoint"),
     ],
 )

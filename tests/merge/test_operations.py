@@ -247,6 +247,13 @@ def test_magnitude_weights_of_a_merge_are_refused(experts):
         recipe_plan(data)
 
 
+def test_the_base_has_no_magnitude(experts):
+    data = {"base": str(experts["base"]), "experts": {"task": str(experts["task"])},
+            "soup": {"experts": ["task", "base"]}, "weights": "magnitude"}  # fmt: skip
+    with pytest.raises(RecipeError, match=r"^weights: the magnitude of base cannot be measured"):
+        recipe_plan(data)
+
+
 def nested(experts, levels, method="ties"):
     """Two merges of the two below them, `levels` times."""
     made = {"a0": str(experts["task"]), "b0": str(experts["language"])}

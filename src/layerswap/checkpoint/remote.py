@@ -320,7 +320,10 @@ def is_url(source: str) -> bool:
 
 def check_url(source: str) -> None:
     """Refuse pages of the Hub, and URLs with a password, a query or a fragment."""
-    parts = urlsplit(source)
+    try:
+        parts = urlsplit(source)
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {error}") from None
     if parts.hostname in ("huggingface.co", "hf.co"):
         name = "/".join(parts.path.strip("/").split("/")[:2])
         raise CheckpointError(f"{source}: a page of the Hub; give the repository's id: {name}")

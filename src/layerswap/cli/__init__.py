@@ -116,7 +116,8 @@ def main() -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None:
             # Python would try once more to write what is left, on its way out.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _fail(f"standard output cannot be written ({error.strerror}); files may be complete")
+            why = f"standard output or a file cannot be written ({error.strerror})"
+            _fail(f"{why}; make room and run it again")
         if error.errno != errno.ENAMETOOLONG:
             raise
         from layerswap.checkpoint.strict_json import clipped

@@ -74,9 +74,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
+        if not 1e-6 <= self.temperature < math.inf:  # logits over less are not finite
             raise EvaluationError(
-                f"temperature is {self.temperature}; it must be above 0 and finite"
+                f"temperature is {self.temperature}; it must be at least 0.000001 and finite"
             )
         if self.top_k < 0:
             raise EvaluationError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
@@ -546,7 +546,7 @@ def _write_with_beams(
     stop = [*decoding.stop, *(getattr(model.generation_config, "stop_strings", None) or ())]
     with own_config(
         model, do_sample=False, max_new_tokens=decoding.max_new_tokens, stop_strings=stop or None,
-        eos_token_id=sorted(decoding.eos) or None,
+        eos_token_id=sorted(decoding.eos) or None, return_dict_in_generate=False,
     ) as config:  # fmt: skip
         texts: Any = model.generate(  # type: ignore[operator]
             ids, attention_mask=torch.ones_like(ids), generation_config=config,

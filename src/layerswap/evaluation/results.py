@@ -7,7 +7,7 @@ has scores with intervals, and marks significant differences.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,12 +50,17 @@ def write_rows(
 def read_rows(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, Any]]]:
     """Read a table of `write_rows`; each row comes with all its columns by name."""
     rows = _table(path)
-    dataclass_type: Any = kind
-    names = [field.name for field in fields(dataclass_type)]
-    if rows and not set(names) <= set(rows[0]):
-        raise EvaluationError(f"{path}: not a table of `layerswap eval`")
-    for row in rows:
-        yield kind(**{name: row[name] for name in names}), row
+    yield from zip(_made(kind, rows, path), rows, strict=True)
+
+
+def _made(kind: type[RowT], rows: Iterable[Mapping[str, Any]], path: Path) -> list[RowT]:
+    """Make dataclasses of rows; refuse missing columns, and values of other types."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(list[kind]).validate_python(list(rows))  # type: ignore[valid-type]
+    except ValidationError:
+        raise EvaluationError(f"{path}: not a table of `layerswap eval` or `sweep`") from None
 
 
 def _table(path: Path) -> list[dict[str, Any]]:
@@ -64,7 +69,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
 
     try:
         rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         why = " ".join(str(error).split())[:160]
         raise EvaluationError(f"{path}: cannot be read ({why})") from None
     return rows
@@ -256,22 +261,20 @@ def read_any_scores(out: Path) -> list[Score]:
     for path in tables:
         rows = _table(path)
         if rows and {"split", "composition"} <= set(rows[0]):
-            scores += _swept_scores(rows)
+            scores += _made(Score, _swept_scores(rows), path)
         else:
             scores += [score for score, _ in read_rows(path, Score)]
     return scores
 
 
-def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
-    first: dict[str, tuple[str, str]] = {}
+def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    first: dict[str, tuple[Any, Any]] = {}
     for row in rows:
-        measure = row["metric"], row["filter"]
-        main = first.setdefault(row["task"], measure) == measure
+        measure = row.get("metric"), row.get("filter")
+        main = first.setdefault(str(row.get("task")), measure) == measure
         if row["split"] == "test":
-            yield Score(
-                row["composition"], row["task"], "", row["task"], *measure, row["document"],
-                row["score"], main,
-            )  # fmt: skip
+            names = {"model": row["composition"], "benchmark": row.get("task"), "language": ""}
+            yield {**row, **names, "main": main}
 
 
 @dataclass(frozen=True)

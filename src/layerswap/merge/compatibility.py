@@ -151,10 +151,10 @@ def _suspicious(checkpoint: Checkpoint) -> bool:
     ropes = [kind for key, kind in _rope(text).items() if key.endswith("rope_type")]
     if any(type(size) is int and size < 1 for size in sizes) or not {*map(str, ropes)} <= ROPES:
         return True
-    widths = {
+    widths = [
         info.shape[0] for name, info in checkpoint.tensors.items()
         if name.endswith(".mlp.up_proj.weight") and len(info.shape) == 2
-    }  # fmt: skip
+    ]  # fmt: skip
     return bool(widths) and sizes[1] not in widths
 
 

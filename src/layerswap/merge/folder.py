@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,11 @@ class FolderFormat(Format):
                 write_shard(folder / shard.file, shard, facts, options, rounding)
                 if key:
                     journal.enter(shard.file)
-            names = [name for shard in shards for name in read_header(folder / shard.file)]
+            headers = [read_header(folder / shard.file) for shard in shards]
+            names = [name for header in headers for name in header]
             check_written(target, names, content["tensors"]["output"])
+            if not options.allow_non_finite:
+                check_finite(plan.tensors, dict(ChainMap(*headers)))
             index = index_of(shards)
             if index:
                 (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from layerswap.checkpoint.remote import (
     WeightFile,
     local_name,
 )
-from layerswap.checkpoint.strict_json import open_source
+from layerswap.checkpoint.strict_json import open_source, read_source
 from layerswap.compose import draw
 from layerswap.compose.yaml_file import parse_yaml
 from layerswap.errors import LayerswapError, visible
@@ -216,7 +215,7 @@ def copy_document(source: Path, target: Path) -> None:
         if config.pop("auto_map", None) is not None:
             _write_json(target, config)
             return
-    shutil.copyfile(source, target)
+    target.write_bytes(read_source(source))  # not through a link that was planted meanwhile
 
 
 def _first(plan: Plan, names: Sequence[str]) -> list[Path]:

@@ -70,7 +70,7 @@ class Plan:
         places: places of the experts' tensors, before any layers are moved.
         drop: stored copies of tied embeddings, left out of the output.
         magnitude: measured weights, if the recipe asks for them.
-        stamps: size, time and inode of every weight file when it was opened.
+        stamps: size, time and inode of every weight file and document when it was opened.
         alignment: the rows of embeddings and heads in one vocabulary, if vocabularies differ.
         fishers: the diagonal Fishers by expert, if the recipe names them.
 

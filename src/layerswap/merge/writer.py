@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import BLOCKS
+from layerswap.checkpoint import BLOCKS, TensorInfo
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
@@ -96,23 +96,26 @@ class Piece:
     offset: int
 
 
-def check_finite(tensors: Iterable[OutputTensor]) -> None:
-    """Refuse to copy NaN or infinity, as far as the beginnings of verbatim tensors show it.
+def check_finite(
+    tensors: Iterable[OutputTensor], written: Mapping[str, TensorInfo] | None = None
+) -> None:
+    """Refuse copies of NaN or infinity, as far as the beginnings of verbatim tensors show it.
 
-    Training that diverges leaves NaN nearly everywhere. Tensors on another machine are not read;
-    those that are computed are checked whole.
+    Training that diverges leaves NaN nearly everywhere. Tensors on another machine are not read,
+    but with `written` their copies are. Computed tensors are checked whole.
     """
-    sources = [next(stored_tensors(tensor.inputs)) for tensor in tensors if tensor.verbatim]
-    local = [
-        info
-        for info in sources
-        if info.dtype in FLOAT_DTYPES and not isinstance(info.file, RemoteFile)
+    stored = [(t.name, next(stored_tensors(t.inputs))) for t in tensors if t.verbatim]
+    remote = written is not None
+    probed = [
+        (info, written[name] if written is not None else info)
+        for name, info in stored
+        if info.dtype in FLOAT_DTYPES and isinstance(info.file, RemoteFile) == remote
     ]
     with ExitStack() as stack:
-        handles = open_all(stack, {info.file for info in local})
-        for info in local:
-            count = min(info.elements, PROBED_BYTES // block_of(info.dtype)[1])
-            if not is_finite(read_stored(handles[info.file], info, 0, count), info.dtype):
+        handles = open_all(stack, {copy.file for _, copy in probed})
+        for info, copy in probed:
+            count = min(copy.elements, PROBED_BYTES // block_of(copy.dtype)[1])
+            if not is_finite(read_stored(handles[copy.file], copy, 0, count), copy.dtype):
                 raise MergeError(f"{info.file}: tensor {info.name!r} holds NaN or infinity")
 
 
