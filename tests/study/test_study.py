@@ -144,13 +144,13 @@ def test_a_study_evaluates_every_condition(finished):
     for language in ("nela", "furo"):
         (rows,) = numbers["languages"][language].values()
         assert set(rows) == {
-            "base", "joint", *map(str, (DEFAULT, CHOSEN, FLATTERED)), "task expert",
+            "base", "joint training", *map(str, (DEFAULT, CHOSEN, FLATTERED)), "task expert",
             "language expert", "soup",
-            "magnitude soup", "ties, density 0.2", "simultaneous", "partition C", "swap of soups",
+            "magnitude soup", "TIES, density 0.2", "simultaneous training", "partition C", "swap of soups",
             "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
             "swap of partial SFT, C", "task expert, reverted C", "language expert, reverted C",
             "task expert, LoRA", "language expert, LoRA", "swap, LoRA",
-            "partition C, LoRA", "joint, LoRA", "simultaneous, LoRA",
+            "partition C, LoRA", "joint training, LoRA", "simultaneous training, LoRA",
             "task expert, partial C, LoRA", "language expert, partial C, LoRA",
             "swap of partial SFT, C, LoRA",
         }  # fmt: skip
@@ -397,9 +397,9 @@ def test_baselines_with_a_setting_are_chosen_on_development_too():
     assert means == pytest.approx(
         {
             "weighted soup, chosen on development": 0.3,
-            "ties, chosen on development": 0.1,
-            "ties, density 0.2": 0.7,
-            "ties, density 1.0": 0.1,
+            "TIES, chosen on development": 0.1,
+            "TIES, density 0.2": 0.7,
+            "TIES, density 1.0": 0.1,
             "swap, default": 0.5,
         }
     )
@@ -943,7 +943,7 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
     left = {path.parent for run in runs for path in run.rglob("*.safetensors")}
     assert left == {journal.folder("select/task").parent / one for one in chosen}
     assert not [path for run in runs for path in run.rglob("optimizer*")]
-    found = compare_runs([tmp_path / "out"], models=["joint", "0-0: swap, default"])
+    found = compare_runs([tmp_path / "out"], models=["joint training", "0-0: swap, default"])
     assert {row[1] for row in found.rows} == {"nela", "basu"}
     joint = journal.folder("both/nela/joint") / "expert"
     assert {path.parent for path in joint.rglob("*.safetensors")} == {joint}
