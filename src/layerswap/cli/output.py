@@ -80,6 +80,8 @@ def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
 
 
 def _echo(text: object, *, err: bool = False) -> None:
+    if (styled := getattr(text, "styled", None)) is not None:  # a table escapes its own parts
+        return typer.echo(styled())
     lines = [text] if isinstance(text, str) else str(text).split("\n")
     typer.echo("\n".join(map(visible, lines)), err=err)
 
