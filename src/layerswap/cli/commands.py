@@ -12,7 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
+from layerswap.cli.next_commands import next_command
 from layerswap.errors import RecipeError
+from layerswap.versions import Extra, need_extras
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -39,11 +41,29 @@ class Group:
         return {name: value for name, value in values.items() if value is not None}
 
 
+NEEDS: Mapping[str, tuple[Extra, ...]] = {
+    "quickstart": ("lab",), "lab score": ("lab",), "compare": ("eval",), "study report": ("eval",),
+    "analyse linearity": ("lab",), "analyse composability": ("eval",),
+    "analyse fisher": ("models",), "analyse freeze-or-revert": ("train", "eval"),
+    "analyse select": ("eval",),
+}  # fmt: skip
+"""Extras without which a command cannot begin; other commands check theirs after their options."""
+
+
 class PlainCommand(TyperCommand):
-    """A command whose help is plain text, by panels of options.
+    """A command that checks its extras and names the next command; its help is plain text.
 
     Rich's boxes take longer to import and to draw than all the rest of the help.
     """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        name = ctx.command_path.partition(" ")[2]
+        need_extras(f"`layerswap {name}`", *NEEDS.get(name, ()))
+        result = super().invoke(ctx)
+        if (following := next_command(name, ctx.params)) is not None:
+            output.suggest(following)
+        return result
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for the arguments, the options, and each panel of options."""

@@ -54,7 +54,6 @@ def sweep(
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
-        f"write it: layerswap merge {folder / files.RECIPE} --out merged",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
 
@@ -172,8 +171,6 @@ def evaluate(
     if calibrate and not any(score["metric"] == CALIBRATED for score in scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
     lines: list[object] = [evaluation_table(scores), f"wrote {folder}"]
-    if len(results) > 1:
-        lines.append(f"next: layerswap compare {folder}")
     output.finish("eval", {"scores": scores, "folder": str(folder)}, lines)
 
 

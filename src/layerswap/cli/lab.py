@@ -58,9 +58,7 @@ def score(
     from layerswap.lab.scoring import score_folders
 
     target = shipped().scarce(language)
-    scores = score_folders(
-        models, language=target, split=split, n=n, progress=output.step_progress
-    )
+    scores = score_folders(models, language=target, split=split, n=n, progress=output.step_progress)
     plain = {
         name: {measure: asdict(interval) for measure, interval in measures.items()}
         for name, measures in scores.items()

@@ -57,6 +57,12 @@ def log(text: str) -> None:
         _echo(text, err=True)
 
 
+def suggest(command: str) -> None:
+    """Name the command that comes next, on standard error; nothing with --quiet or --json."""
+    if not settings.json:
+        log(f"next: layerswap {command}")
+
+
 def finish(command: str, facts: Mapping[str, Any], texts: Sequence[object] = ()) -> None:
     """Print the result of a command: `facts` with --json (docs/reference/json.md), else `texts`."""
     if settings.json:
@@ -81,7 +87,8 @@ def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
 
 def _echo(text: object, *, err: bool = False) -> None:
     if (styled := getattr(text, "styled", None)) is not None:  # a table escapes its own parts
-        return typer.echo(styled())
+        typer.echo(styled())
+        return
     lines = [text] if isinstance(text, str) else str(text).split("\n")
     typer.echo("\n".join(map(visible, lines)), err=err)
 

@@ -394,7 +394,7 @@ def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -
     given = [cell.p for line in table.values() for cell in line if cell and cell.p is not None]
     corrected = iter(holm(given))
     cells = []
-    for row, line in table.items():
+    for line in table.values():
         honest = {
             name: cell.score.mean for name, cell in zip(names, line, strict=True)
             if cell and name not in flattered

@@ -217,8 +217,9 @@ def _lead(outcome: Outcome) -> str:
         f"generic {outcome.language} only (both languages are invented). Their swap ({zones}) "
         f"answers {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems. "
         f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
-        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. {str(JOINT).capitalize()} (one "
-        f"model trained on both data sets, for as many steps as both experts) answers "
+        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. "
+        f"{str(JOINT).capitalize()} (one model on both data sets, for as many steps as both "
+        f"experts) answers "
         f"{scores[JOINT].mean:.1%}.\n\n{_differences(outcome)}"
     )
 
@@ -254,9 +255,7 @@ def _task(outcome: Outcome) -> Section:
     differences = [(str(one), value) for one, value in outcome.task.differences.items()]
     return Section(
         f"The task in {outcome.language}",
-        figure=draw_intervals(
-            rows, measure="right answers", highlight=str(outcome.task.selected)
-        ),
+        figure=draw_intervals(rows, measure="right answers", highlight=str(outcome.task.selected)),
         table=Table(
             (f"{outcome.task.selected}, minus", "difference"),
             differences,

@@ -159,8 +159,10 @@ def results_table(board: SweepResult) -> Table | None:
         f"intervals, paired differences. {STAR} >: selected."
     )
     heading = f"{metric}, {unit}" if unit else metric
-    return Table(["model", heading, "selected minus it"], rows, caption, unit=unit,
-                 bold=best_cells(rows), highlight=list(board.intervals).index(board.selected))  # fmt: skip
+    return Table(
+        ["model", heading, "selected minus it"], rows, caption, unit=unit, bold=best_cells(rows),
+        highlight=list(board.intervals).index(board.selected),
+    )  # fmt: skip
 
 
 def lead(board: SweepResult) -> str:

@@ -134,8 +134,8 @@ class Table:
             styled: print the cells of `bold` and the highlighted row in bold, by control codes.
         """
         width = shutil.get_terminal_size((PIPE, 24)).columns
-        cells = [list(map(_plain, self.columns)),
-                 *([_plain(cell_words(c, self.unit)) for c in row] for row in self.rows)]  # fmt: skip
+        rows = [[cell_words(cell, self.unit) for cell in row] for row in self.rows]
+        cells = [list(map(_plain, row)) for row in (self.columns, *rows)]
         blocks = _blocks(cells, [self.numeric(i) for i in range(len(self.columns))], width - 2)
         texts = [self._block(columns, styled=styled) for columns in blocks]
         caption = textwrap.wrap(_plain(self.caption), width - 2)

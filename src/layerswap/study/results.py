@@ -512,7 +512,9 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     )
     columns = ["treatment", *(by.language for by in found), "mean",
                *(f"minus {one}" for one in references)]  # fmt: skip
-    return Table(columns, cells, caption=_honest(caption, treatments), bold=_best(cells, treatments))
+    return Table(
+        columns, cells, caption=_honest(caption, treatments), bold=_best(cells, treatments)
+    )
 
 
 def _references(treatments: Collection[Condition]) -> list[Condition]:
@@ -546,8 +548,10 @@ def _in_detail(found: BenchmarkResult) -> Table:
         f"{STAR} >: selected. {found.chosen_on}"
     )
     names = list(intervals)
-    return Table(columns, cells, caption=_honest(caption, names), bold=_best(cells, names),
-                 highlight=names.index(found.selected) if found.selected in names else None)  # fmt: skip
+    return Table(
+        columns, cells, caption=_honest(caption, names), bold=_best(cells, names),
+        highlight=names.index(found.selected) if found.selected in names else None,
+    )  # fmt: skip
 
 
 def _best(cells: Sequence[Sequence[Any]], treatments: Sequence[Condition]) -> set[tuple[int, int]]:
