@@ -146,7 +146,8 @@ def test_a_study_evaluates_every_condition(finished):
         assert set(rows) == {
             "base", "joint training", *map(str, (DEFAULT, CHOSEN, FLATTERED)), "task expert",
             "language expert", "soup",
-            "magnitude soup", "TIES, density 0.2", "simultaneous training", "partition C", "swap of soups",
+            "magnitude soup", "TIES, density 0.2", "simultaneous training", "partition C",
+            "swap of soups",
             "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
             "swap of partial SFT, C", "task expert, reverted C", "language expert, reverted C",
             "task expert, LoRA", "language expert, LoRA", "swap, LoRA",
@@ -160,7 +161,7 @@ def test_a_study_evaluates_every_condition(finished):
         asked = {"basu", "nela"} - {language}
         assert all(set(row) == asked for row in there.values())
         assert there["base"]["basu"]["n"] == rows["base"]["n"]
-    assert numbers["friedman"]["conditions"] == 2  # languages; pairs share experts and documents
+    assert "friedman" not in numbers  # two languages are too few to rank the treatments
     grid = numbers["grids"]["furo"]["lab_problem"]
     assert [one["bottom"] for one in grid["development"]] == [0, 2]
     assert set(grid["chosen"]) == {"0-0", "0-1", "1-0", "1-1"}

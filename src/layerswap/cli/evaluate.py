@@ -224,7 +224,7 @@ def compare(
 
     Example: layerswap compare results/base results/swap --to latex
     """
-    from layerswap.cli.tables import COMPARISON_LEGEND, comparison_tables
+    from layerswap.cli.tables import comparison_tables
     from layerswap.evaluation.results import compare_runs
 
     compared = compare_runs(runs, models=model)
@@ -238,5 +238,4 @@ def compare(
             lines += [*table.markdown().split("\n"), "", table.caption, ""]
     for note in compared.notes:
         output.log(f"note: {note}")
-    lines.append(f"% {COMPARISON_LEGEND}" if to == "latex" else COMPARISON_LEGEND)
-    output.finish("compare", asdict(compared), lines)
+    output.finish("compare", asdict(compared), lines[:-1])

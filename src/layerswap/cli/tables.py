@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.languages import language_name
@@ -141,21 +142,19 @@ def mix_table(card: Mapping[str, Any]) -> Table:
     return Table(words, rows, "rows dropped by each filter, and rows kept")
 
 
-COMPARISON_LEGEND = f"{STAR[:-1]}; **: also p < .05 after Holm's correction for all comparisons."
-
-
 def comparison_tables(compared: SideBySide) -> list[Table]:
     """Models down for each benchmark: documents, scores, and differences to the first model.
 
     A benchmark of several languages has a second table with the differences in each of them.
     """
-    tables = []
+    tables: list[Table] = []
     means = {(one.benchmark, one.metric): one for one in compared.means}
     for key in dict.fromkeys((benchmark, metric) for benchmark, _, metric in compared.rows):
         lines = {row[1]: cells for row, cells in zip(compared.rows, compared.cells, strict=True)
                  if (row[0], row[2]) == key}  # fmt: skip
         tables += _of_benchmark(compared.models, key, lines, means.get(key))
-    return tables
+    legend = f"{STAR[:-1]}; **: also p < .05 after Holm's correction for all comparisons."
+    return [*tables[:-1], replace(tables[-1], caption=f"{tables[-1].caption}. {legend}")]
 
 
 def _of_benchmark(
@@ -164,32 +163,32 @@ def _of_benchmark(
     lines: Mapping[str, Sequence[ScoreCell | None]],
     mean: LanguageMean | None,
 ) -> Iterator[Table]:
-    benchmark, metric = key[0].replace("_", " "), key[1].replace("_", " ")
     unit = unit_of(key[1])
     names = [language_name(one) if one else "" for one in lines]
-    several = mean is not None
-    scores = [names[0] or benchmark] if mean is None else [*names, "mean"]
     rows: list[list[Any]] = []
     differences: list[list[Any]] = []
     for i, (model, cells) in enumerate(zip(models, zip(*lines.values(), strict=True), strict=True)):
-        found = [None if cell is None else cell.score for cell in cells]
-        gaps = [_gap(cell, unit) for cell in cells]
+        rows.append([model, _documents(cells), *(cell and cell.score for cell in cells)])
+        differences.append([model, *(_gap(cell, unit) for cell in cells)])
         if mean is not None:
-            found.append(mean.scores[i])
-            gaps.append(difference_words(mean.against[i], unit))
-        rows.append([model, _documents(cells), *found, gaps[-1]])
-        differences.append([model, *gaps])
+            rows[-1].append(mean.scores[i])
+            differences[-1].append(difference_words(mean.against[i], unit))
     bold = {(i, k + 2) for k, cells in enumerate(lines.values()) for i, cell in enumerate(cells)
             if cell is not None and cell.best}  # fmt: skip
-    what = f"{benchmark}{'' if several or not names[0] else f', {names[0]}'}: {metric}"
-    what += f", {unit}" if unit else ""
-    minus = f"minus {models[0]}"
-    columns = ["model", "n", *scores, f"mean, {minus}" if several else minus]
-    caption = f"{what}, with 95% bootstrap intervals over n documents"
-    yield Table(columns, rows, caption, bold=bold, unit=unit)
-    if several:
-        caption = f"{what}, {minus}: paired differences with 95% bootstrap intervals"
-        yield Table(["model", *scores], differences, caption, unit=unit)
+    benchmark, metric = key[0].replace("_", " "), key[1].replace("_", " ")
+    what, minus = f"{metric}, {unit}" if unit else metric, f"minus {models[0]}"
+    words = "with 95% bootstrap intervals"
+    if mean is None:
+        rows = [[*row, gap] for row, (_, gap) in zip(rows, differences, strict=True)]
+        where = ", ".join(filter(None, [benchmark, names[0]]))
+        yield Table(["model", "n", names[0] or benchmark, minus], rows,
+                    f"{where}: {what}, {words} over n documents", bold=bold, unit=unit)  # fmt: skip
+        return
+    scores = [*names, "mean"]
+    caption = f"{benchmark}: {what}, {words} over n documents"
+    yield Table(["model", "n", *scores], rows, caption, bold=bold, unit=unit)
+    caption = f"{benchmark}: {what}, {minus}: paired differences {words}"
+    yield Table(["model", *scores], differences, caption, unit=unit)
 
 
 def _documents(cells: Sequence[ScoreCell | None]) -> int | str:

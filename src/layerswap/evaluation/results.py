@@ -438,8 +438,8 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
         if len(places) == 1 or _is_one(places):
             merged = by_model.setdefault(name, {})
             for rows in places.values():
-                for row, documents in rows.items():
-                    merged.setdefault(row, {}).update(documents)
+                for row, by_document in rows.items():
+                    merged.setdefault(row, {}).update(by_document)
         else:
             by_model |= {f"{local_name(run)}/{name}": rows for (_, run), rows in places.items()}
     return by_model, flattered
@@ -472,7 +472,7 @@ def _means(
         first = values[0]
         yield LanguageMean(
             benchmark, metric,
-            tuple(one and mean_over_groups(one) for one in values),
+            tuple(mean_over_groups(one) if one else None for one in values),
             tuple(paired_over_groups(one, first) if one and first and number else None
                   for number, one in enumerate(values)),
         )  # fmt: skip
@@ -508,7 +508,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
     common = _common([{row: documents} for documents in models if documents], row)
     if not common:
         raise EvaluationError(f"{' '.join(row)}: the models share no document")
-    first = models[0] and _values(models[0], common)
+    first = None if models[0] is None else _values(models[0], common)
     cells: list[ScoreCell | None] = []
     for number, documents in enumerate(models):
         if documents is None:
@@ -516,7 +516,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
             continue
         values = _values(documents, common)
         against = compare(values, first) if number and first is not None else None
-        p = against and against.p_bootstrap
+        p = None if against is None else against.p_bootstrap
         cells.append(ScoreCell(mean_interval(values), against, p, best=False,
                                documents=len(documents)))  # fmt: skip
     return cells

@@ -30,7 +30,7 @@ PIPE = 160
 """Width of a table where standard output is no terminal and COLUMNS is not set."""
 INTERVAL = re.compile(r" (?=[\[(])")
 """The place in a cell where an interval begins."""
-NUMBERS = re.compile(rf"(?:[-+{MINUS}{DASH}\d.,%()\[\] *]| to )*")
+NUMBERS = re.compile(rf"(?:[-+{MINUS}{DASH}\d.,%()\[\] *]| to | of )*")
 """Text of numbers alone, such as a difference with its interval, which needs no escape."""
 
 
