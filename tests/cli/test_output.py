@@ -166,16 +166,16 @@ def slow_clock(monkeypatch):
 
 
 def test_progress_is_lines_where_there_is_no_terminal(slow_clock, capsys):
-    with output.step_progress("evaluating [v2]", 24) as advance:
+    with output.step_progress("evaluating [v2]", 24, "models") as advance:
         for _ in range(24):
             advance(1)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("evaluating [v2]: 3 of 24, ")
+    assert lines[0].startswith("evaluating [v2]: 3 of 24 models, ")
     assert lines[0].endswith(" s left")
-    assert lines[-1].startswith("evaluating [v2]: 24 of 24, ")
+    assert lines[-1].startswith("evaluating [v2]: 24 of 24 models, ")
     assert len(lines) == 8
     output.choose(quiet=True, verbose=False, as_json=False)
-    with output.byte_progress("merging", 10) as advance:
+    with output.step_progress("merging", 10, "bytes") as advance:
         advance(10)
     assert capsys.readouterr().err == ""
     output.choose(quiet=False, verbose=False, as_json=False)

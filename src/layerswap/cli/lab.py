@@ -33,7 +33,7 @@ def build(
     """
     from layerswap.lab.build import build as build_lab
 
-    with output.named_progress() as progress:
+    with output.named_progress("steps") as progress:
         build_lab(out, seed=seed, progress=progress)
     output.say(f"wrote {out}")
 

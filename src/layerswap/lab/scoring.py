@@ -126,7 +126,7 @@ def score_folders(
     folders = [folder for model in models for folder in _checkpoints(model)]
     names = {folder.name for folder in folders}
     scores: dict[str, dict[LabMeasure, Interval]] = {}
-    with progress("scoring", len(folders)) as advance:
+    with progress("scoring", len(folders), "models") as advance:
         for folder in folders:
             answers = score_model(*load(folder), target, split, n, world=lab.world)
             name = folder.name if len(names) == len(folders) else str(folder)
