@@ -328,7 +328,9 @@ def adapters(
     weights = _read_weights(method.pop("weights", "uniform"))
     tasks = options.named_folders("--task-expert", task_experts)
     languages = options.named_folders("--language-expert", language_experts)
-    with output.step_progress("composing adapters", len(tasks) * len(languages), "adapters") as progress:
+    with output.step_progress(
+        "composing adapters", len(tasks) * len(languages), "adapters"
+    ) as progress:
         served = write_adapters(
             tasks, languages, out, base=base, method=method, weights=weights, rank=rank,
             dtype=dtype, overwrite=overwrite, progress=progress

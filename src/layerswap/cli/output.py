@@ -57,7 +57,9 @@ def say(text: object) -> None:
 def log(text: str) -> None:
     """Print a line of progress or a note on standard error; nothing with --quiet."""
     if not settings.quiet and _live:
-        _live[-1].console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+        from rich.text import Text
+
+        _live[-1].console.print(Text(visible(text)), soft_wrap=True)
     elif not settings.quiet:
         _echo(text, err=True)
 

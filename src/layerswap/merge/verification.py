@@ -376,7 +376,9 @@ class _Verifier:
         present = {file: digest for file, digest in hashes.items() if file.is_file()}
         if not hashes:
             return
-        with self.bars("hashing", sum(file.stat().st_size for file in present), "bytes") as progress:
+        with self.bars(
+            "hashing", sum(file.stat().st_size for file in present), "bytes"
+        ) as progress:
             for file, digest in present.items():
                 if sha256_of(file, progress) == digest:
                     report.hashed += 1
