@@ -63,7 +63,7 @@ for name, arguments in {commands}.items():
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
             main()
     except SystemExit as stop:
-        code = stop.code
+        code = stop.code or 0
     except BaseException as raised:
         code, error = repr(raised), error
     found[name] = code, error.getvalue()
@@ -74,7 +74,7 @@ json.dump(found, sys.stdout)
 def test_every_command_without_its_extras(experts, tmp_path):
     """In a process that has the core alone: one line that works in a clone too, or the work."""
     recipe = f"{{experts: {{task: {experts.task}, language: {experts.language}}}, swap: {{}}}}"
-    (tmp_path / "s.yaml").write_text(f"recipe: {recipe}\ntasks: [x]\n")
+    (tmp_path / "s.yaml").write_text(f"recipe: {recipe}\ngrid: {{bottom: [0], top: [0]}}\ntasks: [x]\n")
     (tmp_path / "e.yaml").write_text(f"base: {experts.base}\ndata: d\n")
     (tmp_path / "t.tsv").write_text("text\tlabel\na\tb\n")
     for name in ("t.txt", "m.csv"):
