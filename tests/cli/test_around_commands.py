@@ -16,7 +16,7 @@ from layerswap.versions import EXTRAS
 
 CORE = {
     "plan", "merge", "adapters", "instruct", "revert", "verify", "delta", "study list",
-    "study show", "study merge", "study status", "lab models",
+    "study show", "study merge", "study status", "lab models", "lab export",
 }  # fmt: skip
 """Commands that need no extra."""
 ASKED = {
@@ -33,7 +33,7 @@ ASKED = {
     "study show": ["unreasonable"],
     "lab build": ["--out", "out"],
     "lab score": ["{base}"],
-    "lab export": ["--out", "out"],
+    "lab export": ["--out", "tasks", "--n", "2"],
     "lab study": ["--out", "out"],
     "lab models": ["--out", "lab"],
     "plan": ["--task", "{task}", "--language", "{language}"],
@@ -74,7 +74,9 @@ json.dump(found, sys.stdout)
 def test_every_command_without_its_extras(experts, tmp_path):
     """In a process that has the core alone: one line that works in a clone too, or the work."""
     recipe = f"{{experts: {{task: {experts.task}, language: {experts.language}}}, swap: {{}}}}"
-    (tmp_path / "s.yaml").write_text(f"recipe: {recipe}\ngrid: {{bottom: [0], top: [0]}}\ntasks: [x]\n")
+    (tmp_path / "s.yaml").write_text(
+        f"recipe: {recipe}\ngrid: {{bottom: [0], top: [0]}}\ntasks: [x]\n"
+    )
     (tmp_path / "e.yaml").write_text(f"base: {experts.base}\ndata: d\n")
     (tmp_path / "t.tsv").write_text("text\tlabel\na\tb\n")
     for name in ("t.txt", "m.csv"):
