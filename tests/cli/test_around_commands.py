@@ -10,8 +10,7 @@ from test_output import COMMANDS
 from typer.main import get_command
 
 from layerswap.cli import app
-from layerswap.cli.commands import NEEDS
-from layerswap.cli.next_commands import NEXT, next_command
+from layerswap.cli.commands import NEEDS, NEXT, next_command
 from layerswap.versions import EXTRAS
 
 CORE = {

@@ -908,8 +908,8 @@ def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
     assert f"{len(graph)} steps, 1 of them done before; the others take" in " ".join(
         printed.split()
     )
-    (row,) = (line.split() for line in printed.splitlines() if "train/task/0 " in line[:20])
-    assert row[1] == "done"
+    rows = [line.split() for line in printed.splitlines() if line.startswith("  train/task/0 ")]
+    assert rows[0][1] == "done"
     run_graph(graph, tmp_path, dict.fromkeys({step.kind for step in graph}, lambda context: None))
     assert f"{len(graph)} steps, all of them done before, " in " ".join(plan().split())
 

@@ -75,9 +75,9 @@ def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
     """The steps of a study, their needs, and their estimated cost; `done` names finished steps."""
     rows: list[list[Any]] = [
-        [step.name, ", ".join(step.needs),
-         "done" if step.name in done else amount(costs.steps[step.name].hours),
-         amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb)]
+        [step.name, "done" if step.name in done else amount(costs.steps[step.name].hours),
+         amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb),
+         ", ".join(step.needs)]
         for step in graph
     ]  # fmt: skip
     size, speed = costs.costs.size, costs.costs.speed
@@ -96,7 +96,7 @@ def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> T
         f"{size.billions:.3g} billion parameters, by {size.known_by}. Memory is without "
         "activations."
     )
-    return Table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
+    return Table(["step", "hours", "memory, GB", "disk, GB", "needs"], rows, caption)
 
 
 def amount(value: float) -> str:
