@@ -44,7 +44,7 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
-from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
+from layerswap.search.conditions import CHOSEN, DEFAULT, JOINT, Condition
 from layerswap.search.protocol import Values, choose, select
 from layerswap.study.journal import read_journal
 from layerswap.study.results import (
@@ -73,7 +73,7 @@ LANGUAGE_ALONE, PARTIAL_SWAP = "language expert, reverted C", "swap of partial S
 CHOSEN_OF = {
     "weighted soup": "weighted soup, share chosen",
     "task arithmetic": "task arithmetic, scale chosen",
-    "ties": "TIES, density chosen",
+    "TIES": "TIES, density chosen",
 }
 NAMES = {
     "swap, default": "swap, default",
@@ -91,14 +91,14 @@ SEEDS = {
     "sentences": ("topic-seeds", "topic-middle"),
 }
 """The studies with experts of three seeds: in full, and task experts of the middle layers alone."""
-TIES = "ties, density 0.075"
+TIES = "TIES, density 0.075"
 """The one density of TIES for three pairs; it keeps a fifth of the trained weights."""
 MIDDLE_SWAP = "swap, task expert trained in layers 3 to 16 alone"
 SEED_NAMES = {
     str(DEFAULT): "swap, default",
     MIDDLE_SWAP: MIDDLE_SWAP,
     **{name: words for name, words in NAMES.items() if name not in (str(DEFAULT), str(CHOSEN))},
-    "ties, chosen on development": "TIES, density 0.075 (tweets: chosen)",
+    "TIES, chosen on development": "TIES, density 0.075 (tweets: chosen)",
 }
 """Names of models in the tables of three pairs."""
 SUMMARY = {"task expert": "task expert", "soup": "plain average", str(DEFAULT): "swap"}
@@ -106,8 +106,8 @@ SUMMARY = {"task expert": "task expert", "soup": "plain average", str(DEFAULT): 
 PAIRS_OF = {task: f"{task} ({'three pairs' if task in SEEDS else 'one pair'})" for task in TASKS}
 JOINT_NAMES = {
     str(DEFAULT): "swap, default",
-    "joint": "joint training on both data sets",
-    "simultaneous": "simultaneous training, each data set in its own layers",
+    str(JOINT): "joint training on both data sets",
+    "simultaneous training": "simultaneous training, each data set in its own layers",
     "task expert": "task expert",
     "language expert": "language expert",
 }
@@ -280,7 +280,7 @@ def probabilities(task: str) -> list[dict[str, npt.NDArray[np.float64]]]:
         read = pyarrow.parquet.read_table(HERE / TASKS[task] / code / PROBABILITIES)
         words = read.column_names[2:]
         values = np.stack([read[word].to_numpy() for word in words], axis=1).astype(np.float64)
-        names = np.array(read["model"].to_pylist())
+        names = np.array([one.replace("ties,", "TIES,") for one in read["model"].to_pylist()])
         found.append({name: values[names == name] for name in dict.fromkeys(names.tolist())})
     return found
 
@@ -390,7 +390,7 @@ def cases_table() -> str:
 
 def densities_table() -> str:
     """TIES of the one pair by density, the mean of the languages."""
-    tried = sorted({name for task in TASKS for name in known(task) if name.startswith("ties, d")})
+    tried = sorted({name for task in TASKS for name in known(task) if name.startswith("TIES, d")})
     rows = [
         [name.rpartition(" ")[2], *across(lambda task, name=name: per_cent(mean(task, name)), name)]
         for name in tried
@@ -552,7 +552,7 @@ def by_pair(task: str) -> dict[str, dict[str, list[Values]]]:
         if not (HERE / study).is_dir():
             continue
         names = renamed or {name: name for name in SEED_NAMES} | {
-            TIES: "ties, chosen on development"
+            TIES: "TIES, chosen on development"
         }
         for by in results(study):
             pairs = {str(i): by.pairs[pair] for i, pair in enumerate(sorted(by.pairs), start=1)}

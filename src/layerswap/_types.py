@@ -14,13 +14,13 @@ Log = Callable[[str], None]
 """Receives one line of progress for the user."""
 Advance = Callable[[int], None]
 """Receives the number of units (bytes, requests, steps) just done."""
-Bars = Callable[[str, int], AbstractContextManager[Advance]]
-"""Opens a progress bar from a label and a total, and yields its `Advance`."""
+Bars = Callable[[str, int, str], AbstractContextManager[Advance]]
+"""Opens a progress bar from a label, a total and a unit, and yields its `Advance`."""
 EngineName = Literal["sweep", "vllm"]
 """Inference backend: our engine, or one vLLM whose weights are swapped per composition."""
 
 
-def no_bars(label: str, total: int) -> AbstractContextManager[Advance]:
+def no_bars(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
     """Return a progress bar that is not shown."""
     return nullcontext(lambda count: None)
 

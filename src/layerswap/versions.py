@@ -8,29 +8,43 @@ from layerswap.errors import LayerswapError
 
 __version__ = "0.1.0"
 
-Extra = Literal["models", "gguf", "report", "train", "eval"]
+Extra = Literal["models", "gguf", "report", "lab", "train", "eval", "ray", "slurm"]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "models": ("safetensors", "torch", "transformers"),
     "gguf": ("gguf",),
     "report": ("jinja2", "matplotlib", "pyarrow"),
+    "lab": ("safetensors", "torch", "transformers", "jinja2", "matplotlib", "pyarrow"),
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
     "eval": (
         "babel", "langcodes", "lm_eval", "py3langid", "sacrebleu", "scikit_posthocs",
         "scipy", "statsmodels",
     ),
+    "ray": ("ray",),
+    "slurm": ("submitit",),
 }  # fmt: skip
 """Packages that each extra installs, by their import names."""
 
 
 def need_extras(purpose: str, *extras: Extra) -> None:
     """Check that the extras for a purpose are installed, before any work."""
-    for extra in extras:
-        if missing := missing_of(extra):
-            raise LayerswapError(
-                f"{purpose} needs {', '.join(missing)}; install layerswap with its extra "
-                f'`{extra}`: pip install "layerswap[{extra}]", or in a clone pip install '
-                f'".[{extra}]"'
-            )
+    missing = {extra: missing_of(extra) for extra in extras}
+    packages = dict.fromkeys(name for names in missing.values() for name in names)
+    if packages:
+        short: list[Extra] = [extra for extra, names in missing.items() if names]
+        raise LayerswapError(f"{purpose} needs {', '.join(packages)}; {install(*short)}")
+
+
+def install(*extras: Extra) -> str:
+    """Return the commands that install extras, in a clone of the repository too."""
+    names = ",".join(extras)
+    return f'run pip install "layerswap[{names}]", or in a clone pip install -e ".[{names}]"'
+
+
+def missing_import(error: ModuleNotFoundError) -> LayerswapError | None:
+    """Return the error for a module that an extra installs; None for another module."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    return None if extra is None else LayerswapError(f"{package} is needed; {install(extra)}")
 
 
 def missing_of(extra: Extra) -> list[str]:

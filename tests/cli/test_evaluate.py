@@ -165,37 +165,117 @@ def test_a_table_of_other_values_is_one_line(layerswap, tmp_path, column, values
     assert done.err == f"error: {path}: not a table of `layerswap eval` or `sweep`\n"
 
 
-def scores(path, **models):
+def scores(path, *, language="sw", weights="", first=0, **models):
+    """Writes a folder of results; `first` is the number of the first document."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [
-        {"model": name, "benchmark": "mgsm", "language": "sw", "task": "mgsm_sw_8shot",
-         "metric": "exact_match", "filter": "number", "document": i, "score": float(value),
-         "main": True}
+        {"model": name, "benchmark": "mgsm", "language": language, "task": f"mgsm_{language}",
+         "metric": "exact_match", "filter": "number", "document": first + i, "score": float(value),
+         "main": True, "weights": weights}
         for name, values in models.items() for i, value in enumerate(values)
     ]  # fmt: skip
-    path.mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), path / "scores.parquet")
+    path.mkdir(exist_ok=True)
+    if (table := path / "scores.parquet").is_file():
+        rows = [*pq.read_table(table).to_pylist(), *rows]
+    pq.write_table(pa.Table.from_pylist(rows), table)
 
 
-def test_differences_beyond_chance_are_marked(layerswap, tmp_path):
+def cells(shown):
+    """The cells of Markdown tables, by model."""
+    lines = [line for line in shown.out.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_differences_to_the_first_model_have_intervals_and_stars(layerswap, tmp_path):
     scores(tmp_path / "one", base=[1, 0] * 50, better=[1] * 90 + [0] * 10)
-    scores(tmp_path / "two", worse=[0] * 95 + [1] * 5, same=[1, 0] * 50)
+    scores(
+        tmp_path / "two", worse=[0] * 95 + [1] * 5, same=[1, 0] * 50, hardly=[1, 0] * 48 + [1] * 4
+    )
     shown = layerswap("compare", tmp_path / "one", tmp_path / "two", "--to", "markdown")
-    line = next(line for line in shown.out.splitlines() if "Swahili" in line)
-    cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    assert cells[2] == "50.0 [40.0, 60.0]"
-    assert cells[3].startswith("**90.0**+")
-    assert cells[4].startswith("5.0-")
-    assert cells[5].startswith("50.0 [")
+    found = cells(shown)
+    assert found["model"] == ["n", "Swahili", "minus base"]
+    assert found["base"] == ["100", "50.0 [40.0, 60.0]", ""]
+    assert found["better"][1].startswith("**90.0** [")
+    assert re.fullmatch(r"\+40\.0 \[\d\d\.\d to \d\d\.\d\] \*\*", found["better"][2])
+    assert re.fullmatch(r"-45\.0 \[-\d\d\.\d to -\d\d\.\d\] \*\*", found["worse"][2])
+    assert found["same"][2] == "+0.0 [-3.6 to 3.6]"
+    assert found["hardly"][2].startswith("+2.0 [0.0 to ")
+    assert "*: the interval of the difference excludes zero; **: also" in shown.out
     latex = layerswap("compare", tmp_path / "one", "--to", "latex").out
-    assert r"\textbf{90.0}+" in latex
-    assert r"\begin{tabular}{llrr}" in latex
+    assert r"\textbf{90.0} [" in latex
+    assert r"\begin{tabular}{lrrr}" in latex
     chosen = layerswap("compare", tmp_path / "one", tmp_path / "two", "--model", "worse", "--model",
-                       "base")  # fmt: skip
-    assert "better" not in chosen.out.split("+ and -")[0]
+                       "base", "--to", "markdown")  # fmt: skip
+    assert list(cells(chosen)) == ["model", "---", "worse", "base"]
     assert layerswap("compare", tmp_path / "one", "--model", "nobody").code == 2
+
+
+def test_means_over_languages_and_their_differences(layerswap, tmp_path):
+    for language, right in (("sw", 60), ("yo", 40)):
+        scores(tmp_path / "one", language=language, base=[1] * 20 + [0] * 80,
+               swap=[1] * right + [0] * (100 - right))  # fmt: skip
+    scores(tmp_path / "two", language="sw", other=[1] * 30 + [0] * 70)
+    folders = (tmp_path / "one", tmp_path / "two")
+    shown = layerswap("compare", *folders, "--to", "markdown").out.split("\n\n|")
+    heads = [one.splitlines()[0].strip("| ").split(" | ") for one in shown]
+    assert heads == [["model", "n", "Swahili", "Yoruba", "mean"],
+                     ["model", "Swahili", "Yoruba", "mean"]]  # fmt: skip
+    rows = [one.splitlines() for one in shown]
+    swap = next(line for line in rows[0] if "| swap |" in line)
+    assert swap.startswith("| swap | 200 | **60.0** [")
+    assert "50.0 [" in swap
+    assert re.search(r"\| \+30\.0 \[[\d.]+ to [\d.]+\] \* \|$", rows[1][3])
+    other = next(line for line in rows[0] if "| other |" in line)
+    assert other.count("\N{EN DASH}") == 2
+    facts = json.loads(layerswap("compare", *folders, "--json").out)
+    (mean,) = facts["means"]
+    assert [score and score["mean"] for score in mean["scores"]] == pytest.approx([0.2, 0.5, None])
+    assert mean["against"][1]["low"] > 0.2
+
+
+def test_one_model_in_two_folders_is_one(layerswap, tmp_path):
+    scores(tmp_path / "one", weights="a", base=[1, 0] * 10)
+    scores(tmp_path / "one", weights="b", swap=[1] * 20)
+    scores(tmp_path / "two", weights="a", base=[1, 0] * 25)
+    scores(tmp_path / "two", weights="c", swap=[1] * 50)
+    found = cells(layerswap("compare", tmp_path / "one", tmp_path / "two", "--to", "markdown"))
+    assert [name for name in found if name not in ("model", "---")] == [
+        "base", "one/swap", "two/swap",
+    ]  # fmt: skip
+    assert found["base"][0] == "20 of 50"
+    # With other scores on the same documents it is not the same evaluation.
+    scores(tmp_path / "three", weights="a", base=[0, 1] * 10)
+    apart = layerswap("compare", tmp_path / "one", tmp_path / "three", "--to", "markdown")
+    assert {"one/base", "three/base"} <= set(cells(apart))
+
+
+def test_other_documents_are_said_and_flatter_nobody(layerswap, tmp_path):
+    scores(tmp_path / "one", base=[1, 0] * 10)
+    scores(tmp_path / "two", swap=[1] * 100, first=11)
+    shown = layerswap("compare", tmp_path / "one", tmp_path / "two", "--to", "markdown")
+    assert {name: row[0] for name, row in cells(shown).items()} == {
+        "model": "n", "---": "---:", "base": "9 of 20", "swap": "9 of 100",
+    }  # fmt: skip
+    assert "**100" not in shown.out
+    assert shown.err.splitlines()[0] == (
+        "note: mgsm sw: compared on the 9 documents that all models have; base 20, swap 100"
+    )
+
+
+@pytest.mark.parametrize("width", [80, 90])
+def test_ten_models_fit_a_page(layerswap, monkeypatch, tmp_path, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = [f"gemma-3-270m-swap-number-{i}" for i in range(10)]
+    for language in ("sw", "yo"):
+        scores(tmp_path / "one", language=language, **dict.fromkeys(names, [1, 0, 0] * 10))
+    lines = layerswap("compare", tmp_path / "one").out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 66
+    shown = [line.split()[0] for line in lines if line.startswith("  gemma")]
+    assert shown == [*names, *names]
 
 
 OWN_TASK = """
@@ -233,10 +313,9 @@ def test_any_task_is_evaluated_and_compared(layerswap, models, own, tmp_path):
     right = mine["own_choose"]["acc,none"]
     row = next(line for line in done.out.splitlines() if line.split()[:1] == ["swap"])
     assert row.split()[:3] == ["swap", "own_choose", "acc"]
-    assert row.split()[3] == f"{right:.3f}"
-    assert row.split()[-1] == "8"
-    assert re.search(rf"{right:.3f} \[0\.\d+, \d\.\d+\]", row)
-    assert done.out.splitlines()[-1] == f"next: layerswap compare {tmp_path / 'hf'}"
+    assert row.split()[3:5] == ["8", f"{100 * right:.1f}"]
+    assert re.search(rf" {100 * right:.1f} \[\d+\.\d, \d+\.\d\]", row)
+    assert done.err.splitlines()[-1] == f"next: layerswap compare {tmp_path / 'hf'}"
     shown = layerswap("compare", tmp_path / "sweep")
     assert shown.code == 0, shown.err
     assert "own choose" in shown.out
@@ -281,8 +360,9 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
     assert shown.code == 0, shown.err
     assert "adapter" in shown.out
     assert "task expert" in shown.out
-    # Both on the documents of the sweep's test split.
-    assert len([line for line in shown.out.splitlines() if "own choose" in line]) == 1
+    # All on the documents of the sweep's test split.
+    assert cells(shown)["adapter"][0] == "4 of 8"
+    assert cells(shown)["task expert"][0] == "4"
 
 
 @pytest.mark.parametrize(

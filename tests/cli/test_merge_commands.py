@@ -128,7 +128,8 @@ def spoil(folder):
 
 def test_verify_a_good_merge(layerswap, merged):
     result = layerswap("verify", merged)
-    assert (result.code, result.err) == (0, "")
+    following = f"next: layerswap eval {merged} --tasks gsm8k --limit 100 --out results\n"
+    assert (result.code, result.err) == (0, following)
     assert result.out.splitlines() == [
         "72 verbatim tensors (70.7 kB), all compared with their source",
         "3 computed tensors (4.2 kB), all computed again",

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -166,19 +167,39 @@ def slow_clock(monkeypatch):
 
 
 def test_progress_is_lines_where_there_is_no_terminal(slow_clock, capsys):
-    with output.step_progress("evaluating [v2]", 24) as advance:
+    with output.step_progress("evaluating [v2]", 24, "models") as advance:
         for _ in range(24):
             advance(1)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("evaluating [v2]: 3 of 24, ")
+    assert lines[0].startswith("evaluating [v2]: 3 of 24 models, ")
     assert lines[0].endswith(" s left")
-    assert lines[-1].startswith("evaluating [v2]: 24 of 24, ")
+    assert lines[-1].startswith("evaluating [v2]: 24 of 24 models, ")
     assert len(lines) == 8
     output.choose(quiet=True, verbose=False, as_json=False)
-    with output.byte_progress("merging", 10) as advance:
+    with output.step_progress("merging", 10, "bytes") as advance:
         advance(10)
     assert capsys.readouterr().err == ""
     output.choose(quiet=False, verbose=False, as_json=False)
+
+
+def test_bars_say_loading_and_leave_notes_alone(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    output.choose(quiet=False, verbose=False, as_json=False)
+    with output.step_progress("scoring", 2, "models") as advance:
+        output.log("a note: [bold]:smile:")
+        advance(1)
+        time.sleep(0.2)
+        advance(1)
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    lines = [frame.strip() for frame in re.split(r"[\r\n]+", shown)]
+    frames = list(filter(None, lines))
+    assert frames[0].startswith("scoring ")
+    assert "loading" in frames[0]
+    assert "a note: [bold]:smile:" in frames
+    assert any("1 of 2 models" in frame for frame in frames)
+    assert not any(" 0%" in frame or "0 of 2" in frame for frame in frames)
+    assert lines[-1] == ""  # the bar is gone
 
 
 def test_answers_of_all_compositions_are_counted_from_the_start(slow_clock, capsys, tmp_path):

@@ -94,7 +94,7 @@ def test_the_labs_study_runs_from_its_own_files(tmp_path):
     assert not summary.failed, [entry.why for entry in summary.failed]
     tables = (StudyJournal(tmp_path / "study", graph).folder("tables") / "tables.md").read_text()
     for treatment in (
-        "simultaneous", "joint", "swap of soups", "ties, density 0.5",
+        "simultaneous training", "joint training", "swap of soups", "TIES, density 0.5",
         "swap, chosen on development",
     ):  # fmt: skip
         # Each language, also in the source language; both together; and the ranks.

@@ -17,8 +17,8 @@ from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Graph, Step
 
 MODELS = (
-    "base", "task expert", "language expert", "soup", "ties, density 0.2", "ties, density 0.5",
-    "swap, default", "swap, chosen on development", "joint",
+    "base", "task expert", "language expert", "soup", "TIES, density 0.2", "TIES, density 0.5",
+    "swap, default", "swap, chosen on development", "joint training",
 )  # fmt: skip
 MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension_source")
 
@@ -80,12 +80,12 @@ def test_report_and_drawing_show_the_composition(finished):
     assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
     assert "language-furo-1" in page
     lead = page.partition("</header>")[0]
-    for whole in ("both languages are invented", "TIES, 50% kept: ", "trained on both data sets"):
+    for whole in ("both languages are invented", "TIES, density 0.5: ", "model on both data sets"):
         assert whole in lead
     alone = outcome.task.intervals[TASK_EXPERT].mean
     assert f"of furo problems; the task expert {alone:.1%}</title>" in page
     joint = outcome.task.intervals[JOINT].mean
-    assert f"for as many steps as both experts, answers {joint:.1%}" in lead
+    assert f"for as many steps as both experts) answers {joint:.1%}" in lead
     assert all("\n" not in line for line in said)  # or the terminal shows it as it is written
     assert str(outcome.composition) in "\n".join(said)
     assert "Where the numbers come from" in page

@@ -577,7 +577,8 @@ def test_progress_adds_up(out):
     logged = {}
 
     @contextmanager
-    def bars(label, total):
+    def bars(label, total, unit):
+        assert unit == "bytes"
         done = []
         yield done.append
         logged[label] = (total, sum(done))

@@ -3,10 +3,17 @@
 import re
 
 import pytest
+from rich.cells import cell_len
 
 from layerswap.evaluation.statistics import Interval
 from layerswap.report import Report, Section, Table, render
-from layerswap.report.tables import difference_words, score, write_tables
+from layerswap.report.tables import (
+    best_cells,
+    difference_words,
+    interval_words,
+    score,
+    write_tables,
+)
 
 NASTY = 'math [v2] | a_b & 50% $x$ <b> \\cmd{} ~^# `c` "q" [l](javascript:x)\n\x1b[31m'
 
@@ -24,19 +31,60 @@ def test_one_number_format():
     ]  # fmt: skip
     with pytest.raises(ValueError, match="cannot show nan"):
         score(float("nan"))
-    assert difference_words(Interval(0.1, 0.02, 0.2, 9)) == "+10.0 [+2.0, +20.0] *"
-    assert difference_words(Interval(-0.1, -0.2, 0.0, 9)) == "−10.0 [−20.0, +0.0]"
+    assert difference_words(Interval(0.1, 0.02, 0.2, 9)) == "+10.0 [2.0 to 20.0] *"
+    assert difference_words(Interval(-0.1, -0.2, 0.0, 9)) == "−10.0 [−20.0 to 0.0]"
 
 
-def test_a_terminal_shows_a_name_as_it_is():
-    """Rich reads [v2] as a style, and a terminal the rest as colours and new lines."""
+def test_a_terminal_shows_a_name_as_it_is(monkeypatch):
+    """A terminal would read the rest as colours and new lines."""
+    monkeypatch.setenv("COLUMNS", "300")
     shown = table("expert [v2]", "expert [v3]", NASTY).text()
     assert "expert [v2]" in shown
     assert "expert [v3]" in shown
     assert "\x1b" not in shown
     assert r"\x1b" in shown
-    assert "45.7 [40.0, -1.0]" in shown  # a minus sign that can be copied
+    assert "45.7 [40.0 to -1.0]" in shown  # a minus sign that can be copied
     assert "1,234" in shown
+
+
+NAMES = (
+    "base",
+    "swap, chosen on development",
+    "org--gemma-3-270m-swahili-instruct",
+    "दक्ष 例え話 例",
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 90, 200])
+def test_a_terminal_of_any_width_loses_nothing(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = [f"problems, language {i}" for i in range(4)]
+    rows = [[name, *(Interval((i + k) / 20, i / 20, (i + k + 1) / 20, 9)
+                     for k in range(4))] for i, name in enumerate(NAMES)]  # fmt: skip
+    one = Table(["model", *columns], rows, "A caption that is long. " * 5, highlight=1,
+                bold=best_cells(rows))  # fmt: skip
+    lines = one.text().split("\n")
+    assert max(map(cell_len, lines)) <= width
+    blocks = "\n".join(lines).split("\n\n")[:-1]
+    assert len(blocks) == {40: 4, 80: 2, 90: 2, 200: 1}[width]
+    for block in blocks:
+        for name in NAMES if width > 40 else (NAMES[0], NAMES[3]):
+            assert name in block
+        assert "\n> swap, " in block
+    numbers = re.findall(r"(?<![\d.\[])\d+\.\d(?![\d,\]])|\[[\d., ]+\]", one.text())
+    assert sorted(numbers) == sorted(
+        part for row in rows for i in row[1:] for part in interval_words(i).split(" ", 1)
+    )
+    first = "".join(re.split(r"\s{2,}|$", line.removeprefix("  "))[0] for line in lines)
+    assert width > 40 or first.count("org--gemma-3-270m-swahili-instruct") == 4
+    assert one.styled().count("\x1b[1m") > one.text().count("\x1b[1m") == 0
+
+
+def test_the_best_of_each_column_but_for_those_left_out():
+    rows = [["a", Interval(0.5, 0, 1, 9), "x"], ["b", Interval(0.7, 0, 1, 9), "y"],
+            ["c", Interval(0.9, 0, 1, 9), "z"]]  # fmt: skip
+    assert best_cells(rows) == {(2, 1)}
+    assert best_cells(rows, leave=[2]) == {(1, 1)}
 
 
 def test_markdown_escapes_everything_that_starts_markup():
@@ -47,7 +95,7 @@ def test_markdown_escapes_everything_that_starts_markup():
     for mark in ("\\[v2\\]", "\\|", "a\\_b", "\\<b\\>", "\\`c\\`", "\\$x\\$", "\\&", "\\~"):
         assert mark in lines[2]
     assert "](" not in re.sub(r"\\.", "", lines[2])
-    assert "45.7 [40.0, -1.0]" in lines[2]
+    assert "45.7 [40.0 to -1.0]" in lines[2]
 
 
 def test_latex_escapes_every_special_character():

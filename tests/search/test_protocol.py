@@ -37,11 +37,11 @@ NAMES = {
     Condition("swap", regime="LoRA"): "swap, LoRA",
     partition_of("C"): "partition C",
     Condition("partition", "C", regime="LoRA"): "partition C, LoRA",
-    ties(0.2): "ties, density 0.2",
+    ties(0.2): "TIES, density 0.2",
     Condition("task expert", "reverted C"): "task expert, reverted C",
     Condition("task expert", regime="partial C, LoRA"): "task expert, partial C, LoRA",
     Condition("swap of partial SFT", "C"): "swap of partial SFT, C",
-    Condition("joint", regime="LoRA"): "joint, LoRA",
+    Condition("joint", regime="LoRA"): "joint training, LoRA",
     Condition("swap", "multilingual soup", pair="0-1"): "0-1: swap, multilingual soup",
     BASE: "base",
 }
@@ -67,7 +67,7 @@ def test_methods_of_a_study():
     found = dict(methods(("soup", "ties", "reverted"), densities=(0.5,), partitions=("C",),
                          outside="task"))  # fmt: skip
     assert [str(one) for one in found] == [
-        "swap, default", "partition C", "soup", "ties, density 0.5", "task expert, reverted C",
+        "swap, default", "partition C", "soup", "TIES, density 0.5", "task expert, reverted C",
         "language expert, reverted C",
     ]  # fmt: skip
     reverted = found[Condition("task expert", "reverted C")]["partition"]
@@ -89,8 +89,8 @@ def test_contenders_of_a_plan():
     plan = ls.make_plan(ls.Recipe.model_validate(recipe))
     found = contenders(plan, densities=(0.2, 0.5))
     assert [str(one) for one in found] == [
-        "base", "task expert", "language expert", "soup", "ties, density 0.2",
-        "ties, density 0.5", "swap, default",
+        "base", "task expert", "language expert", "soup", "TIES, density 0.2",
+        "TIES, density 0.5", "swap, default",
     ]  # fmt: skip
     asked = {**recipe, "swap": None, "merge": {"method": "ties", "experts": ["math", "furo"],
                                                "density": 0.5}}  # fmt: skip

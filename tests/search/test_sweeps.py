@@ -122,10 +122,10 @@ def test_development_alone_decides_what_is_saved_and_headed(
     assert board.selected == (DEFAULT if zones == Zones(1, 1) else CHOSEN)
     assert board.best.recipe.swap.zones(4) == zones
     assert board.best_recipe["swap"]["bottom"] == zones.bottom
-    named = "the swap, default" if zones == Zones(1, 1) else "bottom 2, top 0"
+    named = "the default swap" if zones == Zones(1, 1) else "bottom 2, top 0"
     score = scores["test"].get(zones, 0) / 5
     assert lead(board).startswith(f"The best is {named}. On 5 documents that it was not chosen on")
-    assert f"acc is {score:.3f} [" in lead(board)
+    assert f"acc is {100 * score:.1f} [" in lead(board)
 
 
 def test_a_layers_worth_is_the_difference_of_means():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.errors import CheckpointError, EvaluationError, LayerswapError
+from layerswap.versions import install
 
 if TYPE_CHECKING:
     import torch
@@ -198,9 +199,7 @@ def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:
     try:
         from peft import PeftModel
     except ImportError:
-        raise CheckpointError(
-            'loading an adapter needs PEFT: pip install "layerswap[train]"'
-        ) from None
+        raise CheckpointError(f"loading an adapter needs PEFT; {install('train')}") from None
     with without_progress_bars():
         adapted: Any = PeftModel.from_pretrained(model, os.fspath(folder))
     return adapted.eval()  # type: ignore[no-any-return]

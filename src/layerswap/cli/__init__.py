@@ -17,6 +17,7 @@ import typer
 
 from layerswap.cli import analyse, commands, evaluate, lab, merge, new, output, study, training
 from layerswap.errors import LayerswapError, visible
+from layerswap.versions import missing_import
 
 
 class Root(commands.PlainGroup):
@@ -112,6 +113,11 @@ def main() -> None:
         if output.settings.verbose:
             traceback.print_exc()
         _fail(*error.args)
+    except ModuleNotFoundError as error:
+        missing = missing_import(error)
+        if missing is None or output.settings.verbose:
+            raise
+        _fail(*missing.args)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None:
             # Python would try once more to write what is left, on its way out.

@@ -49,7 +49,7 @@ def delta(
         output.log(
             f"note: {tokenizers}; the changes of embedding and head are between other tokens"
         )
-    with output.byte_progress("reading", subjects.nbytes) as progress:
+    with output.step_progress("reading", subjects.nbytes, "bytes") as progress:
         atlas = measure(subjects, axis=axis, threads=threads, progress=progress)
     written = write_atlas(atlas, out, threshold=threshold, numbers=numbers, overwrite=overwrite)
     facts = {**atlas_facts(atlas, threshold), "folder": str(written.folder)}

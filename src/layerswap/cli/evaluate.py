@@ -54,7 +54,6 @@ def sweep(
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
-        f"write it: layerswap merge {folder / files.RECIPE} --out merged",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
 
@@ -147,6 +146,7 @@ def evaluate(
         evaluate_models,
         open_models,
     )
+    from layerswap.evaluation.response_cache import composition_key
     from layerswap.evaluation.suites.folders import TaskFolder
 
     settings = evaluation.settings()
@@ -165,13 +165,12 @@ def evaluate(
             settings=settings, store=store, log=output.log
         )  # fmt: skip
     tasks = tasks or files.tasks_of(results, asked.answer_language or "")
-    rows = files.write_results(folder, results, tasks)
+    weights = {name: {"weights": composition_key(plan)} for name, plan in plans.items()}
+    rows = files.write_results(folder, results, tasks, columns=weights)
     scores = _scores(results, tasks, rows, calibrated=calibrate)
     if calibrate and not any(score["metric"] == CALIBRATED for score in scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
     lines: list[object] = [evaluation_table(scores), f"wrote {folder}"]
-    if len(results) > 1:
-        lines.append(f"next: layerswap compare {folder}")
     output.finish("eval", {"scores": scores, "folder": str(folder)}, lines)
 
 
@@ -219,20 +218,24 @@ def compare(
         Literal["text", "markdown", "latex"], typer.Option(help="Format of the table.")
     ] = "text",
 ) -> None:
-    """Compare models side by side, with intervals and marks for significant differences.
+    """Compare models by score and by paired difference, on the documents that all have.
 
     Prints a table; nothing is written.
 
     Example: layerswap compare results/base results/swap --to latex
     """
-    from layerswap.cli.tables import comparison_table
+    from layerswap.cli.tables import comparison_tables
     from layerswap.evaluation.results import compare_runs
 
     compared = compare_runs(runs, models=model)
-    table = comparison_table(compared)
-    lines: list[object] = [table]
-    if to == "latex":
-        lines = [*table.latex().split("\n")]
-    elif to == "markdown":
-        lines = [*table.markdown().split("\n"), "", table.caption]
-    output.finish("compare", asdict(compared), lines)
+    lines: list[object] = []
+    for table in comparison_tables(compared):
+        if to == "text":
+            lines += [table, ""]
+        elif to == "latex":
+            lines += [*table.latex().split("\n"), ""]
+        else:
+            lines += [*table.markdown().split("\n"), "", table.caption, ""]
+    for note in compared.notes:
+        output.log(f"note: {note}")
+    output.finish("compare", asdict(compared), lines[:-1])

@@ -33,7 +33,7 @@ def build(
     """
     from layerswap.lab.build import build as build_lab
 
-    with output.named_progress() as progress:
+    with output.named_progress("steps") as progress:
         build_lab(out, seed=seed, progress=progress)
     output.say(f"wrote {out}")
 
@@ -47,23 +47,23 @@ def score(
     n: Annotated[int, typer.Option(min=1, help="Number of questions per measure.")] = 1000,
     split: Split = "test",
 ) -> None:
-    """Score checkpoints on the lab: problems and reading, in target and source language.
+    """Score checkpoints on the lab: problems and comprehension, in target and source language.
 
     Prints a table; nothing is written.
 
     Example: layerswap lab score merged --n 200
     """
     from layerswap.cli.tables import score_table
+    from layerswap.lab.assets import shipped
     from layerswap.lab.scoring import score_folders
 
-    scores = score_folders(
-        models, language=language, split=split, n=n, progress=output.step_progress
-    )
+    target = shipped().scarce(language)
+    scores = score_folders(models, language=target, split=split, n=n, progress=output.step_progress)
     plain = {
         name: {measure: asdict(interval) for measure, interval in measures.items()}
         for name, measures in scores.items()
     }
-    output.finish("lab score", {"models": plain}, [score_table(scores)])
+    output.finish("lab score", {"models": plain}, [score_table(scores, target)])
 
 
 @commands.command(app)
@@ -153,6 +153,6 @@ def quickstart(
         str(model): {measure: test.intervals[model] for measure, test in outcome.tests.items()}
         for model in outcome.task.scores
     }
-    output.say(score_table(measured))
+    output.say(score_table(measured, outcome.language, str(outcome.task.selected)))
     for name in ("report.html", "results.json", "merged"):
         output.say(f"wrote {folder / name}")

@@ -275,7 +275,7 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     output.say(planned)
     for note in planned.notes:
         output.say(f"note: {note}")
-    with output.byte_progress("writing", planned.nbytes) as progress:
+    with output.step_progress("writing", planned.nbytes, "bytes") as progress:
         written = planned.write(
             target,
             replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
@@ -328,7 +328,9 @@ def adapters(
     weights = _read_weights(method.pop("weights", "uniform"))
     tasks = options.named_folders("--task-expert", task_experts)
     languages = options.named_folders("--language-expert", language_experts)
-    with output.step_progress("composing adapters", len(tasks) * len(languages)) as progress:
+    with output.step_progress(
+        "composing adapters", len(tasks) * len(languages), "adapters"
+    ) as progress:
         served = write_adapters(
             tasks, languages, out, base=base, method=method, weights=weights, rank=rank,
             dtype=dtype, overwrite=overwrite, progress=progress
@@ -519,7 +521,7 @@ def verify(
 
     settings: Any = {
         "share": 1.0 if full else sample, "seed": seed, "allow_pickle": allow_pickle,
-        "threads": threads, "progress": output.byte_progress,
+        "threads": threads, "progress": output.step_progress,
     }  # fmt: skip
     moved = options.read_pairs("--source", source)
     if against is not None:

@@ -109,10 +109,6 @@ def new(
         f"wrote {name}: about {max(1, round(minutes)):,} min, {made.disk_gb:,.1f} GB of disk and "
         f"{made.memory_gb:,.1f} GB of memory; {name}/README.md has more"
     )
-    if trial:
-        output.say(f"next: layerswap study run {name}/trial.yaml --out {name}/trial")
-    else:
-        output.say(f"next: layerswap study run {name}/study.yaml --out {name}/results")
 
 
 def _ask(option: str, question: str, default: str | None) -> str:

@@ -1,6 +1,7 @@
 """Prints results on standard output, and notes and progress on standard error.
 
-Progress is shown as bars on a terminal, and as a line every 15 seconds elsewhere.
+Progress is shown as bars on a terminal, which disappear with their work, and as a line every 15
+seconds elsewhere.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Settings:
 
 
 settings = Settings()
+_live: list[Progress] = []
+"""The bars on the terminal; a note is printed above them."""
 
 
 def say(text: object) -> None:
@@ -53,8 +56,18 @@ def say(text: object) -> None:
 
 def log(text: str) -> None:
     """Print a line of progress or a note on standard error; nothing with --quiet."""
-    if not settings.quiet:
+    if not settings.quiet and _live:
+        from rich.text import Text
+
+        _live[-1].console.print(Text(visible(text)), soft_wrap=True)
+    elif not settings.quiet:
         _echo(text, err=True)
+
+
+def suggest(command: str) -> None:
+    """Name the command that comes next, on standard error; nothing with --quiet or --json."""
+    if not settings.json:
+        log(f"next: layerswap {command}")
 
 
 def finish(command: str, facts: Mapping[str, Any], texts: Sequence[object] = ()) -> None:
@@ -80,6 +93,9 @@ def choose(*, quiet: bool, verbose: bool, as_json: bool) -> None:
 
 
 def _echo(text: object, *, err: bool = False) -> None:
+    if (styled := getattr(text, "styled", None)) is not None:  # a table escapes its own parts
+        typer.echo(styled())
+        return
     lines = [text] if isinstance(text, str) else str(text).split("\n")
     typer.echo("\n".join(map(visible, lines)), err=err)
 
@@ -98,7 +114,7 @@ class Job:
 
     label: str
     total: int  # 0 while it is unknown
-    unit: str = ""  # `bytes`, another word, or nothing for steps
+    unit: str  # `bytes` or another word
     done: int = 0
     started: float = field(default_factory=_now)  # s
     shown: float = field(default_factory=_now)  # time of its last line, s
@@ -118,7 +134,7 @@ class Job:
     def amount(self, rate: float | None) -> str:
         """Units done, units in all, and units per second."""
         of = f" of {self._words(self.total)}" if self.total else ""
-        kind = f" {self.unit}" if self.unit not in ("", "bytes") else ""
+        kind = f" {self.unit}" if self.unit != "bytes" else ""
         per_second = f", {self._words(rate)}/s" if rate else ""
         return f"{self._words(self.done)}{of}{kind}{per_second}"
 
@@ -129,17 +145,10 @@ class Job:
 
 
 @contextmanager
-def byte_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A job in bytes with its rate; yields the function to call with bytes just done."""
+def step_progress(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """A job in units of a kind; yields the function to call with the number of units just done."""
     with _shown() as start:
-        yield start(Job(label, total, "bytes"))
-
-
-@contextmanager
-def step_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A job in steps; yields the function to call with the number of steps just done."""
-    with _shown() as start:
-        yield start(Job(label, total))
+        yield start(Job(label, total, unit))
 
 
 @contextmanager
@@ -163,14 +172,14 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
 
 
 @contextmanager
-def named_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """One job per name; yields a function of a name, the steps done and the steps in all."""
+def named_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """One job per name; yields a function of a name, the units done and the units in all."""
     with _shown() as start:
         jobs: dict[str, tuple[Job, Callable[[int], None]]] = {}
 
         def report(name: str, done: int, total: int) -> None:
             if name not in jobs:
-                job = Job(name, total)
+                job = Job(name, total, unit)
                 jobs[name] = (job, start(job))
             job, advance = jobs[name]
             job.total = total
@@ -196,15 +205,21 @@ def _shown() -> Iterator[Callable[[Job], Callable[[int], None]]]:
     with _bars() as bars:
 
         def begin(job: Job) -> Callable[[int], None]:
-            bar = bars.add_task(job.label, total=job.total or None, job=job)
+            # Until the first unit is done, the bar has no total: it moves instead of being empty.
+            bar = bars.add_task(job.label, total=None, job=job)
 
             def advance(count: int) -> None:
                 job.done += count
-                bars.update(bar, completed=job.done, total=job.total or None)
+                bars.update(bar, completed=job.done, total=(job.done and job.total) or None,
+                            visible=not 0 < job.total <= job.done)  # fmt: skip
 
             return advance
 
-        yield begin
+        _live.append(bars)
+        try:
+            yield begin
+        finally:
+            _live.remove(bars)
 
 
 def _bars() -> Progress:
@@ -217,8 +232,8 @@ def _bars() -> Progress:
 
         def render(self, task: progress.Task) -> Text:
             job: Job = task.fields["job"]
-            return Text(job.amount(task.speed))
+            return Text(job.amount(task.speed) if job.done else "loading")
 
     name = progress.TextColumn("{task.description}", markup=False)
     columns = (name, progress.BarColumn(), Amount(), progress.TimeRemainingColumn())
-    return progress.Progress(*columns, console=Console(stderr=True))
+    return progress.Progress(*columns, console=Console(stderr=True), transient=True)

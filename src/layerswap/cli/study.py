@@ -144,8 +144,6 @@ def run_file(
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if study.settings["merge"]:
         _merge(root)
-    else:
-        output.say(f"next: layerswap study merge {root}")
 
 
 def _merge(root: Path, languages: Sequence[str] = ()) -> None:
@@ -186,7 +184,6 @@ def list_(
                      amount(disk_gb)])  # fmt: skip
     columns = ["study", "task data", "languages", "base", "hours", "disk, GB"]
     output.say(Table(columns, rows, f"Estimated hours {speed}; disk with all checkpoints."))
-    output.say("next: layerswap study show NAME")
 
 
 @commands.command(app)

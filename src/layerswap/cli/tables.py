@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.languages import language_name
+from layerswap.evaluation.results import unit_of
 from layerswap.evaluation.statistics import Interval
-from layerswap.report.tables import Table, interval_words
+from layerswap.report.tables import STAR, Table, best_cells, difference_words, interval_words
+from layerswap.report.tables import score as score_words
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.results import ScoreCell, SideBySide
+    from layerswap.evaluation.results import LanguageMean, ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Predictor
+    from layerswap.lab.scoring import LabMeasure
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
     from layerswap.study.steps import Graph
     from layerswap.training.expert.select import FreezeOrRevert, Selection
 
 
-def score_table(scores: Mapping[str, Mapping[Any, Interval]]) -> Table:
-    """Models down the side, measures across, each cell a percentage with its 95% interval."""
-    measures = [measure.replace("_", " ") for measure in next(iter(scores.values()))]
-    rows: list[list[Any]] = [
-        [name.replace("_", " "), *row.values()] for name, row in scores.items()
-    ]
-    return Table(["model", *measures], rows, "% right, with 95% bootstrap intervals")
+def score_table(
+    scores: Mapping[str, Mapping[LabMeasure, Interval]], language: str, selected: str | None = None
+) -> Table:
+    """Models down, the lab's measures across; the best are bold, and the selected one marked."""
+    from layerswap.lab.scoring import measure_names
+
+    rows: list[list[Any]] = [[name, *row.values()] for name, row in scores.items()]
+    caption = "% right, with 95% bootstrap intervals" + "; >: selected" * bool(selected)
+    return Table(
+        ["model", *measure_names(language).values()], rows, caption, bold=best_cells(rows),
+        highlight=None if selected is None else list(scores).index(selected),
+    )  # fmt: skip
 
 
 def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     """The scores of models on tasks, with intervals if each document has a score."""
     rows: list[list[Any]] = []
     for row in scores:
-        score, documents = row["score"], ""
+        unit, documents, score = unit_of(row["metric"]), "", row["score"]
         if "n" in row:
-            score = Interval(score, row["low"], row["high"], row["n"])
             documents = f"{row['n']:,}"
-        rows.append([row["model"], row["task"], row["metric"], score, documents])
-    columns = ["model", "task", "metric", "score", "documents"]
-    return Table(columns, rows, "with 95% bootstrap intervals", unit="")
+            score = interval_words(Interval(score, row["low"], row["high"], row["n"]), unit)
+        else:
+            score = score_words(score, unit)
+        rows.append([row["model"], row["task"], row["metric"], documents, score])
+    columns = ["model", "task", "metric", "n", "score"]
+    return Table(columns, rows, "with 95% bootstrap intervals over n documents; shares in %")
 
 
 def selection_table(selection: Selection) -> Table:
@@ -64,9 +75,9 @@ def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
     """The steps of a study, their needs, and their estimated cost; `done` names finished steps."""
     rows: list[list[Any]] = [
-        [step.name, ", ".join(step.needs),
-         "done" if step.name in done else amount(costs.steps[step.name].hours),
-         amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb)]
+        [step.name, "done" if step.name in done else amount(costs.steps[step.name].hours),
+         amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb),
+         ", ".join(step.needs)]
         for step in graph
     ]  # fmt: skip
     size, speed = costs.costs.size, costs.costs.speed
@@ -85,7 +96,7 @@ def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> T
         f"{size.billions:.3g} billion parameters, by {size.known_by}. Memory is without "
         "activations."
     )
-    return Table(["step", "needs", "hours", "memory, GB", "disk, GB"], rows, caption)
+    return Table(["step", "hours", "memory, GB", "disk, GB", "needs"], rows, caption)
 
 
 def amount(value: float) -> str:
@@ -131,27 +142,64 @@ def mix_table(card: Mapping[str, Any]) -> Table:
     return Table(words, rows, "rows dropped by each filter, and rows kept")
 
 
-def comparison_table(compared: SideBySide) -> Table:
-    """Models across, benchmarks and languages down; the best score of a row is bold."""
-    rows = [
-        [
-            benchmark.replace("_", " "),
-            language_name(language) if language else "",
-            *(_marked(cell, metric) for cell in cells),
-        ]
-        for (benchmark, language, metric), cells in zip(compared.rows, compared.cells, strict=True)
-    ]
-    bold = {(i, k + 2) for i, cells in enumerate(compared.cells) for k, cell in enumerate(cells)
+def comparison_tables(compared: SideBySide) -> list[Table]:
+    """Models down for each benchmark: documents, scores, and differences to the first model.
+
+    A benchmark of several languages has a second table with the differences in each of them.
+    """
+    tables: list[Table] = []
+    means = {(one.benchmark, one.metric): one for one in compared.means}
+    for key in dict.fromkeys((benchmark, metric) for benchmark, _, metric in compared.rows):
+        lines = {row[1]: cells for row, cells in zip(compared.rows, compared.cells, strict=True)
+                 if (row[0], row[2]) == key}  # fmt: skip
+        tables += _of_benchmark(compared.models, key, lines, means.get(key))
+    legend = f"{STAR[:-1]}; **: also p < .05 after Holm's correction for all comparisons."
+    return [*tables[:-1], replace(tables[-1], caption=f"{tables[-1].caption}. {legend}")]
+
+
+def _of_benchmark(
+    models: Sequence[str],
+    key: tuple[str, str],
+    lines: Mapping[str, Sequence[ScoreCell | None]],
+    mean: LanguageMean | None,
+) -> Iterator[Table]:
+    unit = unit_of(key[1])
+    names = [language_name(one) if one else "" for one in lines]
+    rows: list[list[Any]] = []
+    differences: list[list[Any]] = []
+    for i, (model, cells) in enumerate(zip(models, zip(*lines.values(), strict=True), strict=True)):
+        rows.append([model, _documents(cells), *(cell and cell.score for cell in cells)])
+        differences.append([model, *(_gap(cell, unit) for cell in cells)])
+        if mean is not None:
+            rows[-1].append(mean.scores[i])
+            differences[-1].append(difference_words(mean.against[i], unit))
+    bold = {(i, k + 2) for k, cells in enumerate(lines.values()) for i, cell in enumerate(cells)
             if cell is not None and cell.best}  # fmt: skip
-    caption = (
-        "+ and - : better and worse than the first model (paired bootstrap, Holm-corrected, "
-        "p < .05). Intervals: 95% bootstrap over documents."
-    )
-    return Table(["benchmark", "language", *compared.models], rows, caption, bold=bold)
+    benchmark, metric = key[0].replace("_", " "), key[1].replace("_", " ")
+    what, minus = f"{metric}, {unit}" if unit else metric, f"minus {models[0]}"
+    words = "with 95% bootstrap intervals"
+    if mean is None:
+        rows = [[*row, gap] for row, (_, gap) in zip(rows, differences, strict=True)]
+        where = ", ".join(filter(None, [benchmark, names[0]]))
+        yield Table(["model", "n", names[0] or benchmark, minus], rows,
+                    f"{where}: {what}, {words} over n documents", bold=bold, unit=unit)  # fmt: skip
+        return
+    scores = [*names, "mean"]
+    caption = f"{benchmark}: {what}, {words} over n documents"
+    yield Table(["model", "n", *scores], rows, caption, bold=bold, unit=unit)
+    caption = f"{benchmark}: {what}, {minus}: paired differences {words}"
+    yield Table(["model", *scores], differences, caption, unit=unit)
 
 
-def _marked(cell: ScoreCell | None, metric: str) -> str:
-    if cell is None:
+def _documents(cells: Sequence[ScoreCell | None]) -> int | str:
+    """The documents that count, and those of the model where it has more."""
+    common = sum(cell.score.n for cell in cells if cell is not None)
+    whole = sum(cell.documents for cell in cells if cell is not None)
+    return common if common == whole else f"{common:,} of {whole:,}"
+
+
+def _gap(cell: ScoreCell | None, unit: str) -> str:
+    if cell is None or cell.against is None:
         return ""
-    mean, _, rest = interval_words(cell.score, "" if "chrf" in metric else "%").partition(" ")
-    return f"{mean}{cell.mark} {rest}"
+    words = difference_words(cell.against.difference, unit)
+    return f"{words}*" if cell.significant and words.endswith("*") else words

@@ -75,7 +75,7 @@ def _build(
     checked, text = read_mix(mix, values), mix_text(mix, values)
     refuse_target(out, marker=CARD, overwrite=overwrite)
     encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}") if tokenizer else None
-    with output.named_progress() as progress:
+    with output.named_progress("rows") as progress:
         built = build_mix(
             checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress
         )

@@ -106,7 +106,7 @@ def estimate_fisher(
     rows = [(i, row) for i, row in rows if row.predicted]
     if not rows:
         raise RecipeError(f"{data}: no example has two tokens, so there is nothing to predict")
-    with (progress or no_bars)("estimating the Fisher", len(rows)) as step:
+    with (progress or no_bars)("estimating the Fisher", len(rows), "examples") as step:
         fisher = squared_gradients(loaded, rows, labels=labels, seed=seed, step=step)
     about = {
         "layerswap_version": __version__,

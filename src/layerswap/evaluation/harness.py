@@ -47,6 +47,7 @@ from layerswap.merge.adapters import MANIFEST, open_served
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.merge.layout import widest
 from layerswap.merge.metadata import COPIED, generation_file, tokenizer_folder
+from layerswap.versions import install
 
 Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""
@@ -294,7 +295,7 @@ def _manager(include: tuple[str, ...], names: tuple[str, ...]) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
-        raise EvaluationError('tasks need lm-eval: pip install "layerswap[eval]"') from None
+        raise EvaluationError(f"tasks need lm-eval; {install('eval')}") from None
     if not include:
         return _lm_eval_manager()
     own = TaskManager(include_path=list(include), include_defaults=False)

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from layerswap.errors import EvaluationError
+from layerswap.versions import install
 
 
 def same_language(one: str, other: str) -> bool:
@@ -37,7 +38,7 @@ def standard_tag(language: str) -> str:
     try:
         import langcodes
     except ImportError:
-        raise EvaluationError('a language needs langcodes: pip install "layerswap[eval]"') from None
+        raise EvaluationError(f"a language needs langcodes; {install('eval')}") from None
     code = language.strip().replace("_", "-")
     try:
         if langcodes.tag_is_valid(code):
@@ -147,7 +148,7 @@ def identified_code(language: str) -> str:
         from py3langid import rank
     except ImportError:
         raise EvaluationError(
-            'the language of answers needs py3langid: pip install "layerswap[eval]"'
+            f"the language of answers needs py3langid; {install('eval')}"
         ) from None
     code = standard_tag(language).partition("-")[0]
     if code not in {known for known, _ in rank("a")}:

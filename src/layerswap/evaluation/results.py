@@ -7,8 +7,9 @@ has scores with intervals, and marks significant differences.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,15 @@ import numpy.typing as npt
 from layerswap.checkpoint.remote import local_name
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import known_language, sample_shares
-from layerswap.evaluation.statistics import Comparison, Interval, compare, holm, mean_interval
+from layerswap.evaluation.statistics import (
+    Comparison,
+    Interval,
+    compare,
+    holm,
+    mean_interval,
+    mean_over_groups,
+    paired_over_groups,
+)
 from layerswap.evaluation.suites.suites import WrittenTask, has_variants
 
 SCORES_TABLE, SAMPLES_TABLE = "scores.parquet", "samples.parquet"
@@ -244,8 +253,13 @@ def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
     return read_rows(path, Score)
 
 
-def read_any_scores(out: Path) -> list[Score]:
-    """Read the scores in a folder of `layerswap eval`, `sweep` or `study`.
+def unit_of(metric: str) -> str:
+    """Return the unit of a metric in tables: % of a share, none of a score of another kind."""
+    return "" if re.search(r"chrf|bleu|perplexity|^ter$|^bits_per", metric) else "%"
+
+
+def read_any_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
+    """Read the scores in a folder of `layerswap eval`, `sweep` or `study`, with their columns.
 
     From a sweep these are the scores on the test split, with a task's first metric as the headline.
     """
@@ -257,14 +271,12 @@ def read_any_scores(out: Path) -> list[Score]:
             f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval`, `sweep` or `study` "
             "wrote"
         )
-    scores: list[Score] = []
     for path in tables:
         rows = _table(path)
         if rows and {"split", "composition"} <= set(rows[0]):
-            scores += _made(Score, _swept_scores(rows), path)
+            yield from ((score, {}) for score in _made(Score, _swept_scores(rows), path))
         else:
-            scores += [score for score, _ in read_rows(path, Score)]
-    return scores
+            yield from read_rows(path, Score)
 
 
 def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -333,36 +345,47 @@ SIGNIFICANCE_LEVEL = 0.05
 class ScoreCell:
     """One model on one benchmark in one language."""
 
-    score: Interval  # mean over the documents with its bootstrap interval
+    score: Interval  # mean over the common documents with its bootstrap interval
     against: Comparison | None  # comparison with the first model; None for the first itself
     p: float | None  # of the comparison, corrected by Holm over the whole table
-    best: bool  # true if no other model has a higher mean
+    best: bool  # true if no other model has a higher mean; false where documents are left out
+    documents: int  # of the model, of which `score.n` are common to all models
 
     @property
-    def mark(self) -> str:
-        """`+` or `-` if the model is significantly better or worse than the first."""
-        if self.p is None or self.p >= SIGNIFICANCE_LEVEL or self.against is None:
-            return ""
-        return "+" if self.against.difference.mean > 0 else "-"
+    def significant(self) -> bool:
+        """True if the model differs from the first after the correction."""
+        return self.p is not None and self.p < SIGNIFICANCE_LEVEL
+
+
+@dataclass(frozen=True)
+class LanguageMean:
+    """The means of a benchmark over its languages."""
+
+    benchmark: str
+    metric: str
+    scores: tuple[Interval | None, ...]  # by model; None if it lacks a language
+    against: tuple[Interval | None, ...]  # paired differences to the first model
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Models across, benchmarks and languages down."""
+    """Models on the same documents."""
 
     models: tuple[str, ...]  # the reference first
     rows: tuple[tuple[str, str, str], ...]  # benchmark, language and metric
-    cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row; None without scores
+    cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row and model; None without scores
+    means: tuple[LanguageMean, ...]  # of benchmarks with several languages
+    notes: tuple[str, ...]  # about documents that are left out
 
 
 def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
     """Compare the models of one or several runs on their common documents.
 
     Runs are folders of `layerswap eval`, `sweep` (the test split) or `study`. The first of the
-    models (all when None) is the reference. A name that two runs share is prefixed with the run's
-    folder.
+    models (all when None) is the reference. A model that two runs evaluated is one model. Another
+    name that two runs share is prefixed with the run's folder.
     """
-    scores = _documents(runs)
+    scores, flattered = _documents(runs)
     names = list(models or scores)
     unknown = next((name for name in names if name not in scores), None)
     if unknown is not None:
@@ -370,21 +393,26 @@ def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -
     if len(names) < 2:
         raise EvaluationError("a comparison needs two models; there is " + ", ".join(names))
     rows = list(dict.fromkeys(row for name in names for row in scores[name]))
-    table = [_compared([scores[name].get(row) for name in names], row) for row in rows]
-    given = [
-        against.p_bootstrap for line in table for cell in line if cell and (against := cell[1])
-    ]
+    table = {row: _compared([scores[name].get(row) for name in names], row) for row in rows}
+    given = [cell.p for line in table.values() for cell in line if cell and cell.p is not None]
     corrected = iter(holm(given))
     cells = []
-    for line in table:
-        top = max(cell[0].mean for cell in line if cell)
+    for line in table.values():
+        honest = {
+            name: cell.score.mean for name, cell in zip(names, line, strict=True)
+            if cell and name not in flattered
+        }  # fmt: skip
+        whole = all(cell is None or cell.documents == cell.score.n for cell in line)
         cells.append(tuple(
-            cell and ScoreCell(
-                cell[0], cell[1], next(corrected) if cell[1] else None, cell[0].mean == top
+            cell and replace(
+                cell, p=None if cell.p is None else next(corrected),
+                best=whole and name in honest and honest[name] == max(honest.values()),
             )
-            for cell in line
+            for name, cell in zip(names, line, strict=True)
         ))  # fmt: skip
-    return SideBySide(tuple(names), tuple(rows), tuple(cells))
+    means = _means({name: scores[name] for name in names}, rows)
+    notes = tuple(_left_out(names, dict(zip(rows, cells, strict=True))))
+    return SideBySide(tuple(names), tuple(rows), tuple(cells), tuple(means), notes)
 
 
 _Row = tuple[str, str, str]
@@ -392,19 +420,80 @@ _Documents = dict[tuple[str, int], float]
 """Score by task and document."""
 
 
-def _documents(runs: Sequence[Path]) -> dict[str, dict[_Row, _Documents]]:
-    """Read the scores of every document by model and row of the table."""
-    read = {run: [score for score in read_any_scores(run) if score.main] for run in runs}
-    seen = [model for scores in read.values() for model in {score.model for score in scores}]
+def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]], set[str]]:
+    """Read the scores of every document by model and row of the table, and flattered models.
+
+    Flattered are the compositions of a study's grid, the best of which is the best of many.
+    """
+    read: dict[str, dict[tuple[str, Path], dict[_Row, _Documents]]] = {}
+    flattered = set()
+    for run in runs:
+        for score, columns in read_any_scores(run):
+            if score.main:
+                # Without a record of the weights, a model is one only within its run.
+                key = str(columns.get("weights") or ""), run
+                documents = read.setdefault(score.model, {}).setdefault(key, {})
+                documents.setdefault(_row(score), {})[score.task, score.document] = score.score
+                if columns.get("bottom") is not None:
+                    flattered.add(score.model)
     by_model: dict[str, dict[_Row, _Documents]] = {}
-    for run, scores in read.items():
-        for score in scores:
-            name = score.model
-            if seen.count(name) > 1:
-                name = f"{local_name(run)}/{name}"
-            documents = by_model.setdefault(name, {}).setdefault(_row(score), {})
-            documents[score.task, score.document] = score.score
-    return by_model
+    for name, places in read.items():
+        if len(places) == 1 or _is_one(places):
+            merged = by_model.setdefault(name, {})
+            for rows in places.values():
+                for row, by_document in rows.items():
+                    merged.setdefault(row, {}).update(by_document)
+        else:
+            by_model |= {f"{local_name(run)}/{name}": rows for (_, run), rows in places.items()}
+    return by_model, flattered
+
+
+def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> bool:
+    """True if the runs of a name had the same weights, and the same scores where both have one."""
+    weights = {weights for weights, _ in places}
+    found: dict[tuple[_Row, tuple[str, int]], float] = {}
+    same = all(
+        found.setdefault((row, document), score) == score
+        for rows in places.values() for row, by in rows.items() for document, score in by.items()
+    )  # fmt: skip
+    return same and len(weights) == 1 and "" not in weights
+
+
+def _means(
+    scores: Mapping[str, Mapping[_Row, _Documents]], rows: Sequence[_Row]
+) -> Iterator[LanguageMean]:
+    """Average every benchmark that has several languages over them, for models that have all."""
+    for benchmark, metric in dict.fromkeys((row[0], row[2]) for row in rows):
+        same = [row for row in rows if (row[0], row[2]) == (benchmark, metric)]
+        if len(same) == 1:
+            continue
+        values = [
+            [_values(by[row], _common(scores.values(), row)) for row in same]
+            if all(row in by for row in same) else None
+            for by in scores.values()
+        ]  # fmt: skip
+        first = values[0]
+        yield LanguageMean(
+            benchmark, metric,
+            tuple(mean_over_groups(one) if one else None for one in values),
+            tuple(paired_over_groups(one, first) if one and first and number else None
+                  for number, one in enumerate(values)),
+        )  # fmt: skip
+
+
+def _left_out(
+    names: Sequence[str], table: Mapping[_Row, Sequence[ScoreCell | None]]
+) -> Iterator[str]:
+    """Describe the documents that are left out because not every model has them."""
+    for (benchmark, language, _), cells in table.items():
+        counts = {name: c.documents for name, c in zip(names, cells, strict=True) if c is not None}
+        common = next(cell.score.n for cell in cells if cell is not None)
+        if set(counts.values()) != {common}:
+            has = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+            yield (
+                f"{' '.join(filter(None, [benchmark, language]))}: compared on the {common:,} "
+                f"documents that all models have; {has}"
+            )
 
 
 def _row(score: Score) -> _Row:
@@ -414,21 +503,32 @@ def _row(score: Score) -> _Row:
     return benchmark, score.language, score.metric
 
 
-def _compared(
-    models: Sequence[_Documents | None], row: _Row
-) -> list[tuple[Interval, Comparison | None] | None]:
-    """Compare each model with the first, on the documents that all models of a row share."""
-    common = sorted(set.intersection(*(set(documents) for documents in models if documents)))
+def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell | None]:
+    """Compare each model with the first, on the documents that all models of a row share.
+
+    The p-values are not corrected yet.
+    """
+    common = _common([{row: documents} for documents in models if documents], row)
     if not common:
         raise EvaluationError(f"{' '.join(row)}: the models share no document")
-    reference: npt.NDArray[np.float64] | None = None
-    cells: list[tuple[Interval, Comparison | None] | None] = []
+    first = None if models[0] is None else _values(models[0], common)
+    cells: list[ScoreCell | None] = []
     for number, documents in enumerate(models):
         if documents is None:
             cells.append(None)
             continue
-        values = np.array([documents[document] for document in common])
-        against = None if reference is None else compare(values, reference)
-        cells.append((mean_interval(values), against))
-        reference = values if number == 0 else reference
+        values = _values(documents, common)
+        against = compare(values, first) if number and first is not None else None
+        p = None if against is None else against.p_bootstrap
+        cells.append(ScoreCell(mean_interval(values), against, p, best=False,
+                               documents=len(documents)))  # fmt: skip
     return cells
+
+
+def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
+    """List the documents of a row that all models with scores of it share."""
+    return sorted(set.intersection(*(set(by[row]) for by in scores if row in by)))
+
+
+def _values(documents: _Documents, common: Sequence[tuple[str, int]]) -> npt.NDArray[np.float64]:
+    return np.array([documents[document] for document in common])

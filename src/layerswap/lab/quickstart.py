@@ -133,7 +133,7 @@ def step_functions(progress: Bars) -> Mapping[str, StepFunction]:
 
     def grid(context: Context) -> None:
         language = context.step.settings["language"]
-        with progress("trying compositions", DEVELOPMENT_QUESTIONS) as advance:
+        with progress("trying compositions", DEVELOPMENT_QUESTIONS, "questions") as advance:
             scores = score_grid(shipped(), language, progress=advance)
         write_grid(context.folder / GRID, scores)
 
@@ -141,7 +141,8 @@ def step_functions(progress: Bars) -> Mapping[str, StepFunction]:
         _selected_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
 
     def test(context: Context) -> None:
-        with progress("scoring on the test split", len(MEASURES) * TEST_QUESTIONS) as advance:
+        total = len(MEASURES) * TEST_QUESTIONS
+        with progress("scoring on the test split", total, "questions") as advance:
             _test(context, advance)
 
     def change(context: Context) -> None:

@@ -15,7 +15,7 @@ from layerswap.compose import Composition, default_zones
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.statistics import Interval
-from layerswap.lab.scoring import LabMeasure
+from layerswap.lab.scoring import LabMeasure, measure_names
 from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
@@ -34,15 +34,6 @@ from layerswap.study.journal import StepRecord
 from layerswap.study.report import provenance
 from layerswap.versions import __version__
 
-NAMES = {
-    "soup": "soup of both",
-    "ties, density 0.2": "TIES, 20% kept (as published)",
-    "ties, density 0.5": "TIES, 50% kept",
-    "joint": "one model, both data sets",
-    "swap, default": "swap, paper's default",
-    "swap, chosen on development": "swap, best of the grid",
-}
-"""Names in the report of conditions that have another name there."""
 Right = Mapping[LabMeasure, Mapping[Condition, Any]]
 """By measure and condition, 1 or 0 (right or wrong) per test question."""
 Grid = Mapping[Condition, Values]
@@ -186,11 +177,6 @@ def _read(path: Path) -> Any:
         ) from None
 
 
-def name_of(condition: Condition | str) -> str:
-    """Return the name of a condition in the report."""
-    return NAMES.get(str(condition), str(condition))
-
-
 def quickstart_report(outcome: Outcome) -> Report:
     """Write the report of a quickstart; all numbers in it are that run's."""
     experts = {"task": f"{outcome.source} task expert",
@@ -231,8 +217,9 @@ def _lead(outcome: Outcome) -> str:
         f"generic {outcome.language} only (both languages are invented). Their swap ({zones}) "
         f"answers {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems. "
         f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
-        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. One "
-        f"model trained on both data sets, for as many steps as both experts, answers "
+        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. "
+        f"{str(JOINT).capitalize()} (one model on both data sets, for as many steps as both "
+        f"experts) answers "
         f"{scores[JOINT].mean:.1%}.\n\n{_differences(outcome)}"
     )
 
@@ -240,21 +227,16 @@ def _lead(outcome: Outcome) -> str:
 def _differences(outcome: Outcome) -> str:
     """Write the paired differences of all models to the selected swap in words."""
     task = outcome.task
-    apart = {name_of(model): gap for model, gap in task.against(task.selected).items()}
+    apart = {str(model): gap for model, gap in task.against(task.selected).items()}
     return f"Against the swap, with 95% paired intervals: {contrasts(apart)}."
 
 
 def _table(outcome: Outcome) -> Section:
-    measures: dict[LabMeasure, str] = {
-        "task_target": f"problems, {outcome.language}",
-        "task_source": f"problems, {outcome.source}",
-        "comprehension_target": f"reading, {outcome.language}",
-        "comprehension_source": f"reading, {outcome.source}",
-    }
+    measures = measure_names(outcome.language)
     tests = [outcome.tests[measure] for measure in measures]
     models = list(outcome.task.scores)
     rows: list[list[str | Interval]] = [
-        [name_of(model), *(test.intervals[model] for test in tests)] for model in models
+        [str(model), *(test.intervals[model] for test in tests)] for model in models
     ]
     return Section(
         "The models, four measures each",
@@ -269,15 +251,13 @@ def _table(outcome: Outcome) -> Section:
 
 
 def _task(outcome: Outcome) -> Section:
-    rows = [(name_of(model), interval) for model, interval in outcome.task.intervals.items()]
-    differences = [(name_of(one), value) for one, value in outcome.task.differences.items()]
+    rows = [(str(model), interval) for model, interval in outcome.task.intervals.items()]
+    differences = [(str(one), value) for one, value in outcome.task.differences.items()]
     return Section(
         f"The task in {outcome.language}",
-        figure=draw_intervals(
-            rows, measure="right answers", highlight=name_of(outcome.task.selected)
-        ),
+        figure=draw_intervals(rows, measure="right answers", highlight=str(outcome.task.selected)),
         table=Table(
-            (f"{name_of(outcome.task.selected)}, minus", "difference"),
+            (f"{outcome.task.selected}, minus", "difference"),
             differences,
             caption="Paired differences over the same problems. An interval clear of zero is "
             "significant.",
@@ -334,7 +314,7 @@ def _examples(outcome: Outcome) -> Section:
         "Answers one by one",
         f"The first {len(examples)} test problems in {outcome.language}, with the answers of every "
         "model.",
-        answers=Answers([name_of(name) for name in models], examples),
+        answers=Answers(models, examples),
     )
 
 
@@ -352,7 +332,7 @@ def _models(outcome: Outcome) -> Section:
             ["name", "checkpoint"],
             [["base", "lab/base"], ["task expert", "lab/task-1"],
              ["language expert", f"lab/language-{outcome.language}-1"],
-             ["one model, both data sets", f"lab/joint-{outcome.language}"]],
+             [str(JOINT), f"lab/joint-{outcome.language}"]],
         ),
     )  # fmt: skip
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LabMeasure = Literal["task_target", "task_source", "comprehension_target", "comprehension_source"]
 MEASURES: tuple[LabMeasure, ...] = get_args(LabMeasure)
 """The task and comprehension, each in the scarce (target) and in the source language."""
+NAMES: dict[Skill, str] = {"problem": "problems", "comprehension": "comprehension"}
+"""Names of the skills in tables."""
 NEW_TOKENS = 8
 """More tokens than any answer has."""
 
@@ -60,9 +62,20 @@ def questions(
     if measure not in MEASURES:
         raise RecipeError(f"no measure {measure!r} in the lab; it has {', '.join(MEASURES)}")
     world = world or make_world()
+    skill, spoken = _skill_and_language(measure, language, world)
+    return examples(world, spoken, skill, split, n, seed=seed)
+
+
+def measure_names(language: str) -> dict[LabMeasure, str]:
+    """Return the name of every measure in tables, such as `problems, furo`."""
+    world = shipped().world
+    found = {measure: _skill_and_language(measure, language, world) for measure in MEASURES}
+    return {measure: f"{NAMES[skill]}, {spoken}" for measure, (skill, spoken) in found.items()}
+
+
+def _skill_and_language(measure: LabMeasure, language: str, world: World) -> tuple[Skill, str]:
     spoken = world.language(language) if measure.endswith("target") else world.source
-    skill: Skill = "problem" if measure.startswith("task") else "comprehension"
-    return examples(world, spoken.name, skill, split, n, seed=seed)
+    return "problem" if measure.startswith("task") else "comprehension", spoken.name
 
 
 def correct(
@@ -113,7 +126,7 @@ def score_folders(
     folders = [folder for model in models for folder in _checkpoints(model)]
     names = {folder.name for folder in folders}
     scores: dict[str, dict[LabMeasure, Interval]] = {}
-    with progress("scoring", len(folders)) as advance:
+    with progress("scoring", len(folders), "models") as advance:
         for folder in folders:
             answers = score_model(*load(folder), target, split, n, world=lab.world)
             name = folder.name if len(names) == len(folders) else str(folder)

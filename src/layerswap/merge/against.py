@@ -163,7 +163,7 @@ def verify_against(
 
     def unequal(candidates: Sequence[Pair], what: str) -> set[str]:
         work = comparisons(candidates, share=share, seed=seed, facts=facts, sample_copies=True)
-        with bars(f"comparing with {what}", sum(part.nbytes for part in work)) as advance:
+        with bars(f"comparing with {what}", sum(part.nbytes for part in work), "bytes") as advance:
             wrong, _ = differences(work, facts=facts, threads=workers, progress=advance)
         return {*wrong}
 

@@ -376,7 +376,9 @@ class _Verifier:
         present = {file: digest for file, digest in hashes.items() if file.is_file()}
         if not hashes:
             return
-        with self.bars("hashing", sum(file.stat().st_size for file in present)) as progress:
+        with self.bars(
+            "hashing", sum(file.stat().st_size for file in present), "bytes"
+        ) as progress:
             for file, digest in present.items():
                 if sha256_of(file, progress) == digest:
                     report.hashed += 1
@@ -577,7 +579,7 @@ class _Verifier:
             counted.tensors, counted.nbytes = len(sizes), sum(sizes)
             parts = (part for part in work if part.pair.expected.verbatim is verbatim)
             counted.compared = sum(part.nbytes for part in parts)
-        with self.bars("verifying", sum(part.nbytes for part in work)) as progress:
+        with self.bars("verifying", sum(part.nbytes for part in work), "bytes") as progress:
             wrong, non_finite = differences(
                 work, facts=facts, threads=self.threads, progress=progress
             )

@@ -18,7 +18,7 @@ from layerswap.errors import visible
 from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
 from layerswap.report.page import Report, Section, render
 from layerswap.report.tables import score
-from layerswap.versions import missing_of
+from layerswap.versions import install, missing_of
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
@@ -245,7 +245,7 @@ def write_atlas(
     lines = _lines(atlas, target)
     if missing:
         lines[-1] = f"wrote tables to {target}"
-        lines.append(f'figures need {", ".join(missing)}: pip install "layerswap[report]"')
+        lines.append(f"figures need {', '.join(missing)}; {install('report')}")
     return Written(target, tuple(lines))
 
 

@@ -13,10 +13,12 @@ from layerswap.compose import Recipe, Zones, read_recipe
 from layerswap.compose.yaml_file import validate
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.results import unit_of
+from layerswap.evaluation.statistics import Interval
 from layerswap.merge import Plan, make_plan
 from layerswap.report.charts import draw_grid
 from layerswap.report.page import Report, Section, write_report
-from layerswap.report.tables import Table, difference_words, interval_words
+from layerswap.report.tables import STAR, Table, best_cells, difference_words, interval_words
 from layerswap.search.candidates import Sources
 from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders
 from layerswap.search.spec import SweepSettings
@@ -147,22 +149,27 @@ def results_table(board: SweepResult) -> Table | None:
     if board.measure is None:
         return None
     task, metric, name = board.measure
+    unit = unit_of(metric)
     rows: list[list[Any]] = [
-        [str(model), value, difference_words(board.differences.get(model), "")]
+        [str(model), value, difference_words(board.differences.get(model), unit)]
         for model, value in board.intervals.items()
     ]
     caption = (
         f"{task}, {name}: {board.intervals[CHOSEN].n} test documents; 95% bootstrap "
-        "intervals, paired differences; *: significant"
+        f"intervals, paired differences. {STAR} >: selected."
     )
-    return Table(["model", metric, "selected minus it"], rows, caption, unit="")
+    heading = f"{metric}, {unit}" if unit else metric
+    return Table(
+        ["model", heading, "selected minus it"], rows, caption, unit=unit, bold=best_cells(rows),
+        highlight=list(board.intervals).index(board.selected),
+    )  # fmt: skip
 
 
 def lead(board: SweepResult) -> str:
     """The result in words: the selected composition, and its score on the test documents."""
     chosen = _zones_in_words(board.chosen)
     default = board.selected == DEFAULT
-    best = f"the {DEFAULT}" if default else chosen
+    best = "the default swap" if default else chosen
     parts = [f"The best is {best}."]
     if board.measure is None:
         parts.append("No task was given to compare it on.")
@@ -170,14 +177,20 @@ def lead(board: SweepResult) -> str:
         score = board.intervals[board.selected]
         parts.append(
             f"On {score.n} documents that it was not chosen on, {' '.join(board.measure[:2])} is "
-            f"{interval_words(score, '')}."
+            f"{_scored(score, board.measure[1])}."
         )
     if default and board.lead is not None:
         parts.append(
             f"On the development documents {chosen} is ahead of it by "
-            f"{interval_words(board.lead, '')}, which may be chance."
+            f"{_scored(board.lead, board.measure[1] if board.measure else '', ' points')}, which "
+            "may be chance."
         )
     return " ".join(parts)
+
+
+def _scored(score: Interval, metric: str, words: str = "%") -> str:
+    unit = unit_of(metric)
+    return interval_words(score, unit) + (words if unit else "")
 
 
 def _contest(board: SweepResult) -> list[Section]:

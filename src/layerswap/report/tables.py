@@ -10,11 +10,13 @@ import io
 import math
 import re
 import shutil
-import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len, chop_cells
 
 from layerswap.errors import visible
 
@@ -24,7 +26,11 @@ if TYPE_CHECKING:
     Cell = str | int | float | Interval | None
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
-NUMBERS = re.compile(rf"[-+{MINUS}{DASH}\d.,%()\[\] *]*")
+PIPE = 160
+"""Width of a table where standard output is no terminal and COLUMNS is not set."""
+INTERVAL = re.compile(r" (?=[\[(])")
+"""The place in a cell where an interval begins."""
+NUMBERS = re.compile(rf"(?:[-+{MINUS}{DASH}\d.,%()\[\] *]| to | of )*")
 """Text of numbers alone, such as a difference with its interval, which needs no escape."""
 
 
@@ -44,22 +50,38 @@ def score(value: float, unit: str = "%") -> str:
 
 
 def interval_words(interval: Interval, unit: str = "%") -> str:
-    """A mean with its interval, such as `61.2 [58.1, 64.3]`."""
+    """A mean with its interval: `61.2 [58.1, 64.3]`, or `-0.2 [-3.0 to 2.5]` below zero."""
     low, high = score(interval.low, unit), score(interval.high, unit)
-    return f"{score(interval.mean, unit)} [{low}, {high}]"
+    between = " to " if MINUS in low + high else ", "
+    return f"{score(interval.mean, unit)} [{low}{between}{high}]"
+
+
+STAR = "*: the interval of the difference excludes zero."
+"""The legend of `difference_words`."""
 
 
 def difference_words(difference: Interval | None, unit: str = "%") -> str:
-    """A difference with signs, and a star if its interval excludes zero; empty for None."""
+    """A difference with its sign, and a star if its interval excludes zero; empty for None.
+
+    Example: `+3.1 [1.2 to 5.0] *`.
+    """
     if difference is None:
         return ""
-
-    def signed(value: float) -> str:
-        return ("+" if value >= 0 else "") + score(value, unit)
-
-    low, high = signed(difference.low), signed(difference.high)
+    mean, low, high = (score(v, unit) for v in (difference.mean, difference.low, difference.high))
+    sign = "" if mean.startswith(MINUS) else "+"
     star = " *" if difference.low > 0 or difference.high < 0 else ""
-    return f"{signed(difference.mean)} [{low}, {high}]{star}"
+    return f"{sign}{mean} [{low} to {high}]{star}"
+
+
+def best_cells(rows: Sequence[Sequence[Any]], leave: Collection[int] = ()) -> set[tuple[int, int]]:
+    """The cells with the highest mean of each column of intervals; rows of `leave` do not count."""
+    found: set[tuple[int, int]] = set()
+    for k in range(len(rows[0]) if rows else 0):
+        means = {i: row[k].mean for i, row in enumerate(rows)
+                 if i not in leave and hasattr(row[k], "mean")}  # fmt: skip
+        if len(means) > 1:
+            found |= {(i, k) for i, mean in means.items() if mean == max(means.values())}
+    return found
 
 
 def contrasts(differences: Mapping[str, Interval]) -> str:
@@ -102,29 +124,50 @@ class Table:
             for row in self.rows
         )
 
-    def text(self) -> str:
-        """The table for a terminal, as wide as the terminal at most."""
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table as RichTable
-        from rich.text import Text
+    def text(self, *, styled: bool = False) -> str:
+        """The table for a terminal, as wide as the terminal at most, or 160 columns in a pipe.
 
-        caption = Text(_plain(self.caption)) if self.caption else None
-        drawn = RichTable(box=SIMPLE_HEAD, caption=caption)
-        for i, column in enumerate(self.columns):
-            right = self.numeric(i)
-            drawn.add_column(Text(_plain(column)), justify="right" if right else "left",
-                             no_wrap=right, overflow="fold")  # fmt: skip
-        for i, cells in enumerate(self.rows):
-            style = "bold" if i == self.highlight else ""
-            drawn.add_row(*(Text(_plain(cell_words(c, self.unit)), style=style) for c in cells))
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
-        text = io.StringIO()
-        Console(file=text, width=width).print(drawn)
-        return text.getvalue().rstrip()
+        Where the width is short, intervals move below their means, names wrap, and the last
+        columns move below the first ones. Nothing is cut. A highlighted row begins with `>`.
+
+        Args:
+            styled: print the cells of `bold` and the highlighted row in bold, by control codes.
+        """
+        width = shutil.get_terminal_size((PIPE, 24)).columns
+        rows = [[cell_words(cell, self.unit) for cell in row] for row in self.rows]
+        cells = [list(map(_plain, row)) for row in (self.columns, *rows)]
+        blocks = _blocks(cells, [self.numeric(i) for i in range(len(self.columns))], width - 2)
+        texts = [self._block(columns, styled=styled) for columns in blocks]
+        caption = textwrap.wrap(_plain(self.caption), width - 2)
+        return "\n\n".join([*texts, *filter(None, ["\n".join(f"  {one}" for one in caption)])])
+
+    def _block(self, columns: Mapping[int, Sequence[Sequence[str]]], *, styled: bool) -> str:
+        """The lines of some columns; `columns` has the lines of every cell, its heading first."""
+        widths = {k: max(cell_len(line) for cell in column for line in cell)
+                  for k, column in columns.items()}  # fmt: skip
+        lines: list[str] = []
+        for row in range(len(self.rows) + 1):
+            chosen = row > 0 and row - 1 == self.highlight
+            for n in range(max(len(column[row]) for column in columns.values())):
+                parts = []
+                for k, column in columns.items():
+                    part = column[row][n] if n < len(column[row]) else ""
+                    space = " " * (widths[k] - cell_len(part))
+                    if styled and part and (chosen or ((row - 1, k) in self.bold and n == 0)):
+                        part = f"\x1b[1m{part}\x1b[0m"
+                    parts.append(space + part if self.numeric(k) else part + space)
+                lines.append(("> " if chosen and n == 0 else "  ") + "  ".join(parts).rstrip())
+            if row == 0:
+                lines.append("  " + "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (
+                    sum(widths.values()) + 2 * len(widths) - 2))  # fmt: skip
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text()
+
+    def styled(self) -> str:
+        """The table for a terminal, with bold cells."""
+        return self.text(styled=True)
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -183,6 +226,63 @@ class Table:
                 shown.append(bold.format(words) + mark if strong else words)
             lines.append(line.format(between.join(shown)))
         return lines
+
+
+def _blocks(
+    cells: Sequence[Sequence[str]], numeric: Sequence[bool], room: int
+) -> list[dict[int, list[list[str]]]]:
+    """The columns that stand beside each other, by number, with the lines of every cell.
+
+    Every block begins with the first column, so that each number has its name beside it.
+    """
+    columns = list(zip(*cells, strict=True))
+    natural = [max(map(cell_len, column)) for column in columns]
+
+    def least(k: int, *, split: bool) -> int:
+        head, *body = columns[k]
+        words = head.split(" ")
+        for cell in body:
+            words += (INTERVAL.split(cell) if split else [cell]) if numeric[k] else cell.split(" ")
+        longest = min(max(map(cell_len, words)), room // 2)
+        return longest if k else min(natural[0], max(longest, room // 3))
+
+    for split in (False, True):
+        need = [least(k, split=split) for k in range(len(columns))]
+        blocks: list[list[int]] = [[0]]
+        for k in range(1, len(columns)):
+            if len(blocks[-1]) > 1 and sum(need[i] + 2 for i in [*blocks[-1], k]) > room + 2:
+                blocks.append([0])
+            blocks[-1].append(k)
+        if len(blocks) == 1:
+            break
+    drawn = []
+    for block in blocks:
+        spare = room - sum(need[k] + 2 for k in block) + 2
+        parted = split and sum(natural[k] - need[k] for k in block) > spare
+        found: dict[int, list[list[str]]] = {}
+        for k in block:
+            keep = parted and numeric[k]
+            width = need[k] + (0 if keep else max(0, min(spare, natural[k] - need[k])))
+            spare -= width - need[k]
+            found[k] = [
+                INTERVAL.split(cell) if keep and row else _wrapped(cell, width)
+                for row, cell in enumerate(columns[k])
+            ]
+        drawn.append(found)
+    return drawn
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """A text in lines of at most `width` columns of a terminal, broken at spaces if possible."""
+    lines = [""]
+    for word in text.split(" "):
+        for part in chop_cells(word, width) or [""]:
+            joined = f"{lines[-1]} {part}" if lines[-1] else part
+            if cell_len(joined) <= width:
+                lines[-1] = joined
+            else:
+                lines.append(part)
+    return lines
 
 
 def cell_words(cell: Any, unit: str) -> str:

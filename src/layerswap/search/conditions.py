@@ -14,6 +14,11 @@ from layerswap.merge import Plan
 COMPOSITION_KEYS = ("swap", "places", "weights")
 """Keys of a swap's recipe that its baselines do not share."""
 
+NAMES = {
+    "ties": "TIES", "joint": "joint training", "simultaneous": "simultaneous training",
+}  # fmt: skip
+"""Names that people read, of the methods whose name in files is another."""
+
 _SIZES = tuple(one.name for one in fields(Zones))
 
 
@@ -26,7 +31,7 @@ class Condition:
 
     Example:
         str(Condition("swap", zones=Zones(5, 2)))  # swap 5,2,0,0
-        str(Condition("ties", "density 0.2"))      # ties, density 0.2
+        str(Condition("ties", "density 0.2"))      # TIES, density 0.2
         str(Condition("partition", "C", regime="LoRA", pair="0-1"))  # 0-1: partition C, LoRA
     """
 
@@ -43,7 +48,8 @@ class Condition:
         name = self.variant if self.method in ("partition", "draw") else zones
         variant = "" if name == self.variant else self.variant
         outside = f"outside {self.outside}" if self.outside else ""
-        parts = [f"{self.method} {name}".rstrip(), variant, outside, self.regime]
+        method = NAMES.get(self.method, self.method)
+        parts = [f"{method} {name}".rstrip(), variant, outside, self.regime]
         return f"{self.pair}: " * bool(self.pair) + ", ".join(part for part in parts if part)
 
     def __lt__(self, other: Condition) -> bool:

@@ -22,7 +22,7 @@ from layerswap.evaluation.statistics import (
     paired_over_groups,
 )
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
-from layerswap.report.tables import Table, difference_words
+from layerswap.report.tables import STAR, Table, best_cells, difference_words
 from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
 from layerswap.search.protocol import (
     DocumentSplit,
@@ -35,6 +35,8 @@ from layerswap.search.protocol import (
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
+FEWEST_CONDITIONS = 5
+"""Languages and benchmarks below which treatments are not ranked."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
@@ -278,7 +280,7 @@ class StudyResults:
             one for one in (values[0] if values else ())
             if one != FLATTERED and all(one in by for by in values)
         ]  # fmt: skip
-        if len(values) < 2 or len(names) < 3:
+        if len(values) < FEWEST_CONDITIONS or len(names) < 3:
             return None
         return friedman({str(name): [by[name].mean for by in values] for name in names})
 
@@ -303,7 +305,7 @@ class StudyResults:
         cells = [[str(one), *(by.get(one) for by in scores)] for one in treatments]
         columns = [found.heading for found in self.benchmarks]
         caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
-        return Table(["treatment", *columns], cells, caption=caption)
+        return Table(["treatment", *columns], cells, caption=caption, bold=best_cells(cells))
 
     def _tables(self) -> Iterator[tuple[str, Table]]:
         for benchmark, same in self.by_benchmark.items():
@@ -502,14 +504,17 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
            for reference in references)]
         for one in treatments
     ]  # fmt: skip
+    several = any(len(by.pairs) > 1 for by in found)
+    spread = ", with the lowest and the highest pair in brackets" if several else ""
     caption = (
-        f"{benchmark}: mean over pairs, with the lowest and the highest pair in brackets; per "
-        "cent. The mean over languages has a 95% bootstrap interval over documents and paired "
-        "differences; *: clear of zero."
+        f"{benchmark}: mean over pairs{spread}; per cent. The mean over languages has a 95% "
+        f"bootstrap interval over documents and paired differences. {STAR}"
     )
     columns = ["treatment", *(by.language for by in found), "mean",
-               *(f"to the {one}" for one in references)]  # fmt: skip
-    return Table(columns, cells, caption=_honest(caption, treatments))
+               *(f"minus {one}" for one in references)]  # fmt: skip
+    return Table(
+        columns, cells, caption=_honest(caption, treatments), bold=_best(cells, treatments)
+    )
 
 
 def _references(treatments: Collection[Condition]) -> list[Condition]:
@@ -521,27 +526,37 @@ def _with_extremes(found: BenchmarkResult, one: Condition) -> str | float | None
     if one not in found.over_pairs.scores:
         return None
     mean, (low, high) = found.over_pairs.intervals[one].mean, found.extremes[one]
-    return mean if low == high else f"{100 * mean:.1f} ({100 * low:.1f}\u2013{100 * high:.1f})"
+    return mean if low == high else f"{100 * mean:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _in_detail(found: BenchmarkResult) -> Table:
     """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
     intervals = found.over_pairs.intervals
     references = _references(intervals)
-    columns = ["treatment", "score, %", "lowest pair", "highest pair",
-               *(f"to the {one}" for one in references)]  # fmt: skip
+    several = len(found.pairs) > 1
+    columns = ["treatment", "score, %", *(["lowest pair", "highest pair"] if several else []),
+               *(f"minus {one}" for one in references)]  # fmt: skip
     cells: list[list[Any]] = [
-        [str(one), score, *found.extremes[one],
+        [str(one), score, *(found.extremes[one] if several else ()),
          *(difference_words(found.over_pairs.against(reference).get(one))
            for reference in references)]
         for one, score in intervals.items()
     ]  # fmt: skip
     caption = (
         f"{found.heading}: {len(found.test)} documents, mean over "
-        f"{_pairs(found)} with its 95% bootstrap interval over documents, and paired differences; "
-        f"*: clear of zero. {found.chosen_on}"
+        f"{_pairs(found)} with its 95% bootstrap interval over documents, and paired differences. "
+        f"{STAR} >: selected. {found.chosen_on}"
     )
-    return Table(columns, cells, caption=_honest(caption, intervals))
+    names = list(intervals)
+    return Table(
+        columns, cells, caption=_honest(caption, names), bold=_best(cells, names),
+        highlight=names.index(found.selected) if found.selected in names else None,
+    )  # fmt: skip
+
+
+def _best(cells: Sequence[Sequence[Any]], treatments: Sequence[Condition]) -> set[tuple[int, int]]:
+    """The best score of each column, but for the flattered one."""
+    return best_cells(cells, [i for i, one in enumerate(treatments) if one == FLATTERED])
 
 
 def _rank_table(ranked: Friedman) -> Table:

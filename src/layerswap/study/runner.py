@@ -19,6 +19,7 @@ from layerswap.errors import LayerswapError, StudyError
 from layerswap.study.journal import LOG, State, StepRecord, StudyJournal
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
+from layerswap.versions import install
 
 StepFunction = Callable[["Context"], None]
 """Runs a step: reads the folders of the steps that it needs, and writes into its own."""
@@ -240,7 +241,7 @@ class OnRay(ClusterExecutor):
         try:
             import ray
         except ImportError:
-            raise StudyError('--on ray needs Ray: pip install "layerswap[ray]"') from None
+            raise StudyError(f"--on ray needs Ray; {install('ray')}") from None
         if not ray.is_initialized():
             try:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False)
@@ -284,7 +285,7 @@ class OnSlurm(ClusterExecutor):
         try:
             import submitit
         except ImportError:
-            raise StudyError('--on slurm needs submitit: pip install "layerswap[slurm]"') from None
+            raise StudyError(f"--on slurm needs submitit; {install('slurm')}") from None
         try:
             self._executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
         except RuntimeError as error:

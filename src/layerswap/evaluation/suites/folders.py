@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.errors import EvaluationError
+from layerswap.versions import install
 
 Rows = list[dict[str, Any]]
 """Rows of a table by the names of its columns."""
@@ -187,7 +188,7 @@ def lm_eval_file(relative: str) -> str:
     try:
         import lm_eval
     except ImportError:
-        raise EvaluationError('tasks need lm-eval: pip install "layerswap[eval]"') from None
+        raise EvaluationError(f"tasks need lm-eval; {install('eval')}") from None
     path = Path(str(lm_eval.__file__)).parent / "tasks" / relative
     if not path.is_file():
         raise EvaluationError(f"this version of lm-eval has no {relative}")

@@ -1,0 +1,162 @@
+"""Before and after every command: its extras, and the command that comes next."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_output import COMMANDS
+from typer.main import get_command
+
+from layerswap.cli import app
+from layerswap.cli.commands import NEEDS, NEXT, next_command
+from layerswap.versions import EXTRAS
+
+CORE = {
+    "plan", "merge", "adapters", "instruct", "revert", "verify", "delta", "study list",
+    "study show", "study merge", "study status", "lab models", "lab export",
+}  # fmt: skip
+"""Commands that need no extra."""
+ASKED = {
+    "quickstart": ["--out", "out"],
+    "new": ["demo", "--base", "{base}", "--language", "sw", "--text", "t.txt", "--task", "t.tsv"],
+    "data": ["swahili", "--out", "out"],
+    "train": ["e.yaml", "--out", "out"],
+    "sweep": ["s.yaml", "--out", "out"],
+    "eval": ["{base}", "--tasks", "x", "--out", "out"],
+    "compare": ["results"],
+    "study run": ["unreasonable", "--out", "out"],
+    "study report": ["results"],
+    "study list": [],
+    "study show": ["unreasonable"],
+    "lab build": ["--out", "out"],
+    "lab score": ["{base}"],
+    "lab export": ["--out", "tasks", "--n", "2"],
+    "lab study": ["--out", "out"],
+    "lab models": ["--out", "lab"],
+    "plan": ["--task", "{task}", "--language", "{language}"],
+    "merge": ["--task", "{task}", "--language", "{language}", "--out", "merged"],
+    "verify": ["merged"],
+    "delta": ["--base", "{base}", "--expert", "{task}", "--out", "map"],
+    "analyse linearity": ["--base", "{base}", "--task-expert", "{task}", "--language-expert",
+                          "{language}", "--text", "t.txt", "--out", "out"],
+    "analyse composability": ["m.csv", "--merged", "x"],
+    "analyse fisher": ["{base}", "--data", "t.txt", "--out", "out"],
+    "analyse freeze-or-revert": ["e.yaml", "--out", "out", "--part", "task", "--task", "x"],
+    "analyse select": ["runs", "--task", "x"],
+}  # fmt: skip
+
+CHILD = """
+import contextlib, io, json, sys
+
+for name in {blocked}:
+    sys.modules[name] = None  # importing it fails as if it were not installed
+from layerswap.cli import main
+
+found = {{}}
+for name, arguments in {commands}.items():
+    sys.argv = ["layerswap", *name.split(), *arguments]
+    error, code = io.StringIO(), 0
+    try:
+        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+            main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    except BaseException as raised:
+        code, error = repr(raised), error
+    found[name] = code, error.getvalue()
+json.dump(found, sys.stdout)
+"""
+
+
+def test_every_command_without_its_extras(experts, tmp_path):
+    """In a process that has the core alone: one line that works in a clone too, or the work."""
+    recipe = f"{{experts: {{task: {experts.task}, language: {experts.language}}}, swap: {{}}}}"
+    (tmp_path / "s.yaml").write_text(
+        f"recipe: {recipe}\ngrid: {{bottom: [0], top: [0]}}\ntasks: [x]\n"
+    )
+    (tmp_path / "e.yaml").write_text(f"base: {experts.base}\ndata: d\n")
+    (tmp_path / "t.tsv").write_text("text\tlabel\na\tb\n")
+    for name in ("t.txt", "m.csv"):
+        (tmp_path / name).write_text("words\n")
+    commands = {name: [one.format(**vars(experts)) for one in words]
+                for name, words in ASKED.items()}  # fmt: skip
+    blocked = sorted({package for packages in EXTRAS.values() for package in packages})
+    blocked.remove("safetensors")  # in the core of some versions of huggingface_hub
+    code = CHILD.format(blocked=blocked, commands=commands)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(COMMANDS) == set(found) | CORE
+    for name, (rc, error) in found.items():
+        if name in CORE:
+            assert rc == 0, f"{name}: {rc}\n{error}"
+            continue
+        assert rc == 2, f"{name}: {rc}\n{error}"
+        lines = [line for line in error.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, error
+        assert 'pip install "layerswap[' in lines[0], error
+        assert 'pip install -e ".[' in lines[0], error
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_table_names_commands_that_exist():
+    assert set(NEXT) == set(COMMANDS)
+    assert set(NEEDS) <= set(COMMANDS) - CORE
+
+
+def parsed(line):
+    """The command and the options of a line, as Typer reads them; fails if it cannot."""
+    import shlex
+
+    command, words = get_command(app), shlex.split(line)
+    name = []
+    while hasattr(command, "commands"):
+        name.append(words.pop(0))
+        command = command.commands[name[-1]]
+    return " ".join(name), command.make_context("layerswap", words).params
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_next_command_can_be_typed(name, tmp_path, monkeypatch):
+    """With the options of the command, and with outputs that do not exist yet."""
+    monkeypatch.chdir(tmp_path)
+    words = [one.format(base="base", task="a b", language="c") for one in ASKED[name]]
+    monkeypatch.setattr(sys, "argv", ["layerswap", *name.split(), *words])
+    _, given = parsed(" ".join([*name.split(), *(f"'{one}'" for one in words)]))
+    for taken in ("merged", "results", "tasks", "sparse", "swept", "expert", "study"):
+        Path(taken).mkdir()
+    following, options = parsed(next_command(name, given))
+    assert following in COMMANDS
+    out = options.get("out")
+    own = given.get("out") or given.get("name") or given.get("folder") or ""
+    if out is not None and not str(out).startswith(str(own) or "-"):
+        assert not Path(out).exists()
+
+
+def test_variants_of_the_next_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["layerswap", "merge", "r.yaml", "--out", "{x}", "--dry-run"])
+    assert next_command("merge", {"dry_run": True}) == "merge r.yaml --out '{x}'"
+    assert next_command("merge", {"dry_run": False, "out": "m n"}) == "verify 'm n'"
+    assert next_command("eval", {"models": ["a", "b"], "out": "r"}) == "compare r"
+    assert next_command("eval", {"models": ["a"], "out": "r"}) == "compare r OTHER_RESULTS"
+    assert next_command("study run", {"out": "s", "dry_run": False}) == "study merge s"
+    (tmp_path / "s" / "merged" / "sw").mkdir(parents=True)
+    assert next_command("study run", {"out": "s", "dry_run": False}) == "verify s/merged/sw"
+    assert next_command("new", {"name": "d", "trial": True}).endswith("d/trial.yaml --out d/trial")
+
+
+def test_the_next_command_is_on_standard_error(layerswap, experts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = layerswap("plan", *experts.pair)
+    assert done.err == f"next: layerswap merge {' '.join(experts.pair)} --out merged\n"
+    done = layerswap("merge", *experts.pair, "--out", "merged")
+    assert done.err.splitlines()[-1] == "next: layerswap verify merged"
+    assert layerswap("plan", *experts.pair).err.endswith(" --out merged-2\n")
+    for flag in ("--json", "--quiet"):
+        assert layerswap("plan", *experts.pair, flag).err == ""
