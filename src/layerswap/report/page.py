@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import LayerswapError, visible
 from layerswap.report.drawing import stylesheet, variables
-from layerswap.report.tables import Table, score, slug
+from layerswap.report.tables import Table, range_words, score, slug
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LONGEST = 1200
 """Most characters of a question or an answer on a page."""
+DIFFERENCE = re.compile(r"(\S+) \[(\S+), (\S+)\]( \*)?")
+"""Text of `tables.difference_words`."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,12 @@ class Answers:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report, shown in this order: heading, text, figure, table, map, answers, note.
+    """A part of the report: heading, text, command, figure, table, map, answers and note.
 
     Attributes:
         heading: a few words.
         text: paragraphs, divided by empty lines.
+        command: a line for a shell, to copy.
         figure: a drawing of this package.
         table: results; readers can sort it.
         note: a caution, set apart. Paragraphs like `text`.
@@ -95,6 +99,7 @@ class Section:
 
     heading: str
     text: str = ""
+    command: str = ""
     figure: Drawing | None = None
     table: Table | None = None
     note: str | None = None
@@ -112,6 +117,7 @@ class Report:
         sections: the parts, in order.
         figure: the drawing beside the lead, such as the stack of the best composition.
         colophon: small print at the end, such as versions, seeds and the date.
+        reload: seconds after which a browser reads the file again; 0 for never.
     """
 
     title: str
@@ -119,6 +125,7 @@ class Report:
     sections: Sequence[Section]
     figure: Drawing | None = None
     colophon: str = ""
+    reload: int = 0
 
 
 def render(report: Report) -> str:
@@ -165,10 +172,21 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         paragraphs=_paragraphs, kind=_kind, score=score, amount=_amount, island=_island,
-        visible=visible, slug=slug, shortened=_shortened,
+        visible=visible, slug=slug, shortened=_shortened, span=_span, difference=_difference,
     )  # fmt: skip
     environment.globals.update(variables=variables, stylesheet=stylesheet)
     return environment
+
+
+def _span(interval: Interval, unit: str) -> str:
+    """The ends of an interval in words."""
+    return range_words(score(interval.low, unit), score(interval.high, unit))
+
+
+def _difference(words: str) -> tuple[str, str] | None:
+    """A difference with its star, and its range; None for other text."""
+    found = DIFFERENCE.fullmatch(words)
+    return found and (f"{found[1]}{found[4] or ''}", range_words(found[2], found[3]))
 
 
 def _island(data: Mapping[str, Any]) -> str:
