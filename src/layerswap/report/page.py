@@ -6,7 +6,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,11 +19,18 @@ from layerswap.report.tables import Table, range_words, score, slug
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from layerswap.evaluation.results import Sample
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.drawing import Drawing
 
 LONGEST = 1200
 """Most characters of a question or an answer on a page."""
+SHOWN = 300
+"""Most documents whose answers are shown together."""
+RIGHT = 0.5
+"""Score above which an answer counts as right."""
+Place = tuple[str, str, int]
+"""Model, task and document."""
 DIFFERENCE = re.compile(r"(\S+) \[(\S+), (\S+)\]( \*)?")
 """Text of `tables.difference_words`."""
 
@@ -80,6 +87,34 @@ class Answers:
             for right, heading in headings.items()
         }
         return {heading: documents for heading, documents in groups.items() if documents}
+
+
+def side_by_side(
+    models: Mapping[str, str],
+    samples: Iterable[Sample],
+    scores: Mapping[Place, float],
+    documents: Iterable[tuple[str, int]],
+) -> Answers | None:
+    """The answers of models to the documents that all have answered, at most `SHOWN`.
+
+    Args:
+        models: headings, with the names of the models in `samples` and `scores`.
+        samples: the answers.
+        scores: by model, task and document; above `RIGHT` an answer counts as right.
+        documents: task and position of each document.
+    """
+    answered = {(one.model, one.task, one.document): one for one in samples}
+    known = answered.keys() & scores.keys()
+    shown = []
+    for task, document in documents:
+        keys = [(model, task, document) for model in models.values()]
+        if known.issuperset(keys):
+            found = [answered[key] for key in keys]
+            shown.append(ShownAnswer(
+                task, document, found[0].question, found[0].target,
+                tuple(one.answer for one in found), tuple(scores[key] > RIGHT for key in keys),
+            ))  # fmt: skip
+    return Answers(list(models), shown[:SHOWN]) if shown else None
 
 
 @dataclass(frozen=True)
