@@ -36,6 +36,8 @@ from layerswap.search.protocol import (
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
+RANKED = 5
+"""Fewest languages and benchmarks whose ranks are shown."""
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
 
@@ -82,6 +84,12 @@ class BenchmarkResult:
     def heading(self) -> str:
         """The heading of its table."""
         return f"{self.benchmark}, {self.language}"
+
+    def documents(self, known: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
+        """The test documents among all of the benchmark, as task and position."""
+        published = development_tasks(task for task, _ in known)
+        ordered = sorted(known, key=lambda one: (one[0] not in published, *one))
+        return [ordered[i] for i in self.test if i < len(ordered)]
 
     @cached_property
     def over_pairs(self) -> TestResult:
@@ -316,7 +324,7 @@ class StudyResults:
         yield from self.written.items()
         for other in self.other_languages:
             yield other.heading, _in_other_languages(other)
-        if self.ranked is not None:
+        if self.ranked is not None and self.ranked.conditions >= RANKED:
             yield "Ranks", _rank_table(self.ranked)
 
     def to_dict(self) -> dict[str, Any]:
@@ -505,11 +513,24 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     caption = (
         f"{benchmark}: mean over pairs, with the lowest and the highest pair in brackets; per "
         "cent. The mean over languages has a 95% bootstrap interval over documents and paired "
-        "differences; *: clear of zero."
+        "differences; *: excludes zero."
     )
     columns = ["treatment", *(by.language for by in found), "mean",
                *(f"to the {one}" for one in references)]  # fmt: skip
-    return Table(columns, cells, caption=_honest(caption, treatments))
+    means = {one: row[1 + len(found)] for one, row in zip(treatments, cells, strict=True)}
+    best = _best(treatments, [*(by.over_pairs.intervals for by in found), means])
+    return Table(columns, cells, caption=_honest(caption, treatments), bold=best)
+
+
+def _best(
+    rows: Sequence[Condition], columns: Sequence[Mapping[Condition, Interval | None]]
+) -> set[tuple[int, int]]:
+    """The cells of the highest scores of each column, the first being column 1."""
+    found = set()
+    for number, by in enumerate(columns, start=1):
+        means = {one: mean.mean for one, mean in by.items() if mean and one != FLATTERED}
+        found |= {(rows.index(one), number) for one in means if means[one] == max(means.values())}
+    return found
 
 
 def _references(treatments: Collection[Condition]) -> list[Condition]:
@@ -527,11 +548,11 @@ def _with_extremes(found: BenchmarkResult, one: Condition) -> str | float | None
 def _in_detail(found: BenchmarkResult) -> Table:
     """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
     intervals = found.over_pairs.intervals
-    references = _references(intervals)
-    columns = ["treatment", "score, %", "lowest pair", "highest pair",
+    references, several = _references(intervals), len(found.pairs) > 1
+    columns = ["treatment", "score, %", *(["lowest pair", "highest pair"] if several else []),
                *(f"to the {one}" for one in references)]  # fmt: skip
     cells: list[list[Any]] = [
-        [str(one), score, *found.extremes[one],
+        [str(one), score, *(found.extremes[one] if several else ()),
          *(difference_words(found.over_pairs.against(reference).get(one))
            for reference in references)]
         for one, score in intervals.items()
@@ -539,9 +560,12 @@ def _in_detail(found: BenchmarkResult) -> Table:
     caption = (
         f"{found.heading}: {len(found.test)} documents, mean over "
         f"{_pairs(found)} with its 95% bootstrap interval over documents, and paired differences; "
-        f"*: clear of zero. {found.chosen_on}"
+        f"*: excludes zero. Selected: the {found.selected}. {found.chosen_on}"
     )
-    return Table(columns, cells, caption=_honest(caption, intervals))
+    return Table(
+        columns, cells, caption=_honest(caption, intervals),
+        highlight=list(intervals).index(found.selected), bold=_best(list(intervals), [intervals]),
+    )  # fmt: skip
 
 
 def _rank_table(ranked: Friedman) -> Table:
