@@ -151,6 +151,8 @@ def stylesheet() -> str:
         f"svg:root{{color-scheme:light dark}}.ls-figure{{{variables(dark=False)}}}"
         f"@media screen and (prefers-color-scheme:dark){{.ls-figure{{{variables(dark=True)}}}}}"
         f".ls-figure *{{stroke-linejoin:round}}.ls-figure text{{font-family:{FONT}!important;"
+        # Matplotlib leaves out the fill of black text.
+        "fill:var(--on-low);"
         f"font-variant-numeric:tabular-nums}}{rules}"
     )
 
