@@ -19,6 +19,7 @@ from layerswap.lab.scoring import LabMeasure
 from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
+from layerswap.report.stack import NOTHING_ON_TOP
 from layerswap.report.tables import contrasts
 from layerswap.search.conditions import (
     CHOSEN,
@@ -264,6 +265,10 @@ def _table(outcome: Outcome) -> Section:
             rows,
             caption=f"Test split, {outcome.task.intervals[CHOSEN].n:,} questions each.",
             highlight=models.index(outcome.task.selected),
+            bold={
+                (models.index(max(models, key=lambda one: test.intervals[one].mean)), number)
+                for number, test in enumerate(tests, start=1)
+            },
         ),
     )
 
@@ -291,7 +296,8 @@ def _grid(outcome: Outcome) -> Section:
         "Every composition of the grid",
         "The share of development problems answered, by the layers from the language expert at the "
         f"bottom and at the top. The best composition is {outcome.chosen.zones}. It is merged if "
-        f"it is clearly better than the paper's default here. Merged: {outcome.selected.zones}.",
+        f"it is clearly better than the paper's default here. Merged: {outcome.selected.zones}."
+        + ("" if outcome.chosen.zones.top else f" {NOTHING_ON_TOP}"),
         figure=draw_heat_map(
             values,
             row_label="bottom layers",
