@@ -297,7 +297,7 @@ def _grid(outcome: Outcome) -> Section:
         "The share of development problems answered, by the layers from the language expert at the "
         f"bottom and at the top. The best composition is {outcome.chosen.zones}. It is merged if "
         f"it is clearly better than the paper's default here. Merged: {outcome.selected.zones}."
-        + ("" if outcome.chosen.zones.top else f" {NOTHING_ON_TOP}"),
+        + ("" if cell(outcome.chosen)[1] else f" {NOTHING_ON_TOP}"),
         figure=draw_heat_map(
             values,
             row_label="bottom layers",

@@ -313,10 +313,10 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
         return f"{len(results)} results, without a model to compare the selected swap with."
     above = [r.heading for r, by in zip(results, compared, strict=True) if by[other].low > 0]
     below = [r.heading for r, by in zip(results, compared, strict=True) if by[other].high < 0]
-    words = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
+    counts = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
     return (
-        f"Of {len(results)} results, the selected swap is above the {other} in {words[0]} and "
-        f"below it in {words[1]}; no difference is detected in {len(results) - len(above + below)}."
+        f"Of {len(results)} results, the selected swap is above the {other} in {counts[0]} and "
+        f"below it in {counts[1]}; no difference is detected in {len(results) - len(above + below)}."
     )
 
 
