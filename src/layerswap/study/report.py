@@ -140,7 +140,7 @@ class FinishedSteps:
         left = [step.name for step in self.journal.graph if step.name not in self.records]
         lead = [verdict(self.results.benchmarks), self.settings["description"], *self._cautions()]
         lead.append(
-            "Higher and lower: the 95% interval of the paired difference excludes zero. "
+            "Higher, lower and *: the 95% interval of the paired difference excludes zero. "
             "Intervals are over documents, not over trainings."
         )
         if left:
@@ -314,9 +314,10 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
     above = [r.heading for r, by in zip(results, compared, strict=True) if by[other].low > 0]
     below = [r.heading for r, by in zip(results, compared, strict=True) if by[other].high < 0]
     counts = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
+    like = len(results) - len(above) - len(below)
     return (
         f"Of {len(results)} results, the selected swap is above the {other} in {counts[0]} and "
-        f"below it in {counts[1]}; no difference is detected in {len(results) - len(above + below)}."
+        f"below it in {counts[1]}; no difference is detected in {like}."
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
+from layerswap.errors import LayerswapError
 from layerswap.evaluation.results import read_samples, read_scores
 from layerswap.report.tables import Table
 from layerswap.study.journal import StudyJournal
@@ -28,15 +30,21 @@ def shared_text(
         evaluations: the folder of each language's evaluation.
     """
     data = _data(journal)
+    items = {one.heading: _items(one, evaluations[one.language] / RESULTS) for one in results}
+    shared: dict[str, Counter[str]] = {}
+    for kind, given in data.items():
+        asked = [one.heading for one in results if kind in (TASK, one.language)]
+        owners = [heading for heading in asked for _ in items[heading]]
+        texts = _texts(journal, given)
+        with suppress(LayerswapError):  # its files changed since
+            found = overlap(texts, (item for heading in asked for item in items[heading]))
+            shared[kind] = Counter(owners[position] for position in found)
     rows: list[list[Any]] = []
-    for result in results:
-        items = _items(result, evaluations[result.language] / RESULTS)
-        counts = [
-            len(overlap(_texts(journal, data[kind]), items)) if kind in data else None
-            for kind in (TASK, result.language)
-        ]
-        if items and any(count is not None for count in counts):
-            rows.append([result.heading, len(items), *counts])
+    for one in results:
+        by_kind = [shared.get(kind) for kind in (TASK, one.language)]
+        if items[one.heading] and any(by is not None for by in by_kind):
+            counts = [None if by is None else by[one.heading] for by in by_kind]
+            rows.append([one.heading, len(items[one.heading]), *counts])
     if not rows:
         return None
     caption = (
@@ -48,15 +56,13 @@ def shared_text(
 
 
 def _data(journal: StudyJournal) -> dict[str, Any]:
-    """The training data on this machine, by kind of expert."""
+    """The training data by kind of expert."""
     found: dict[str, Any] = {}
     for step in journal.graph:
         if step.kind == "train" and len(step.settings["data"]) == 1:
             (given,) = step.settings["data"]
             data = str(journal.folder(given["step"]) / MIX) if "step" in given else given["given"]
-            files = data.values() if isinstance(data, Mapping) else [data]
-            if all(Path(file).exists() for file in files if file):
-                found.setdefault(step.name.split("/")[1], data)
+            found.setdefault(step.name.split("/")[1], data)
     return found
 
 
