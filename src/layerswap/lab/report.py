@@ -20,7 +20,7 @@ from layerswap.report import Report, Section, Table, draw_heat_map, draw_interva
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
 from layerswap.report.stack import NOTHING_ON_TOP
-from layerswap.report.tables import contrasts
+from layerswap.report.tables import contrasts, difference_words
 from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,
@@ -275,7 +275,9 @@ def _table(outcome: Outcome) -> Section:
 
 def _task(outcome: Outcome) -> Section:
     rows = [(name_of(model), interval) for model, interval in outcome.task.intervals.items()]
-    differences = [(name_of(one), value) for one, value in outcome.task.differences.items()]
+    differences = [
+        (name_of(one), difference_words(value)) for one, value in outcome.task.differences.items()
+    ]
     return Section(
         f"The task in {outcome.language}",
         figure=draw_intervals(
@@ -284,8 +286,7 @@ def _task(outcome: Outcome) -> Section:
         table=Table(
             (f"{name_of(outcome.task.selected)}, minus", "difference"),
             differences,
-            caption="Paired differences over the same problems. An interval clear of zero is "
-            "significant.",
+            caption="Paired differences over the same problems; *: the interval excludes zero.",
         ),
     )
 
@@ -351,9 +352,9 @@ def _models(outcome: Outcome) -> Section:
     return Section(
         "Models",
         "The composed model is in merged, beside this page. These commands write the lab's models "
-        f"into lab and compose them: layerswap lab models --out lab; layerswap merge "
-        f"{' '.join(experts)} --bottom {zones.bottom} --top {zones.top} --outside blend --out "
-        "merged",
+        "into lab, and compose them:",
+        f"layerswap lab models --out lab && layerswap merge {' '.join(experts)} --bottom "
+        f"{zones.bottom} --top {zones.top} --outside blend --out merged",
         table=Table(
             ["name", "checkpoint"],
             [["base", "lab/base"], ["task expert", "lab/task-1"],
