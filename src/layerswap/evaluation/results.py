@@ -304,15 +304,23 @@ class Sample:
 def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
     """List every answer of every model, under the filter of the headline metric."""
     return [
-        Sample(
-            model, name, int(sample["doc_id"]), _question(sample), str(sample["target"]),
-            _answer(sample),
-        )
+        sample
         for model, result in results.items()
         for name, samples in sorted(result["samples"].items())
-        for sample in samples
-        if sample["filter"] == task_of(name, asked).metric[1]
-    ]  # fmt: skip
+        for sample in samples_of(model, name, samples, task_of(name, asked).metric[1])
+    ]
+
+
+def samples_of(
+    model: str, task: str, samples: Sequence[Mapping[str, Any]], name: str
+) -> Iterator[Sample]:
+    """Yield the answers of a model to a task under the filter of this name."""
+    for sample in samples:
+        if sample["filter"] == name:
+            yield Sample(
+                model, task, int(sample["doc_id"]), _question(sample), str(sample["target"]),
+                _answer(sample),
+            )  # fmt: skip
 
 
 def read_samples(out: Path) -> list[Sample]:

@@ -126,6 +126,7 @@ class Evaluator:
             "progress": progress,
         }
         self._documents = _split(spec)
+        self.tested: dict[Condition, Mapping[str, Any]] = {}  # lm-eval's results on the test split
         if spec.limit is not None:
             log(f"at most {spec.limit} documents of each task, drawn by label")
 
@@ -139,6 +140,8 @@ class Evaluator:
             samples={task: sorted(drawn[:first]) for task, drawn in documents.items()},
             members=[self.members[one] for one in conditions], **self._settings,
         )  # fmt: skip
+        if split == TEST:
+            self.tested |= dict(zip(conditions, scored, strict=True))
         return [
             row
             for condition, result in zip(conditions, scored, strict=True)
