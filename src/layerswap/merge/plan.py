@@ -30,6 +30,7 @@ from layerswap.merge.compatibility import (
     check_roles,
     check_tied,
     copy_notes,
+    equal_notes,
     numbered_notes,
     tied_notes,
 )
@@ -144,6 +145,15 @@ class Plan:
     def tensors(self) -> list[OutputTensor]:
         """Every tensor of the merged model."""
         return self.format.tensors(self)
+
+    @property
+    def equal_tensors(self) -> list[str]:
+        """Names of tensors that the recipe blends and the merge copies, as all inputs are equal."""
+        if self.format.name != "safetensors":
+            return []
+        places, composition = self.reference.places, self.composition
+        copied = [tensor.name for tensor in self.tensors if tensor.verbatim]
+        return [name for name in copied if len(composition[places[name]].members) > 1]
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -443,7 +453,8 @@ class Format(ABC):
         return [
             *numbered_notes(plan.reference),
             *copy_notes(plan.used, plan.base),
-            *tied_notes(plan.composition, plan.reference, plan.drop),
+            *equal_notes(plan.equal_tensors, len(plan.used)),
+            *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
         ]
 
     def facts(self, plan: Plan) -> dict[str, Any]:
