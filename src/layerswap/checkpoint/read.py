@@ -373,23 +373,20 @@ def equal(first: TensorInfo, second: TensorInfo) -> bool:
         return True
     if isinstance(first.file, RemoteFile) or isinstance(second.file, RemoteFile):
         return False
-    return _equal(first, second, _version(first.file), _version(second.file))
+    try:
+        stats = first.file.stat(), second.file.stat()
+    except OSError:  # it has vanished, which the merge reports
+        return False
+    return _equal(first, second, *((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in stats))
 
 
 @lru_cache(1 << 16)
 def _equal(first: TensorInfo, second: TensorInfo, *versions: tuple[int, ...]) -> bool:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    same_file = versions[0] == versions[1] and first.offset == second.offset
-    return same_file or (same_sample(first, second, 4, 4096) and same_bytes(first, second))
-
-
-def _version(file: Path) -> tuple[int, ...]:
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    if versions[0] == versions[1] and first.offset == second.offset:
+        return True
+    return same_sample(first, second, 4, 4096) and same_bytes(first, second)
 
 
 def _compared_size(first: TensorInfo, second: TensorInfo, nbytes: int) -> tuple[int, int]:

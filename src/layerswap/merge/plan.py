@@ -450,10 +450,10 @@ class Format(ABC):
 
     def notes(self, plan: Plan) -> list[str]:
         """Facts about the merge that a careful person would want to know."""
+        copies = copy_notes(plan.used, plan.base)
         return [
             *numbered_notes(plan.reference),
-            *copy_notes(plan.used, plan.base),
-            *equal_notes(plan.equal_tensors, len(plan.used)),
+            *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
         ]
 
