@@ -1,5 +1,6 @@
 """Shell blocks: each is a command that there is; the README's and the tutorial's are also run."""
 
+import importlib
 import os
 import re
 import shlex
@@ -171,6 +172,20 @@ def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
         exec(code, session)
 
 
+def test_the_reference_has_every_public_name():
+    pages = {page.stem: page.read_text("utf-8") for page in ROOT.glob("docs/reference/*.md")}
+    paths = [p for text in pages.values() for p in re.findall(r"^::: (layerswap\S+)$", text, re.M)]
+    documented = []
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        documented.append(getattr(importlib.import_module(module), name))
+    for name in set(ls.__all__) - {"__version__"}:
+        assert any(getattr(ls, name) is one for one in documented), name
+    listed = set(re.findall(r"`ls\.(\w+)`", pages["api"]))
+    assert listed == set(ls.__all__)
+    assert max(text.count("\n::: ") for text in pages.values()) < 18
+
+
 @pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
@@ -181,4 +196,4 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
     assert "Compose, search, write" in (tmp_path / "reference/cli/index.html").read_text()
-    assert "magnitude" in (tmp_path / "reference/api/index.html").read_text()
+    assert "magnitude" in (tmp_path / "reference/merging/index.html").read_text()

@@ -321,6 +321,10 @@ class VirtualModel:
     def __len__(self) -> int:
         return len(self.plans)
 
+    def __repr__(self) -> str:
+        layers = self.plans[0].composition.layers
+        return f"<{type(self).__name__} of {len(self)} compositions: {layers} layers>"
+
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The model's layers; empty if they are not in one list."""

@@ -226,6 +226,11 @@ class Plan:
         """Facts about this merge that a careful person would want to know, one per line."""
         return self.format.notes(self)
 
+    def __repr__(self) -> str:
+        layers, swap = self.composition.layers, self.recipe.swap
+        zones = f", {swap.zones(layers)}" if swap else ""
+        return f"<Plan: {str(self.recipe).partition(': ')[2]}{zones}; {layers} layers>"
+
     def __str__(self) -> str:
         return draw(self.composition)
 
