@@ -89,6 +89,25 @@ def test_every_command_on_the_pages_is_one_that_there_is():
             pytest.fail(f"{command}: {error}")
 
 
+def test_the_commands_and_studies_of_the_papers_page_are_there():
+    from layerswap.study.spec import find_study
+
+    lines = [line.split(" | ") for line in (ROOT / "docs/papers.md").read_text().splitlines()
+             if "`layerswap " in line]  # fmt: skip
+    assert len(lines) > 20
+    for _, _, cell, *_ in lines:
+        words = shlex.split(cell.strip("`"))[1:]
+        command, path = get_command(app), ["layerswap"]
+        while words and words[0] in getattr(command, "commands", {}):
+            path.append(words.pop(0))
+            command = command.commands[path[-1]]
+        assert not hasattr(command, "commands"), cell
+        if path[1:] == ["study", "run"]:
+            find_study(words.pop())
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert set(words) <= options, cell
+
+
 @pytest.mark.slow
 def test_every_command_of_the_tutorial_works(tmp_path):
     pytest.importorskip("trl")
