@@ -239,6 +239,7 @@ def test_memory_estimates_and_batch_sizes(tmp_path):
         sweep.switch(index)
     assert sweep.pool.kept_bytes == estimate.experts
     assert sweep.pool.made_bytes == estimate.blends
+    assert repr(sweep) == "<Sweep of 6 compositions: 6 layers>"
     assert str(estimate).startswith("about ")
     assert "(experts 279 KB, blends 15 KB, " in str(estimate)
 
