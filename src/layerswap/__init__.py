@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
         verify,
         verify_against,
     )
+    from layerswap.report.evaluations import compare, evaluate  # noqa: F401
     from layerswap.report.sweeps import sweep  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
 
@@ -50,8 +51,10 @@ _HOME = {
     "Sampling": "engine",
     "Sweep": "engine",
     "Zones": "compose",
+    "compare": "report.evaluations",
     "delta": "deltas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
+    "evaluate": "report.evaluations",
     "instruct": "merge",
     "make_plan": "merge",
     "open_checkpoint": "checkpoint",

@@ -362,6 +362,16 @@ def test_a_template_that_is_not_applied_is_reported(world):
     assert len(lines) == 1
 
 
+def test_a_template_that_is_not_applied_is_reported_once_for_all_models(world, tmp_path):
+    for name in ("task", "language"):
+        shutil.copytree(world[name], tmp_path / name)
+        chat_tokenizer(world).save_pretrained(tmp_path / name)
+    models = open_models([str(tmp_path / name) for name in ("task", "language")])
+    lines = []
+    harness.evaluate_models(models, ["maembe_choose"], [world["tasks"]], log=lines.append)
+    assert sum("chat template" in line for line in lines) == 1
+
+
 def test_chat_templates_that_fail_are_one_line(world):
     plain = AutoTokenizer.from_pretrained(world["task"])
     with pytest.raises(EvaluationError, match=r"^the tokenizer has no chat template to apply$"):

@@ -190,8 +190,8 @@ REFUSED = {
     "method unlike any": (
         HEAD + "merge: {method: sum, experts: [task]}",
         "r, line 3: merge: no method 'sum'; there are arcee_fusion, breadcrumbs, "
-        "dare_linear, dare_ties, della, della_linear, fisher, karcher, model_stock, multislerp, "
-        "nearswap, nuslerp, ram, revert, scale, sce, slerp, task_arithmetic, ties",
+        "dare_linear, dare_ties, della, della_linear, fisher, karcher, linear, model_stock, "
+        "multislerp, nearswap, nuslerp, ram, revert, scale, sce, slerp, task_arithmetic, ties",
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",

@@ -102,6 +102,10 @@ class Checkpoint:
     gguf: Metadata | None = None
     numbered: Numbered | None = None
 
+    def __repr__(self) -> str:
+        size = f"{len(self.tensors)} tensors, {self.nbytes / 1e6:,.1f} MB"
+        return f"<Checkpoint {self.identity}: {self.layers} layers, {size}>"
+
     @cached_property
     def layers(self) -> int:
         """Number of transformer layers."""

@@ -138,7 +138,8 @@ def plan(
 ) -> None:
     """Draw a composition, and list the size and the sources of its merge.
 
-    Takes the arguments of merge, and reads only headers. Prints the plan; nothing is written.
+    Takes the arguments of merge. Reads headers, and compares tensors that look equal in all
+    experts. Prints the plan; nothing is written.
 
     Example: layerswap plan --task math-expert --language swahili-expert --bottom 5
     """

@@ -146,6 +146,9 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         raise error.within(where) from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        if error.problem == "but found another document":
+            text = "a second YAML document begins here; write each into a file of its own"
+            raise RecipeError(f"{where}: {line}{text}") from None
         raise RecipeError(f"{where}: {line}not valid YAML ({error.problem})") from None
     except RecursionError:
         raise RecipeError(f"{where}: {TOO_DEEP}") from None

@@ -30,6 +30,7 @@ from layerswap.merge.compatibility import (
     check_roles,
     check_tied,
     copy_notes,
+    equal_notes,
     numbered_notes,
     tied_notes,
 )
@@ -145,6 +146,15 @@ class Plan:
         """Every tensor of the merged model."""
         return self.format.tensors(self)
 
+    @property
+    def equal_tensors(self) -> list[str]:
+        """Names of tensors that the recipe blends and the merge copies, as all inputs are equal."""
+        if self.format.name != "safetensors":
+            return []
+        places, composition = self.reference.places, self.composition
+        copied = [tensor.name for tensor in self.tensors if tensor.verbatim]
+        return [name for name in copied if len(composition[places[name]].members) > 1]
+
     @cached_property
     def shards(self) -> list[Shard]:
         """The output files."""
@@ -215,6 +225,11 @@ class Plan:
     def notes(self) -> list[str]:
         """Facts about this merge that a careful person would want to know, one per line."""
         return self.format.notes(self)
+
+    def __repr__(self) -> str:
+        layers, swap = self.composition.layers, self.recipe.swap
+        zones = f", {swap.zones(layers)}" if swap else ""
+        return f"<Plan: {str(self.recipe).partition(': ')[2]}{zones}; {layers} layers>"
 
     def __str__(self) -> str:
         return draw(self.composition)
@@ -440,10 +455,11 @@ class Format(ABC):
 
     def notes(self, plan: Plan) -> list[str]:
         """Facts about the merge that a careful person would want to know."""
+        copies = copy_notes(plan.used, plan.base)
         return [
             *numbered_notes(plan.reference),
-            *copy_notes(plan.used, plan.base),
-            *tied_notes(plan.composition, plan.reference, plan.drop),
+            *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
+            *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
         ]
 
     def facts(self, plan: Plan) -> dict[str, Any]:

@@ -252,6 +252,11 @@ class Verification:
         return not self.findings and not self.unverified
 
     @property
+    def outcome(self) -> str:
+        """`verified` or `not verified`."""
+        return "verified" if self.passed else "not verified"
+
+    @property
     def problems(self) -> list[str]:
         """What is wrong and what could not be verified, one line each."""
         return [*self.findings, *(f"not verified: {line}" for line in self.unverified)]
@@ -269,6 +274,10 @@ class Verification:
             "hashed_files": self.hashed,
         }
 
+    def __repr__(self) -> str:
+        problems = f", {len(self.problems)} problems" if self.problems else ""
+        return f"<Verification of {self.folder}: {self.outcome}{problems}>"
+
     def __str__(self) -> str:
         lines = [f"note: {note}" for note in self.notes]
         if self.verbatim.tensors:
@@ -277,8 +286,7 @@ class Verification:
             lines.append(self.computed.line("computed", "computed again"))
         if self.hashed:
             lines.append(f"{self.hashed} files match their recorded SHA-256")
-        outcome = "verified" if self.passed else "not verified"
-        return "\n".join(map(visible, [*lines, f"{self.folder}: {outcome}"]))
+        return "\n".join(map(visible, [*lines, f"{self.folder}: {self.outcome}"]))
 
 
 def verify(

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Advance, Log, PathLike
+from layerswap._types import Advance, Log, PathLike, listed
 from layerswap.compose import Recipe, Zones, read_recipe
 from layerswap.compose.yaml_file import validate
 from layerswap.errors import EvaluationError
@@ -345,10 +345,10 @@ def sweep(
         board.report("report.html")
     """
     metric = {"metric": choose_by} if isinstance(choose_by, str) else dict(choose_by or {})
-    data = {"tasks": _listed(tasks), "include": list(map(str, _listed(include))),
+    data = {"tasks": listed(tasks), "include": list(map(str, listed(include))),
             "choose_by": metric, **settings}  # fmt: skip
     spec = validate(SweepSettings, data, where="sweep", expected="settings by name")
-    candidates = _named(list(map(_plan, _listed(plans))))
+    candidates = _named(list(map(_plan, listed(plans))))
     start = next((plan for plan in candidates.values() if plan.recipe.swap is not None), None)
     result = sweep_plans(
         spec,
@@ -359,11 +359,6 @@ def sweep(
         progress=progress,
     )
     return ReportedSweep(**{f.name: getattr(result, f.name) for f in fields(result)})
-
-
-def _listed(given: Any) -> list[Any]:
-    many = isinstance(given, Sequence) and not isinstance(given, str)
-    return list(given) if many else [given]
 
 
 def _plan(given: Composed) -> Plan:
