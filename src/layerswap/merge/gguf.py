@@ -108,7 +108,7 @@ class GGUFFormat(Format):
         blended = {t.name: {"from": t.stored_dtypes, "to": t.dtype} for t in _blended(plan)}
         return {**super().facts(plan), "format": "gguf", "blended": blended}
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the file segment by segment; the journal holds how much is on the disk."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
@@ -130,13 +130,15 @@ class GGUFFormat(Format):
                 os.truncate(path, finished)
                 options.progress(finished)
             facts = measure_tensors(plan.tensors, options.workers) if left else {}
+            shared = 0
             for segment in left:
-                write_shard(path, segment, facts, options)
+                shared += write_shard(path, segment, facts, options, share=plan.layout == "shared")
                 os.truncate(path, segment.nbytes)  # the padding behind the last tensor
                 if key:
                     journal.enter(path.name, segment.nbytes)
             check_written(target, read_gguf(path).tensors, plan.account["output"])
             check_unchanged(plan.stamps)
+        return shared
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """Refuse: transformers would dequantise the model."""
