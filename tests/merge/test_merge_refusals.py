@@ -331,10 +331,12 @@ def test_an_output_over_a_source_is_refused(plan, pair, where):
 
 
 def test_an_output_that_a_sources_files_link_to_is_refused(plan, pair, tmp_path):
-    out = plan.save(tmp_path / "out")
-    (pair[0] / "model.safetensors").unlink()
-    (pair[0] / "model.safetensors").symlink_to(out / "model.safetensors")
-    linked = swap_of(pair)
+    blobs = tmp_path / "models--org--name" / "blobs"
+    out = plan.save(blobs / "out")
+    snapshot = shutil.copytree(pair[0], blobs.parent / "snapshots" / "commit")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to("../../blobs/out/model.safetensors")
+    linked = swap_of([snapshot, pair[1]])
     expected = f"{out}: would write into the checkpoint of task"
     assert refused_save(linked, out, overwrite=True) == expected
 

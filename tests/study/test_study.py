@@ -712,7 +712,7 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     lines: list[str] = []
     journal = completed(graph, tmp_path / "out", log=lines.append)
     (note,) = [line for line in lines if "different files" in line]
-    assert "task-1 was trained from hub/base@old, the base is " in note
+    assert f"{other} was trained from hub/base@old, the base is " in note
     (rows,) = numbers_of(journal)["languages"]["nela"].values()
     assert set(rows) == {"swap, default", "task expert", "language expert", "soup"}
     page = write_study_report(tmp_path / "out").read_text()

@@ -30,8 +30,7 @@ def new(
         tuple[str, str] | None,
         typer.Option(
             metavar="FILE FILE",
-            help="Two text files, in the first language and in English; each line of one "
-            "translates the same line of the other.",
+            help="Translated text, line by line: a file in the first language, a file in English.",
         ),
     ] = None,
     task: Annotated[

@@ -210,7 +210,7 @@ def evaluate_language(context: Context) -> None:
         one: make_plan(check_recipe({**recipe, "bake": True}, where=f"study, {one}"))
         for one, recipe in recipes_of(settings, context.inputs)
     }
-    experts = {name: one for plan in plans.values() for name, one in plan.experts.items()}
+    experts = {one.source: one for plan in plans.values() for one in plan.experts.values()}
     for note in base_notes(experts, open_checkpoint(settings["base"])):
         context.log(f"note: {note}")
     own = [spec["suite"]] if spec["suite"] else []
