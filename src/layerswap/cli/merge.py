@@ -224,7 +224,7 @@ def merge(
     Example: layerswap merge --task math-expert --language swahili-expert --out merged
     """
     from layerswap.checkpoint.header import is_gguf
-    from layerswap.checkpoint.remote import check_hub_id, push_folder
+    from layerswap.checkpoint.remote import check_hub_id, hub_file, push_folder
     from layerswap.merge.api import make_plan
     from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.target import MergeOptions, refuse_output
@@ -262,7 +262,15 @@ def merge(
         facts["modelfile"] = str(write_modelfile(out))
         output.say(f"wrote {facts['modelfile']}")
     if push is not None:
-        facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)
+        stored = (
+            hub_file(file, checkpoint.source, checkpoint.revision)
+            for checkpoint in planned.sources.values()
+            if checkpoint.revision
+            for file in checkpoint.files
+        )
+        facts["uploaded"] = push_folder(
+            Path(facts["folder"]), push, private=not public, stored=filter(None, stored)
+        )
         output.say(f"uploaded to {facts['uploaded']}")
     output.finish("merge", facts)
 

@@ -373,7 +373,8 @@ class Plan:
         check_apart(target, self.opened)
         folder = existing_parent(target)
         check_space(folder, self.nbytes - self.shared_bytes(folder))
-        check_unchanged(self.stamps)
+        # Each answer of a server says whether its file changed.
+        check_unchanged({file: stamp for file, stamp in self.stamps.items() if stamp})
         return target
 
     def write(self, target: Path, options: MergeOptions) -> int:

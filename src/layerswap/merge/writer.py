@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import BLOCKS
+from layerswap.checkpoint import BLOCKS, TensorInfo
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
@@ -97,21 +97,36 @@ class Piece:
 def check_finite(tensors: Iterable[OutputTensor]) -> None:
     """Refuse to copy NaN or infinity, as far as the beginnings of verbatim tensors show it.
 
-    Training that diverges leaves NaN nearly everywhere. Tensors on another machine are not read;
-    those that are computed are checked whole.
+    Training that diverges leaves NaN nearly everywhere. Tensors on another machine are checked
+    when they are here; those that are computed are checked whole.
     """
-    sources = [next(stored_tensors(tensor.inputs)) for tensor in tensors if tensor.verbatim]
-    local = [
-        info
-        for info in sources
-        if info.dtype in FLOAT_DTYPES and not isinstance(info.file, RemoteFile)
-    ]
+    sources = [tensor.copied for tensor in tensors if tensor.verbatim]
+    local = [info for info in sources if not isinstance(info.file, RemoteFile)]
+    _check_beginnings({info: info for info in local})
+
+
+def _check_fetched(path: Path, shard: Shard) -> None:
+    """The same for tensors from another machine, as they are in the output."""
+    copied = ((t.copied, offset) for t, offset in shard.tensors if t.verbatim)
+    _check_beginnings(
+        {
+            replace(info, file=path, offset=offset): info
+            for info, offset in copied
+            if isinstance(info.file, RemoteFile)
+        }
+    )
+
+
+def _check_beginnings(tensors: Mapping[TensorInfo, TensorInfo]) -> None:
+    """Check tensors where they lie; messages name their sources."""
     with ExitStack() as stack:
-        handles = open_all(stack, {info.file for info in local})
-        for info in local:
+        handles = open_all(stack, {info.file for info in tensors})
+        for info, source in tensors.items():
+            if info.dtype not in FLOAT_DTYPES:
+                continue
             count = min(info.elements, PROBED_BYTES // block_of(info.dtype)[1])
             if not is_finite(read_stored(handles[info.file], info, 0, count), info.dtype):
-                raise MergeError(f"{info.file}: tensor {info.name!r} holds NaN or infinity")
+                raise MergeError(f"{source.file}: tensor {source.name!r} holds NaN or infinity")
 
 
 def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Any]:
@@ -193,6 +208,8 @@ def write_shard(
             _start_writing(output, piece.offset, nbytes)
 
         _run_all(run, work, threads)
+    if not options.allow_non_finite:
+        _check_fetched(path, shard)
     return shared
 
 
