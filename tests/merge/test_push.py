@@ -12,7 +12,6 @@ from hub_server import Hub, running_hub
 from layerswap.checkpoint.remote import check_hub_id
 from layerswap.errors import MergeError
 
-
 SHARDS = ("--max-shard-size", "20KB")
 
 

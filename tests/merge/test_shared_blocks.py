@@ -140,6 +140,24 @@ def test_many_small_runs_open_no_file_each(models, monkeypatch):
     assert shared(plan).shards == plan.shards
 
 
+def test_a_source_file_that_is_taken_whole_stays_a_file(models, tmp_path):
+    """The Hub can copy it, because its bytes are the source's."""
+    config = tiny_llama(**WIDE)
+    pair = [
+        save_tokenizer(save_expert(tmp_path / name, config, seed, shard="12MB"))
+        for seed, name in enumerate(("task", "language"))
+    ]
+    plan = shared(swap_of(pair, bottom=1, top=0, outside="task"))
+    out = tmp_path / "out"
+    plan.write(out, ls.merge.target.MergeOptions())
+    theirs, written = (
+        {f.read_bytes() for f in folder.glob("*.safetensors")} for folder in (pair[0], out)
+    )
+    assert len(theirs) == 3
+    assert len(theirs & written) == 2
+    assert ls.verify(out).passed
+
+
 def test_the_layout_is_read_and_verified_where_blocks_are_copied(models, tmp_path):
     """A folder with shared blocks may be copied, and its sources moved, to other filesystems."""
     plan = swap_of(models, bottom=1, top=1)

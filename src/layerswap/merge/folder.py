@@ -62,8 +62,10 @@ class FolderFormat(Format):
 
     def shards(self, plan: Plan) -> list[Shard]:
         """The output files, each up to the largest size of a shard."""
-        pack = pack_shared_shards if plan.layout == "shared" else pack_shards
-        return pack(plan.tensors, parse_size(plan.recipe.max_shard_size), {"format": "pt"})
+        size, metadata = parse_size(plan.recipe.max_shard_size), {"format": "pt"}
+        if plan.layout == "shared":
+            return pack_shared_shards(plan.tensors, size, metadata, plan.used.values())
+        return pack_shards(plan.tensors, size, metadata)
 
     def layout_facts(self, plan: Plan) -> dict[str, Any]:
         """The layout, which decides the files, and their bytes."""

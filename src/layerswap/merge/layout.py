@@ -309,20 +309,31 @@ def pack_shards(
 
 
 def pack_shared_shards(
-    tensors: Sequence[OutputTensor], max_bytes: int, metadata: Mapping[str, str]
+    tensors: Sequence[OutputTensor],
+    max_bytes: int,
+    metadata: Mapping[str, str],
+    sources: Iterable[Checkpoint],
 ) -> list[Shard]:
     """The output files if copied tensors are to share blocks with the sources.
 
     A shared block has one position in both files, modulo its size. Padding the header gives the
     first tensor of a file its position; each further run of a source goes where its position
     agrees. A run that fits nowhere gets a file of its own, or is written with the computed tensors
-    if it is small.
+    if it is small. A source file that is taken whole stays a file, which the Hub can copy.
     """
+    sizes: Counter[WeightFile] = Counter()
+    for source in sources:
+        for info in source.tensors.values():
+            sizes[info.file] += info.nbytes
     groups: list[_Group] = []
     most = MOST_FILES + sum(tensor.nbytes for tensor in tensors) // max_bytes
     left = []
     for run in _runs(tensors):
-        opens = sum(tensor.nbytes for tensor in run) >= SMALLEST_RUN and len(groups) < most
+        nbytes = sum(tensor.nbytes for tensor in run)
+        opens = nbytes >= SMALLEST_RUN and len(groups) < most
+        if opens and nbytes == sizes[run[0].copied.file] <= max_bytes:
+            groups.append(_Group(run, run[0].copied.offset % BLOCK, nbytes=max_bytes))  # full
+            continue
         left.append(_place(run, groups, max_bytes, opens=opens))
     for run in left:
         _place(run, groups, max_bytes, opens=False)
