@@ -213,7 +213,7 @@ def running_hub() -> Iterator[Hub]:
             data = path.read_bytes()
             etag = hub.forged.get("etag", f'"{hashlib.sha256(data).hexdigest()}"')
             common = {"X_Repo_Commit": hub.forged.get("commit", hub.commit(name)), "ETag": etag}
-            if path.suffix == ".safetensors":
+            if path.suffix in (".safetensors", ".gguf"):
                 # The same server under another name: the client sends other hosts no token.
                 elsewhere = hub.address.replace("127.0.0.1", "localhost")
                 return self.head(
@@ -232,7 +232,7 @@ def running_hub() -> Iterator[Hub]:
             first = int(asked[1]) if asked else 0
             last = min(int(asked[2]), len(data) - 1) if asked and asked[2] else len(data) - 1
             fault = ""
-            weights = path.suffix == ".safetensors"
+            weights = path.suffix in (".safetensors", ".gguf")
             with hub.lock:
                 if weights:
                     hub.asked.setdefault(name, []).append((first, last))

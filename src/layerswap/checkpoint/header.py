@@ -95,6 +95,11 @@ class Translated(TensorInfo):
     shift: float
 
 
+def as_stored(info: TensorInfo) -> TensorInfo:
+    """The tensor as its file has it."""
+    return info.stored if isinstance(info, Translated) else info
+
+
 def is_gguf(source: str | os.PathLike[str]) -> bool:
     """True for the path of a GGUF file, existing or not."""
     return os.fspath(source).lower().endswith(".gguf")

@@ -72,9 +72,17 @@ UNREACHED = 2
 
 
 def download(
-    name: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
+    name: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    pickled: bool = False,
+    files: Iterable[str] = (),
 ) -> tuple[Path, str]:
-    """Download a Hub repository; return its folder in the local cache and its full commit."""
+    """Download a Hub repository; return its folder in the local cache and its full commit.
+
+    `files` are patterns of other files to download.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -85,7 +93,7 @@ def download(
     )
 
     allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
-    allowed += ["*.bin"] if pickled else []
+    allowed += [*files, *(["*.bin"] if pickled else [])]
     try:
         _check_answers()
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=allowed))

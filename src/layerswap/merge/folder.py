@@ -101,7 +101,7 @@ class FolderFormat(Format):
         shards, content = plan.shards, record(plan)
         # One file is either finished or not, so a journal of it would be empty.
         key = work_key(content, shards, options) if len(shards) > 1 else ""
-        resume = options.resume and _can_resume(plan, options)
+        resume = options.resume and can_resume(plan, options)
         with (
             atomic_folder(
                 target,
@@ -150,7 +150,7 @@ def _blocks(shards: Iterable[Shard], files: Container[str]) -> int:
     return sum(b.nbytes for b in found if b is not None and isinstance(b.source, Path))
 
 
-def _can_resume(plan: Plan, options: MergeOptions) -> bool:
+def can_resume(plan: Plan, options: MergeOptions) -> bool:
     """True if every server that is read from says which version of a file it sends."""
     for checkpoint in plan.sources.values():
         for file in checkpoint.files:

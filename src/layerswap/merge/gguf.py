@@ -26,6 +26,7 @@ from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_pack
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
+from layerswap.merge.folder import can_resume
 from layerswap.merge.layout import OutputTensor, Shard, unblendable, widest
 from layerswap.merge.metadata import record
 from layerswap.merge.plan import Format, Plan
@@ -120,7 +121,7 @@ class GGUFFormat(Format):
                 target,
                 is_ours=is_merged_gguf,
                 overwrite=options.overwrite,
-                resume=key if options.resume and key else None,
+                resume=key if key and options.resume and can_resume(plan, options) else None,
             ) as path,
             Journal(path.parent, key) as journal,
         ):

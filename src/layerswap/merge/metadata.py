@@ -188,7 +188,8 @@ def _licence(licences: Mapping[str, str | None]) -> dict[str, Any]:
 
 def _descent(plan: Plan, library: str) -> dict[str, Any]:
     """The Hub's metadata on the origin of the output, from sources with a Hub id alone."""
-    experts = [c.source for c in plan.used.values() if c.revision]
+    # A GGUF file has a name behind that of its repository.
+    experts = ["/".join(c.source.split("/")[:2]) for c in plan.used.values() if c.revision]
     base = [plan.base.source] if plan.base and plan.base.revision else []
     if library == "peft":
         return {"base_model": base, "base_model_relation": "adapter"} if base else {}
