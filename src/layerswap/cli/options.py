@@ -50,7 +50,7 @@ Layout = Annotated[
     Literal["auto", "plain"],
     typer.Option(
         rich_help_panel="Output",
-        help="Files: auto shares blocks with the experts where the filesystem can; plain does not.",
+        help="Layout of the files: auto shares blocks with the experts where the filesystem can.",
     ),
 ]
 DTYPES = "float32|bfloat16|float16"

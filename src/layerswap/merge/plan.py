@@ -34,6 +34,7 @@ from layerswap.merge.compatibility import (
     tied_notes,
 )
 from layerswap.merge.layout import (
+    SMALLEST_RUN,
     OutputTensor,
     Shard,
     Span,
@@ -163,10 +164,11 @@ class Plan:
 
     @cached_property
     def blocks(self) -> list[Span]:
-        """The whole blocks of the output that can be those of local sources."""
+        """The whole blocks of the output that can be those of local sources; none if too few."""
         shared = self if self.layout == "shared" else replace(self, layout="shared")
         found = [span.blocks for shard in shared.shards for span in spans(shard)]
-        return [blocks for blocks in found if blocks and isinstance(blocks.source, Path)]
+        local = [blocks for blocks in found if blocks and isinstance(blocks.source, Path)]
+        return local if sum(blocks.nbytes for blocks in local) >= SMALLEST_RUN else []
 
     def shared_bytes(self, folder: Path) -> int:
         """Bytes that an output in this folder shares with the sources; 0 for a plain layout."""
