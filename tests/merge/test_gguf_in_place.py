@@ -42,6 +42,7 @@ def swap(task, language, **settings):
 
 def test_a_swap_of_gguf_files_on_the_hub_fetches_only_its_spans(quantised, files, tmp_path):
     plan = swap(TASK, LANGUAGE)
+    assert [note.split(" of ")[-1] for note in plan.notes[-2:]] == ["task", "language"]
     opened = quantised.sent["org/quantised"]
     assert opened < 0.2 * sum(path.stat().st_size for path in files.values())
     out = plan.save(tmp_path / "out.gguf")

@@ -30,7 +30,7 @@ from layerswap.merge.layout import (
     spans,
 )
 from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
-from layerswap.merge.plan import Format, Plan
+from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
 from layerswap.merge.terms import ModelFacts
@@ -87,12 +87,7 @@ class FolderFormat(Format):
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
             for name, tokens in plan.alignment.added.items():
                 notes.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
-        if plan.needs_whole and plan.fetched_bytes:
-            notes.append("the method ranks whole models, which are downloaded first")
-        for name, count in plan.fetched_bytes.items():
-            whole = plan.opened[name].nbytes
-            notes.append(f"fetches {count / 1e9:,.2f} of {whole / 1e9:,.2f} GB of {name}")
-        return notes
+        return notes + fetch_notes(plan)
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the shards; the journal holds those that are on the disk."""

@@ -29,7 +29,7 @@ from layerswap.errors import MergeError, RecipeError
 from layerswap.merge.folder import can_resume
 from layerswap.merge.layout import OutputTensor, Shard, unblendable, widest
 from layerswap.merge.metadata import record
-from layerswap.merge.plan import Format, Plan
+from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD_KEY, MergeOptions, is_merged_gguf
 from layerswap.merge.terms import Terms, stored_tensors
@@ -102,7 +102,7 @@ class GGUFFormat(Format):
             differ = [k for k in keys if k in other and first.stored(k) != other.stored(k)]
             if differ:
                 notes.append(f"{_few(differ)} of {owner} and {name} differ; taken from {owner}")
-        return notes
+        return notes + fetch_notes(plan)
 
     def facts(self, plan: Plan) -> dict[str, Any]:
         """Also the types of the blends."""

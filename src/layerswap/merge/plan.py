@@ -514,6 +514,17 @@ class Format(ABC):
         """The merged model in memory."""
 
 
+def fetch_notes(plan: Plan) -> list[str]:
+    """The bytes that a merge fetches, by source."""
+    notes = []
+    if plan.needs_whole and plan.fetched_bytes:
+        notes.append("the method ranks whole models, which are downloaded first")
+    for name, count in plan.fetched_bytes.items():
+        whole = plan.opened[name].nbytes
+        notes.append(f"fetches {count / 1e9:,.2f} of {whole / 1e9:,.2f} GB of {name}")
+    return notes
+
+
 def fisher_sources(fishers: Mapping[str, Fisher]) -> dict[str, Checkpoint]:
     """The stored tensors of Fishers, by their names in messages and records."""
     return {f"fisher of {name}": fisher.stored for name, fisher in fishers.items()}
