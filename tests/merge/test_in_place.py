@@ -12,7 +12,6 @@ import time
 import huggingface_hub
 import pytest
 import torch
-from hub_server import running_hub
 from huggingface_hub import constants
 from merging import change_tensors, swap_of, weight_bytes
 
@@ -25,25 +24,6 @@ from layerswap.merge import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
 FAULTS = ["drop", "short", "wrong", "429", "503"]
-
-
-@pytest.fixture
-def hub(experts, tmp_path, monkeypatch):
-    """A hub with both experts and their base, and an empty cache."""
-    with running_hub() as running:
-        for name in ("task", "language", "base"):
-            running.repositories[f"org/{name}"] = experts[name]
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", running.address)
-        template = f"{running.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-        monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
-        huggingface_hub.utils.close_session()
-        yield running
-        huggingface_hub.utils.close_session()
 
 
 def swap_plans(experts, **settings):

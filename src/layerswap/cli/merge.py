@@ -172,12 +172,17 @@ def _summary(planned: Plan) -> list[object]:
     facts = planned.to_dict()
     files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
+    sharing = ""
+    if shareable := facts.get("shareable_bytes"):
+        shares = planned.layout == "shared"
+        how = "shared with the experts" if shares else "to share where reflinks work (XFS, btrfs)"
+        sharing = f", {decimal(shareable)} {how}"
     return [
         planned, "",
         *(f"note: {note}" for note in planned.notes),
         *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
         f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
-        f"{copied:.0%} copied bit for bit"
+        f"{copied:.0%} copied bit for bit{sharing}"
     ]  # fmt: skip
 
 
@@ -209,6 +214,7 @@ def merge(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and write nothing.")
     ] = False,
+    layout: options.Layout = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
@@ -219,7 +225,7 @@ def merge(
     Example: layerswap merge --task math-expert --language swahili-expert --out merged
     """
     from layerswap.checkpoint.header import is_gguf
-    from layerswap.checkpoint.remote import check_hub_id, push_folder
+    from layerswap.checkpoint.remote import check_hub_id, hub_file, push_folder
     from layerswap.merge.api import make_plan
     from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.target import MergeOptions, refuse_output
@@ -245,18 +251,27 @@ def merge(
         log=output.log,
     )
     if dry_run:
+        planned = planned.laid_out(out, layout)
         planned.check_target(out, overwrite=overwrite)
         output.finish("merge", planned.to_dict(), _summary(planned))
         return
     settings = MergeOptions(
         overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
     )
-    facts = _write(planned, out, settings)
+    facts = _write(planned.laid_out(out, layout), out, settings)
     if modelfile:
         facts["modelfile"] = str(write_modelfile(out))
         output.say(f"wrote {facts['modelfile']}")
     if push is not None:
-        facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)
+        stored = (
+            hub_file(file, checkpoint.source, checkpoint.revision)
+            for checkpoint in planned.sources.values()
+            if checkpoint.revision
+            for file in checkpoint.files
+        )
+        facts["uploaded"] = push_folder(
+            Path(facts["folder"]), push, private=not public, stored=filter(None, stored)
+        )
         output.say(f"uploaded to {facts['uploaded']}")
     output.finish("merge", facts)
 
@@ -270,21 +285,27 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.merge.target import RECORD
-    from layerswap.merge.writer import LOST_TO_DTYPE
+    from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES
 
     target = planned.check_target(out, overwrite=settings.overwrite)
     output.say(planned)
     for note in planned.notes:
         output.say(f"note: {note}")
     with output.step_progress("writing", planned.nbytes, "bytes") as progress:
-        written = planned.write(
+        shared = planned.write(
             target,
             replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
         )
-    output.say(f"wrote {written} ({decimal(planned.nbytes)})")
-    facts = {**planned.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
+    size = decimal(planned.nbytes)
+    if shared:
+        size += f", {decimal(shared)} of it shared with the experts"
+    output.say(f"wrote {target} ({size})")
+    facts = {
+        **planned.to_dict(), SHARED_BYTES: shared,
+        ("file" if is_gguf(out) else "folder"): str(target),
+    }  # fmt: skip
     if output.settings.json and not is_gguf(out):
-        facts[LOST_TO_DTYPE] = read_json_object(written / RECORD).get(LOST_TO_DTYPE)
+        facts[LOST_TO_DTYPE] = read_json_object(target / RECORD).get(LOST_TO_DTYPE)
     return facts
 
 
@@ -387,6 +408,7 @@ def instruct(
     ] = "1",
     places: ChatVector,
     form: options.WeightFormat,
+    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -412,7 +434,7 @@ def instruct(
         **places.given(), **form.given()
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    output.finish("instruct", _write(planned, out, settings))
+    output.finish("instruct", _write(planned.laid_out(out, layout), out, settings))
 
 
 class Reverted(commands.Group):
@@ -460,6 +482,7 @@ def revert(
         ),
     ] = None,
     form: options.WeightFormat,
+    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -477,7 +500,8 @@ def revert(
     expert = experts.only()
     refuse_target(out, marker=RECORD, overwrite=overwrite)
     planned = plan_revert(base, expert, **reset.settings(), tokenizer=tokenizer, **form.given())
-    _write(planned, out, MergeOptions(overwrite=overwrite, threads=threads))
+    settings = MergeOptions(overwrite=overwrite, threads=threads)
+    _write(planned.laid_out(out, layout), out, settings)
 
 
 def verify(
