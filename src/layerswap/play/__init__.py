@@ -1,0 +1,9 @@
+"""A local page to compose two experts, ask compositions side by side, and compare their answers.
+
+`play` serves a plan's two experts from a thread, for notebooks; `layerswap play` serves them from
+the command line. Everything that the page computes is asked of the rooms below.
+"""
+
+from layerswap.play.serve import play
+
+__all__ = ["play"]
