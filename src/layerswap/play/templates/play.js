@@ -378,7 +378,6 @@ function drawMap() {
         cell.style.setProperty("--share", found.mean);
       }
       if (one === key) { cell.classList.add("live"); cell.setAttribute("aria-selected", "true"); }
-      cell.setAttribute("aria-label", words(cell));
       row.append(cell);
     }
     body.append(row);
