@@ -135,13 +135,13 @@ def test_a_merge_writes_the_composition_and_its_cost(tmp_path, monkeypatch):
 
 def test_what_is_wrong_is_one_line(client):
     cases = {
-        "no composition": dict(prompt="x", compositions=["swap.9.9.0.0.blend"]),
-        "zones": dict(prompt="x", compositions=["swap.-1.0.0.0.blend"]),
-        "unknown": dict(prompt="x", compositions=["nothing"]),
-        "empty": dict(prompt="", compositions=["task"]),
-        "temperature": dict(prompt="x", compositions=["task"], temperature=-1),
-        "length": dict(prompt="x", compositions=["task"], length=100_000),
-        "key": dict(prompt="x", compositions=["task"], more=1),
+        "no composition": {"prompt": "x", "compositions": ["swap.9.9.0.0.blend"]},
+        "zones": {"prompt": "x", "compositions": ["swap.-1.0.0.0.blend"]},
+        "unknown": {"prompt": "x", "compositions": ["nothing"]},
+        "empty": {"prompt": "", "compositions": ["task"]},
+        "temperature": {"prompt": "x", "compositions": ["task"], "temperature": -1},
+        "length": {"prompt": "x", "compositions": ["task"], "length": 100_000},
+        "key": {"prompt": "x", "compositions": ["task"], "more": 1},
     }
     for name, body in cases.items():
         answer = client.post("ask", **body)
