@@ -49,7 +49,7 @@ def test_dragging_a_boundary_asks_the_composition_that_is_shown(page):
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, stack["y"] + stack["height"] * 5 / 8, steps=5)
     page.mouse.up()
-    page.wait_for_function("location.hash === '#swap.3.1.0.0.blend'")
+    page.wait_for_url("**/#swap.3.1.0.0.blend")
     assert "bottom 3, top 1" in page.locator("#live").inner_text()
     assert grip.get_attribute("aria-valuenow") == "3"
     page.fill("#prompt", "Eva pomi foku 5. Eva seru foku 7. deka foku Eva?")
@@ -67,18 +67,18 @@ def test_dragging_a_boundary_asks_the_composition_that_is_shown(page):
 def test_the_keyboard_is_enough(page):
     page.locator(".handle.top").focus()
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("location.hash === '#swap.1.2.0.0.blend'")
+    page.wait_for_url("**/#swap.1.2.0.0.blend")
     page.keyboard.press("Home")
-    page.wait_for_function("location.hash === '#swap.1.0.0.0.blend'")
+    page.wait_for_url("**/#swap.1.0.0.0.blend")
     page.locator("#fill").press("Enter")
-    page.wait_for_selector("#fill:enabled")
+    page.wait_for_selector("#fill:enabled", timeout=90_000)
     page.locator("#map td.live").focus()
     page.keyboard.press("ArrowUp")
     assert "95% interval" in page.locator("#cell").inner_text()
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash === '#swap.2.0.0.0.blend'")
+    page.wait_for_url("**/#swap.2.0.0.0.blend")
     page.locator("#presets button", has_text="partition A").press("Enter")
-    page.wait_for_function("location.hash === '#partition.A'")
+    page.wait_for_url("**/#partition.A")
     assert "name: A" in page.locator("#recipe").inner_text()
 
 
@@ -167,7 +167,7 @@ def test_it_fits_the_screen_and_axe_finds_nothing(browser, served, scheme, width
     page.goto(served.url)
     page.wait_for_selector(ANSWERED)
     page.click("#fill")
-    page.wait_for_selector("#fill:enabled")
+    page.wait_for_selector("#fill:enabled", timeout=90_000)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if AXE is not None:
         page.evaluate(Path(AXE).read_text("utf-8"))
