@@ -55,7 +55,7 @@ def test_dragging_a_boundary_asks_the_composition_that_is_shown(page):
     page.fill("#prompt", "Eva pomi foku 5. Eva seru foku 7. deka foku Eva?")
     page.keyboard.press("Control+Enter")
     card = page.locator('.answer.live[data-key="swap.3.1.0.0.blend"]')
-    card.locator("footer", has_text="tokens").wait_for()
+    page.wait_for_selector("#history button >> text=Eva seru foku 7. deka")
     plan = Pair.of(lab_plan(shipped(), "furo")).plan_of(live(page))
     tokenizer = load_tokenizer(shipped().base)
     ids = tokenizer(page.input_value("#prompt"), return_tensors="pt").input_ids

@@ -23,7 +23,8 @@ const button = (text, act) => {
 const percent = (share, digits = 1) => (100 * share).toFixed(digits);
 const size = bytes => bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
 function fail(error) {
-  const line = error ? error.message ?? String(error) : "";
+  const lasting = facts?.state === "failed" ? facts.message : "";
+  const line = error ? error.message ?? String(error) : lasting;
   $("fault").textContent = line;
   $("fault").hidden = !line;
 }
@@ -82,7 +83,7 @@ function learn(event) {
   if (facts.state === "ready") say("ready", "ready");
   if (facts.state === "loading") say("loading the model", "busy");
   if (facts.state === "failed") say("not loaded", "failed");
-  fail(facts.state === "failed" ? facts.message : "");
+  fail();
   $("experts").replaceChildren(...facts.experts.map((expert, i) => {
     const item = make("li"), swatch = make("i", `e${i % 8}`);
     item.append(swatch, expert.label, make("span", "", expert.source ? ` ${expert.source}` : ""));
