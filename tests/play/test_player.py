@@ -73,3 +73,12 @@ def test_prompts_of_a_file(tmp_path):
     assert read_prompts(tmp_path / "p.jsonl", answers=False)[1] == Prompt("c")
     with pytest.raises(RecipeError, match="line 2: has no `answer`"):
         read_prompts(tmp_path / "p.jsonl", answers=True)
+
+
+def test_gguf_files_alone_are_refused_in_one_line(tmp_path):
+    pytest.importorskip("gguf")
+    from gguf_files import write_gguf
+
+    task, language = (write_gguf(tmp_path / f"{i}.gguf", seed=i) for i in (1, 2))
+    with pytest.raises(RecipeError, match="give --base as safetensors"):
+        Pair.of(ls.swap(task=task, language=language))

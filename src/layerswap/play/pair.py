@@ -54,6 +54,11 @@ class Pair:
     @classmethod
     def of(cls, plan: Plan) -> Pair:
         """The two experts of a plan; a RecipeError if its method has another number of experts."""
+        if plan.format.name == "gguf":
+            raise RecipeError(
+                "GGUF files alone have no configuration for a model in memory; give --base as "
+                "safetensors, and they are dequantised"
+            )
         method = plan.recipe.method
         if isinstance(method, SwapMethod | PartitionMethod):
             return cls(plan, method.task, method.language)
