@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from accessibility import AXE, open_browser
+from play_pages import serve
 
-from conftest import serve
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
@@ -114,7 +114,8 @@ def test_a_restarted_server_is_found_again_with_its_history(browser, tmp_path, m
     page.wait_for_selector("#status >> text=the server is gone")
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").open()]
     assert [line["kind"] for line in lines] == ["ask"]
-    from conftest import open_lab_pair
+    from play_pages import open_lab_pair
+
     from layerswap.play.serve import Page, Served
 
     plan, documents = open_lab_pair()

@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from play_pages import DEFAULT, Client, serve
 
-from conftest import DEFAULT, Client, serve
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import parse_recipe
 from layerswap.errors import RecipeError
