@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
         verify,
         verify_against,
     )
+    from layerswap.play import play  # noqa: F401
     from layerswap.report.evaluations import compare, evaluate  # noqa: F401
     from layerswap.report.sweeps import sweep  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
@@ -60,6 +61,7 @@ _HOME = {
     "open_checkpoint": "checkpoint",
     "parse_recipe": "compose",
     "partition": "merge",
+    "play": "play",
     "read_recipe": "compose",
     "revert": "merge",
     "soup": "merge",

@@ -15,7 +15,18 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import analyse, commands, evaluate, lab, merge, new, output, study, training
+from layerswap.cli import (
+    analyse,
+    commands,
+    evaluate,
+    lab,
+    merge,
+    new,
+    output,
+    play,
+    study,
+    training,
+)
 from layerswap.errors import LayerswapError, visible
 from layerswap.versions import missing_import
 
@@ -55,6 +66,7 @@ START, MERGE, TRAIN = "Start here", "Merge experts", "Train experts"
 EVALUATE, ANALYSE = "Choose and evaluate", "Analyse and experiment"
 commands.command(app, "quickstart", panel=START)(lab.quickstart)
 commands.command(app, "new", panel=START)(new.new)
+commands.command(app, "play", panel=START)(play.play)
 commands.command(app, "plan", panel=MERGE, json=True)(merge.plan)
 commands.command(app, "merge", panel=MERGE, json=True)(merge.merge)
 commands.command(app, "adapters", panel=MERGE, json=True)(merge.adapters)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -245,16 +245,26 @@ class JointBatch:
 
     def generate(self) -> dict[tuple[int, int], Generation]:
         """Return every composition's answer to every prompt, by `(composition, prompt)`."""
+        results: dict[tuple[int, int], Generation] = {}
+        for _ in self.steps(results):
+            pass
+        return results
+
+    def steps(
+        self, results: dict[tuple[int, int], Generation]
+    ) -> Iterator[list[tuple[int, int, int]]]:
+        """Yield `(composition, prompt, token)` of every text that grows; ended ones are results."""
         import torch
 
-        results: dict[tuple[int, int], Generation] = {}
-        with torch.inference_mode():
-            tokens = self._read_prompts()
-            while True:
+        tokens: Ints | None = None
+        while tokens is None or len(self._lanes):
+            # Not around the loop: between two steps the caller's code runs.
+            with torch.inference_mode():
+                tokens = self._read_prompts() if tokens is None else self._step()
+                rows = (self._lanes.member, self._lanes.prompt, tokens)
+                newest = [*zip(*(row.tolist() for row in rows), strict=True)]
                 self._append(tokens, results)
-                if not len(self._lanes):
-                    return results
-                tokens = self._step()
+            yield newest
 
     def _read_prompts(self) -> Ints:
         """Send the prompts through the trie; return the first new token of every row."""
