@@ -199,7 +199,9 @@ def test_the_reference_has_every_public_name():
         module, _, name = path.rpartition(".")
         documented.append(getattr(importlib.import_module(module), name))
     for name in set(ls.__all__) - {"__version__"}:
-        assert any(getattr(ls, name) is one for one in documented), name
+        found = getattr(ls, name)
+        found = getattr(found, "play", found)  # the room is called as its function
+        assert any(found is one for one in documented), name
     listed = set(re.findall(r"`ls\.(\w+)`", pages["api"]))
     assert listed == set(ls.__all__)
     assert max(text.count("\n::: ") for text in pages.values()) < 18

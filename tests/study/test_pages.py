@@ -11,7 +11,7 @@ from accessibility import AXE, open_browser, violations
 
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
-from layerswap.cli.tables import comparison_table
+from layerswap.cli.tables import comparison_tables
 from layerswap.compose import Zones
 from layerswap.evaluation.results import (
     SAMPLES_TABLE,
@@ -136,7 +136,7 @@ def test_names_and_answers_with_markup_are_text(hostile):
     assert "<img" not in without
     assert without.count("<script") == 1
     assert 'd="<' not in without
-    compared = comparison_table(compare_runs([study.evaluations[HOSTILE] / "results"]))
+    compared, *_ = comparison_tables(compare_runs([study.evaluations[HOSTILE] / "results"]))
     assert "<script>" not in compared.markdown()
     assert "\\[a\\](b)" in compared.markdown()
     assert "<script>" not in compared.latex()
