@@ -88,4 +88,19 @@ def test_displays_are_small():
         text = shown._repr_html_()
         assert text.startswith("<table>")
         assert len(text) < 4000
-    assert len(repr(atlas)) < 1000
+    assert "<code>█</code>".replace("█", "█" * 10) in swap._repr_html_()
+    checked = ls.verify(swap.save("merged", overwrite=True))
+    assert repr(checked).endswith("merged: verified>")
+    assert repr(swap) == "<Plan: swap of task, language, bottom 1, top 1; 3 layers>"
+    assert repr(ls.open_checkpoint("base")) == "<Checkpoint base: 3 layers, 30 tensors, 2.5 MB>"
+    for shown in (atlas, checked, swap.composition, swap.grid(bottom=range(3), top=0)):
+        assert len(repr(shown)) < 300
+
+
+def test_a_map_takes_experts_one_by_one_or_in_a_list():
+    experts = ["math-expert", Path("swahili-expert")]
+    listed, one_by_one = ls.delta("base", experts), ls.delta("base", *experts)
+    assert listed.experts == one_by_one.experts == ("math-expert", "swahili-expert")
+    assert listed.changes.keys() == one_by_one.changes.keys()
+    with pytest.raises(ls.LayerswapError, match="give an expert"):
+        ls.delta("base", [])

@@ -1,5 +1,6 @@
 """Shell blocks: each is a command that there is; the README's and the tutorial's are also run."""
 
+import importlib
 import os
 import re
 import shlex
@@ -88,6 +89,25 @@ def test_every_command_on_the_pages_is_one_that_there_is():
             pytest.fail(f"{command}: {error}")
 
 
+def test_the_commands_and_studies_of_the_papers_page_are_there():
+    from layerswap.study.spec import find_study
+
+    lines = [line.split(" | ") for line in (ROOT / "docs/papers.md").read_text().splitlines()
+             if "`layerswap " in line]  # fmt: skip
+    assert len(lines) > 20
+    for _, _, cell, *_ in lines:
+        words = shlex.split(cell.strip("`"))[1:]
+        command, path = get_command(app), ["layerswap"]
+        while words and words[0] in getattr(command, "commands", {}):
+            path.append(words.pop(0))
+            command = command.commands[path[-1]]
+        assert not hasattr(command, "commands"), cell
+        if path[1:] == ["study", "run"]:
+            find_study(words.pop())
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert set(words) <= options, cell
+
+
 @pytest.mark.slow
 def test_every_command_of_the_tutorial_works(tmp_path):
     pytest.importorskip("trl")
@@ -171,6 +191,20 @@ def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
         exec(code, session)
 
 
+def test_the_reference_has_every_public_name():
+    pages = {page.stem: page.read_text("utf-8") for page in ROOT.glob("docs/reference/*.md")}
+    paths = [p for text in pages.values() for p in re.findall(r"^::: (layerswap\S+)$", text, re.M)]
+    documented = []
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        documented.append(getattr(importlib.import_module(module), name))
+    for name in set(ls.__all__) - {"__version__"}:
+        assert any(getattr(ls, name) is one for one in documented), name
+    listed = set(re.findall(r"`ls\.(\w+)`", pages["api"]))
+    assert listed == set(ls.__all__)
+    assert max(text.count("\n::: ") for text in pages.values()) < 18
+
+
 @pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
@@ -181,4 +215,4 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
     assert "Compose, search, write" in (tmp_path / "reference/cli/index.html").read_text()
-    assert "magnitude" in (tmp_path / "reference/api/index.html").read_text()
+    assert "magnitude" in (tmp_path / "reference/merging/index.html").read_text()

@@ -17,7 +17,7 @@ from plain_checkpoints import write_family
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
     "errors", "_types", "versions", "checkpoint", "methods", "compose", "deltas", "merge",
-    "engine", "evaluation", "search", "training", "report", "study", "lab", "new", "cli",
+    "engine", "evaluation", "search", "training", "report", "study", "play", "lab", "new", "cli",
 )  # fmt: skip
 FILES = {
     ".".join(("layerswap", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(

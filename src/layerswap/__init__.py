@@ -33,7 +33,10 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
         soup,
         swap,
         verify,
+        verify_against,
     )
+    from layerswap.play import play  # noqa: F401
+    from layerswap.report.evaluations import compare, evaluate  # noqa: F401
     from layerswap.report.sweeps import sweep  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
 
@@ -49,13 +52,16 @@ _HOME = {
     "Sampling": "engine",
     "Sweep": "engine",
     "Zones": "compose",
+    "compare": "report.evaluations",
     "delta": "deltas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
+    "evaluate": "report.evaluations",
     "instruct": "merge",
     "make_plan": "merge",
     "open_checkpoint": "checkpoint",
     "parse_recipe": "compose",
     "partition": "merge",
+    "play": "play",
     "read_recipe": "compose",
     "revert": "merge",
     "soup": "merge",
@@ -63,6 +69,7 @@ _HOME = {
     "sweep": "report.sweeps",
     "train": "training.expert.trainer",
     "verify": "merge",
+    "verify_against": "merge",
 }
 """The room of every public name, and its name there where it is another."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -23,6 +23,12 @@ EngineName = Literal["sweep", "vllm"]
 def no_bars(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
     """Return a progress bar that is not shown."""
     return nullcontext(lambda count: None)
+
+
+def listed(given: Any) -> list[Any]:
+    """Return one or several values as a list; a text is one value."""
+    many = isinstance(given, Sequence) and not isinstance(given, str)
+    return list(given) if many else [given]
 
 
 def duration(seconds: float) -> str:

@@ -8,12 +8,13 @@ from layerswap.errors import LayerswapError
 
 __version__ = "0.1.0"
 
-Extra = Literal["models", "gguf", "report", "lab", "train", "eval", "ray", "slurm"]
+Extra = Literal["models", "gguf", "report", "play", "lab", "train", "eval", "ray", "slurm"]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "models": ("safetensors", "torch", "transformers"),
     "gguf": ("gguf",),
     "report": ("jinja2", "matplotlib", "pyarrow"),
     "lab": ("safetensors", "torch", "transformers", "jinja2", "matplotlib", "pyarrow"),
+    "play": ("jinja2", "starlette", "torch", "transformers", "uvicorn"),
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
     "eval": (
         "babel", "langcodes", "lm_eval", "py3langid", "sacrebleu", "scikit_posthocs",

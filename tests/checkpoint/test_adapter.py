@@ -54,6 +54,7 @@ def refusal(folder: Path) -> str:
         ({"alpha_pattern": {"mlp.up_proj": 6}}, 3.0),
         ({"r": 8, "rank_pattern": {".*up_proj": 2}, "lora_alpha": 2}, 1.0),
         ({"alpha_pattern": {"up": 6}}, 2.0),
+        ({"target_modules": ["up_proj", "q_proj"], "layers_to_transform": 0}, 2.0),
         ({"alpha_pattern": {"layers.0.mlp.up_proj": 2, "up_proj": 6}}, 1.0),
     ],
 )
@@ -97,6 +98,15 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
             "with PEFT's path_initial_model_for_weight_conversion",
         ),
         (
+            {"target_modules": ["q_proj"]},
+            f": '{UP}' has weights, but target_modules leaves it out; correct adapter_config.json",
+        ),
+        (
+            {"target_modules": ["mlp.up_proj"], "layers_to_transform": [1, 2]},
+            f": '{UP}' has weights, but layers_to_transform leaves it out; correct "
+            "adapter_config.json",
+        ),
+        (
             {"r": 3},
             f": adapter_config.json gives '{UP}' rank 3, but lora_A [2, 3], lora_B [5, 2]",
         ),
@@ -130,10 +140,9 @@ ONLY_TRAINING = {
 READ = {
     "peft_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "fan_in_fan_out", "bias",
     "use_rslora", "init_lora_weights", "rank_pattern", "alpha_pattern", "modules_to_save",
+    "target_modules", "layers_to_transform",
 }  # fmt: skip
-SEEN_IN_THE_WEIGHTS = {
-    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-}  # fmt: skip
+SEEN_IN_THE_WEIGHTS = {"exclude_modules", "layers_pattern"}
 
 
 def known_starts() -> set[str]:
@@ -164,6 +173,8 @@ def test_every_setting_of_peft_is_known(tmp_path):
     for name in MORE_THAN_LORA:
         folder = write_adapter(tmp_path / "a", pair(), **{name: {"x": 1}})
         assert f"({name}) is more than LoRA" in refusal(folder)
+    folder = write_adapter(tmp_path / "a", pair(), kasa_config={})
+    assert "KaSA (kasa_config) is more than LoRA" in refusal(folder)
 
 
 def test_weights_that_do_not_fit_together(tmp_path):

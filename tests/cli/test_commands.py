@@ -41,8 +41,8 @@ def test_a_command_that_moved_names_its_replacement(layerswap, command):
 def test_the_commands_of_the_help(layerswap):
     root = get_command(app)
     assert " ".join(root.commands) == (
-        "quickstart new plan merge adapters instruct revert verify data train sweep eval compare "
-        "delta study lab analyse"
+        "quickstart new play plan merge adapters instruct revert verify data train sweep eval "
+        "compare delta study lab analyse"
     )
     analyses = ["linearity", "composability", "fisher", "freeze-or-revert", "select"]
     assert list(root.commands["analyse"].commands) == analyses
@@ -341,8 +341,8 @@ def test_a_full_standard_output_is_one_line(experts):
         )  # fmt: skip
     assert result.returncode == 2
     assert result.stderr == (
-        "error: standard output cannot be written (No space left on device); "
-        "files may be complete\n"
+        "error: standard output or a file cannot be written (No space left on device); make room "
+        "and run it again\n"
     )
 
 

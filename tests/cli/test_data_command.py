@@ -116,6 +116,15 @@ def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_damaged_file_is_one_line(layerswap, mix, tmp_path):
+    mix.write_text('name: m\nsources: {a: {path: a.jsonl, prompt: "{q}", completion: "{a}"}}\n')
+    (tmp_path / "a.jsonl").write_text('{"q": "1", "a": "2"}\n{"q" "1"}\n')
+    result = layerswap("data", mix, "--out", tmp_path / "out")
+    assert result.code == 2
+    assert result.err.startswith("error: source 'a' (a.jsonl): cannot be read (")
+    assert result.err.count("\n") == 1
+
+
 def test_prompts_that_end_within_a_token_are_warned_of(layerswap, mix, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

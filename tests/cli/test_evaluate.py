@@ -145,6 +145,26 @@ def test_a_table_that_is_damaged_is_one_line(layerswap, tmp_path):
     assert "scores.parquet: cannot be read" in done.err
 
 
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("metric", [3]), ("score", ["x"]), ("document", [None]), ("task", [["a"]]), ("model", [7])],
+)
+@pytest.mark.parametrize("swept", [False, True])
+def test_a_table_of_other_values_is_one_line(layerswap, tmp_path, column, values, swept):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    scores(tmp_path / "a", one=[1], two=[0])
+    path = tmp_path / "a" / "scores.parquet"
+    rows = [{**row, column: values[0]} for row in pq.read_table(path).to_pylist()]
+    if swept:
+        rows = [{**row, "split": "test", "composition": row["model"]} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    done = layerswap("compare", tmp_path / "a")
+    assert done.code == 2
+    assert done.err == f"error: {path}: not a table of `layerswap eval` or `sweep`\n"
+
+
 def scores(path, *, language="sw", weights="", first=0, **models):
     """Writes a folder of results; `first` is the number of the first document."""
     import pyarrow as pa

@@ -75,6 +75,10 @@ def test_truth_values_jump_where_numbers_are_interpolated():
     ("text", "expected"),
     [
         ("merge_method: linear\n" + TWO.split("\n", 1)[1], Blend.of({"a": 2, "b": 1})),
+        ("merge_method: linear\nparameters: {normalize: false}\n" + TWO.split("\n", 1)[1],
+         merge("linear", weights={"a": 1, "b": 0.5})),
+        ("merge_method: linear\n" + TWO.split("\n", 1)[1].replace("0.5", "-0.5"),
+         merge("linear", weights={"a": 2, "b": -1})),
         ("merge_method: task_arithmetic\nparameters: {lambda: 0.7}\n" + TWO,
          merge("task_arithmetic", weights={"a": 1, "b": 0.5}, scale=0.7)),
         ("merge_method: task_arithmetic\nparameters: {normalize: true}\n" + TWO,
@@ -428,10 +432,9 @@ def test_a_filter_inside_a_place():
     [
         ("merge_method: linear\nparameters: {weight: 0}\nmodels: [{model: a}]", 1,
          "model.embed_tokens.weight: every weight is 0"),
-        ("merge_method: linear\nparameters: {weight: 0.4, normalize: false}\n"
-         "models: [{model: a}, {model: b}]", 1,
-         "model.embed_tokens.weight: the weights sum to 0.8; a blend's sum to 1, so leave out "
-         "`normalize: false`"),
+        ("merge_method: linear\nmodels: [{model: a, parameters: {weight: 1}},"
+         "{model: b, parameters: {weight: -1}}]", 1,
+         "model.embed_tokens.weight: the weights sum to 0"),
         ("merge_method: linear\nparameters: {weight: {filter: mlp, value: 1}}\n"
          "models: [{model: a}]", 1,
          "model.embed_tokens.weight: no weight for 'a': no filter matches, and there is no "
@@ -499,8 +502,8 @@ KNOWN = (
          [", line 2: models[1]: linear needs a weight for 'b'"]),
         ("merge_method: linear\nbase_model: c\nmodels: [{model: a, parameters: {weight: 1}}]",
          [", line 2: base_model: linear needs a weight for 'c'"]),
-        (LINEAR.replace("1", "[1, -1]") + BOTH,
-         [", line 2: parameters.weight: -1 is not a number from 0 to 1e+06"]),
+        (LINEAR.replace("1", "[1, -2e6]") + BOTH,
+         [", line 2: parameters.weight: -2000000.0 is not a number from -1e+06 to 1e+06"]),
         (LINEAR.replace("1", "[]") + BOTH,
          [", line 2: parameters.weight: an empty list; write at least one number"]),
         (LINEAR.replace("1", "{filter: mlp}") + BOTH,
@@ -586,6 +589,17 @@ def test_a_recipe_s_own_mergekit_part_is_checked():
     assert refusal(text) == (
         "m.yml, line 3: mergekit: beside the base no expert can be called 'base'; give it another "
         "name"
+    )
+
+
+MOE = "experts: [{source_model: ./a, positive_prompts: [sums]}]\n"
+
+
+@pytest.mark.parametrize("text", ["base_model: ./a\n" + MOE, "gate_mode: hidden\n" + MOE])
+def test_a_mixture_of_experts_is_refused_by_name(text):
+    assert refusal(text) == (
+        "m.yml: a mergekit-moe configuration; layerswap builds no mixtures of experts, so give it "
+        "to mergekit-moe"
     )
 
 

@@ -135,6 +135,7 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
         ("experts: [a]\nswap: {}", [", line 1: experts: write a mapping; found ['a']"]),
         ("experts:\nswap: {}", [", line 1: experts: write a mapping; found None"]),
         ("experts: {}\nswap: {}", [", line 1: experts: write at least one; found {}"]),
+        ("{experts: 9, base: b, instruct: {}}", [", line 1: experts: write a mapping; found 9"]),
         ("{}", [": experts: is missing", f": {ONE}none"]),
         (EXPERTS + "swap:", [f": {ONE}none; for the defaults write `swap: {{}}`"]),
         (SWAP + "soup: {experts: [task]}", [f": {ONE}swap and soup"]),
@@ -268,6 +269,8 @@ def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(RecipeError) as caught:
         read_recipe(path)
     assert str(caught.value) == f"{path}: cannot be read (not UTF-8 text)"
+    with pytest.raises(RecipeError, match=r"^/dev/zero: longer than 10,000,000 characters$"):
+        read_recipe("/dev/zero")
 
 
 @pytest.mark.parametrize(

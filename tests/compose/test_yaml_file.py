@@ -56,7 +56,8 @@ def test_aliases_stand_for_their_value():
         ("a: *x", "r.yaml: line 1: not valid YAML (found undefined alias 'x')"),
         ("[" * 5000, "r.yaml: lists and mappings are nested too deeply"),
         ("[" * 3000 + "]" * 3000, "r.yaml: lists and mappings are nested too deeply"),
-        ("a: 1\n---\nb: 2", "r.yaml: line 2: not valid YAML (but found another document)"),
+        ("a: 1\n---\nb: 2", "r.yaml: line 2: a second YAML document begins here; write each into a "
+         "file of its own"),
         ("? [1]\n: 2", "r.yaml: line 1: not valid YAML (found unhashable key)"),
         ("a: [1\nb: 2", "r.yaml: line 2: not valid YAML (expected ',' or ']', but got ':')"),
         (f"a: {'1' * 5000}", "r.yaml: line 1: a number of more than 1000 digits"),

@@ -151,7 +151,7 @@ def test_equal_compositions_and_beginnings_are_computed_once(llama, monkeypatch)
 
 # --- settings of the generation configuration ---
 
-BEAMS = {"num_beams": 3, "length_penalty": 0.5}
+BEAMS = {"num_beams": 3, "length_penalty": 0.5, "return_dict_in_generate": True}
 SETTINGS = [
     {"repetition_penalty": 1.7},
     {"no_repeat_ngram_size": 1},
@@ -184,7 +184,9 @@ def as_generate(plan, prompts, **settings):
     model, found = plan.load(), []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), **settings, return_dict_in_generate=False
+        )
         found.append(out[0, len(prompt) :].tolist())
     return found
 
@@ -322,8 +324,8 @@ def test_impossible_generations_are_refused(llama, prompts, settings, message):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"temperature": 0.0}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_k": -1},
-     {"top_p": 1.5}],
+    [{"temperature": 0.0}, {"temperature": np.inf}, {"temperature": np.nan},
+     {"temperature": 1e-320}, {"top_k": -1}, {"top_p": 1.5}],
     ids=str,
 )  # fmt: skip
 def test_sampling_out_of_range(setting):

@@ -81,6 +81,9 @@ def test_untrained_tensors_are_kept_once(tmp_path):
     for index, one in enumerate(plans):
         check_same_model(virtual.switch(index), one.load())
     assert virtual.pool.made_bytes == 0  # half of each of two equal tensors is that tensor
+    held = sum(t.nbytes for t in plans[0].load().state_dict().values())
+    assert virtual.weight_bytes() == (held, 0)
+    assert virtual.pool.kept_bytes == held
 
 
 def test_tied_parameters_stay_one(tmp_path):
@@ -236,6 +239,7 @@ def test_memory_estimates_and_batch_sizes(tmp_path):
         sweep.switch(index)
     assert sweep.pool.kept_bytes == estimate.experts
     assert sweep.pool.made_bytes == estimate.blends
+    assert repr(sweep) == "<Sweep of 6 compositions: 6 layers>"
     assert str(estimate).startswith("about ")
     assert "(experts 279 KB, blends 15 KB, " in str(estimate)
 

@@ -362,6 +362,16 @@ def test_a_template_that_is_not_applied_is_reported(world):
     assert len(lines) == 1
 
 
+def test_a_template_that_is_not_applied_is_reported_once_for_all_models(world, tmp_path):
+    for name in ("task", "language"):
+        shutil.copytree(world[name], tmp_path / name)
+        chat_tokenizer(world).save_pretrained(tmp_path / name)
+    models = open_models([str(tmp_path / name) for name in ("task", "language")])
+    lines = []
+    harness.evaluate_models(models, ["maembe_choose"], [world["tasks"]], log=lines.append)
+    assert sum("chat template" in line for line in lines) == 1
+
+
 def test_chat_templates_that_fail_are_one_line(world):
     plain = AutoTokenizer.from_pretrained(world["task"])
     with pytest.raises(EvaluationError, match=r"^the tokenizer has no chat template to apply$"):
@@ -454,6 +464,23 @@ def test_a_damaged_page_of_answers_is_one_line(tmp_path):
         damaged.known("c", ["request 5"])
     with pytest.raises(EvaluationError, match=message):
         damaged.keep([("c", "request 5", [1.0, True])])
+
+
+def test_answers_on_a_full_disk_are_not_to_be_deleted(tmp_path):
+    store = AnswerStore(tmp_path / "answers.sqlite")
+    store._database.execute("PRAGMA max_page_count = 4")
+    with pytest.raises(EvaluationError, match=r"disk is full\); make room and run it again$"):
+        store.keep(("c", f"request {i}", [float(i), True]) for i in range(2000))
+
+
+@pytest.mark.parametrize("answer", ["5", "{", '"text"'])
+def test_a_damaged_answer_is_one_line(tmp_path, answer):
+    path = tmp_path / "answers.sqlite"
+    store = AnswerStore(path)
+    store.keep([("c", "request", [1.0, True])])
+    store._database.execute("UPDATE answers SET answer = ?", (answer,))
+    with pytest.raises(EvaluationError, match="cannot be used to keep answers"):
+        store.known("c", ["request"])
 
 
 def test_a_drawn_limit_has_the_labels_in_proportion_and_grows():

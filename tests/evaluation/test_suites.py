@@ -433,9 +433,71 @@ def test_a_suite_of_ones_own_names_benchmarks_and_files(greetings):
         ("size: {documents: 100, read: 20}", "size: {}", "size.documents: is missing"),
         ("data:", "rows: x:y\ndata:", "give either data or rows"),
         ("splits: [test]", "splits: []", "splits: name at least one split of the data"),
+        ("languages: [sw, en]", "languages: [3]", r"languages\[0\]: write a text; found 3"),
+        ("label: tone", "tone: tone", "labels: data.columns has no column 'label'"),
+        ("labels:", "group: {by: topic}\nlabels:", "group: data.columns has no column 'topic'"),
     ],
 )
 def test_mistakes_in_a_benchmark_are_named_by_line(greetings, old, new, message):
     greetings.write_text(greetings.read_text().replace(old, new, 1))
     with pytest.raises(RecipeError, match=message):
         parts_of(str(greetings))
+
+
+@pytest.mark.parametrize(
+    ("suite", "file", "content", "message"),
+    [
+        ("mgsm", "mgsm/mgsm_sw.tsv", b"\xb3\t1\n", "Swahili|sw: .*UnicodeDecodeError"),
+        ("mgsm", "mgsm/exemplars.json", b'{"sw": {"1": 3}}', "exemplars|TypeError"),
+        ("mgsm", "mgsm/exemplars.json", b"[" * 100_000, "RecursionError"),
+        ("mbpp", "mbpp/mbpp.jsonl", b"[1]\n", "AttributeError"),
+        ("flores", "flores/swh_Latn.devtest", b"\xe6\n", "UnicodeDecodeError"),
+        ("sib200", "sib200/swh_Latn.test.tsv", b"text\tcategory\n" + b"x" * 200_000 + b"\ta\n",
+         "field larger than field limit"),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_one_line(published, tasks, tmp_path, suite, file, content, message):
+    shutil.copytree(published.root, tmp_path / "data")
+    (tmp_path / "data" / file).write_bytes(content)
+    with pytest.raises(EvaluationError, match=message) as caught:
+        write_suite(suite, ["sw"], tasks, data=DataFolder(tmp_path / "data"), allow_code=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_are_no_labels(tasks, tmp_path):
+    """Data sets of the Hub give -1 where a label is hidden."""
+    table = suites.Data(columns={"label": "label"}, label_numbers=["no", "yes"])
+    assert suites._cell({"label": 1}, "label", ["label"], table, "x") == "yes"
+    for number in (2, -1):
+        with pytest.raises(EvaluationError, match=f"x: has an unknown label {number}"):
+            suites._cell({"label": number}, "label", ["label"], table, "x")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("task_name: greetings", "task_name: ../greetings"),
+        ("splits:", "modules: {../../evil: 'x = 1'}\nsplits:"),
+        ("task_name: greetings_{code}_{shots}shot", 'task_name: "a\\nb"'),
+    ],
+)
+def test_no_benchmark_writes_outside_its_folder(greetings, tasks, tmp_path, old, new):
+    greetings.write_text(greetings.read_text().replace(old, new, 1))
+    before = {*tmp_path.rglob("*")} - {*tasks.root.rglob("*")}
+    with pytest.raises(EvaluationError, match="cannot be the name of a task's file") as caught:
+        write_suite(str(greetings), ["sw"], tasks, data=DataFolder(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert {*tmp_path.rglob("*")} - {*tasks.root.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("splits:", "modules: {mine: 'def f(doc): return doc'}\nsplits:"),
+        ('"{{text}}\\nThis is"', '"!function mine.f"'),
+    ],
+)
+def test_code_of_a_benchmark_is_reported_before_it_runs(greetings, tasks, tmp_path, old, new):
+    greetings.write_text(greetings.read_text().replace(old, new, 1))
+    with pytest.warns(UserWarning, match="greetings.yaml: runs Python code"):
+        write_suite(str(greetings), ["sw"], tasks, data=DataFolder(tmp_path))

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 
 class Hub:
@@ -38,6 +39,13 @@ class Hub:
         self.faults: list[str] = []
         self.sent: dict[str, int] = {}  # bytes of weights, by `owner/name`
         self.asked: dict[str, list[tuple[int, int]]] = {}  # first and last byte of every request
+        self.requests: list[str] = []  # every method and path
+        self.large = False  # whether weights are sent as large files, and not in the commit
+        self.objects: dict[str, bytes] = {}  # large files that arrived, by SHA-256
+        self.accepted = 10**9  # number of further large files that are accepted
+        self.uncopied = False  # refuse to copy between repositories
+        self.copied: list[str] = []  # names of files that were copied from other repositories
+        self.commits: list[set[str]] = []  # all paths after each commit
         self.lock = threading.Lock()
 
     def commit(self, name: str) -> str:
@@ -78,32 +86,92 @@ def running_hub() -> Iterator[Hub]:
                     body += self.rfile.read(size)
                     self.rfile.readline()
                 self.rfile.readline()
+            hub.requests.append(f"POST {self.path}")
+            between = re.fullmatch(
+                r"/api/models/([^/]+/[^/]+)/(paths-info/.*|lfs-files/duplicate)", self.path
+            )
             if hub.refuse:
                 self.answer({"error": "you may not"}, 403)
+            elif self.path.endswith("/info/lfs/objects/batch"):
+                self.answer({"objects": [self.action(o) for o in json.loads(body)["objects"]]})
+            elif between:
+                self.between_repositories(between[1], between[2], body)
             elif self.path.startswith("/api/repos/create"):
                 hub.created.append(json.loads(body))
                 self.answer({"url": f"{hub.address}/me/merged", "name": "me/merged"})
             elif "/preupload/" in self.path:
                 asked = json.loads(body)["files"]
-                files = [{"path": f["path"], "uploadMode": "regular"} for f in asked]
-                self.answer({"files": [{**f, "shouldIgnore": False} for f in files]})
+                modes = {True: "lfs", False: "regular"}
+                files = [
+                    {
+                        "path": f["path"], "shouldIgnore": False,
+                        "uploadMode": modes[hub.large and f["path"].endswith(".safetensors")],
+                    }
+                    for f in asked
+                ]  # fmt: skip
+                self.answer({"files": files})
             elif "/commit/" in self.path:
                 for line in body.splitlines():
                     entry = json.loads(line)
+                    value = entry["value"]
                     if entry["key"] == "file":
-                        value = entry["value"]
                         hub.files[value["path"]] = base64.b64decode(value["content"])
+                    elif entry["key"] == "lfsFile":
+                        hub.files[value["path"]] = hub.objects[value["oid"]]
+                    elif entry["key"] == "deletedFile":
+                        del hub.files[value["path"]]
+                hub.commits.append(set(hub.files))
                 self.answer(
                     {"commitUrl": f"{hub.address}/me/merged/commit/abc", "commitOid": "a" * 40}
                 )
             else:
                 self.answer({})
 
+        def action(self, asked: dict[str, Any]) -> dict[str, Any]:
+            """The answer on one large file: where it is sent to, or nothing if it is there."""
+            upload = {"upload": {"href": f"{hub.address}/upload/{asked['oid']}"}}
+            return {**asked, **({} if asked["oid"] in hub.objects else {"actions": upload})}
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            with hub.lock:
+                hub.requests.append(f"PUT {self.path}")
+                hub.accepted -= 1
+                if hub.accepted < 0:
+                    return self.head(403)
+                hub.objects[hashlib.sha256(body).hexdigest()] = body
+            self.head(200)
+
+        def between_repositories(self, name: str, what: str, body: bytes) -> None:
+            """Tell the marks of large files, and copy them to another repository."""
+            folder = hub.repositories.get(name)
+            if what == "lfs-files/duplicate":
+                if hub.uncopied:
+                    return self.answer({"error": "another region"}, 400)
+                for file in json.loads(body)["files"]:
+                    hub.copied.append(file["filename"])
+                    hub.objects[file["sha256"]] = (folder / file["filename"]).read_bytes()
+                return self.answer({"failed": []})
+            asked = parse_qs(body.decode())["paths"]
+            paths = [folder / path for path in asked] if folder else []
+            return self.answer([
+                {
+                    "type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0" * 40,
+                    "xetHash": "2" * 64,
+                    "lfs": {
+                        "oid": hashlib.sha256(p.read_bytes()).hexdigest(), "pointerSize": 1,
+                        "size": p.stat().st_size,
+                    },
+                }
+                for p in paths
+            ])  # fmt: skip
+
         def do_HEAD(self) -> None:
             self.do_GET()
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
+            hub.requests.append(f"{self.command} {path}")
             known = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path)
             listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+", path)
             file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -112,6 +180,9 @@ def running_hub() -> Iterator[Hub]:
             if match is None or (known and known[1] == "me/merged"):
                 return self.answer({"id": "me/merged", "sha": "a" * 40, "siblings": []})
             name = match[1]
+            if name == "me/merged":
+                listing = [{"type": "file", "path": p, "size": 1, "oid": "0"} for p in hub.files]
+                return self.answer(listing)
             if name not in hub.repositories:
                 return self.head(404, X_Error_Code="RepoNotFound")
             folder = hub.repositories[name]
@@ -142,7 +213,7 @@ def running_hub() -> Iterator[Hub]:
             data = path.read_bytes()
             etag = hub.forged.get("etag", f'"{hashlib.sha256(data).hexdigest()}"')
             common = {"X_Repo_Commit": hub.forged.get("commit", hub.commit(name)), "ETag": etag}
-            if path.suffix == ".safetensors":
+            if path.suffix in (".safetensors", ".gguf"):
                 # The same server under another name: the client sends other hosts no token.
                 elsewhere = hub.address.replace("127.0.0.1", "localhost")
                 return self.head(
@@ -161,7 +232,7 @@ def running_hub() -> Iterator[Hub]:
             first = int(asked[1]) if asked else 0
             last = min(int(asked[2]), len(data) - 1) if asked and asked[2] else len(data) - 1
             fault = ""
-            weights = path.suffix == ".safetensors"
+            weights = path.suffix in (".safetensors", ".gguf")
             with hub.lock:
                 if weights:
                     hub.asked.setdefault(name, []).append((first, last))

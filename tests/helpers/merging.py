@@ -35,7 +35,13 @@ def tiny_llama(**changes: Any) -> Any:
 
 
 def save_expert(
-    folder: Path, config: Any, seed: int, dtype: torch.dtype = torch.float32, *, noise: float = 0.05
+    folder: Path,
+    config: Any,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    noise: float = 0.05,
+    shard: str = "5GB",
 ) -> Path:
     """A model of this configuration with random weights, norms and biases included."""
     from transformers import AutoModelForCausalLM
@@ -45,7 +51,7 @@ def save_expert(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * noise)
-    model.to(dtype).save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder, max_shard_size=shard)
     return folder
 
 

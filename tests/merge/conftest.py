@@ -2,9 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
+from hub_server import running_hub
+from huggingface_hub import constants
 from merging import copied, save_expert, save_tokenizer, tiny_llama
+
+from layerswap.checkpoint import remote
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -27,3 +32,22 @@ def pair(experts, tmp_path) -> tuple[Path, Path]:
     """Copies of the task and the language expert, to spoil."""
     root = tmp_path / "spoilt"
     return copied(experts["task"], root / "task"), copied(experts["language"], root / "language")
+
+
+@pytest.fixture
+def hub(experts, tmp_path, monkeypatch):
+    """A hub with both experts and their base, and an empty cache."""
+    with running_hub() as running:
+        for name in ("task", "language", "base"):
+            running.repositories[f"org/{name}"] = experts[name]
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", running.address)
+        template = f"{running.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
+        huggingface_hub.utils.close_session()
+        yield running
+        huggingface_hub.utils.close_session()

@@ -11,38 +11,19 @@ import time
 
 import huggingface_hub
 import pytest
-from hub_server import running_hub
+import torch
 from huggingface_hub import constants
-from merging import swap_of, weight_bytes
+from merging import change_tensors, swap_of, weight_bytes
 
 import layerswap as ls
 from layerswap.checkpoint import remote
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import CheckpointError, LayerswapError
+from layerswap.errors import CheckpointError, LayerswapError, MergeError
 from layerswap.merge import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
 FAULTS = ["drop", "short", "wrong", "429", "503"]
-
-
-@pytest.fixture
-def hub(experts, tmp_path, monkeypatch):
-    """A hub with both experts and their base, and an empty cache."""
-    with running_hub() as running:
-        for name in ("task", "language", "base"):
-            running.repositories[f"org/{name}"] = experts[name]
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", running.address)
-        template = f"{running.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-        monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
-        huggingface_hub.utils.close_session()
-        yield running
-        huggingface_hub.utils.close_session()
 
 
 def swap_plans(experts, **settings):
@@ -186,6 +167,17 @@ def test_a_file_that_changes_stops_the_merge(hub, experts, tmp_path):
     with pytest.raises(LayerswapError, match="changed since the merge was planned"):
         plan.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_nan_in_a_tensor_that_is_fetched_is_found_before_the_output_appears(hub, pair, tmp_path):
+    name = "model.layers.2.mlp.up_proj.weight"  # copied
+    change_tensors(pair[0], {name: torch.full((40, 24), float("nan"))})
+    hub.repositories[TASK] = pair[0]
+    plan = ls.swap(task=TASK, language=LANGUAGE, bottom=1, top=1, max_shard_size="20KB")
+    with pytest.raises(MergeError, match=f"model.safetensors: tensor '{name}' holds NaN or inf"):
+        plan.save(tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+    assert plan.save(tmp_path / "out", allow_non_finite=True).is_dir()
 
 
 @pytest.mark.slow
@@ -410,6 +402,7 @@ def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
         ("https://me:secret@127.0.0.1:1/x", "has no password"),
         ("https://127.0.0.1:1/x?token=secret", "has no password, '?' or '#'"),
         ("nowhere://bucket/x", "nowhere"),
+        ("http://[::1", "Invalid IPv6 URL"),
         ("memory://nothing/here", "holds no checkpoint"),
     ],
 )
@@ -432,3 +425,22 @@ def test_a_server_that_takes_no_connection_is_not_waited_for(monkeypatch):
     with pytest.raises(CheckpointError, match=r"127\.0\.0\.1:1/.* cannot be fetched .*refused"):
         open_checkpoint("http://127.0.0.1:1/model", in_place=True)
     assert 0 < len(waits) <= remote.UNREACHED * len(remote.BESIDE_WEIGHTS)
+
+
+def test_a_swap_on_the_hub_is_compared_by_ranges(hub, experts, tmp_path):
+    """Also a file that is an expert's own, by its hash alone."""
+    plan, local = swap_plans(experts)
+    hub.repositories["org/swapped"] = local.save(tmp_path / "swapped")
+    origins = ls.verify_against(plan, "org/swapped", share=1)
+    assert origins.passed
+    assert origins.same_files == 0
+    assert not [*(tmp_path / "cache").rglob("*.safetensors")]
+    hub.repositories["org/copy"] = experts["task"]
+    one = ls.swap(task=TASK, language=LANGUAGE, bottom=0, top=0, outside="task")
+    before = hub.sent.get("org/copy", 0), hub.sent.get(TASK, 0)
+    origins = ls.verify_against(one, "org/copy", share=1)
+    assert origins.passed
+    assert origins.same_files == len(origins.planned) > 0
+    header = 20_000
+    assert hub.sent["org/copy"] - before[0] < header
+    assert hub.sent.get(TASK, 0) - before[1] < header

@@ -86,7 +86,7 @@ def test_short_writes(experts, tmp_path, expected, monkeypatch):
 def test_a_copy_past_the_end_of_the_source_raises(tmp_path):
     (tmp_path / "source").write_bytes(b"12345")
     with (tmp_path / "source").open("rb") as source, (tmp_path / "out").open("wb") as out:
-        piece = engine._Copy(tmp_path / "source", 2, 0, 4)
+        piece = engine.Span(tmp_path / "source", 2, 0, 4)
         with pytest.raises(CheckpointError) as caught:
             engine.copy_span(source.fileno(), out.fileno(), piece)
     assert str(caught.value) == f"{tmp_path}/source: ended while it was being read"

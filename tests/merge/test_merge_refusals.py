@@ -476,6 +476,7 @@ def test_a_recipe_of_one_checkpoint_twice_is_that_checkpoint(experts, tmp_path):
             {"intermediate_size": 41},
             "shape [41, 24], but it is [40, 24]; correct config.json",
         ),
+        (None, {"intermediate_size": [40]}, "its configuration cannot be loaded ("),
         (None, {"num_attention_heads": -1}, "its model cannot be loaded ("),
         (None, {"num_attention_heads": 0}, "cannot be loaded (ZeroDivisionError: "),
         (None, {"num_key_value_heads": -2}, "its model cannot be loaded ("),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from merging import (
@@ -25,10 +26,13 @@ from merging import (
 from safetensors.torch import load_file
 
 import layerswap as ls
+from layerswap.checkpoint.read import narrowed, widened
 from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 from layerswap.errors import LayerswapError, MergeError, RecipeError
+from layerswap.merge import layout
 from layerswap.merge.folder import load_tensor
+from layerswap.merge.terms import blend
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NORM = "model.layers.1.input_layernorm.weight"
@@ -158,8 +162,8 @@ def test_integer_and_boolean_buffers_are_copied(pair, tmp_path):
         check_equal(load_tensor(next(t for t in plan.tensors if t.name == name)), buffer, name)
 
 
-def tied(folder, seed):
-    return save_expert(folder, tiny_llama(tie_word_embeddings=True), seed)
+def tied(folder, seed, dtype=torch.float32):
+    return save_expert(folder, tiny_llama(tie_word_embeddings=True), seed, dtype)
 
 
 def test_tied_embeddings_stay_tied(tmp_path):
@@ -168,6 +172,40 @@ def test_tied_embeddings_stay_tied(tmp_path):
     result = tensors_of(out)
     assert HEAD not in result
     check_equal(result[EMBEDDING], half(*(tensors_of(folder)[EMBEDDING] for folder in pair)))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+@pytest.mark.parametrize(
+    "weights", [[0.5, 0.5], [0.3, 0.7], [1 / 3] * 3, [0.1] * 10, [1e-9, 1 - 1e-9]]
+)
+def test_a_blend_of_equal_numbers_of_16_bits_is_that_number(dtype, weights):
+    every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    stored = every if dtype == "BF16" else every.view(np.float16)
+    stored = stored[np.isfinite(widened(stored, dtype))]
+    blended = blend([widened(stored, dtype) for _ in weights], weights)
+    assert narrowed(blended, dtype).tobytes() == stored.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "copies"),
+    [("bfloat16", 0.3, True), ("float32", 0.5, True), ("float32", 0.3, False)],
+)
+def test_tensors_that_no_expert_changed_are_copied(tmp_path, monkeypatch, dtype, weight, copies):
+    pair = [tied(tmp_path / f"e{seed}", seed, getattr(torch, dtype)) for seed in range(2)]
+    change_tensors(pair[1], {EMBEDDING: tensors_of(pair[0])[EMBEDDING]})
+
+    def planned():
+        return swap_of(pair, bottom=1, top=1, weights={"task": weight, "language": 1 - weight})
+
+    note = f"{EMBEDDING!r}: equal in both, so copied and not blended"
+    assert (note in planned().notes) is copies
+    assert any("(tied)" in line for line in planned().notes) is not copies
+    out = planned().save(tmp_path / "out")
+    report = ls.verify(out, full=True)
+    assert report.passed
+    assert report.computed.tensors == 2 - copies  # the final norm differs
+    monkeypatch.setattr(layout, "_blend_copies", lambda inputs, dtype: False)
+    check_tensors(tensors_of(out), tensors_of(planned().save(tmp_path / "blended")))
 
 
 @pytest.mark.parametrize("says_tied", [True, False])

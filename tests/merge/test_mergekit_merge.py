@@ -106,6 +106,19 @@ def test_gradients_filters_and_slices_reach_the_tensors(experts, tmp_path):
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=2e-7, err_msg=name)
 
 
+def test_a_sum_of_any_weights_is_exact(experts, tmp_path):
+    parts = [("task", 0.9), ("language", 0.7), ("third", -0.3)]
+    config = {
+        "merge_method": "linear",
+        "parameters": {"normalize": False},
+        "models": [{"model": name, "parameters": {"weight": w}} for name, w in parts],
+    }
+    result = merged(config, experts, tmp_path / "out")
+    for name, values in result.items():
+        expected = sum(w * arrays(experts[n])[name].astype(np.float64) for n, w in parts)
+        np.testing.assert_allclose(values, expected, rtol=3e-7, atol=2e-8, err_msg=name)
+
+
 SHIFTED = {
     "merge_method": "ties",
     "base_model": "base",

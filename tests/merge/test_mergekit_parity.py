@@ -107,6 +107,10 @@ MIXED = [
     model("c", weight=[{"filter": "mlp", "value": 0.5}, {"value": 0}], density=0.25),
 ]
 CASES = {
+    "linear with weights as they are": {
+        "merge_method": "linear", "parameters": {"normalize": False},
+        "models": [model("a", weight=0.9), model("b", weight=-0.4)],
+    },
     "linear slices of different layers": {
         "merge_method": "linear", "parameters": {"weight": 1},
         "slices": [

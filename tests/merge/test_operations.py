@@ -190,8 +190,8 @@ REFUSED = {
     "method unlike any": (
         HEAD + "merge: {method: sum, experts: [task]}",
         "r, line 3: merge: no method 'sum'; there are arcee_fusion, breadcrumbs, "
-        "dare_linear, dare_ties, della, della_linear, fisher, karcher, model_stock, multislerp, "
-        "nearswap, nuslerp, ram, revert, scale, sce, slerp, task_arithmetic, ties",
+        "dare_linear, dare_ties, della, della_linear, fisher, karcher, linear, model_stock, "
+        "multislerp, nearswap, nuslerp, ram, revert, scale, sce, slerp, task_arithmetic, ties",
     ),
     "unknown parameter": (
         HEAD + "merge: {method: ties, experts: [task], densty: 0.2}",
@@ -244,6 +244,13 @@ def test_magnitude_weights_of_a_merge_are_refused(experts):
         "weights": "magnitude",
     }
     with pytest.raises(RecipeError, match=r"^weights: the magnitude of ties.*; give numbers$"):
+        recipe_plan(data)
+
+
+def test_the_base_has_no_magnitude(experts):
+    data = {"base": str(experts["base"]), "experts": {"task": str(experts["task"])},
+            "soup": {"experts": ["task", "base"]}, "weights": "magnitude"}  # fmt: skip
+    with pytest.raises(RecipeError, match=r"^weights: the magnitude of base cannot be measured"):
         recipe_plan(data)
 
 

@@ -12,6 +12,13 @@ from hub_server import Hub, running_hub
 from layerswap.checkpoint.remote import check_hub_id
 from layerswap.errors import MergeError
 
+SHARDS = ("--max-shard-size", "20KB")
+
+
+def sent(hub: Hub) -> list[str]:
+    """The large files that were sent, by SHA-256, in order."""
+    return [line.rpartition("/")[2] for line in hub.requests if line.startswith("PUT ")]
+
 
 def push(hub: Hub, experts, out, *more: str) -> subprocess.CompletedProcess[str]:
     words = [
@@ -51,8 +58,61 @@ def test_a_refused_upload_leaves_the_folder_whole(experts, tmp_path):
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: me/merged: the upload failed (HfHubHTTPError: ")
-    assert line.endswith(f"upload it with `hf upload me/merged {tmp_path}/out`")
+    assert line.endswith(
+        f"{tmp_path}/out is whole and me/merged as it was; run the command again with "
+        "--overwrite, and only what is missing is sent"
+    )
     assert (tmp_path / "out" / "layerswap.json").is_file()
+
+
+@pytest.mark.slow
+def test_an_interrupted_upload_shows_nothing_and_resumes(experts, tmp_path):
+    out = tmp_path / "out"
+    with running_hub() as hub:
+        hub.large, hub.accepted = True, 2
+        hub.files = {"README.md": b"another model", "model.safetensors": b"its weights"}
+        before = dict(hub.files)
+        done = push(hub, experts, out, *SHARDS)
+        assert done.returncode == 2
+        assert "me/merged as it was" in done.stderr
+        assert hub.files == before
+        assert hub.commits == []
+        arrived = set(hub.objects)
+        assert len(arrived) == 2
+        hub.accepted = 10**9
+        hub.requests.clear()
+        done = push(hub, experts, out, *SHARDS, "--overwrite")
+    assert done.returncode == 0, done.stderr
+    stored = {f.name: f.read_bytes() for f in out.iterdir()}
+    assert len(stored) > 8
+    assert hub.commits == [set(stored)]  # one commit, without the other model's weights
+    assert hub.files == stored
+    weights = {f.name for f in out.glob("*.safetensors")}
+    assert len(sent(hub)) == len(weights) - 2
+    assert not arrived & set(sent(hub))
+
+
+@pytest.mark.slow
+def test_a_file_that_a_source_has_on_the_hub_is_copied_there(experts, tmp_path):
+    """The output is the task expert but for its name: not one byte of weights is sent."""
+    zones = ("--bottom", "0", "--top", "0", "--outside", "task")
+    with running_hub() as hub:
+        hub.large = True
+        hub.repositories |= {f"org/{name}": experts[name] for name in ("task", "language")}
+        ids = {name: f"org/{name}" for name in ("task", "language")}
+        done = push(hub, ids, tmp_path / "out", *zones)
+        assert done.returncode == 0, done.stderr
+        assert (hub.copied, sent(hub)) == (["model.safetensors"], [])
+        assert hub.files == {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
+        hub.copied.clear()
+        hub.uncopied = True  # a repository of another region
+        done = push(hub, ids, tmp_path / "out", *zones, "--overwrite")
+        assert done.returncode == 0, done.stderr
+        assert hub.copied == []
+        assert hub.files == {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
+        done = push(hub, ids, tmp_path / "out", "--overwrite")  # other weights of the same size
+        assert done.returncode == 0, done.stderr
+        assert len(sent(hub)) == 1
 
 
 def test_a_wrong_name_is_refused_before_anything_is_written(experts, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -90,7 +89,7 @@ def test_documents_that_cannot_be_written_fail_the_whole_merge(pair, tmp_path, m
     if what == "config":
         monkeypatch.setattr(Path, "write_text", fail)
     else:
-        monkeypatch.setattr(shutil, "copyfile", fail)
+        monkeypatch.setattr(Path, "write_bytes", fail)
     out = tmp_path / "out"
     message = refusal(plan.save, out)
     assert message == f"{out}: cannot be written (Input/output error); nothing was kept"
@@ -112,6 +111,33 @@ def test_a_shard_that_vanishes_during_a_merge(pair, tmp_path, size):
     how = "vanished" if size == "5GB" else "cannot be read"
     assert message == f"{gone}: {how} (No such file or directory)"
     assert [f.name for f in tmp_path.iterdir()] == ["spoilt"]
+
+
+@pytest.mark.parametrize("size", ["20KB", "5GB"])
+def test_a_source_that_is_cut_short_during_a_merge(pair, tmp_path, size):
+    plan, file = plan_of(pair, max_shard_size=size), pair[1] / "model.safetensors"
+    message = refusal(
+        plan.save, tmp_path / "out", threads=1, progress=lambda _: os.truncate(file, 1000)
+    )
+    assert message == f"{file}: ended while it was being read"
+    assert [f.name for f in tmp_path.iterdir()] == ["spoilt"]
+
+
+def test_a_document_that_changes_after_the_plan(pair, tmp_path):
+    plan, file = plan_of(pair), pair[0] / "tokenizer.json"
+    file.write_text("{")
+    changed = f"{file}: changed since the merge was planned; plan it again"
+    assert refusal(plan.save, tmp_path / "out") == changed
+    plan, file = plan_of((pair[1], pair[1])), pair[1] / "tokenizer.json"
+    (tmp_path / "secret").write_text("{}")
+
+    def plant(_):
+        file.unlink()
+        file.symlink_to(tmp_path / "secret")
+
+    message = refusal(plan.save, tmp_path / "out", threads=1, progress=plant)
+    assert message.startswith(f"{file}: a link to {tmp_path}/secret, outside its folder")
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_a_wrong_total_size_in_a_source_is_not_taken_over(pair, tmp_path):

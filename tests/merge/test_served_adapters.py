@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,24 @@ def test_the_manifest_serves_them(world, served):
     assert f"vllm serve {world / 'base'} --enable-lora --max-lora-rank 8" in script
     assert 'math--sw="$here/"math--sw' in script
     assert [path.name for path in served.rglob("README.md")] == ["README.md"]
+
+
+def test_the_script_runs_from_any_folder(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(world)
+    out = tmp_path / "a folder" / "out"
+    assert not run(world, out, "--base", "base").exit_code
+    called = tmp_path / "vllm"
+    called.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    called.chmod(0o755)
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", out / "serve.sh", "--port", "1"], cwd="/", env=path, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    _, base, *words = done.stdout.splitlines()
+    assert Path(base).samefile(world / "base")
+    assert f"math--sw={out}/math--sw" in words
+    assert words[-2:] == ["--port", "1"]
 
 
 def test_blended_places_grow_to_both_ranks(world, tmp_path):

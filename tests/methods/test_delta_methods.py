@@ -25,6 +25,18 @@ def test_ties(density, weights):
     close(found, 0.9 * elect_and_average(trimmed, weights))
 
 
+@pytest.mark.parametrize("method", ["ties", "dare_ties", "della", "sce"])
+def test_deltas_that_cancel_elect_no_sign(method):
+    """Deltas of a few steps of bfloat16 cancel often; rounding must not elect one of them."""
+    x = (deltas(1)[0].view(np.uint32) & 0xFFFF0000).view(np.float32)
+    for shares in ([1, -1], [3, -2, -1]):
+        parts = [np.float32(share) * x for share in shares]
+        settings = {"density": 1.0, **({"epsilon": 0.0} if method == "della" else {})}
+        if method != "sce" or len(shares) == 2:  # SCE weighs experts by their squares
+            found = merged(method, parts, [0.3] * len(parts), **settings)
+            assert not np.count_nonzero(found)
+
+
 def test_ties_can_add_what_agrees():
     parts, weights = deltas(3), [1.0, 2.0, 0.5]
     trimmed = [keep_largest(x, 0.3) for x in wide(parts)]

@@ -3,15 +3,18 @@
 import pytest
 from accessibility import AXE, open_browser, violations
 
+from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import measure_delta
 from layerswap.evaluation.statistics import Interval, friedman
 from layerswap.lab.assets import shipped
 from layerswap.report import Report, Section, Table, write_report
-from layerswap.report.charts import draw_heat_map, draw_ranks
+from layerswap.report.charts import draw_heat_map, draw_intervals, draw_ranks
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
+from layerswap.report.stack import draw_stack
 
 pytestmark = pytest.mark.slow
+COMMAND = "layerswap merge 'a folder/best.yaml' --out merged"
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +34,25 @@ def path(tmp_path_factory):
         for i in range(30)
     ]
     ranked = friedman({n: [i + k / 9 for k in range(4)] for i, n in enumerate(("a", "b", "c"))})
-    rows = [("soup", Interval(0.3, 0.2, 0.4, 9), "x"), ("swap", Interval(0.5, 0.4, 0.6, 9), "y"),
-            ("base", None, "z")]  # fmt: skip
+    rows = [("soup", Interval(0.3, 0.2, 0.4, 9), "-20.0 [-30.0, -10.0] *", "x"),
+            ("swap", Interval(0.5, 0.4, 0.6, 9), "", "y"),
+            ("base", None, "+1.0 [-3.0, +2.5]", "z")]  # fmt: skip
+    results = Table(("model", "score", "to the swap", "note"), rows, "A caption.", 1, bold={(1, 1)})
+    apart = {"soup": Interval(-0.2, -0.3, -0.1, 9), "base": Interval(0.01, -0.03, 0.025, 9)}
     sections = [
-        Section("Table", table=Table(("model", "score", "note"), rows)),
+        Section("Table", "Words.", COMMAND, table=results),
+        Section(
+            "Differences",
+            figure=draw_intervals(list(apart.items()), measure="difference", differences=True),
+        ),
         Section("Grid", figure=draw_heat_map(grid, row_label="bottom", column_label="top")),
         Section("Maps", maps=map_panel(atlas)),
         Section("Answers", answers=Answers(["swap", "soup"], examples)),
         Section("Ranks", figure=draw_ranks(ranked)),
     ]
     return write_report(tmp_path_factory.mktemp("page") / "report.html",
-                        Report("A page", "What was found.", sections))  # fmt: skip
+                        Report("A page", "What was found.", sections,
+                               figure=draw_stack(swap(8))))  # fmt: skip
 
 
 @pytest.fixture
@@ -69,6 +80,35 @@ def test_tables_are_sorted_by_mouse_and_by_keyboard(page):
     assert page.locator(names).all_inner_texts() == ["soup", "swap", "base"]
     head.press("Enter")
     assert page.locator("th[aria-sort]").count() == 0
+
+
+def test_the_selected_is_tinted_the_best_bold_and_negative_ends_are_in_words(page):
+    table = page.locator("section:has(h2:text('Table'))")
+    assert table.locator("tr.highlight th").inner_text() == "swap"
+    assert table.locator("td.best").inner_text().split() == ["50.0", "40.0\u201360.0"]
+    assert table.locator("tbody td").nth(1).inner_text().split("\n") == [
+        "-20.0 *",
+        "-30.0 to -10.0",
+    ]
+    assert table.locator(".marks").inner_text() == (
+        "Tinted: the selected model. Bold: the highest score."
+    )
+
+
+def test_a_command_is_copied_whole_by_one_click(page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.locator(".command code").click()
+    assert page.evaluate("getSelection().toString()") == COMMAND
+
+
+def test_on_paper_there_is_one_column_of_unbroken_figures(page):
+    page.emulate_media(media="print")
+    style = "one => { const of = getComputedStyle(one); return [of.display, of.breakInside]; }"
+    assert page.locator("header").evaluate(style)[0] == "block"
+    assert {one.evaluate(style)[1] for one in page.locator("figure, .table").all()} == {"avoid"}
+    assert not page.locator("nav").is_visible()
+    assert not page.locator("h2", has_text="Answers").is_visible()
+    assert page.locator(".command").evaluate("one => one.scrollWidth <= one.clientWidth")
 
 
 def test_the_maps_count_fewer_rows_above_a_higher_threshold(page):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,8 @@ from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
 from layerswap.errors import EvaluationError, RecipeError
+from layerswap.report.page import render
+from layerswap.report.stack import NOTHING_ON_TOP
 from layerswap.report.sweeps import lead, prepare_folder, sweep_report
 from layerswap.search import sweeps
 from layerswap.search.candidates import zone_sources
@@ -84,6 +87,26 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
     leads = Zones(1, 1) if summary["selected"] == "swap, default" else best
     assert plan.recipe.swap.zones(4) == leads
     assert "The best is " in done.output
+    page = found["report.html"].decode()
+    assert f"<code>layerswap merge {out / 'best.yaml'} --out merged</code>" in page
+    assert "Where each of 4 layers comes from" in page
+    assert "Answers side by side" in page
+    assert page.count("<article") == 2  # the test documents, with the answers of all models
+
+
+def test_answers_and_tasks_with_markup_are_text_in_the_report(world, tmp_path):
+    board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")))
+    hostile = "<script>window.hacked=1</script>&\"'"
+    board = replace(
+        board, measure=(hostile, *board.measure[1:]), chosen_by=hostile,
+        rows=[replace(row, task=hostile) for row in board.rows if row.task == board.measure[0]],
+        answers=[replace(one, task=hostile, question=hostile, target=hostile, answer=hostile)
+                 for one in board.answers],
+    )  # fmt: skip
+    page = render(sweep_report(board))
+    assert page.count("<article") == 2
+    assert "<script>window" not in page
+    assert "script&gt;&amp;&#34;&#39;, document" in page  # in an attribute too
 
 
 def planted(scores):
@@ -126,6 +149,8 @@ def test_development_alone_decides_what_is_saved_and_headed(
     score = scores["test"].get(zones, 0) / 5
     assert lead(board).startswith(f"The best is {named}. On 5 documents that it was not chosen on")
     assert f"acc is {100 * score:.1f} [" in lead(board)
+    texts = " ".join(section.text for section in sweep_report(board).sections)
+    assert (NOTHING_ON_TOP in texts) == (board.chosen.zones.top == 0)
 
 
 def test_a_layers_worth_is_the_difference_of_means():

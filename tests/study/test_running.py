@@ -264,9 +264,72 @@ def test_a_storage_that_cannot_be_is_named(tmp_path):
         Storage("nosuch://x")
     with pytest.raises(StudyError, match="is not a study folder"):
         read_journal(tmp_path, Storage("memory://empty"))
+    with pytest.raises(StudyError, match=r"^http://\[::1: cannot be reached \(Invalid IPv6 URL\)$"):
+        Storage("http://[::1")
+
+
+def test_a_storage_writes_nothing_outside_a_steps_folder(tmp_path):
+    storage = Storage("memory://hostile")
+    storage.write("steps/a/../../../escaped", b"x")
+    with pytest.raises(StudyError, match="escaped leads out of its folder"):
+        storage.get("steps/a", tmp_path / "one" / "two" / "three")
+    assert not list(tmp_path.rglob("escaped"))
 
 
 def test_asking_for_the_status_writes_nothing(tmp_path):
     with pytest.raises(StudyError, match="is not a study folder"):
         read_journal(tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seconds": {"a": 1}},
+        {"why": {"a": 1}},
+        {"state": "over"},
+        {"after": [1]},
+        {"attempts": "x"},
+    ],
+    ids=str,
+)
+def test_a_record_of_other_values_is_none(tmp_path, works, changes):
+    done, kinds = works
+    run_graph(chain(), tmp_path, kinds)
+    file = StudyJournal(tmp_path, chain()).folder("side") / "step.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    states = {record.name: record.state for record in read_journal(tmp_path).status()}
+    assert states == {"a": "done", "b": "done", "side": "waiting", "c": "waiting"}
+    run_graph(chain(), tmp_path, kinds)
+    assert done[-2:] == ["side", "c"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"process": 2**70}, {"since": "yesterday"}, {"since": 5}, {"seen": "x"}], ids=str
+)
+def test_a_sign_of_life_of_other_values_is_none(tmp_path, works, changes):
+    run_graph(chain(), tmp_path, works[1])
+    journal = StudyJournal(tmp_path, chain())
+    record = json.loads((journal.folder("c") / "step.json").read_text())
+    (journal.folder("c") / "step.json").unlink()
+    sign = {**record, "state": "running", "process": os.getpid(), "seen": time.time(),
+            "since": "2026-01-01T00:00:00+00:00"}  # fmt: skip
+    for content, state in ((sign, "running"), (sign | changes, "waiting")):
+        (journal.folder("c") / "running.json").write_text(json.dumps(content))
+        assert journal.status()[-1].state == state
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"inputs": [1]}, {"inputs": ["ab"]}, {"needs": 3}, {"name": 5}, {"needs": ["c"]},
+     {"settings": None}, {"resources": {"cpus": "many"}}, {"name": "\ud800"}],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_index_is_one_line(tmp_path, works, changes):
+    run_graph(chain(), tmp_path, works[1])
+    index = json.loads((tmp_path / "study.json").read_text())
+    index["steps"][0] |= changes
+    (tmp_path / "study.json").write_text(json.dumps(index))
+    with pytest.raises(StudyError, match=r"study\.json is damaged \(\w+: ") as caught:
+        read_journal(tmp_path)
+    assert "\\n" not in str(caught.value)

@@ -84,6 +84,8 @@ def test_where_takes_a_value_or_several():
          "parallel"),
         (("name: mine", "name: mine\nvalidation: 2.5"), "m.yaml, line 2: validation: write a "
          "number of examples such as 200, or a share such as 0.1"),
+        (("name: mine", f"name: mine\ntotal: {2**64}"), "m.yaml, line 2: total: input should be "
+         f"less than or equal to 1000000000000000; found {2**64}"),
         (("name: mine", "name: mine\ntotal: al"), "m.yaml, line 2: total: write a whole number or "
          "all; found 'al'"),
         (("name: mine", "name: mine\nname: yours"), "m.yaml: line 2: key 'name' is given twice"),

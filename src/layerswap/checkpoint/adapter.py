@@ -139,6 +139,7 @@ def read_adapter(folder: Path) -> Adapter:
     tensors = read_header(folder / ADAPTER_WEIGHTS)
     with error_context(str(folder)):
         pairs, saved = _sort(tensors)
+        _check_targets(config, pairs)
         modules = {path: _low_rank(path, pair, config) for path, pair in pairs.items()}
         if not modules:
             raise CheckpointError("the adapter has no LoRA weights")
@@ -153,7 +154,7 @@ def _check_kind(config: Mapping[str, Any]) -> None:
     if bias != "none":
         raise CheckpointError(f"trains biases (bias: {clipped(str(bias))}); {MERGE_FIRST}")
     for key, label in MORE_THAN_LORA.items():
-        if config.get(key):
+        if config.get(key) or (key.endswith("_config") and config.get(key) == {}):
             raise CheckpointError(f"{label} ({key}) is more than LoRA; {MERGE_FIRST}")
     start = config.get("init_lora_weights")
     if not (start is None or isinstance(start, bool) or str(start).lower() in STARTS):
@@ -181,6 +182,25 @@ def _sort(
         else:
             raise CheckpointError(f"tensor {quoted(name)} is not part of a LoRA adapter")
     return pairs, saved
+
+
+def _check_targets(config: Mapping[str, Any], paths: Iterable[str]) -> None:
+    """Refuse weights that PEFT would not load, since the configuration leaves out their module."""
+    targets, layers = config.get("target_modules"), config.get("layers_to_transform")
+    listed = isinstance(targets, list)
+    ends = {str(target).rpartition(".")[2] for target in targets or ()} if listed else set()
+    numbers = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
+    for path in paths:
+        number = re.search(r"\.(\d+)\.", path)
+        if listed and path.rpartition(".")[2] not in ends:
+            key = "target_modules"
+        elif layers not in (None, []) and number and number[1] not in numbers:
+            key = "layers_to_transform"
+        else:
+            continue
+        raise CheckpointError(
+            f"{quoted(path)} has weights, but {key} leaves it out; correct {ADAPTER_CONFIG}"
+        )
 
 
 def _low_rank(path: str, pair: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> LowRank:

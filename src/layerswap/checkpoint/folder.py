@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import PathLike
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
-from layerswap.checkpoint.header import TensorInfo, is_gguf, read_header
+from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
 from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import (
     Numbered,
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+HUB_GGUF = re.compile(
+    rf"(?P<id>{HUB_ID.pattern})(?:@(?P<revision>[^/]+))?/(?P<file>[^@]+\.gguf)", re.IGNORECASE
+)
+"""A GGUF file on the Hub: `owner/name/file.gguf` or `owner/name@revision/file.gguf`."""
 MOST_INDEXED = 500_000
 """Most tensors of a checkpoint; Kimi K2 has 208,000 in its quantised form."""
 CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
@@ -101,6 +106,10 @@ class Checkpoint:
     low_rank: Mapping[str, LowRank] = field(default_factory=dict)
     gguf: Metadata | None = None
     numbered: Numbered | None = None
+
+    def __repr__(self) -> str:
+        size = f"{len(self.tensors)} tensors, {self.nbytes / 1e6:,.1f} MB"
+        return f"<Checkpoint {self.identity}: {self.layers} layers, {size}>"
 
     @cached_property
     def layers(self) -> int:
@@ -214,8 +223,9 @@ def open_checkpoint(
     them against each other. No tensor is read.
 
     Args:
-        source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub; with
-            `in_place` also the URL of a folder.
+        source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub, with
+            `/file.gguf` behind it for a GGUF file; with `in_place` also the URL of a folder or a
+            GGUF file.
         revision: Hub branch, tag or commit; the commit that it resolves to is recorded.
         patterns: places of tensors whose names no built-in layout has.
         allow_pickle: read pickled weights (`.bin`) if there are no others; see
@@ -236,7 +246,7 @@ def open_checkpoint(
     """
     source = os.fspath(source)
     if is_gguf(source):
-        return _open_gguf(source, revision, patterns)
+        return _open_gguf(source, revision, patterns, in_place=in_place)
     in_place = in_place and not is_folder(source) and not _offline()
     folder, commit = fetched or fetch_checkpoint(
         source, revision, weights=not in_place, urls=in_place
@@ -265,18 +275,50 @@ def open_checkpoint(
     return Checkpoint(name, commit, folder, config, tensors, places, numbered=numbered)
 
 
-def _open_gguf(source: str, revision: str | None, patterns: Sequence[Pattern]) -> Checkpoint:
-    if revision is not None:
+def _open_gguf(
+    source: str, revision: str | None, patterns: Sequence[Pattern], *, in_place: bool
+) -> Checkpoint:
+    folder, commit, find = Path(source).expanduser(), None, None
+    file: WeightFile = folder.resolve() if folder.is_symlink() else folder  # as the user named it
+    hub = HUB_GGUF.fullmatch(source) if not folder.exists() else None
+    in_place = in_place and not _offline()
+    if hub is not None:
+        folder, commit = download(hub["id"], revision or hub["revision"], weights=False)
+        source = f"{hub['id']}/{hub['file']}"
+        find = find_weights(hub["id"], folder, commit)
+        if not in_place:
+            _download_gguf(source, commit)
+        file = _found(find, hub["file"], source)
+    elif is_url(source):
+        _check_url(source, revision, urls=in_place)
+        base, _, name = source.rpartition("/")
+        find = find_weights(base, folder, None)
+        file = _found(find, name, source)
+    elif revision is not None:
         raise CheckpointError(f"{source}: a file has no revision; leave it out")
-    file = Path(source).expanduser()
-    file = file.resolve() if file.is_symlink() else file  # the user named the link
-    header = read_gguf(file)
+    header = read_gguf(file, find)
     with error_context(source):
         config = configuration(header, any_architecture=bool(patterns))
         places, numbered = _place_all(header.tensors, config, patterns)
     return Checkpoint(
-        source, None, file, config, header.tensors, places, gguf=header.metadata, numbered=numbered
-    )
+        source, commit, folder if find else Path(str(file)), config, header.tensors, places,
+        gguf=header.metadata, numbered=numbered,
+    )  # fmt: skip
+
+
+def _found(find: Find, name: str, source: str) -> WeightFile:
+    try:
+        return find(name)
+    except FileNotFoundError:
+        raise CheckpointError(f"{source}: there is no such file") from None
+
+
+def _download_gguf(source: str, commit: str) -> Path:
+    """Download a GGUF file of the Hub with its other parts; return the repository's folder."""
+    hub = HUB_GGUF.fullmatch(source)
+    assert hub is not None, "the source of a GGUF file on the Hub"
+    parts = re.sub(r"-\d{5}(?=-of-\d{5}\.gguf$)", "-*", hub["file"])
+    return download(hub["id"], commit, weights=False, files=[parts])[0]
 
 
 def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:
@@ -295,12 +337,18 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
             f"{checkpoint.source}: only spans of a URL can be read, and this needs all weights; "
             "download the folder first"
         )
-    folder, _ = fetch_checkpoint(checkpoint.source, checkpoint.revision)
-    tensors = {
-        name: replace(info, file=folder / info.file.name)
-        for name, info in checkpoint.tensors.items()
-    }
-    return replace(checkpoint, tensors=tensors)
+    if is_gguf(checkpoint.source):
+        folder = _download_gguf(checkpoint.source, checkpoint.revision)
+    else:
+        folder, _ = fetch_checkpoint(checkpoint.source, checkpoint.revision)
+
+    def here(info: TensorInfo) -> TensorInfo:
+        file = folder / info.file.name
+        if isinstance(info, Translated):
+            return replace(info, file=file, stored=here(info.stored))
+        return replace(info, file=file)
+
+    return replace(checkpoint, tensors={n: here(info) for n, info in checkpoint.tensors.items()})
 
 
 def is_adapter(folder: Path) -> bool:
@@ -366,13 +414,18 @@ def _fetch(
 
 
 def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, None]:
+    _check_url(source, revision, urls=urls)
+    return fetch_beside(source), None
+
+
+def _check_url(source: str, revision: str | None, *, urls: bool) -> None:
+    """Refuse URLs that cannot be read; `urls` tells if the caller reads any."""
     if revision is not None:
         raise CheckpointError(f"{source}: a URL has no revision; leave it out")
     check_url(source)
     if not urls:
         why = "HF_HUB_OFFLINE is set" if _offline() else "this command does not read from a URL"
         raise CheckpointError(f"{source}: {why}; download the folder first")
-    return fetch_beside(source), None
 
 
 def _near_folder(source: str) -> str | None:

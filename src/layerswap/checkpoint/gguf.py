@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.header import MAX_ELEMENTS, MAX_TENSORS, TensorInfo, byte_length
-from layerswap.checkpoint.read import Handle, read_into
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, open_source, quoted
+from layerswap.checkpoint.read import Handle, open_file, read_into
+from layerswap.checkpoint.remote import RemoteHandle, WeightFile
+from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, quoted
 from layerswap.errors import CheckpointError, error_context
 
 MAGIC = b"GGUF"
@@ -86,8 +88,14 @@ class GGUFHeader:
     tensors: Mapping[str, TensorInfo]
 
 
-def read_gguf(path: Path) -> GGUFHeader:
-    """Read the header of a GGUF file; for a split file, all parts as one."""
+def read_gguf(path: WeightFile, find: Callable[[str], WeightFile] | None = None) -> GGUFHeader:
+    """Read the header of a GGUF file; for a split file, all parts as one.
+
+    `find` finds the other parts by name; it raises FileNotFoundError, or returns a path that does
+    not exist. By default they lie beside the first.
+    """
+    if find is None and isinstance(path, Path):
+        find = path.with_name
     first = read_gguf_header(path)
     count = first.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
@@ -100,10 +108,13 @@ def read_gguf(path: Path) -> GGUFHeader:
     tensors: dict[str, TensorInfo] = {}
     metadata = first.metadata
     for number in range(count):
-        part = path.with_name(f"{pattern['stem']}-{number + 1:05d}-of-{count:05d}.gguf")
-        if not part.is_file():
-            raise CheckpointError(f"{part}: missing; the model is in {count} parts")
-        header = read_gguf_header(part)
+        name = f"{pattern['stem']}-{number + 1:05d}-of-{count:05d}.gguf"
+        part: WeightFile | None = None
+        with suppress(FileNotFoundError):
+            part = find(name) if find is not None else None
+        if part is None or (isinstance(part, Path) and not part.is_file()):
+            raise CheckpointError(f"{part or name}: missing; the model is in {count} parts")
+        header = first if part == path else read_gguf_header(part)
         claim = header.metadata.get("split.no"), header.metadata.get("split.count")
         if claim != (number, count):
             raise CheckpointError(f"{part}: says that it is part {claim[0]} of {claim[1]}")
@@ -118,13 +129,13 @@ def read_gguf(path: Path) -> GGUFHeader:
     return GGUFHeader(metadata, tensors)
 
 
-def read_gguf_header(path: Path) -> GGUFHeader:
+def read_gguf_header(path: WeightFile) -> GGUFHeader:
     """Read the header of one GGUF file, or of one part of a split file.
 
     Checks every size against the file before reserving memory for it.
     """
-    with open_source(path) as handle, error_context(str(path)):
-        size = os.fstat(handle).st_size
+    with open_file(path) as handle, error_context(str(path)):
+        size = handle.file.size if isinstance(handle, RemoteHandle) else os.fstat(handle).st_size
         return _header(_Cursor(handle, size, path), size)
 
 
@@ -218,7 +229,7 @@ def _text(value: str) -> bytes:
 class _Cursor:
     """A position in a header, whose bytes are fetched as far as they are needed."""
 
-    def __init__(self, handle: Handle, size: int, path: Path) -> None:
+    def __init__(self, handle: Handle, size: int, path: WeightFile) -> None:
         self._handle, self.path = handle, path
         self._limit = min(size, MAX_JSON_BYTES)
         self._limit_is_end = size <= MAX_JSON_BYTES

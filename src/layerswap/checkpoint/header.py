@@ -95,6 +95,11 @@ class Translated(TensorInfo):
     shift: float
 
 
+def as_stored(info: TensorInfo) -> TensorInfo:
+    """The tensor as its file has it."""
+    return info.stored if isinstance(info, Translated) else info
+
+
 def is_gguf(source: str | os.PathLike[str]) -> bool:
     """True for the path of a GGUF file, existing or not."""
     return os.fspath(source).lower().endswith(".gguf")
@@ -210,11 +215,16 @@ def _naturals(value: Any, field: str) -> tuple[int, ...]:
 
 
 def header_bytes(
-    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
+    metadata: Mapping[str, str],
+    *,
+    multiple: int = 8,
+    remainder: int = 0,
 ) -> bytes:
-    """Write a whole safetensors header, with its length, padded to a multiple of 8 bytes.
+    """Write a whole safetensors header, with its length, padded with spaces.
 
-    Each tensor has name, dtype, shape and length in bytes, in the order of the tensors' bytes.
+    Each tensor has name, dtype, shape and length in bytes, in the order of the tensors' bytes. The
+    header has `remainder` bytes more than a multiple of `multiple` bytes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
@@ -223,7 +233,7 @@ def header_bytes(
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         begin += nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * ((remainder - 8 - len(text)) % multiple)
     return len(text).to_bytes(8, "little") + text
 
 

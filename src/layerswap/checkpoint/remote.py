@@ -8,6 +8,7 @@ changes between two requests is refused.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import os
 import re
@@ -16,10 +17,10 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,8 @@ BESIDE_WEIGHTS = (
     *TOKENIZER_FILES, *PROCESSOR_FILES, TRAINING, "README.md",
 )  # fmt: skip
 """Files to fetch whole from a URL, if they exist."""
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+"""Names of the weights in a merged folder."""
 CONNECTIONS = 8
 """Requests at a time."""
 STEP_BYTES = 1 << 23
@@ -69,9 +72,17 @@ UNREACHED = 2
 
 
 def download(
-    name: str, revision: str | None = None, *, weights: bool = True, pickled: bool = False
+    name: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    pickled: bool = False,
+    files: Iterable[str] = (),
 ) -> tuple[Path, str]:
-    """Download a Hub repository; return its folder in the local cache and its full commit."""
+    """Download a Hub repository; return its folder in the local cache and its full commit.
+
+    `files` are patterns of other files to download.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -82,7 +93,7 @@ def download(
     )
 
     allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
-    allowed += ["*.bin"] if pickled else []
+    allowed += [*files, *(["*.bin"] if pickled else [])]
     try:
         _check_answers()
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=allowed))
@@ -160,24 +171,92 @@ def check_hub_id(name: str) -> None:
         raise MergeError(f"--push: {name!r} is not a Hub id like 'owner/name'")
 
 
-def push_folder(folder: Path, name: str, *, private: bool = True) -> str:
-    """Upload a merged folder to a Hub repository, created if missing; return the commit's URL."""
+@dataclass(frozen=True)
+class HubFile:
+    """A large file on the Hub; its SHA-256 is the Hub's own mark for it."""
+
+    repository: str
+    revision: str
+    path: str
+    size: int
+    sha256: str
+
+
+def hub_file(file: WeightFile, repository: str, revision: str) -> HubFile | None:
+    """A weight file of a repository, in place or in the local cache; None if it has no SHA-256."""
+    if isinstance(file, Path):
+        size, mark = file.stat().st_size, file.resolve().name
+    else:
+        size, mark = file.size, file.etag
+    if not re.fullmatch(r"[0-9a-f]{64}", mark):
+        return None
+    return HubFile(repository, revision, file.name, size, mark)
+
+
+def push_folder(
+    folder: Path, name: str, *, private: bool = True, stored: Iterable[HubFile] = ()
+) -> str:
+    """Upload a merged folder to a Hub repository, created if missing; return the commit's URL.
+
+    All files become visible in one commit, after the last one arrived. What an interrupted upload
+    sent is not sent again. A file that equals one of `stored` is copied on the Hub. Weights of
+    another merge in the repository are removed.
+    """
     from huggingface_hub import HfApi
 
     check_hub_id(name)
     api = HfApi(library_name="layerswap")
+    copies = _equal_files(folder, stored)
     try:
         api.create_repo(name, private=private, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=name, folder_path=folder, commit_message="Merge with layerswap"
-        )
+        try:
+            commit = _commit_folder(api, folder, name, copies)
+        except Exception:
+            if not copies:
+                raise
+            # Repositories of other regions, and older clients, copy nothing.
+            commit = _commit_folder(api, folder, name, {})
     except Exception as error:  # the transports have no common class of errors
         why = f"{type(error).__name__}: {_one_line(error, 300)}"
         raise MergeError(
-            f"{name}: the upload failed ({why}); {folder} is whole, upload it with "
-            f"`hf upload {name} {folder}`"
+            f"{name}: the upload failed ({why}); {folder} is whole and {name} as it was; run the "
+            "command again with --overwrite, and only what is missing is sent"
         ) from None
     return str(commit.commit_url)
+
+
+def _commit_folder(api: Any, folder: Path, name: str, copies: Mapping[str, HubFile]) -> Any:
+    """Make one commit of a folder; `upload_folder` splits slow uploads into several."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
+
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    operations: list[Any] = [
+        CommitOperationAdd(path.name, path) for path in files if path.name not in copies
+    ]
+    operations += [
+        CommitOperationCopy(
+            file.path, path, file.revision, src_repo_id=file.repository, src_repo_type="model"
+        )
+        for path, file in copies.items()
+    ]
+    names = {path.name for path in files}
+    old = [path for path in api.list_repo_files(name) if WEIGHTS.fullmatch(path)]
+    operations += [CommitOperationDelete(path) for path in old if path not in names]
+    return api.create_commit(name, operations, commit_message="Merge with layerswap")
+
+
+def _equal_files(folder: Path, stored: Iterable[HubFile]) -> dict[str, HubFile]:
+    """The weights of a folder that are on the Hub already, by name."""
+    by_size = {(file.size, file.sha256): file for file in stored}
+    sizes = {size for size, _ in by_size}
+    equal = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        if (size := path.stat().st_size) in sizes:
+            with path.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            if file := by_size.get((size, digest)):
+                equal[path.name] = file
+    return equal
 
 
 def _one_line(error: Exception, limit: int = 200) -> str:
@@ -200,6 +279,8 @@ class RemoteFile:
     size: int
     etag: str
     commit: str | None = None
+    start: bytes = field(default=b"", compare=False, repr=False)
+    """The first bytes, which came with the size."""
 
     def __str__(self) -> str:
         return self.url
@@ -224,11 +305,14 @@ class RemoteFile:
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""
+        if stop <= len(self.start):
+            return self.start[start:stop]
         return b"".join(self.stream(start, stop))
 
     def check_unchanged(self) -> None:
         """Refuse a file that has changed since it was opened."""
-        self.read(0, min(1, self.size))
+        for _ in self.stream(0, min(1, self.size)):
+            pass
 
     def _check(self, state: _State) -> None:
         if state != (self.size, self.etag, self.commit):
@@ -296,6 +380,7 @@ def find_weights(source: str, folder: Path, commit: str | None) -> Callable[[str
     without its revision, or the URL of a folder, which has no commit.
     """
 
+    @cache
     def find(name: str) -> WeightFile:
         if (folder / name).is_file():  # in the local cache of the Hub
             return folder / name
@@ -320,7 +405,10 @@ def is_url(source: str) -> bool:
 
 def check_url(source: str) -> None:
     """Refuse pages of the Hub, and URLs with a password, a query or a fragment."""
-    parts = urlsplit(source)
+    try:
+        parts = urlsplit(source)
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {error}") from None
     if parts.hostname in ("huggingface.co", "hf.co"):
         name = "/".join(parts.path.strip("/").split("/")[:2])
         raise CheckpointError(f"{source}: a page of the Hub; give the repository's id: {name}")
@@ -366,7 +454,7 @@ def _fetch_adapter(url: str, name: str, folder: Path) -> None:
 def _fetch_whole(url: str, name: str) -> bytes | None:
     """Return the bytes of a file in a folder; None if it does not exist."""
     try:
-        file = _open(name, f"{url.rstrip('/')}/{name}")
+        file = _open(name, f"{url.rstrip('/')}/{name}", MAX_JSON_BYTES)
     except FileNotFoundError:
         return None
     if file.size > MAX_JSON_BYTES:
@@ -374,14 +462,22 @@ def _fetch_whole(url: str, name: str) -> bytes | None:
     return file.read(0, file.size)
 
 
-def _open(name: str, url: str) -> RemoteFile:
-    """Ask for a file's size and ETag; raise FileNotFoundError if it does not exist."""
+def _open(name: str, url: str, most: int = 8) -> RemoteFile:
+    """Ask for a file's size, ETag and first bytes: all of them if they are at most `most`.
+
+    Raises FileNotFoundError if it does not exist.
+    """
     retry = _Retry(url, opening=True)
     while True:
-        with retry, _request(url, 0, 1) as (state, parts):
-            next(parts, None)
+        with retry, _request(url, 0, most) as (state, parts):
+            start, wanted = bytearray(), state[0] if state[0] <= most else 8
+            while len(start) < wanted:
+                part = next(parts, b"")
+                if not part:
+                    raise ConnectionError(f"the answer ended {wanted - len(start)} bytes early")
+                start += part
             next(parts, None)  # the end, after which the connection can be used again
-            return RemoteFile(name, url, *state)
+            return RemoteFile(name, url, *state, bytes(start[:wanted]))
 
 
 # --- requests ---

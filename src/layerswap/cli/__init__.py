@@ -15,7 +15,18 @@ from typing import Annotated
 
 import typer
 
-from layerswap.cli import analyse, commands, evaluate, lab, merge, new, output, study, training
+from layerswap.cli import (
+    analyse,
+    commands,
+    evaluate,
+    lab,
+    merge,
+    new,
+    output,
+    play,
+    study,
+    training,
+)
 from layerswap.errors import LayerswapError, visible
 from layerswap.versions import missing_import
 
@@ -55,6 +66,7 @@ START, MERGE, TRAIN = "Start here", "Merge experts", "Train experts"
 EVALUATE, ANALYSE = "Choose and evaluate", "Analyse and experiment"
 commands.command(app, "quickstart", panel=START)(lab.quickstart)
 commands.command(app, "new", panel=START)(new.new)
+commands.command(app, "play", panel=START)(play.play)
 commands.command(app, "plan", panel=MERGE, json=True)(merge.plan)
 commands.command(app, "merge", panel=MERGE, json=True)(merge.merge)
 commands.command(app, "adapters", panel=MERGE, json=True)(merge.adapters)
@@ -122,7 +134,8 @@ def main() -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None:
             # Python would try once more to write what is left, on its way out.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _fail(f"standard output cannot be written ({error.strerror}); files may be complete")
+            why = f"standard output or a file cannot be written ({error.strerror})"
+            _fail(f"{why}; make room and run it again")
         if error.errno != errno.ENAMETOOLONG:
             raise
         from layerswap.checkpoint.strict_json import clipped

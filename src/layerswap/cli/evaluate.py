@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from layerswap.cli import commands, options, output
 from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suite_names
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from layerswap.evaluation.results import Score
-    from layerswap.evaluation.settings import EvaluationSettings
-    from layerswap.evaluation.statistics import Interval
-    from layerswap.evaluation.suites.folders import TaskFolder
-    from layerswap.evaluation.suites.suites import WrittenTask
 
 
 def sweep(
@@ -81,12 +72,8 @@ class Asked(commands.Group):
         Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
     ] = None
 
-    def check(self, *, allow_code: bool) -> None:
+    def check(self) -> None:
         """Refuse options of suites beside tasks, options of tasks beside a suite, and no task."""
-        from layerswap.evaluation.languages import identified_code
-        from layerswap.evaluation.suites.suites import check_askable
-        from layerswap.versions import need_extras
-
         if (self.suite is None) == (not self.task):
             raise RecipeError("give either --tasks or --suite")
         if self.suite is not None and not self.language:
@@ -96,23 +83,6 @@ class Asked(commands.Group):
         if self.suite is not None and self.answer_language:
             raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
         options.refuse_checkpoint("--language", self.language, takes="a language code or name")
-        need_extras("evaluating", "eval")
-        if self.answer_language:
-            identified_code(self.answer_language)
-        for language in self.language or ():
-            check_askable(self.suite or "", language, allow_code=allow_code)
-
-    def written(self, folder: TaskFolder, settings: EvaluationSettings) -> list[WrittenTask]:
-        """The tasks of the suite, written into a folder for lm-eval."""
-        from layerswap.evaluation.suites.folders import DataFolder
-        from layerswap.evaluation.suites.suites import write_suite
-
-        if self.suite is None:
-            return []
-        return write_suite(
-            self.suite, self.language or (), folder, data=DataFolder.given(self.data),
-            shots=settings.num_fewshot, allow_code=settings.allow_code, skip=output.log
-        )  # fmt: skip
 
 
 def evaluate(
@@ -137,75 +107,24 @@ def evaluate(
 
     Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
     """
-    from layerswap.checkpoint.loading import open_device, pick_device
+    from functools import partial
+
     from layerswap.cli.tables import evaluation_table
-    from layerswap.evaluation import results as files
-    from layerswap.evaluation.harness import (
-        CALIBRATED,
-        check_task_names,
-        evaluate_models,
-        open_models,
-    )
-    from layerswap.evaluation.response_cache import composition_key
-    from layerswap.evaluation.suites.folders import TaskFolder
+    from layerswap.evaluation.harness import CALIBRATED
+    from layerswap.report.evaluations import run_evaluation
 
     settings = evaluation.settings()
-    asked.check(allow_code=settings.allow_code)
-    plans = open_models(models)  # before what takes seconds: torch and lm-eval's index
-    open_device(pick_device(settings.device))
-    names = options.task_names(asked.task)
-    folders = [path.absolute() for path in asked.include or ()]
-    check_task_names(names, folders)
-    folder = files.open_folder(out)
-    task_folder = TaskFolder(folder / files.TASKS)
-    tasks = asked.written(task_folder, settings)
-    with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
-        results = evaluate_models(
-            plans, names or [task.name for task in tasks], folders or [task_folder.root],
-            settings=settings, store=store, log=output.log
-        )  # fmt: skip
-    tasks = tasks or files.tasks_of(results, asked.answer_language or "")
-    weights = {name: {"weights": composition_key(plan)} for name, plan in plans.items()}
-    rows = files.write_results(folder, results, tasks, columns=weights)
-    scores = _scores(results, tasks, rows, calibrated=calibrate)
-    if calibrate and not any(score["metric"] == CALIBRATED for score in scores):
+    asked.check()
+    done = run_evaluation(
+        models, options.task_names(asked.task), asked.include or (),
+        suite=asked.suite, languages=asked.language or (), data=asked.data,
+        answer_language=asked.answer_language or "", out=out, settings=settings, log=output.log,
+        calibrate=calibrate, open_store=partial(output.answer_progress, "evaluating"),
+    )  # fmt: skip
+    if calibrate and not any(score["metric"] == CALIBRATED for score in done.scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
-    lines: list[object] = [evaluation_table(scores), f"wrote {folder}"]
-    output.finish("eval", {"scores": scores, "folder": str(folder)}, lines)
-
-
-def _scores(
-    results: Mapping[str, Mapping[str, Any]],
-    tasks: Sequence[WrittenTask],
-    rows: Sequence[Score],
-    *,
-    calibrated: bool,
-) -> list[dict[str, Any]]:
-    """A row for each model and task, and for the language shares of the answers."""
-    import numpy as np
-
-    from layerswap.evaluation import results as files
-    from layerswap.evaluation.harness import CALIBRATED
-    from layerswap.evaluation.languages import ANSWER, REASONING
-    from layerswap.evaluation.statistics import mean_interval
-
-    intervals = files.intervals_of(rows, tasks)
-    scores: list[dict[str, Any]] = [
-        {"model": name, "benchmark": task.benchmark, "task": task.name, "metric": task.metric[0],
-         "score": files.headline(result, task), **_bounds(intervals.get((name, task.name)))}
-        for name, result in results.items() for task in tasks
-    ]  # fmt: skip
-    metrics = (*([CALIBRATED] if calibrated else []), ANSWER, REASONING)
-    for (model, name, metric), shares in files.by_task(rows, metrics).items():
-        interval = mean_interval(np.array(shares))
-        scores.append({"model": model, "task": name, "metric": metric, "score": interval.mean,
-                       **_bounds(interval)})  # fmt: skip
-    return scores
-
-
-def _bounds(interval: Interval | None) -> dict[str, float]:
-    """The bounds of an interval and its number of documents."""
-    return {} if interval is None else {"low": interval.low, "high": interval.high, "n": interval.n}
+    lines: list[object] = [evaluation_table(done.scores), f"wrote {done.folder}"]
+    output.finish("eval", {"scores": done.scores, "folder": str(done.folder)}, lines)
 
 
 def compare(

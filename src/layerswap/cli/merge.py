@@ -138,7 +138,8 @@ def plan(
 ) -> None:
     """Draw a composition, and list the size and the sources of its merge.
 
-    Takes the arguments of merge, and reads only headers. Prints the plan; nothing is written.
+    Takes the arguments of merge. Reads headers, and compares tensors that look equal in all
+    experts. Prints the plan; nothing is written.
 
     Example: layerswap plan --task math-expert --language swahili-expert --bottom 5
     """
@@ -171,12 +172,17 @@ def _summary(planned: Plan) -> list[object]:
     facts = planned.to_dict()
     files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
+    sharing = ""
+    if shareable := facts.get("shareable_bytes"):
+        shares = planned.layout == "shared"
+        how = "shared with the experts" if shares else "to share where reflinks work (XFS, btrfs)"
+        sharing = f", {decimal(shareable)} {how}"
     return [
         planned, "",
         *(f"note: {note}" for note in planned.notes),
         *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
         f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
-        f"{copied:.0%} copied bit for bit"
+        f"{copied:.0%} copied bit for bit{sharing}"
     ]  # fmt: skip
 
 
@@ -208,6 +214,7 @@ def merge(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and write nothing.")
     ] = False,
+    layout: options.Layout = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
@@ -218,7 +225,7 @@ def merge(
     Example: layerswap merge --task math-expert --language swahili-expert --out merged
     """
     from layerswap.checkpoint.header import is_gguf
-    from layerswap.checkpoint.remote import check_hub_id, push_folder
+    from layerswap.checkpoint.remote import check_hub_id, hub_file, push_folder
     from layerswap.merge.api import make_plan
     from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.target import MergeOptions, refuse_output
@@ -244,18 +251,27 @@ def merge(
         log=output.log,
     )
     if dry_run:
+        planned = planned.laid_out(out, layout)
         planned.check_target(out, overwrite=overwrite)
         output.finish("merge", planned.to_dict(), _summary(planned))
         return
     settings = MergeOptions(
         overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
     )
-    facts = _write(planned, out, settings)
+    facts = _write(planned.laid_out(out, layout), out, settings)
     if modelfile:
         facts["modelfile"] = str(write_modelfile(out))
         output.say(f"wrote {facts['modelfile']}")
     if push is not None:
-        facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)
+        stored = (
+            hub_file(file, checkpoint.source, checkpoint.revision)
+            for checkpoint in planned.sources.values()
+            if checkpoint.revision
+            for file in checkpoint.files
+        )
+        facts["uploaded"] = push_folder(
+            Path(facts["folder"]), push, private=not public, stored=filter(None, stored)
+        )
         output.say(f"uploaded to {facts['uploaded']}")
     output.finish("merge", facts)
 
@@ -269,21 +285,27 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.merge.target import RECORD
-    from layerswap.merge.writer import LOST_TO_DTYPE
+    from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES
 
     target = planned.check_target(out, overwrite=settings.overwrite)
     output.say(planned)
     for note in planned.notes:
         output.say(f"note: {note}")
     with output.step_progress("writing", planned.nbytes, "bytes") as progress:
-        written = planned.write(
+        shared = planned.write(
             target,
             replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
         )
-    output.say(f"wrote {written} ({decimal(planned.nbytes)})")
-    facts = {**planned.to_dict(), ("file" if is_gguf(out) else "folder"): str(written)}
+    size = decimal(planned.nbytes)
+    if shared:
+        size += f", {decimal(shared)} of it shared with the experts"
+    output.say(f"wrote {target} ({size})")
+    facts = {
+        **planned.to_dict(), SHARED_BYTES: shared,
+        ("file" if is_gguf(out) else "folder"): str(target),
+    }  # fmt: skip
     if output.settings.json and not is_gguf(out):
-        facts[LOST_TO_DTYPE] = read_json_object(written / RECORD).get(LOST_TO_DTYPE)
+        facts[LOST_TO_DTYPE] = read_json_object(target / RECORD).get(LOST_TO_DTYPE)
     return facts
 
 
@@ -386,6 +408,7 @@ def instruct(
     ] = "1",
     places: ChatVector,
     form: options.WeightFormat,
+    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -411,7 +434,7 @@ def instruct(
         **places.given(), **form.given()
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    output.finish("instruct", _write(planned, out, settings))
+    output.finish("instruct", _write(planned.laid_out(out, layout), out, settings))
 
 
 class Reverted(commands.Group):
@@ -459,6 +482,7 @@ def revert(
         ),
     ] = None,
     form: options.WeightFormat,
+    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -476,7 +500,8 @@ def revert(
     expert = experts.only()
     refuse_target(out, marker=RECORD, overwrite=overwrite)
     planned = plan_revert(base, expert, **reset.settings(), tokenizer=tokenizer, **form.given())
-    _write(planned, out, MergeOptions(overwrite=overwrite, threads=threads))
+    settings = MergeOptions(overwrite=overwrite, threads=threads)
+    _write(planned.laid_out(out, layout), out, settings)
 
 
 def verify(
@@ -484,6 +509,12 @@ def verify(
         Path, typer.Argument(metavar="OUT", help="Folder or GGUF file that merge wrote.")
     ],
     *,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Compare another program's merge with OUT's recipe, or a recipe."
+        ),
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Recompute every tensor in place of a sample.")
     ] = False,
@@ -506,21 +537,40 @@ def verify(
     Compares copied tensors bit for bit and recomputes a sample of the others. Prints the findings,
     and exits with code 0 if there are none, else 2. Only --record writes a file.
 
+    With --against, compares a model that another program merged with a recipe, and prints the
+    expert that each layer comes from.
+
     Example: layerswap verify merged --full
     """
     from layerswap.merge import verify as check
 
-    report = check(
-        folder,
-        full=full,
-        share=sample,
-        seed=seed,
-        sources=options.read_pairs("--source", source),
-        record=record,
-        allow_pickle=allow_pickle,
-        threads=threads,
-        progress=output.step_progress,
-    )
+    settings: Any = {
+        "share": 1.0 if full else sample, "seed": seed, "allow_pickle": allow_pickle,
+        "threads": threads, "progress": output.step_progress,
+    }  # fmt: skip
+    moved = options.read_pairs("--source", source)
+    if against is not None:
+        _verify_against(folder, against, moved, settings)
+        return
+    report = check(folder, full=full, sources=moved, record=record, **settings)
     output.finish("verify", report.to_dict(), [report])
     if not report.passed:
         raise MergeError(*report.problems)
+
+
+def _verify_against(
+    planned: Path, model: str, moved: dict[str, str], settings: dict[str, Any]
+) -> None:
+    from layerswap.compose import read_recipe
+    from layerswap.merge import make_plan, verify_against
+    from layerswap.merge.verification import read_record
+
+    allow_pickle = settings["allow_pickle"]
+    if planned.suffix in (".yaml", ".yml"):
+        plan = make_plan(read_recipe(planned), allow_pickle=allow_pickle, in_place=True)
+    else:
+        plan = read_record(planned).plan_again(moved, allow_pickle=allow_pickle)
+    origins = verify_against(plan, model, **settings)
+    output.finish("verify", origins.to_dict(), [origins])
+    if not origins.passed:
+        raise MergeError(f"{model}: {len(origins.different)} tensors are not as planned")

@@ -46,6 +46,13 @@ AllowPickle = Annotated[
 Axis = Annotated[
     Literal["input", "output"], typer.Option(help="Features that count as rows (papers: input).")
 ]
+Layout = Annotated[
+    Literal["auto", "plain"],
+    typer.Option(
+        rich_help_panel="Output",
+        help="Layout of the files: auto shares blocks with the experts where the filesystem can.",
+    ),
+]
 DTYPES = "float32|bfloat16|float16"
 Rank = Annotated[
     int | None, _written(min=1, show_default="exact", help="Largest rank of a merged adapter.")

@@ -103,6 +103,7 @@ def run_file(
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
+    from layerswap.study.live import live_page
     from layerswap.study.report import BEST, FinishedSteps
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
@@ -124,10 +125,11 @@ def run_file(
             from layerswap.study.runner import executor_of
 
             executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
-        summary = run_graph(
-            graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
-            hours=hours,
-        )  # fmt: skip
+        with live_page(StudyJournal(root, graph, storage), output.log):
+            summary = run_graph(
+                graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
+                hours=hours,
+            )  # fmt: skip
     except KeyboardInterrupt:
         output.log(f"stopped; run the same command again to resume in {out}")
         raise

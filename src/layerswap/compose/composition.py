@@ -121,20 +121,24 @@ class Composition:
         blends = tuple(sorted(self.blends.items(), key=str))
         return hash((self.layers, self.taken, shifted, blends))
 
+    def __repr__(self) -> str:
+        return f"<Composition of {', '.join(self.experts)}: {self.layers} layers>"
+
     def __str__(self) -> str:
         return draw(self)
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks: runs of layers with one blend, output on top."""
-        cells = []
+        """The stack as a small table: runs of layers with one blend, output on top."""
+        cells, glyph_of = [], _glyphs(self)
         for note, rows in groupby(stack_rows(self), key=_note):
-            labels = [row.label for row in rows]
-            label = labels[0] if len(labels) == 1 else f"{labels[0]} … {labels[-1]}"
-            cells.append(f"<tr><td>{escape(label)}</td><td>{escape(note[:90])}</td></tr>")
+            first, *others = rows
+            label = f"{first.label} … {others[-1].label}" if others else first.label
+            row = (escape(label), f"<code>{_bar(first, glyph_of)}</code>", escape(note[:90]))
+            cells.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>")
         if len(cells) > MOST_HTML_ROWS:
-            left = f"<tr><td colspan=2>and {len(cells) - MOST_HTML_ROWS} more rows</td></tr>"
+            left = f"<tr><td colspan=3>and {len(cells) - MOST_HTML_ROWS} more rows</td></tr>"
             cells = [*cells[:MOST_HTML_ROWS], left]
-        return f"<table><tr><th>layer</th><th>takes</th></tr>{''.join(cells)}</table>"
+        return f"<table><tr><th>layer</th><th></th><th>takes</th></tr>{''.join(cells)}</table>"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form: `{"layers": L, "places": [{"layer", "role", "weights"}, ...]}`."""

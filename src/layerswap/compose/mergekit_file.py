@@ -191,8 +191,18 @@ class _File(MergekitFile):
         return validate_whole(cls.__name__, data, handler, file_mistakes)
 
 
-def is_mergekit(data: Mapping[Any, Any]) -> bool:
-    """True if a file's data is a mergekit configuration and not a recipe."""
+def is_mergekit(data: Mapping[Any, Any], where: str) -> bool:
+    """True if a file's data is a mergekit configuration and not a recipe.
+
+    A configuration of mergekit-moe is refused by name.
+    """
+    experts = data.get("experts")
+    listed = experts if isinstance(experts, list) else ()
+    if "gate_mode" in data or any(isinstance(e, dict) and "source_model" in e for e in listed):
+        raise RecipeError(
+            f"{where}: a mergekit-moe configuration; layerswap builds no mixtures of experts, so "
+            "give it to mergekit-moe"
+        )
     return any(key in data for key in KEYS) and "experts" not in data
 
 

@@ -230,7 +230,7 @@ def read_recipe(path: PathLike) -> Recipe:
 def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     """The recipe in a YAML text; errors name `where`. See `read_recipe`."""
     data, lines = parse_yaml(text, where)
-    if isinstance(data, dict) and is_mergekit(data):
+    if isinstance(data, dict) and is_mergekit(data, where):
         return check_recipe(recipe_data(data, where=where, lines=lines), where=where)
     return check_recipe(data, where=where, lines=lines)
 

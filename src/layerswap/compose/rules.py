@@ -82,7 +82,7 @@ def _method_mistakes(data: Data) -> Iterator[Mistake]:
     if data.get("instruct") is not None:
         if data.get("base") is None:
             yield ("instruct",), "a chat vector is the difference from a base; give `base`"
-        elif "base" in (data.get("experts") or ()):
+        elif isinstance(experts := data.get("experts"), dict) and "base" in experts:
             yield ("instruct",), "with deltas no expert can be called 'base'; give it another name"
     base = data.get("base")
     if isinstance(base, dict) and base.get("soup") is not None:

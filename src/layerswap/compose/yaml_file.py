@@ -25,6 +25,8 @@ UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that no path, no terminal and no UTF-8 file takes."""
 LARGEST = 100_000
 """Most values of a file once every alias (`*name`) is written out."""
+LONGEST = 10_000_000
+"""Most characters of a file."""
 DEEPEST = 200
 """Most brackets within each other; the time of reading grows with the square."""
 MOST_DIGITS = 1000
@@ -123,10 +125,14 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
 def read_text(path: Path) -> str:
     """The text of a file; a RecipeError if it cannot be read."""
     try:
-        return path.read_text("utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RecipeError(f"{path}: cannot be read ({reason})") from None
+    if len(text) > LONGEST:
+        raise RecipeError(f"{path}: longer than {LONGEST:,} characters")
+    return text
 
 
 def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
@@ -140,6 +146,9 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         raise error.within(where) from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        if error.problem == "but found another document":
+            text = "a second YAML document begins here; write each into a file of its own"
+            raise RecipeError(f"{where}: {line}{text}") from None
         raise RecipeError(f"{where}: {line}not valid YAML ({error.problem})") from None
     except RecursionError:
         raise RecipeError(f"{where}: {TOO_DEEP}") from None
@@ -292,7 +301,7 @@ def _flat(kind: Any) -> list[Any]:
     return [kind]
 
 
-_TAGS = ("[key]", "constrained-str")
+_TAG = re.compile(r"\[key\]|constrained-str|(?:list|dict|literal)\[.*\]", re.DOTALL)
 """Parts of Pydantic's key paths that are in no file."""
 _WANTED = {
     "dict_type": "write a mapping",
@@ -312,7 +321,7 @@ def _explain(
 ) -> list[str]:
     messages = []
     for item in error.errors(include_url=False):
-        path = tuple(part for part in item["loc"] if part not in _TAGS)
+        path = tuple(part for part in item["loc"] if not _TAG.fullmatch(str(part)))
         key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
         place = f"{where}, line {at}" if at else where

@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Advance, PathLike
+from layerswap._types import Advance, PathLike, listed
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
 from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import READ_DTYPES
@@ -52,6 +52,8 @@ _SUMS = ("dot", "first", "second", "opposed", "both")
 Pair = tuple[str, str]
 """Two experts, or an expert and a tensor."""
 Changes = dict[Pair, TensorChange]
+Experts = PathLike | Mapping[str, PathLike] | Sequence[PathLike]
+"""One expert or several; a mapping names them."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class Atlas:
 
 def measure_delta(
     base: PathLike,
-    *experts: PathLike | Mapping[str, PathLike],
+    *experts: Experts,
     axis: Axis = "input",
     patterns: Sequence[Pattern] = (),
     threads: int | None = None,
@@ -218,8 +220,8 @@ def measure_delta(
 
     Args:
         base: a folder or a Hub id.
-        experts: folders or Hub ids of full checkpoints or adapters, or mappings that name them.
-            The default name is the last part of the source.
+        experts: folders or Hub ids of full checkpoints or adapters, one by one or in lists, or
+            mappings that name them. The default name is the last part of the source.
         axis: features that count as rows: `input` (the papers') or `output`.
         patterns: places of tensors that no built-in layout knows.
         threads: tensors measured at a time; the number of usable processors when None.
@@ -262,9 +264,7 @@ class Subjects:
         ]
 
 
-def open_subjects(
-    base: PathLike, *experts: PathLike | Mapping[str, PathLike], patterns: Sequence[Pattern] = ()
-) -> Subjects:
+def open_subjects(base: PathLike, *experts: Experts, patterns: Sequence[Pattern] = ()) -> Subjects:
     """Open the base and the experts, and check that they have the same tensors."""
     opened = open_checkpoint(os.fspath(base), patterns=patterns)
     named = {
@@ -320,11 +320,12 @@ def measure(
     return Atlas(base.identity, tuple(order), axis, places, changes, sums)
 
 
-def _names(experts: Sequence[PathLike | Mapping[str, PathLike]]) -> dict[str, str]:
-    if not experts:
+def _names(experts: Sequence[Experts]) -> dict[str, str]:
+    given = [expert for several in experts for expert in listed(several)]
+    if not given:
         raise CheckpointError("give an expert to compare with the base")
     named: dict[str, str] = {}
-    for expert in experts:
+    for expert in given:
         if isinstance(expert, Mapping):
             named |= {name: os.fspath(source) for name, source in expert.items()}
             continue

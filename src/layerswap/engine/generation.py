@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -74,9 +74,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
+        if not 1e-6 <= self.temperature < math.inf:  # logits over less are not finite
             raise EvaluationError(
-                f"temperature is {self.temperature}; it must be above 0 and finite"
+                f"temperature is {self.temperature}; it must be at least 0.000001 and finite"
             )
         if self.top_k < 0:
             raise EvaluationError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
@@ -245,16 +245,26 @@ class JointBatch:
 
     def generate(self) -> dict[tuple[int, int], Generation]:
         """Return every composition's answer to every prompt, by `(composition, prompt)`."""
+        results: dict[tuple[int, int], Generation] = {}
+        for _ in self.steps(results):
+            pass
+        return results
+
+    def steps(
+        self, results: dict[tuple[int, int], Generation]
+    ) -> Iterator[list[tuple[int, int, int]]]:
+        """Yield `(composition, prompt, token)` of every text that grows; ended ones are results."""
         import torch
 
-        results: dict[tuple[int, int], Generation] = {}
-        with torch.inference_mode():
-            tokens = self._read_prompts()
-            while True:
+        tokens: Ints | None = None
+        while tokens is None or len(self._lanes):
+            # Not around the loop: between two steps the caller's code runs.
+            with torch.inference_mode():
+                tokens = self._read_prompts() if tokens is None else self._step()
+                rows = (self._lanes.member, self._lanes.prompt, tokens)
+                newest = [*zip(*(row.tolist() for row in rows), strict=True)]
                 self._append(tokens, results)
-                if not len(self._lanes):
-                    return results
-                tokens = self._step()
+            yield newest
 
     def _read_prompts(self) -> Ints:
         """Send the prompts through the trie; return the first new token of every row."""
@@ -546,7 +556,7 @@ def _write_with_beams(
     stop = [*decoding.stop, *(getattr(model.generation_config, "stop_strings", None) or ())]
     with own_config(
         model, do_sample=False, max_new_tokens=decoding.max_new_tokens, stop_strings=stop or None,
-        eos_token_id=sorted(decoding.eos) or None,
+        eos_token_id=sorted(decoding.eos) or None, return_dict_in_generate=False,
     ) as config:  # fmt: skip
         texts: Any = model.generate(  # type: ignore[operator]
             ids, attention_mask=torch.ones_like(ids), generation_config=config,

@@ -253,9 +253,7 @@ class Sweep(VirtualModel):
         """
         chosen = self.choose(members)
         self._check_generation_files(chosen)
-        ends = eos_tokens(self.model) if eos is None else frozenset(eos)
-        own = acting_settings(self.model)
-        decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling, own)
+        decoding = self._decoding(max_new_tokens, eos, tuple(stop), tokenizer, sampling)
         check_prompts(self.model, prompts, max_new_tokens)
         check_batch_size(batch_size)
         size = batch_size or max(1, ROWS // len(chosen))
@@ -280,6 +278,43 @@ class Sweep(VirtualModel):
                     for index, number in enumerate(numbers)
                 ]
 
+    def stream(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        members: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Yield `(composition, token)` of every composition, token by token, after one prompt.
+
+        The tokens are those of `generate`. Where compositions cannot be decoded together, each
+        gives its whole text at once.
+        """
+        chosen = self.choose(members)
+        decoding = self._decoding(max_new_tokens, sampling=sampling)
+        check_prompts(self.model, [prompt], max_new_tokens)
+        if self._decodes(chosen, [prompt], decoding):
+            batch = JointBatch(self.runner, chosen, [prompt], [0], decoding)
+            for newest in batch.steps({}):
+                yield [(member, token) for member, _, token in newest]
+            return
+        for member in chosen:
+            texts = generate_alone(self.runner, [member], [prompt], [0], decoding)
+            yield [(member, token) for token in texts[member, 0].tokens]
+
+    def _decoding(
+        self,
+        max_new_tokens: int,
+        eos: Iterable[int] | None = None,
+        stop: tuple[str, ...] = (),
+        tokenizer: Any = None,
+        sampling: Sampling | None = None,
+    ) -> Decoding:
+        ends = eos_tokens(self.model) if eos is None else frozenset(eos)
+        own = acting_settings(self.model)
+        return Decoding(max_new_tokens, ends, stop, tokenizer, sampling, own)
+
     def _check_generation_files(self, members: Sequence[int]) -> None:
         """Warn if compositions have other generation configurations than the model in memory."""
         own = _generation_settings(self.plans[0])
@@ -299,12 +334,18 @@ class Sweep(VirtualModel):
         decoding: Decoding,
         prefix: int,
     ) -> dict[tuple[int, int], Generation]:
-        joint, limit = self._joint(members, prompts, decoding), rotary_limit(self.model)
-        longest = max(map(len, prompts)) + decoding.max_new_tokens
-        if not joint or (limit is not None and longest > limit):
+        if not self._decodes(members, prompts, decoding):
             return generate_alone(self.runner, members, prompts, numbers, decoding)
         batch = JointBatch(self.runner, members, prompts, numbers, decoding, prefix=prefix)
         return batch.generate()
+
+    def _decodes(
+        self, members: Sequence[int], prompts: Sequence[Sequence[int]], decoding: Decoding
+    ) -> bool:
+        """Check that these texts can be decoded together."""
+        joint, limit = self._joint(members, prompts, decoding), rotary_limit(self.model)
+        longest = max(map(len, prompts)) + decoding.max_new_tokens
+        return joint and (limit is None or longest <= limit)
 
     def _joint(
         self, members: Sequence[int], prompts: Sequence[Sequence[int]], decoding: Decoding

@@ -35,13 +35,14 @@ from typing import TYPE_CHECKING, Any, Generic, NewType, TypeVar
 
 from layerswap.checkpoint import Place
 from layerswap.checkpoint.loading import check_dtype, open_device, without_progress_bars
+from layerswap.checkpoint.read import equal
 from layerswap.compose.blend import Operation
 from layerswap.engine.memory import ContentId, Tensors, WeightPool, moved
 from layerswap.errors import EvaluationError
 from layerswap.merge import Plan
 from layerswap.merge.folder import build_model, load_tensor
 from layerswap.merge.layout import OutputTensor
-from layerswap.merge.terms import merged_tensors
+from layerswap.merge.terms import merged_tensors, stored_tensors
 from layerswap.merge.writer import measure_tensors
 
 if TYPE_CHECKING:
@@ -87,10 +88,14 @@ class WeightSource:
 
 
 class Measurements:
-    """Thresholds of operations that rank a whole model, measured once per set of tensors."""
+    """Thresholds of operations that rank a whole model, measured once per set of tensors.
+
+    Tensors that are equal in several experts, such as a frozen embedding, have one source.
+    """
 
     def __init__(self) -> None:
         self._thresholds: dict[frozenset[OutputTensor], dict[Operation, Any]] = {}
+        self._stored: dict[str, list[OutputTensor]] = defaultdict(list)  # by name, all different
 
     def sources(self, plan: Plan) -> dict[str, WeightSource]:
         """Return the source of every tensor of a plan, by the tensor's name."""
@@ -99,7 +104,18 @@ class Measurements:
         if merged not in self._thresholds:
             self._thresholds[merged] = measure_tensors(plan.tensors) if merged else {}
         thresholds = self._thresholds[merged]
-        return {tensor.name: _source(tensor, thresholds) for tensor in plan.tensors}
+        return {t.name: _source(self._first_equal(t), thresholds) for t in plan.tensors}
+
+    def _first_equal(self, tensor: OutputTensor) -> OutputTensor:
+        """The first tensor that was met with the same bytes; itself if it is computed."""
+        if not tensor.verbatim:
+            return tensor
+        known, info = self._stored[tensor.name], next(stored_tensors(tensor.inputs))
+        for other in known:
+            if other.dtype == tensor.dtype and equal(next(stored_tensors(other.inputs)), info):
+                return other
+        known.append(tensor)
+        return tensor
 
 
 def _source(tensor: OutputTensor, thresholds: dict[Operation, Any]) -> WeightSource:
@@ -296,7 +312,6 @@ class VirtualModel:
         self._signature = _signature(plans[0], dtype)
         # Contents have numbers because hashing all that tensors are made of takes long.
         self._contents = Numbering[Content]()
-        self._expert_tensors: dict[str, list[Tensors]] = defaultdict(list)  # by first target
         self.model, self.map = self._load(plans[0])
         bindings = (self.map.before, *self.map.layers, self.map.outside)
         self._parts = [_Part(of_part) for of_part in bindings]
@@ -305,6 +320,10 @@ class VirtualModel:
 
     def __len__(self) -> int:
         return len(self.plans)
+
+    def __repr__(self) -> str:
+        layers = self.plans[0].composition.layers
+        return f"<{type(self).__name__} of {len(self)} compositions: {layers} layers>"
 
     @property
     def layers(self) -> Sequence[nn.Module]:
@@ -406,12 +425,7 @@ class VirtualModel:
         else:
             tensor = self._fitted(binding.targets[0], sources[0].compute(), device)
             tensors = (tensor,) * len(binding.targets)
-        # Tensors that no expert trained, such as an embedding, are kept once for all of them.
-        kept = self._expert_tensors[binding.targets[0]]
-        equal = next((other for other in kept if _same_bits(other, tensors)), None)
-        if stays and equal is None:
-            kept.append(tensors)
-        self.pool.put(content, equal or tensors, stays=stays or equal is not None)
+        self.pool.put(content, tensors, stays=stays)
 
     def _fitted(self, target: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Give a tensor the dtype and class of its parameter or buffer, on a device."""
@@ -441,8 +455,6 @@ class VirtualModel:
             device = self.pool.home if stays else self.device
             placed = {id(t): moved(t, device) for t in (state[name] for name in binding.targets)}
             tensors = tuple(placed[id(state[name])] for name in binding.targets)
-            if stays:
-                self._expert_tensors[binding.targets[0]].append(tensors)
             self.pool.put(content, tensors, stays=stays)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -463,16 +475,3 @@ class VirtualModel:
 def _signature(plan: Plan, dtype: str | None) -> frozenset[tuple[str, tuple[int, ...], str | None]]:
     """Return names, shapes and dtypes of tensors, which all compositions of a model share."""
     return frozenset((t.name, t.shape, None if dtype else t.dtype) for t in plan.tensors)
-
-
-def _same_bits(first: Tensors, second: Tensors) -> bool:
-    """True for tensors that are equal to the last bit, on one device."""
-    import torch
-
-    def bits(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().reshape(-1).view(torch.uint8)
-
-    return all(
-        (a.device, a.dtype) == (b.device, b.dtype) and torch.equal(bits(a), bits(b))
-        for a, b in zip(first, second, strict=True)
-    )

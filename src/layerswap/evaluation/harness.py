@@ -371,10 +371,11 @@ def evaluate_models(
             if progress is not None:
                 progress(1)
         return results
+    log_once = cache(log)  # the same line of every group is one line
     for group in _sharing(models):
         plans = [models[name] for name in group]
         tokenizer = plan_tokenizer(plans[0])
-        settings.with_chat_template(tokenizer, log)
+        settings.with_chat_template(tokenizer, log_once)
         evaluated = evaluate(
             open_sweep(plans, settings), tokenizer, tasks, include=include, settings=settings,
             store=store, log=log, progress=progress,

@@ -47,7 +47,10 @@ class AnswerStore:
             rows = self._database.execute(
                 "SELECT request, answer FROM answers WHERE composition = ?", (composition,)
             )
-            return {request: json.loads(answer) for request, answer in rows if request in wanted}
+            known = {request: json.loads(answer) for request, answer in rows if request in wanted}
+            if not all(isinstance(answer, list) for answer in known.values()):
+                raise ValueError("it holds other values")
+        return known
 
     def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
         """Store answers by composition and request; they are on disk when this returns."""
@@ -83,9 +86,10 @@ class AnswerStore:
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
+            full = "full" in str(error)
+            advice = "make room and run it again" if full else "delete it to compute them again"
             raise EvaluationError(
-                f"{self._path}: cannot be used to keep answers ({error}); "
-                "delete it to compute them again"
+                f"{self._path}: cannot be used to keep answers ({error}); {advice}"
             ) from None
 
 
@@ -259,6 +263,8 @@ class ResponseCache:
 
     def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
         known = self._store.known(self._keys[number], keys)
+        if not known.keys() >= set(keys):
+            raise EvaluationError("the file of answers is damaged: it lost some; delete it")
         return [known[key] for key in keys]
 
 

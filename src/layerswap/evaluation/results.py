@@ -58,12 +58,17 @@ def write_rows(
 def read_rows(path: Path, kind: type[RowT]) -> Iterator[tuple[RowT, dict[str, Any]]]:
     """Read a table of `write_rows`; each row comes with all its columns by name."""
     rows = _table(path)
-    dataclass_type: Any = kind
-    names = [field.name for field in fields(dataclass_type)]
-    if rows and not set(names) <= set(rows[0]):
-        raise EvaluationError(f"{path}: not a table of `layerswap eval`")
-    for row in rows:
-        yield kind(**{name: row[name] for name in names}), row
+    yield from zip(_made(kind, rows, path), rows, strict=True)
+
+
+def _made(kind: type[RowT], rows: Iterable[Mapping[str, Any]], path: Path) -> list[RowT]:
+    """Make dataclasses of rows; refuse missing columns, and values of other types."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(list[kind]).validate_python(list(rows))  # type: ignore[valid-type]
+    except ValidationError:
+        raise EvaluationError(f"{path}: not a table of `layerswap eval` or `sweep`") from None
 
 
 def _table(path: Path) -> list[dict[str, Any]]:
@@ -72,7 +77,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
 
     try:
         rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         why = " ".join(str(error).split())[:160]
         raise EvaluationError(f"{path}: cannot be read ({why})") from None
     return rows
@@ -263,21 +268,19 @@ def read_any_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
     for path in tables:
         rows = _table(path)
         if rows and {"split", "composition"} <= set(rows[0]):
-            yield from ((score, {}) for score in _swept_scores(rows))
+            yield from ((score, {}) for score in _made(Score, _swept_scores(rows), path))
         else:
             yield from read_rows(path, Score)
 
 
-def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
-    first: dict[str, tuple[str, str]] = {}
+def _swept_scores(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    first: dict[str, tuple[Any, Any]] = {}
     for row in rows:
-        measure = row["metric"], row["filter"]
-        main = first.setdefault(row["task"], measure) == measure
+        measure = row.get("metric"), row.get("filter")
+        main = first.setdefault(str(row.get("task")), measure) == measure
         if row["split"] == "test":
-            yield Score(
-                row["composition"], row["task"], "", row["task"], *measure, row["document"],
-                row["score"], main,
-            )  # fmt: skip
+            names = {"model": row["composition"], "benchmark": row.get("task"), "language": ""}
+            yield {**row, **names, "main": main}
 
 
 @dataclass(frozen=True)
@@ -295,15 +298,23 @@ class Sample:
 def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
     """List every answer of every model, under the filter of the headline metric."""
     return [
-        Sample(
-            model, name, int(sample["doc_id"]), _question(sample), str(sample["target"]),
-            _answer(sample),
-        )
+        sample
         for model, result in results.items()
         for name, samples in sorted(result["samples"].items())
-        for sample in samples
-        if sample["filter"] == task_of(name, asked).metric[1]
-    ]  # fmt: skip
+        for sample in samples_of(model, name, samples, task_of(name, asked).metric[1])
+    ]
+
+
+def samples_of(
+    model: str, task: str, samples: Sequence[Mapping[str, Any]], name: str
+) -> Iterator[Sample]:
+    """Yield the answers of a model to a task under the filter of this name."""
+    for sample in samples:
+        if sample["filter"] == name:
+            yield Sample(
+                model, task, int(sample["doc_id"]), _question(sample), str(sample["target"]),
+                _answer(sample),
+            )  # fmt: skip
 
 
 def read_samples(out: Path) -> list[Sample]:

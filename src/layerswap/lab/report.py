@@ -19,7 +19,8 @@ from layerswap.lab.scoring import LabMeasure, measure_names
 from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
-from layerswap.report.tables import contrasts
+from layerswap.report.stack import NOTHING_ON_TOP
+from layerswap.report.tables import contrasts, difference_words
 from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,
@@ -246,21 +247,26 @@ def _table(outcome: Outcome) -> Section:
             rows,
             caption=f"Test split, {outcome.task.intervals[CHOSEN].n:,} questions each.",
             highlight=models.index(outcome.task.selected),
+            bold={
+                (models.index(max(models, key=lambda one: test.intervals[one].mean)), number)
+                for number, test in enumerate(tests, start=1)
+            },
         ),
     )
 
 
 def _task(outcome: Outcome) -> Section:
     rows = [(str(model), interval) for model, interval in outcome.task.intervals.items()]
-    differences = [(str(one), value) for one, value in outcome.task.differences.items()]
+    differences = [
+        (str(one), difference_words(value)) for one, value in outcome.task.differences.items()
+    ]
     return Section(
         f"The task in {outcome.language}",
         figure=draw_intervals(rows, measure="right answers", highlight=str(outcome.task.selected)),
         table=Table(
             (f"{outcome.task.selected}, minus", "difference"),
             differences,
-            caption="Paired differences over the same problems. An interval clear of zero is "
-            "significant.",
+            caption="Paired differences over the same problems; *: the interval excludes zero.",
         ),
     )
 
@@ -271,7 +277,8 @@ def _grid(outcome: Outcome) -> Section:
         "Every composition of the grid",
         "The share of development problems answered, by the layers from the language expert at the "
         f"bottom and at the top. The best composition is {outcome.chosen.zones}. It is merged if "
-        f"it is clearly better than the paper's default here. Merged: {outcome.selected.zones}.",
+        f"it is clearly better than the paper's default here. Merged: {outcome.selected.zones}."
+        + ("" if cell(outcome.chosen)[1] else f" {NOTHING_ON_TOP}"),
         figure=draw_heat_map(
             values,
             row_label="bottom layers",
@@ -325,9 +332,9 @@ def _models(outcome: Outcome) -> Section:
     return Section(
         "Models",
         "The composed model is in merged, beside this page. These commands write the lab's models "
-        f"into lab and compose them: layerswap lab models --out lab; layerswap merge "
-        f"{' '.join(experts)} --bottom {zones.bottom} --top {zones.top} --outside blend --out "
-        "merged",
+        "into lab, and compose them:",
+        f"layerswap lab models --out lab && layerswap merge {' '.join(experts)} --bottom "
+        f"{zones.bottom} --top {zones.top} --outside blend --out merged",
         table=Table(
             ["name", "checkpoint"],
             [["base", "lab/base"], ["task expert", "lab/task-1"],

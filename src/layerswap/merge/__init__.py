@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from layerswap._types import lazy_names
 
 if TYPE_CHECKING:
+    from layerswap.merge.against import Origins, verify_against
     from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap
     from layerswap.merge.plan import Plan
     from layerswap.merge.target import RECORD, MergeOptions
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECORD",
     "MergeOptions",
+    "Origins",
     "Plan",
     "Verification",
     "instruct",
@@ -22,6 +24,7 @@ __all__ = [
     "soup",
     "swap",
     "verify",
+    "verify_against",
 ]
 
 if not TYPE_CHECKING:  # a merge from the command line needs no verification
@@ -30,6 +33,7 @@ if not TYPE_CHECKING:  # a merge from the command line needs no verification
         {
             "Plan": "plan",
             **dict.fromkeys(("Verification", "verify"), "verification"),
+            **dict.fromkeys(("Origins", "verify_against"), "against"),
             **dict.fromkeys(("MergeOptions", "RECORD"), "target"),
             **dict.fromkeys(
                 ("instruct", "make_plan", "partition", "revert", "soup", "swap"), "api"

@@ -142,8 +142,11 @@ def _write_documents(folder: Path, served: ServedAdapters) -> None:
     (folder / MANIFEST).write_text(text + "\n", "utf-8")
     names = list(served.plans)
     modules = [f'{shlex.quote(name)}="$here/"{shlex.quote(name)}' for name in names]
+    base, local = shlex.quote(served.base), Path(served.base).expanduser()
+    if local.is_dir() and not local.is_absolute():  # from the script, wherever it is called
+        base = f'"$here/"{shlex.quote(os.path.relpath(local, served.folder))}'
     lines = [
-        f"vllm serve {shlex.quote(served.base)} --enable-lora --max-lora-rank {rank}",
+        f"vllm serve {base} --enable-lora --max-lora-rank {rank}",
         "--lora-modules",
         *modules,
         '"$@"',

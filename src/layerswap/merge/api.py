@@ -158,8 +158,9 @@ def _measured_weights(
     )
     parts: dict[str, list[tuple[Checkpoint, float]]] = {name: [] for name in names}
     for name in names:
-        for member, weight in flat[name].weights:
-            if not isinstance(member, str):
+        # The base is in no blend, and has no magnitude either.
+        for member, weight in flat[name].weights if name in flat else ((name, 1.0),):
+            if not isinstance(member, str) or member not in sources.experts:
                 raise RecipeError(
                     f"weights: the magnitude of {member} cannot be measured; give numbers"
                 )

@@ -56,17 +56,23 @@ class Comparison:
 
 
 def comparisons(
-    pairs: Sequence[Pair], *, share: float, seed: int, facts: ModelFacts
+    pairs: Sequence[Pair],
+    *,
+    share: float,
+    seed: int,
+    facts: ModelFacts,
+    sample_copies: bool = False,
 ) -> list[Comparison]:
     """Every verbatim tensor, and a sample of the computed tensors, in pieces.
 
     Of every computed tensor, at least `share` of its blocks of `BLOCK_BYTES` are drawn, and at
     least one. A tensor that its method must measure is drawn whole or not at all; of those at
     least `share`, and at least one. The draw depends on seed, tensor names and sizes alone.
+    With `sample_copies`, verbatim tensors are drawn from as well.
     """
     stored = [pair for pair in pairs if pair.expected.elements]
-    verbatim = [pair for pair in stored if pair.expected.verbatim]
-    computed = [pair for pair in stored if not pair.expected.verbatim]
+    verbatim = [pair for pair in stored if pair.expected.verbatim and not sample_copies]
+    computed = [pair for pair in stored if sample_copies or not pair.expected.verbatim]
     measured = {p.expected.name: p for p in computed if _is_measured(p.expected, facts)}
     work = [part for pair in verbatim for part in _parts(pair, PIECE_BYTES)]
     for name in _drawn(sorted(measured), share, f"{seed}"):

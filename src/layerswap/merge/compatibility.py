@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -103,12 +103,22 @@ def numbered_notes(reference: Checkpoint) -> list[str]:
     ]
 
 
-def tied_notes(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> list[str]:
-    """A note on a blended embedding that is the head too."""
-    roles = {name: place.role for name, place in reference.places.items()}
+def equal_notes(names: Collection[str], experts: int) -> list[str]:
+    """A note on tensors that no expert changed, which are copied in place of a blend."""
+    if not names:
+        return []
+    where = "both" if experts == 2 else f"all {experts} experts"
+    return [f"{some_tensors(names)}: equal in {where}, so copied and not blended"]
+
+
+def tied_notes(
+    composition: Composition, reference: Checkpoint, drop: frozenset[str], equal: Collection[str]
+) -> list[str]:
+    """A note on a blended embedding that is the head too; `equal` are the tensors not blended."""
+    blended = {place.role for name, place in reference.places.items() if name not in equal}
     head = _heads(reference) - drop
     embedding = composition[Place(None, "embedding")]
-    if head or "embedding" not in roles.values() or len(embedding.experts) < 2:
+    if head or "embedding" not in blended or len(embedding.experts) < 2:
         return []
     if reference.adapter is not None:
         return []  # An adapter leaves a tied embedding as it is in the base.
@@ -151,10 +161,10 @@ def _suspicious(checkpoint: Checkpoint) -> bool:
     ropes = [kind for key, kind in _rope(text).items() if key.endswith("rope_type")]
     if any(type(size) is int and size < 1 for size in sizes) or not {*map(str, ropes)} <= ROPES:
         return True
-    widths = {
+    widths = [
         info.shape[0] for name, info in checkpoint.tensors.items()
         if name.endswith(".mlp.up_proj.weight") and len(info.shape) == 2
-    }  # fmt: skip
+    ]  # fmt: skip
     return bool(widths) and sizes[1] not in widths
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,24 @@ from layerswap.checkpoint.read import as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
 from layerswap.errors import MergeError
-from layerswap.merge.layout import OutputTensor, Shard, index_of, pack_shards
+from layerswap.merge.layout import (
+    OutputTensor,
+    Shard,
+    index_of,
+    pack_shards,
+    pack_shared_shards,
+    spans,
+)
 from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
-from layerswap.merge.plan import Format, Plan
+from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
 from layerswap.merge.terms import ModelFacts
 from layerswap.merge.tokenizers import tokenizer_notes
 from layerswap.merge.trained import base_notes, training_notes
 from layerswap.merge.writer import (
+    LOST_TO_DTYPE,
+    SHARED_BYTES,
     Rounding,
     check_finite,
     check_written,
@@ -53,7 +62,14 @@ class FolderFormat(Format):
 
     def shards(self, plan: Plan) -> list[Shard]:
         """The output files, each up to the largest size of a shard."""
-        return pack_shards(plan.tensors, parse_size(plan.recipe.max_shard_size), {"format": "pt"})
+        size, metadata = parse_size(plan.recipe.max_shard_size), {"format": "pt"}
+        if plan.layout == "shared":
+            return pack_shared_shards(plan.tensors, size, metadata, plan.used.values())
+        return pack_shards(plan.tensors, size, metadata)
+
+    def layout_facts(self, plan: Plan) -> dict[str, Any]:
+        """The layout, which decides the files, and their bytes."""
+        return {"layout": plan.layout, "output_bytes": plan.nbytes}
 
     def notes(self, plan: Plan) -> list[str]:
         """Also the experts' training, dtypes, tokenizers and downloads."""
@@ -71,21 +87,16 @@ class FolderFormat(Format):
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
             for name, tokens in plan.alignment.added.items():
                 notes.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
-        if plan.needs_whole and plan.fetched_bytes:
-            notes.append("the method ranks whole models, which are downloaded first")
-        for name, count in plan.fetched_bytes.items():
-            whole = plan.opened[name].nbytes
-            notes.append(f"fetches {count / 1e9:,.2f} of {whole / 1e9:,.2f} GB of {name}")
-        return notes
+        return notes + fetch_notes(plan)
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the shards; the journal holds those that are on the disk."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
         shards, content = plan.shards, record(plan)
         # One file is either finished or not, so a journal of it would be empty.
         key = work_key(content, shards, options) if len(shards) > 1 else ""
-        resume = options.resume and _can_resume(plan, options)
+        resume = options.resume and can_resume(plan, options)
         with (
             atomic_folder(
                 target,
@@ -100,8 +111,12 @@ class FolderFormat(Format):
                 options.progress(sum(shard.nbytes for shard in shards if shard not in left))
             facts = measure_tensors(plan.tensors, options.workers) if left else {}
             rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
+            share = plan.layout == "shared"
+            # A killed merge shared the blocks of the files that it finished.
+            shared = _blocks(shards, journal.finished) if share else 0
             for shard in left:
-                write_shard(folder / shard.file, shard, facts, options, rounding)
+                path = folder / shard.file
+                shared += write_shard(path, shard, facts, options, rounding, share=share)
                 if key:
                     journal.enter(shard.file)
             names = [name for shard in shards for name in read_header(folder / shard.file)]
@@ -110,10 +125,12 @@ class FolderFormat(Format):
             if index:
                 (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
             lost = rounding.summary() if rounding is not None else None
-            write_documents(folder, plan, content, lost)
+            measured = {LOST_TO_DTYPE: lost, SHARED_BYTES: shared if share else None}
+            write_documents(folder, plan, content, measured)
             check_unchanged(plan.stamps)
         if lost is not None and (note := rounding_note(lost)) is not None:
             options.log(note)
+        return shared
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """The merged model on the CPU, bit-equal to what `write` writes."""
@@ -122,7 +139,13 @@ class FolderFormat(Format):
         return build_model(plan, {t.name: load_tensor(t, facts) for t in plan.tensors})
 
 
-def _can_resume(plan: Plan, options: MergeOptions) -> bool:
+def _blocks(shards: Iterable[Shard], files: Container[str]) -> int:
+    """Bytes of the blocks that some of the files can share with local sources."""
+    found = (span.blocks for shard in shards if shard.file in files for span in spans(shard))
+    return sum(b.nbytes for b in found if b is not None and isinstance(b.source, Path))
+
+
+def can_resume(plan: Plan, options: MergeOptions) -> bool:
     """True if every server that is read from says which version of a file it sends."""
     for checkpoint in plan.sources.values():
         for file in checkpoint.files:

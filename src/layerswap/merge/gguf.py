@@ -26,9 +26,10 @@ from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_pack
 from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
+from layerswap.merge.folder import can_resume
 from layerswap.merge.layout import OutputTensor, Shard, unblendable, widest
 from layerswap.merge.metadata import record
-from layerswap.merge.plan import Format, Plan
+from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD_KEY, MergeOptions, is_merged_gguf
 from layerswap.merge.terms import Terms, stored_tensors
@@ -101,14 +102,14 @@ class GGUFFormat(Format):
             differ = [k for k in keys if k in other and first.stored(k) != other.stored(k)]
             if differ:
                 notes.append(f"{_few(differ)} of {owner} and {name} differ; taken from {owner}")
-        return notes
+        return notes + fetch_notes(plan)
 
     def facts(self, plan: Plan) -> dict[str, Any]:
         """Also the types of the blends."""
         blended = {t.name: {"from": t.stored_dtypes, "to": t.dtype} for t in _blended(plan)}
         return {**super().facts(plan), "format": "gguf", "blended": blended}
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the file segment by segment; the journal holds how much is on the disk."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
@@ -120,7 +121,7 @@ class GGUFFormat(Format):
                 target,
                 is_ours=is_merged_gguf,
                 overwrite=options.overwrite,
-                resume=key if options.resume and key else None,
+                resume=key if key and options.resume and can_resume(plan, options) else None,
             ) as path,
             Journal(path.parent, key) as journal,
         ):
@@ -130,13 +131,15 @@ class GGUFFormat(Format):
                 os.truncate(path, finished)
                 options.progress(finished)
             facts = measure_tensors(plan.tensors, options.workers) if left else {}
+            shared = 0
             for segment in left:
-                write_shard(path, segment, facts, options)
+                shared += write_shard(path, segment, facts, options, share=plan.layout == "shared")
                 os.truncate(path, segment.nbytes)  # the padding behind the last tensor
                 if key:
                     journal.enter(path.name, segment.nbytes)
             check_written(target, read_gguf(path).tensors, plan.account["output"])
             check_unchanged(plan.stamps)
+        return shared
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """Refuse: transformers would dequantise the model."""

@@ -25,6 +25,7 @@ from layerswap.checkpoint.read import (
 from layerswap.compose.blend import Operation
 from layerswap.errors import MergeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading
+from layerswap.merge.layout import Shard
 from layerswap.merge.metadata import recorded_source, write_adapter_documents
 from layerswap.merge.plan import Plan
 from layerswap.merge.sources import check_unchanged
@@ -100,6 +101,14 @@ class AdapterFormat(FolderFormat):
 
     name = "adapter"
 
+    def shards(self, plan: Plan) -> list[Shard]:
+        """None: an adapter is computed, and written whole."""
+        return []
+
+    def layout_facts(self, plan: Plan) -> dict[str, Any]:
+        """Nothing: an adapter is one file of its own."""
+        return {}
+
     def check(self, plan: Plan) -> None:
         """Refuse merge methods, whose results are no low-rank deltas."""
         for where in plan.composition.blends.values():
@@ -130,12 +139,13 @@ class AdapterFormat(FolderFormat):
             "shards": 1,
         }
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the adapter, which is small: by one thread, and never resumed."""
         with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
             write_adapter(folder, plan, allow_non_finite=options.allow_non_finite)
             check_unchanged(plan.stamps)
         options.progress(plan.nbytes)
+        return 0
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """The base with the merged adapter on it, as a PEFT model."""

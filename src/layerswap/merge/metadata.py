@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from layerswap.checkpoint.remote import (
     WeightFile,
     local_name,
 )
-from layerswap.checkpoint.strict_json import open_source
+from layerswap.checkpoint.strict_json import open_source, read_source
 from layerswap.compose import draw
 from layerswap.compose.yaml_file import parse_yaml
 from layerswap.errors import LayerswapError, visible
@@ -47,12 +46,16 @@ def write_documents(
     folder: Path,
     plan: Plan,
     content: Mapping[str, Any],
-    lost: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write configuration, tokenizer, generation configuration, card and record."""
+    """Write configuration, tokenizer, generation configuration, card and record.
+
+    `measured` holds what only writing shows; None for what was not measured.
+    """
+    known = {key: value for key, value in (measured or {}).items() if value is not None}
     write_configuration(folder, plan)
-    (folder / "README.md").write_text(model_card(plan, lost=lost), "utf-8")
-    _write_json(folder / RECORD, {**content, **({LOST_TO_DTYPE: lost} if lost else {})})
+    (folder / "README.md").write_text(model_card(plan, lost=known.get(LOST_TO_DTYPE)), "utf-8")
+    _write_json(folder / RECORD, {**content, **known})
 
 
 def write_configuration(folder: Path, plan: Plan) -> None:
@@ -83,6 +86,7 @@ def record(plan: Plan) -> dict[str, Any]:
         "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
         # The tensors of adapters are those of the modules that each of them adapts.
         **({"tensors": plan.account} if plan.format.name != "adapter" else {}),
+        **plan.format.layout_facts(plan),
     }
 
 
@@ -183,7 +187,8 @@ def _licence(licences: Mapping[str, str | None]) -> dict[str, Any]:
 
 def _descent(plan: Plan, library: str) -> dict[str, Any]:
     """The Hub's metadata on the origin of the output, from sources with a Hub id alone."""
-    experts = [c.source for c in plan.used.values() if c.revision]
+    # A GGUF file has a name behind that of its repository.
+    experts = ["/".join(c.source.split("/")[:2]) for c in plan.used.values() if c.revision]
     base = [plan.base.source] if plan.base and plan.base.revision else []
     if library == "peft":
         return {"base_model": base, "base_model_relation": "adapter"} if base else {}
@@ -216,7 +221,7 @@ def copy_document(source: Path, target: Path) -> None:
         if config.pop("auto_map", None) is not None:
             _write_json(target, config)
             return
-    shutil.copyfile(source, target)
+    target.write_bytes(read_source(source))  # not through a link that was planted meanwhile
 
 
 def _first(plan: Plan, names: Sequence[str]) -> list[Path]:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap._types import Advance, Log, PathLike
 from layerswap.checkpoint import Checkpoint, Place
 from layerswap.checkpoint.commit import existing_parent
 from layerswap.checkpoint.folder import downloaded
-from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
@@ -30,21 +30,26 @@ from layerswap.merge.compatibility import (
     check_roles,
     check_tied,
     copy_notes,
+    equal_notes,
     numbered_notes,
     tied_notes,
 )
 from layerswap.merge.layout import (
+    SMALLEST_RUN,
     OutputTensor,
     Shard,
+    Span,
     TermBuilder,
     names_digest,
     needs_whole_model,
     output_tensors,
+    spans,
     term_builder,
     with_base,
 )
 from layerswap.merge.sources import Fisher, Stamp, check_unchanged, stamps_of
 from layerswap.merge.target import (
+    Layout,
     MergeOptions,
     check_apart,
     check_space,
@@ -52,6 +57,7 @@ from layerswap.merge.target import (
 )
 from layerswap.merge.terms import stored_tensors
 from layerswap.merge.tokenizers import Alignment
+from layerswap.merge.writer import shareable_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,9 +76,10 @@ class Plan:
         places: places of the experts' tensors, before any layers are moved.
         drop: stored copies of tied embeddings, left out of the output.
         magnitude: measured weights, if the recipe asks for them.
-        stamps: size, time and inode of every weight file when it was opened.
+        stamps: size, time and inode of every weight file and document when it was opened.
         alignment: the rows of embeddings and heads in one vocabulary, if vocabularies differ.
         fishers: the diagonal Fishers by expert, if the recipe names them.
+        layout: `shared` if the output is to share blocks with the sources; else `plain`.
 
     Example:
         >>> import layerswap as ls
@@ -94,6 +101,7 @@ class Plan:
     stamps: Mapping[WeightFile, Stamp]
     alignment: Alignment | None = None
     fishers: Mapping[str, Fisher] = field(default_factory=dict)
+    layout: Literal["plain", "shared"] = "plain"
 
     def __post_init__(self) -> None:
         self.format.check(self)
@@ -145,6 +153,15 @@ class Plan:
         """Every tensor of the merged model."""
         return self.format.tensors(self)
 
+    @property
+    def equal_tensors(self) -> list[str]:
+        """Names of tensors that the recipe blends and the merge copies, as all inputs are equal."""
+        if self.format.name != "safetensors":
+            return []
+        places, composition = self.reference.places, self.composition
+        copied = [tensor.name for tensor in self.tensors if tensor.verbatim]
+        return [name for name in copied if len(composition[places[name]].members) > 1]
+
     @cached_property
     def shards(self) -> list[Shard]:
         """The output files."""
@@ -154,6 +171,30 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of the weight files that the merge will write."""
         return self.format.nbytes(self)
+
+    @cached_property
+    def blocks(self) -> list[Span]:
+        """The whole blocks of the output that can be those of local sources; none if too few."""
+        shared = self if self.layout == "shared" else replace(self, layout="shared")
+        found = [span.blocks for shard in shared.shards for span in spans(shard)]
+        local = [blocks for blocks in found if blocks and isinstance(blocks.source, Path)]
+        return local if sum(blocks.nbytes for blocks in local) >= SMALLEST_RUN else []
+
+    def shared_bytes(self, folder: Path) -> int:
+        """Bytes that an output in this folder shares with the sources; 0 for a plain layout."""
+        return shareable_bytes(self.blocks, folder) if self.layout == "shared" else 0
+
+    def laid_out(self, out: PathLike, layout: Layout = "auto") -> Plan:
+        """The same plan with the layout of its files for an output.
+
+        Args:
+            out: the output.
+            layout: `auto`: files share blocks with the sources where the filesystem can, and are
+                cut for it; `plain`: the same files on every machine.
+        """
+        shared = replace(self, layout="shared")
+        folder = existing_parent(Path(out).expanduser().absolute())
+        return shared if layout == "auto" and shared.shared_bytes(folder) else self
 
     @property
     def account(self) -> dict[str, Any]:
@@ -192,7 +233,7 @@ class Plan:
             if self.needs_whole:
                 fetched[name] = sum(file.size for file in files)
                 continue
-            stored = ({*stored_tensors(tensor.inputs)} for tensor in self.tensors)
+            stored = ({*map(as_stored, stored_tensors(t.inputs))} for t in self.tensors)
             fetched[name] = sum(
                 info.nbytes for infos in stored for info in infos if info.file in files
             )
@@ -215,6 +256,11 @@ class Plan:
     def notes(self) -> list[str]:
         """Facts about this merge that a careful person would want to know, one per line."""
         return self.format.notes(self)
+
+    def __repr__(self) -> str:
+        layers, swap = self.composition.layers, self.recipe.swap
+        zones = f", {swap.zones(layers)}" if swap else ""
+        return f"<Plan: {str(self.recipe).partition(': ')[2]}{zones}; {layers} layers>"
 
     def __str__(self) -> str:
         return draw(self.composition)
@@ -342,15 +388,20 @@ class Plan:
                 else f"{target}: a GGUF file is only written from GGUF files; name a folder"
             )
         check_apart(target, self.opened)
-        check_space(existing_parent(target), self.nbytes)
-        check_unchanged(self.stamps)
+        folder = existing_parent(target)
+        check_space(folder, self.nbytes - self.shared_bytes(folder))
+        # Each answer of a server says whether its file changed.
+        check_unchanged({file: stamp for file, stamp in self.stamps.items() if stamp})
         return target
 
-    def write(self, target: Path, options: MergeOptions) -> Path:
-        """Write the output to a path that `check_target` returned. See `save`."""
+    def write(self, target: Path, options: MergeOptions) -> int:
+        """Write the output to a path that `check_target` returned; see `save`.
+
+        Returns:
+            The bytes that it shares with the sources.
+        """
         plan = self.downloaded() if self.needs_whole else self
-        plan.format.write(plan, target, options)
-        return target
+        return plan.format.write(plan, target, options)
 
     def save(
         self,
@@ -361,6 +412,7 @@ class Plan:
         progress: Advance | None = None,
         allow_non_finite: bool = False,
         resume: bool = False,
+        layout: Layout = "auto",
         log: Log | None = None,
     ) -> Path:
         """Write the merged checkpoint: a folder that transformers and vLLM load.
@@ -376,6 +428,8 @@ class Plan:
             progress: called with the number of bytes just written, by any worker.
             allow_non_finite: merge experts that hold NaN or infinity.
             resume: resume the same merge after it was killed, with the files that it finished.
+            layout: `auto` shares blocks with the sources where the filesystem can, in files that
+                are cut for it; `plain` writes the same files on every machine.
             log: called with each warning, such as changes that the output's dtype loses.
 
         Returns:
@@ -393,7 +447,10 @@ class Plan:
             progress=progress or (lambda count: None),
             log=log or (lambda line: None),
         )
-        return self.write(self.check_target(out, overwrite=overwrite), options)
+        plan = self.laid_out(out, layout)
+        target = plan.check_target(out, overwrite=overwrite)
+        plan.write(target, options)
+        return target
 
     def load(self) -> PreTrainedModel:
         """The merged model in memory, without writing it: the same weights as `save` writes.
@@ -440,11 +497,16 @@ class Format(ABC):
 
     def notes(self, plan: Plan) -> list[str]:
         """Facts about the merge that a careful person would want to know."""
+        copies = copy_notes(plan.used, plan.base)
         return [
             *numbered_notes(plan.reference),
-            *copy_notes(plan.used, plan.base),
-            *tied_notes(plan.composition, plan.reference, plan.drop),
+            *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
+            *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
         ]
+
+    def layout_facts(self, plan: Plan) -> dict[str, Any]:
+        """The layout of the files, for a record beside them."""
+        return {}
 
     def facts(self, plan: Plan) -> dict[str, Any]:
         """Sizes for `layerswap plan --json`."""
@@ -455,16 +517,28 @@ class Format(ABC):
             "weight_bytes": sum(tensor.nbytes for tensor in plan.tensors),
             "copied_bytes": verbatim,
             "shards": len(plan.shards),
+            "shareable_bytes": sum(blocks.nbytes for blocks in plan.blocks),
             "fetched_bytes": plan.fetched_bytes,
         }
 
     @abstractmethod
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
-        """Write the output to a checked target."""
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
+        """Write the output to a checked target; return the bytes that it shares with sources."""
 
     @abstractmethod
     def load(self, plan: Plan) -> PreTrainedModel:
         """The merged model in memory."""
+
+
+def fetch_notes(plan: Plan) -> list[str]:
+    """The bytes that a merge fetches, by source."""
+    notes = []
+    if plan.needs_whole and plan.fetched_bytes:
+        notes.append("the method ranks whole models, which are downloaded first")
+    for name, count in plan.fetched_bytes.items():
+        whole = plan.opened[name].nbytes
+        notes.append(f"fetches {count / 1e9:,.2f} of {whole / 1e9:,.2f} GB of {name}")
+    return notes
 
 
 def fisher_sources(fishers: Mapping[str, Fisher]) -> dict[str, Checkpoint]:

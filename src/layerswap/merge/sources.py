@@ -33,7 +33,7 @@ from layerswap.checkpoint.folder import (
 )
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.checkpoint.remote import HUB_ID, RemoteFile, WeightFile, is_url
+from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
 from layerswap.checkpoint.strict_json import quoted
 from layerswap.checkpoint.views import as_transformers, restack
 from layerswap.compose import Composition, Recipe
@@ -250,12 +250,19 @@ def _refuse_unfinished(source: str, folder: Path) -> None:
 
 
 def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
-    """The stamp of every weight file; a MergeError if a file has vanished."""
-    return {file: _stamp(file) for checkpoint in checkpoints for file in checkpoint.all_files}
+    """The stamps of all weights and of the documents beside them, without cards.
+
+    Raises a MergeError if a file has vanished.
+    """
+    files: set[WeightFile] = set()
+    for checkpoint in checkpoints:
+        beside = (checkpoint.folder / name for name in BESIDE_WEIGHTS if name != "README.md")
+        files.update(checkpoint.all_files, (file for file in beside if file.is_file()))
+    return {file: _stamp(file) for file in files}
 
 
 def check_unchanged(stamps: Mapping[WeightFile, Stamp]) -> None:
-    """Refuse weight files that changed or vanished since they were stamped."""
+    """Refuse files that changed or vanished since they were stamped."""
     for file, stamp in sorted(stamps.items(), key=lambda item: str(item[0])):
         if isinstance(file, RemoteFile):
             if file.commit is None:  # files of a commit cannot change

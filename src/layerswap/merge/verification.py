@@ -41,7 +41,7 @@ from layerswap.merge.metadata import model_card, record, recorded_name, write_co
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.terms import ModelFacts
-from layerswap.merge.writer import LOST_TO_DTYPE, measure_tensors
+from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES, measure_tensors
 
 HASHES = "sha256"
 """The key of `layerswap.json` under which `layerswap verify --record` keeps hashes of files."""
@@ -120,6 +120,7 @@ class Recorded:
             experts={name: as_recorded(name, c) for name, c in plan.experts.items()},
             base=as_recorded(base_name, plan.base) if plan.base else None,
             fishers=fishers,
+            layout="shared" if self.data.get("layout") == "shared" else "plain",
         )
 
     def changed_files(self, name: str, source: Mapping[str, Any]) -> list[str]:
@@ -159,9 +160,12 @@ class Recorded:
             return findings, [f"written by layerswap {written}; this is {here}"]
         if not same_json(self.data["recipe"], again["recipe"]):
             findings.append(f"{self.path}: the recipe is not written as the merge does")
+        if self.data.get("layout", "plain") != again.get("layout", "plain"):
+            findings.append(f"{self.path}: layout is neither plain nor shared")
         if not same_json(self.data.get("tensors"), again.get("tensors")):
             findings.append(f"{self.path}: tensors are not those of the merge")
-        for key in self.data.keys() - again.keys() - {HASHES, LOST_TO_RANK, LOST_TO_DTYPE}:
+        measured = {HASHES, LOST_TO_RANK, LOST_TO_DTYPE, SHARED_BYTES}
+        for key in self.data.keys() - again.keys() - measured:
             findings.append(f"{self.path}: {key!r} is no key that the merge writes")
         return findings, []
 
@@ -252,6 +256,11 @@ class Verification:
         return not self.findings and not self.unverified
 
     @property
+    def outcome(self) -> str:
+        """`verified` or `not verified`."""
+        return "verified" if self.passed else "not verified"
+
+    @property
     def problems(self) -> list[str]:
         """What is wrong and what could not be verified, one line each."""
         return [*self.findings, *(f"not verified: {line}" for line in self.unverified)]
@@ -269,6 +278,10 @@ class Verification:
             "hashed_files": self.hashed,
         }
 
+    def __repr__(self) -> str:
+        problems = f", {len(self.problems)} problems" if self.problems else ""
+        return f"<Verification of {self.folder}: {self.outcome}{problems}>"
+
     def __str__(self) -> str:
         lines = [f"note: {note}" for note in self.notes]
         if self.verbatim.tensors:
@@ -277,8 +290,7 @@ class Verification:
             lines.append(self.computed.line("computed", "computed again"))
         if self.hashed:
             lines.append(f"{self.hashed} files match their recorded SHA-256")
-        outcome = "verified" if self.passed else "not verified"
-        return "\n".join(map(visible, [*lines, f"{self.folder}: {outcome}"]))
+        return "\n".join(map(visible, [*lines, f"{self.folder}: {self.outcome}"]))
 
 
 def verify(

@@ -6,19 +6,22 @@ Memory does not grow with the model: each worker holds one chunk of every input.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
 import os
+import struct
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import BLOCKS
-from layerswap.checkpoint.header import block_of
+from layerswap.checkpoint import BLOCKS, TensorInfo
+from layerswap.checkpoint.header import Translated, as_stored, block_of
 from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
     FLOAT_NAMES,
@@ -34,8 +37,8 @@ from layerswap.checkpoint.read import (
 )
 from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
 from layerswap.compose.blend import Operation
-from layerswap.errors import MergeError
-from layerswap.merge.layout import OutputTensor, Shard, names_digest
+from layerswap.errors import LayerswapError, MergeError
+from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
 from layerswap.merge.target import MergeOptions
 from layerswap.merge.terms import (
     Evaluator,
@@ -66,21 +69,16 @@ NOTED = 0.1
 """Smallest error of the deltas, as a share of their norm, that a merge warns about."""
 LOST_TO_DTYPE = "lost_to_dtype"
 """The key of `layerswap.json` for the measurement."""
+SHARED_BYTES = "shared_bytes"
+"""The key for the bytes of blocks that are the sources' own."""
 NO_KERNEL_COPY = (
     errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
     errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
+    errno.ENOTTY, errno.ETXTBSY,  # of FICLONERANGE
 )  # fmt: skip
-"""Errors of `copy_file_range` after which plain reading and writing may still work."""
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """Bytes of one source file that go unchanged to one position in the output file."""
-
-    source: WeightFile
-    source_offset: int
-    offset: int
-    nbytes: int
+"""Errors of copying or sharing in the kernel after which reading and writing may still work."""
+FICLONERANGE = 0x4020940D
+"""Linux's request to share blocks between two files."""
 
 
 @dataclass(frozen=True)
@@ -97,23 +95,38 @@ class Piece:
 
 
 def check_finite(tensors: Iterable[OutputTensor]) -> None:
-    """Refuse to copy NaN or infinity, as far as the beginnings of verbatim tensors show it.
+    """Refuse copies of NaN or infinity, as far as the beginnings of verbatim tensors show it.
 
-    Training that diverges leaves NaN nearly everywhere. Tensors on another machine are not read;
-    those that are computed are checked whole.
+    Training that diverges leaves NaN nearly everywhere. Tensors on another machine are checked
+    when they are here; those that are computed are checked whole.
     """
-    sources = [next(stored_tensors(tensor.inputs)) for tensor in tensors if tensor.verbatim]
-    local = [
-        info
-        for info in sources
-        if info.dtype in FLOAT_DTYPES and not isinstance(info.file, RemoteFile)
-    ]
+    sources = [tensor.copied for tensor in tensors if tensor.verbatim]
+    local = [info for info in sources if not isinstance(info.file, RemoteFile)]
+    _check_beginnings({info: info for info in local})
+
+
+def _check_fetched(path: Path, shard: Shard) -> None:
+    """The same for tensors from another machine, as they are in the output."""
+    copied = ((t.copied, offset) for t, offset in shard.tensors if t.verbatim)
+    _check_beginnings(
+        {
+            replace(info, file=path, offset=offset): info
+            for info, offset in copied
+            if isinstance(info.file, RemoteFile)
+        }
+    )
+
+
+def _check_beginnings(tensors: Mapping[TensorInfo, TensorInfo]) -> None:
+    """Check tensors where they lie; messages name their sources."""
     with ExitStack() as stack:
-        handles = open_all(stack, {info.file for info in local})
-        for info in local:
+        handles = open_all(stack, {info.file for info in tensors})
+        for info, source in tensors.items():
+            if info.dtype not in FLOAT_DTYPES:
+                continue
             count = min(info.elements, PROBED_BYTES // block_of(info.dtype)[1])
             if not is_finite(read_stored(handles[info.file], info, 0, count), info.dtype):
-                raise MergeError(f"{info.file}: tensor {info.name!r} holds NaN or infinity")
+                raise MergeError(f"{source.file}: tensor {source.name!r} holds NaN or infinity")
 
 
 def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Any]:
@@ -149,10 +162,14 @@ def write_shard(
     facts: ModelFacts,
     options: MergeOptions,
     rounding: Rounding | None = None,
-) -> None:
-    """Write one output file, or the next part of one."""
-    # Copies first: the kernel does them while NumPy is still being imported.
-    work: list[_Copy | Piece] = [*_copies(shard), *_computes(shard)]
+    *,
+    share: bool = False,
+) -> int:
+    """Write one output file, or the next part of one; return the bytes of shared blocks.
+
+    With `share`, whole blocks that have the same position in source and output are not copied if
+    the filesystem can share them.
+    """
     files = {file for tensor, _ in shard.tensors for file in tensor.files}
     threads = options.workers
     if any(isinstance(file, RemoteFile) for file in files):
@@ -164,9 +181,17 @@ def write_shard(
         stack.callback(os.close, output)
         _write(output, shard.header, 0)
         options.progress(len(shard.header))
+        left: list[Span] = []
+        for span in spans(shard):
+            left += share_blocks(handles[span.source], output, span) if share else [span]
+        shared = sum(span.nbytes for span in spans(shard)) - sum(span.nbytes for span in left)
+        if shared:
+            options.progress(shared)
+        # Copies first: the kernel does them while NumPy is still being imported.
+        work: list[Span | Piece] = [*(p for s in left for p in _pieces(s)), *_computes(shard)]
 
-        def run(piece: _Copy | Piece) -> None:
-            if isinstance(piece, _Copy):
+        def run(piece: Span | Piece) -> None:
+            if isinstance(piece, Span):
                 copy_span(handles[piece.source], output, piece)
                 _start_writing(output, piece.offset, piece.nbytes)
                 options.progress(piece.nbytes)
@@ -183,6 +208,9 @@ def write_shard(
             _start_writing(output, piece.offset, nbytes)
 
         _run_all(run, work, threads)
+    if not options.allow_non_finite:
+        _check_fetched(path, shard)
+    return shared
 
 
 def compute_tensor(
@@ -203,31 +231,9 @@ def compute_tensor(
     return values.reshape(tensor.shape)
 
 
-def _copies(shard: Shard) -> Iterator[_Copy]:
-    """Neighbours in both files as one span, cut into pieces of `SPAN_BYTES`."""
-    span: _Copy | None = None
-    for tensor, offset in shard.tensors:
-        if not tensor.verbatim or not tensor.nbytes:
-            continue
-        info = next(stored_tensors(tensor.inputs))
-        if span and (info.file, info.offset, offset) == (
-            span.source,
-            span.source_offset + span.nbytes,
-            span.offset + span.nbytes,
-        ):
-            span = _Copy(span.source, span.source_offset, span.offset, span.nbytes + tensor.nbytes)
-            continue
-        if span:
-            yield from _pieces(span)
-        span = _Copy(info.file, info.offset, offset, tensor.nbytes)
-    if span:
-        yield from _pieces(span)
-
-
-def _pieces(span: _Copy) -> Iterator[_Copy]:
+def _pieces(span: Span) -> Iterator[Span]:
     for start in range(0, span.nbytes, SPAN_BYTES):
-        length = min(SPAN_BYTES, span.nbytes - start)
-        yield _Copy(span.source, span.source_offset + start, span.offset + start, length)
+        yield span.part(start, min(start + SPAN_BYTES, span.nbytes))
 
 
 def _computes(shard: Shard) -> Iterator[Piece]:
@@ -237,9 +243,10 @@ def _computes(shard: Shard) -> Iterator[Piece]:
         whole = Piece(tensor, 0, tensor.elements, offset)
         if not any(isinstance(file, RemoteFile) for file in tensor.files):
             yield from chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
-        else:  # gathered rows lie anywhere, so that their tensors are fetched once, and whole
+        else:  # rows in another order lie anywhere: their tensors are fetched once, and whole
             gathered = any(isinstance(term, Gathered) for term, _ in tensor.inputs)
-            cut = tensor.linear and not gathered
+            reordered = any(isinstance(i, Translated) for i in stored_tensors(tensor.inputs))
+            cut = tensor.linear and not gathered and not reordered
             yield from chunks(whole, FETCHED_BYTES) if cut else (whole,)
 
 
@@ -249,7 +256,7 @@ def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) 
     Methods read their inputs more than once; fetched bytes wait in nameless files of `folder`.
     """
     share = piece.stop - piece.start
-    for info in dict.fromkeys(stored_tensors(piece.tensor.inputs)):
+    for info in dict.fromkeys(map(as_stored, stored_tensors(piece.tensor.inputs))):
         handle = handles[info.file]
         if isinstance(handle, RemoteHandle):
             start, stop = info.offset, info.offset + info.nbytes
@@ -328,7 +335,50 @@ def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, 
     return {file: stack.enter_context(open_file(file)) for file in sorted(files, key=str)}
 
 
-def copy_span(source: Handle, output: int, piece: _Copy) -> None:
+def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
+    """Bytes of whole blocks that new files in a folder can share with their sources.
+
+    Shares one block of each filesystem with a nameless file: names of filesystems do not reveal it,
+    since it depends on their settings and versions.
+    """
+    known: dict[int, bool] = {}
+    total = 0
+    for span in blocks:
+        with suppress(OSError, LayerswapError), open_file(span.source) as handle:
+            if isinstance(handle, RemoteHandle):
+                continue
+            device = os.fstat(handle).st_dev
+            if device not in known:
+                known[device] = False
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    _share(handle, file.fileno(), Span(span.source, 0, 0, BLOCK))
+                known[device] = True
+            total += span.nbytes if known[device] else 0
+    return total
+
+
+def share_blocks(source: Handle, output: int, span: Span) -> list[Span]:
+    """Share the whole blocks of a span with its source; return the spans that are left to copy."""
+    blocks = span.blocks
+    if blocks is None or isinstance(source, RemoteHandle):
+        return [span]
+    try:
+        _share(source, output, blocks)
+    except OSError as error:
+        if error.errno not in NO_KERNEL_COPY:
+            raise
+        return [span]
+    start = blocks.offset - span.offset
+    ends = span.part(0, start), span.part(start + blocks.nbytes, span.nbytes)
+    return [end for end in ends if end.nbytes]
+
+
+def _share(source: Handle, output: int, span: Span) -> None:
+    asked = struct.pack("qQQQ", source, span.source_offset, span.nbytes, span.offset)
+    fcntl.ioctl(output, FICLONERANGE, asked)
+
+
+def copy_span(source: Handle, output: int, piece: Span) -> None:
     """Copy bytes inside the kernel, or by reading and writing if the filesystems cannot."""
     if isinstance(source, RemoteHandle):
         start = piece.source_offset
@@ -367,7 +417,7 @@ def _start_writing(output: int, offset: int, nbytes: int) -> None:
 
 
 def _run_all(
-    run: Callable[[_Copy | Piece], None], work: Sequence[_Copy | Piece], threads: int
+    run: Callable[[Span | Piece], None], work: Sequence[Span | Piece], threads: int
 ) -> None:
     pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
     try:

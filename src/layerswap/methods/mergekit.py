@@ -273,17 +273,3 @@ def checked_total(weights: Sequence[float]) -> float:
     if not total:
         raise RecipeError("every weight is 0")
     return total
-
-
-def _linear(values: TensorValues) -> Reading:
-    weights = {model.name: model.weight for model in values.models}
-    total = checked_total([*weights.values()])
-    if not values.shared["normalize"] and abs(total - 1) > 1e-6:
-        raise RecipeError(
-            f"the weights sum to {total:g}; a blend's sum to 1, so leave out `normalize: false`"
-        )
-    return weights
-
-
-# The blend of a soup, which is no merge method here.
-SPELLINGS = (Spelling("linear", _linear, models={"weight": WEIGHT}, shared={"normalize": True}),)

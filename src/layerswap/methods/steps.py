@@ -141,10 +141,12 @@ def elect_and_merge(chunk: Chunk, parts: Sequence[Array]) -> Array:
     """
     import numpy as np
 
-    elected = weighted_sum(parts, chunk.weights)
-    up, down = elected > 0, elected < 0
-    total = np.zeros_like(elected)
     plain = len(parts) < 256 and all(weight == 1 for weight in chunk.weights)
+    # Float64 holds the products, so that parts that cancel leave no rest with a sign.
+    wide = parts if plain else [np.asarray(part, np.float64) for part in parts]
+    elected = weighted_sum(wide, [float(np.float32(weight)) for weight in chunk.weights])
+    up, down = elected > 0, elected < 0
+    total = np.zeros_like(parts[0])
     share = np.zeros(len(total), np.uint8 if plain else total.dtype)
     for part, weight in zip(parts, chunk.weights, strict=True):
         agrees = ((part > 0) & up) | ((part < 0) & down)

@@ -1,4 +1,4 @@
-"""Charts of results: a grid of scores, means with intervals, ranks, and linearity."""
+"""Charts of results: a grid of scores, means with intervals, losses, ranks, and linearity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from layerswap.report.drawing import (
     settings,
     wrapped,
 )
-from layerswap.report.tables import MINUS, score
+from layerswap.report.tables import MINUS, difference_words, score
 from layerswap.search.conditions import Condition
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def draw_heat_map(
         axes.add_patch(_outline(name, (x, y), inset, ink_on(shades[y, x])))
     if marked:
         keys = [_outline(name, (0, 0), 0, INK) for name in marked]
-        axes.legend(keys, list(marked), loc="upper left", bbox_to_anchor=(0, 0), ncols=2)
+        axes.legend(keys, list(marked), loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     facts = [f"{len(values)} combinations, from {score(min(values.values()), unit)} to "
              f"{score(max(values.values()), unit)} {unit}".rstrip()]  # fmt: skip
     for name, cell in marked.items():
@@ -136,13 +136,10 @@ def _cell_of(swap: Condition) -> tuple[int, int]:
 def _label(
     axes: Axes, row_label: str, rows: Sequence[int], column_label: str, columns: Sequence[int]
 ) -> None:
-    """Name the cells of a heat map, whose first row is on top."""
+    """Name the cells of a heat map, whose first row is below, as the first layer of a stack is."""
     axes.set_xticks(range(len(columns)), list(map(str, columns)))
     axes.set_yticks(range(len(rows)), list(map(str, rows)))
     axes.set(xlabel=visible(column_label), ylabel=visible(row_label))
-    axes.xaxis.tick_top()
-    axes.xaxis.set_label_position("top")
-    axes.invert_yaxis()
 
 
 def _outline(name: str, cell: tuple[float, float], inset: float, colour: str) -> Rectangle:
@@ -162,11 +159,13 @@ def draw_intervals(
     measure: str,
     highlight: str | None = None,
     unit: str = "%",
+    differences: bool = False,
 ) -> Drawing:
     """Draw a dot and a whisker for each model: the mean of one measure and its interval.
 
     A dotted line carries the mean of the highlighted model through all rows. Overlapping whiskers
-    do not show that two models are equal: a paired test compares them.
+    do not show that two models are equal: a paired test compares them. Such `differences` have a
+    line at zero, and those that exclude it have colour and a star.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
@@ -176,28 +175,36 @@ def draw_intervals(
     if highlight is not None and highlight not in [name for name, _ in rows]:
         raise ValueError(f"no row is called {highlight!r}")
     words = [f"{score(i.low, unit)} to {score(i.high, unit)}" for _, i in rows]
+    if differences:
+        marks = [(parts := difference_words(i, unit).split())[0] + " *" * (parts[-1] == "*")
+                 for _, i in rows]  # fmt: skip
+    else:
+        marks = [score(i.mean, unit) for _, i in rows]
     names = [wrapped(name, 22) for name, _ in rows]
     heights = [0.25 + 0.22 * (1 + name.count("\n")) for name in names]
     figure = Figure(figsize=(6.4, 0.8 + sum(heights)), layout="constrained")
     axes = figure.subplots()
     factor, top = 100 if unit == "%" else 1, 0.0
     middles = []
-    for (name, interval), height in zip(rows, heights, strict=True):
-        emphasised, middle = name == highlight, top + height / 2
+    for (name, interval), height, mark in zip(rows, heights, marks, strict=True):
+        emphasised, middle = name == highlight or mark.endswith("*"), top + height / 2
         low, mean, high = (factor * v for v in (interval.low, interval.mean, interval.high))
         axes.errorbar([mean], [middle], xerr=[[mean - low], [high - mean]], fmt="o", capsize=4,
                       color=ACCENT if emphasised else MUTED, clip_on=False,
                       markersize=11 if emphasised else 8)  # fmt: skip
-        if emphasised:
+        if name == highlight:
             axes.axvline(mean, color=ACCENT, linewidth=1.25, linestyle=":", zorder=1)
-        axes.text(1.03, middle, score(interval.mean, unit), va="center",
+        axes.text(1.03, middle, mark, va="center",
                   transform=axes.get_yaxis_transform(), **_emphasis(emphasised))  # fmt: skip
         middles.append(middle)
         top += height
-    axes.set(ylim=(top, 0), xlabel=visible(f"{measure}, {unit}"))
+    if differences:
+        axes.axvline(0, color=INK, linewidth=1, zorder=1)
+    label = "points" if differences and unit == "%" else unit
+    axes.set(ylim=(top, 0), xlabel=visible(f"{measure}, {label}"))
     axes.set_yticks(middles, names)
-    for label, (name, _) in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set(fontsize=13, linespacing=1.1, **_emphasis(name == highlight))
+    for tick, (name, _) in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set(fontsize=13, linespacing=1.1, **_emphasis(name == highlight))
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.grid(visible=True, axis="x")
     axes.tick_params(length=0)
@@ -210,6 +217,25 @@ def draw_intervals(
 
 def _emphasis(emphasised: bool) -> dict[str, Any]:
     return {"color": ACCENT, "weight": "bold"} if emphasised else {"color": INK}
+
+
+@settings()
+def draw_losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawing:
+    """Draw the training loss of each training by its step."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.4 + 0.11 * len(losses)), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(losses.items()):
+        # The line's style tells trainings of one colour apart.
+        style = ("-", "--", ":", "-.")[number // len(EXPERTS) % 4]
+        axes.plot(*zip(*points, strict=True), color=EXPERTS[number % len(EXPERTS)], linestyle=style,
+                  marker="o", markersize=3, label=visible(name))  # fmt: skip
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.grid(visible=True, axis="y")
+    figure.legend(loc="outside lower left", ncols=3)
+    facts = "; ".join(f"{name}: {points[-1][1]:.3f}" for name, points in losses.items())
+    return Drawing(figure, "Training loss by step", f"Last losses: {facts}")
 
 
 @settings()

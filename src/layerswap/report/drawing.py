@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -56,12 +57,16 @@ SETTINGS: dict[Any, Any] = {
 NAMESPACE, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
+LOCK = RLock()
+"""Held while matplotlib draws: its settings are those of the whole process."""
+
+
 @contextmanager
 def settings() -> Iterator[None]:
     """Settings of matplotlib for every figure; decorates the functions that draw."""
     import matplotlib
 
-    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+    with LOCK, matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         # A browser has the glyphs that matplotlib's own font lacks.
         warnings.filterwarnings("ignore", r"Glyph .* missing")
         yield
@@ -146,6 +151,8 @@ def stylesheet() -> str:
         f"svg:root{{color-scheme:light dark}}.ls-figure{{{variables(dark=False)}}}"
         f"@media screen and (prefers-color-scheme:dark){{.ls-figure{{{variables(dark=True)}}}}}"
         f".ls-figure *{{stroke-linejoin:round}}.ls-figure text{{font-family:{FONT}!important;"
+        # Matplotlib leaves out the fill of black text.
+        "fill:var(--on-low);"
         f"font-variant-numeric:tabular-nums}}{rules}"
     )
 

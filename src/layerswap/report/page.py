@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,16 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.errors import LayerswapError, visible
 from layerswap.report.drawing import stylesheet, variables
-from layerswap.report.tables import Table, score, slug
+from layerswap.report.tables import Table, range_words, score, slug
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from layerswap.evaluation.results import Sample
     from layerswap.evaluation.statistics import Interval
     from layerswap.report.drawing import Drawing
 
 LONGEST = 1200
 """Most characters of a question or an answer on a page."""
+SHOWN = 300
+"""Most documents whose answers are shown together."""
+RIGHT = 0.5
+"""Score above which an answer counts as right."""
+Place = tuple[str, str, int]
+"""Model, task and document."""
+DIFFERENCE = re.compile(r"(\S+) \[(\S+), (\S+)\]( \*)?")
+"""Text of `tables.difference_words`."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +89,42 @@ class Answers:
         return {heading: documents for heading, documents in groups.items() if documents}
 
 
+def side_by_side(
+    models: Mapping[str, str],
+    samples: Iterable[Sample],
+    scores: Mapping[Place, float],
+    documents: Iterable[tuple[str, int]],
+) -> Answers | None:
+    """The answers of models to the documents that all have answered, at most `SHOWN`.
+
+    Args:
+        models: headings, with the names of the models in `samples` and `scores`.
+        samples: the answers.
+        scores: by model, task and document; above `RIGHT` an answer counts as right.
+        documents: task and position of each document.
+    """
+    answered = {(one.model, one.task, one.document): one for one in samples}
+    known = answered.keys() & scores.keys()
+    shown = []
+    for task, document in documents:
+        keys = [(model, task, document) for model in models.values()]
+        if known.issuperset(keys):
+            found = [answered[key] for key in keys]
+            shown.append(ShownAnswer(
+                task, document, found[0].question, found[0].target,
+                tuple(one.answer for one in found), tuple(scores[key] > RIGHT for key in keys),
+            ))  # fmt: skip
+    return Answers(list(models), shown[:SHOWN]) if shown else None
+
+
 @dataclass(frozen=True)
 class Section:
-    """A part of the report, shown in this order: heading, text, figure, table, map, answers, note.
+    """A part of the report: heading, text, command, figure, table, map, answers and note.
 
     Attributes:
         heading: a few words.
         text: paragraphs, divided by empty lines.
+        command: a line for a shell, to copy.
         figure: a drawing of this package.
         table: results; readers can sort it.
         note: a caution, set apart. Paragraphs like `text`.
@@ -95,6 +134,7 @@ class Section:
 
     heading: str
     text: str = ""
+    command: str = ""
     figure: Drawing | None = None
     table: Table | None = None
     note: str | None = None
@@ -112,6 +152,7 @@ class Report:
         sections: the parts, in order.
         figure: the drawing beside the lead, such as the stack of the best composition.
         colophon: small print at the end, such as versions, seeds and the date.
+        reload: seconds after which a browser reads the file again; 0 for never.
     """
 
     title: str
@@ -119,6 +160,7 @@ class Report:
     sections: Sequence[Section]
     figure: Drawing | None = None
     colophon: str = ""
+    reload: int = 0
 
 
 def render(report: Report) -> str:
@@ -165,10 +207,21 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         paragraphs=_paragraphs, kind=_kind, score=score, amount=_amount, island=_island,
-        visible=visible, slug=slug, shortened=_shortened,
+        visible=visible, slug=slug, shortened=_shortened, span=_span, difference=_difference,
     )  # fmt: skip
     environment.globals.update(variables=variables, stylesheet=stylesheet)
     return environment
+
+
+def _span(interval: Interval, unit: str) -> str:
+    """The ends of an interval in words."""
+    return range_words(score(interval.low, unit), score(interval.high, unit))
+
+
+def _difference(words: str) -> tuple[str, str] | None:
+    """A difference with its star, and its range; None for other text."""
+    found = DIFFERENCE.fullmatch(words)
+    return found and (f"{found[1]}{found[4] or ''}", range_words(found[2], found[3]))
 
 
 def _island(data: Mapping[str, Any]) -> str:

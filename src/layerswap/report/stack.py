@@ -21,6 +21,11 @@ OUTSIDE, OVERHANG, GAP, LEADING = 24, 8, 7, 17
 """Height of a row outside the layers, its overhang, its distance, and a line of text, px."""
 MOST_LABELS = 12
 """With more zones than this, a legend names the experts in place of a label for each zone."""
+NOTHING_ON_TOP = (
+    "The best composition takes no layer on top from the language expert: the last layers write "
+    "the answer, often in a form that the task expert learned, such as a number or a label."
+)
+"""A sentence for reports."""
 
 
 @dataclass(frozen=True)

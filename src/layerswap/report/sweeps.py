@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Advance, Log, PathLike
+from layerswap._types import Advance, Log, PathLike, listed
 from layerswap.compose import Recipe, Zones, read_recipe
 from layerswap.compose.yaml_file import validate
 from layerswap.errors import EvaluationError
@@ -16,7 +17,8 @@ from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval
 from layerswap.merge import Plan, make_plan
 from layerswap.report.charts import draw_grid
-from layerswap.report.page import Report, Section, write_report
+from layerswap.report.page import Report, Section, side_by_side, write_report
+from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
 from layerswap.report.tables import (
     STAR,
     Table,
@@ -26,7 +28,15 @@ from layerswap.report.tables import (
     unit_of,
 )
 from layerswap.search.candidates import Sources
-from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders
+from layerswap.search.conditions import (
+    CHOSEN,
+    DEFAULT,
+    LANGUAGE_EXPERT,
+    TASK_EXPERT,
+    Condition,
+    contenders,
+)
+from layerswap.search.evaluator import TEST
 from layerswap.search.spec import SweepSettings
 from layerswap.search.sweeps import SweepResult, sweep_plans
 from layerswap.versions import __version__
@@ -65,7 +75,7 @@ def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / SCORES)
     (folder / SUMMARY).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     (folder / RECIPE).write_text(yaml.safe_dump(board.best_recipe, sort_keys=False), "utf-8")
-    write_report(folder / PAGE, sweep_report(board))
+    write_report(folder / PAGE, sweep_report(board, folder / RECIPE))
     return facts
 
 
@@ -94,18 +104,22 @@ def summary(board: SweepResult) -> dict[str, Any]:
     return facts
 
 
-def sweep_report(board: SweepResult) -> Report:
-    """The report of a sweep."""
+def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
+    """The report of a sweep, with the command that merges the recipe in a file."""
+    swap = board.best.recipe.swap
+    names = {swap.task: TASK_EXPERT, swap.language: LANGUAGE_EXPERT} if swap else {}
     notes = [f"layerswap {__version__}", *([str(board.screening)] if board.screening else [])]
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board),
+        figure=draw_stack(board.best.composition, {name: str(one) for name, one in names.items()}),
         sections=[
             *_contest(board),
+            _models(board.best_recipe, recipe),
             *_front(board),
             *_maps(board),
             *_sources(board),
-            _models(board.best_recipe),
+            *_answers(board),
         ],
         colophon="; ".join(notes)
         + f"; {board.counts.distinct} layers run per batch instead of {board.counts.naive}.",
@@ -225,18 +239,33 @@ def _front(board: SweepResult) -> list[Section]:
     ]
 
 
-def _models(recipe: Mapping[str, Any]) -> Section:
+def _models(recipe: Mapping[str, Any], file: Path | None) -> Section:
     """The checkpoints of a recipe, and the command that merges it."""
     sources = {**recipe["experts"], **({"base": recipe["base"]} if "base" in recipe else {})}
-    rows = [
-        [name, source if isinstance(source, str) else json.dumps(source)]
-        for name, source in sources.items()
-    ]
-    return Section(
-        "Models",
-        f"This command writes the best composition: layerswap merge {RECIPE} --out merged",
-        table=Table(["name", "source"], rows),
-    )
+    plain = [one["source"] if isinstance(one, Mapping) and set(one) == {"source"} else one
+             for one in sources.values()]  # fmt: skip
+    rows = [[name, one if isinstance(one, str) else json.dumps(one)]
+            for name, one in zip(sources, plain, strict=True)]  # fmt: skip
+    text, command = 'In Python, `result.best.save("merged")` writes the best composition.', ""
+    if file is not None:
+        text = "This command writes the best composition:"
+        command = shlex.join(["layerswap", "merge", str(file), "--out", "merged"])
+    return Section("Models", text, command, table=Table(["name", "source"], rows))
+
+
+def _answers(board: SweepResult) -> list[Section]:
+    """The answers of the models to the test documents, if a task is given."""
+    scores = {
+        (str(row.condition), row.task, row.document): row.score
+        for row in board.rows
+        if row.split == TEST and (row.task, row.metric, row.filter) == board.measure
+    }
+    others = [str(one) for one in board.intervals if one != board.selected]
+    models = {name: name for name in [str(board.selected), *others]}
+    documents = sorted({(task, document) for _, task, document in scores})
+    answers = side_by_side(models, board.answers, scores, documents)
+    text = "Answers to test documents, grouped by the first two models: which of them is right."
+    return [Section("Answers side by side", text, answers=answers)] if answers else []
 
 
 def _maps(board: SweepResult) -> list[Section]:
@@ -248,6 +277,8 @@ def _maps(board: SweepResult) -> list[Section]:
         "Layers from the language expert at the bottom and at the top, against the mean score on "
         "the development split."
     )
+    if chosen and chosen.zones and not chosen.zones.top:
+        text += f" {NOTHING_ON_TOP}"
     return [
         Section(", ".join(filter(None, ["The grid", words])), text, figure=figure)
         for words, figure in drawn.items()
@@ -320,10 +351,10 @@ def sweep(
         board.report("report.html")
     """
     metric = {"metric": choose_by} if isinstance(choose_by, str) else dict(choose_by or {})
-    data = {"tasks": _listed(tasks), "include": list(map(str, _listed(include))),
+    data = {"tasks": listed(tasks), "include": list(map(str, listed(include))),
             "choose_by": metric, **settings}  # fmt: skip
     spec = validate(SweepSettings, data, where="sweep", expected="settings by name")
-    candidates = _named(list(map(_plan, _listed(plans))))
+    candidates = _named(list(map(_plan, listed(plans))))
     start = next((plan for plan in candidates.values() if plan.recipe.swap is not None), None)
     result = sweep_plans(
         spec,
@@ -334,11 +365,6 @@ def sweep(
         progress=progress,
     )
     return ReportedSweep(**{f.name: getattr(result, f.name) for f in fields(result)})
-
-
-def _listed(given: Any) -> list[Any]:
-    many = isinstance(given, Sequence) and not isinstance(given, str)
-    return list(given) if many else [given]
 
 
 def _plan(given: Composed) -> Plan:

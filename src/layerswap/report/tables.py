@@ -65,6 +65,12 @@ STAR = "*: the interval of the difference excludes zero."
 """The legend of `difference_words`."""
 
 
+def range_words(low: str, high: str) -> str:
+    """The ends of an interval, such as `58.1\u201364.3`, or `-3.0 to 2.5` where one has a sign."""
+    signed = any(end.startswith((MINUS, "-", "+")) for end in (low, high))
+    return f"{low} to {high}" if signed else f"{low}{DASH}{high}"
+
+
 def difference_words(difference: Interval | None, unit: str = "%") -> str:
     """A difference with its sign, and a star if its interval excludes zero; empty for None.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from layerswap.merge.folder import plan_tokenizer
 from layerswap.search.conditions import Condition
 from layerswap.search.protocol import Values, split_documents
 from layerswap.search.spec import SweepSettings
+
+if TYPE_CHECKING:
+    from layerswap.engine.sweep import Sweep
+    from layerswap.engine.vllm import VllmSweep
 
 DEVELOPMENT, TEST = "development", "test"
 Measure = tuple[str, str, str]
@@ -110,11 +114,12 @@ class Evaluator:
         store: AnswerStore | None = None,
         log: Log = lambda line: None,
         progress: Advance | None = None,
+        sweep: Sweep | VllmSweep | None = None,
     ) -> None:
         self.spec = spec
         if spec.answer_language is not None:
             identified_code(spec.answer_language)
-        self.sweep = open_sweep(list(plans.values()), spec)
+        self.sweep = sweep or open_sweep(list(plans.values()), spec)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
         self.tokenizer = spec.with_chat_template(self._plain, log)
@@ -126,6 +131,7 @@ class Evaluator:
             "progress": progress,
         }
         self._documents = _split(spec)
+        self.tested: dict[Condition, Mapping[str, Any]] = {}  # lm-eval's results on the test split
         if spec.limit is not None:
             log(f"at most {spec.limit} documents of each task, drawn by label")
 
@@ -139,11 +145,27 @@ class Evaluator:
             samples={task: sorted(drawn[:first]) for task, drawn in documents.items()},
             members=[self.members[one] for one in conditions], **self._settings,
         )  # fmt: skip
+        if split == TEST:
+            self.tested |= dict(zip(conditions, scored, strict=True))
         return [
             row
             for condition, result in zip(conditions, scored, strict=True)
             for row in _rows(result, split, condition, self.spec.answer_language)
         ]
+
+    def prompts(self, split: str, most: int) -> list[tuple[str, str | None]]:
+        """Returns the first prompts of a split without examples, with answers that are texts."""
+        tasks = load_tasks(self.spec.tasks, include=self._settings["include"])["tasks"]
+        found: list[tuple[str, str | None]] = []
+        for name, numbers in self._documents[split].items():
+            documents = list(tasks[name].eval_docs)
+            for number in sorted(numbers)[:most]:
+                prompt, answer = (
+                    read(documents[number])
+                    for read in (tasks[name].doc_to_text, tasks[name].doc_to_target)
+                )
+                found.append((str(prompt), answer if isinstance(answer, str) else None))
+        return found[:most]
 
     def measure(self, rows: Sequence[DocumentScore]) -> Measure:
         """Returns the first measure of the tasks that fits `choose_by`."""

@@ -19,6 +19,7 @@ from layerswap._types import Advance, Log
 from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.results import Sample, samples_of
 from layerswap.evaluation.statistics import Interval, paired_difference
 from layerswap.merge import Plan, make_plan
 from layerswap.search.candidates import Sources, draw_plan, draw_sources, grid_plans, zone_sources
@@ -75,6 +76,7 @@ class SweepResult(TestResult):
     rows: Sequence[DocumentScore]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
     screening: Screening | None = None  # the two stages, with a screen
+    answers: Sequence[Sample] = ()  # on the test split, of the chosen composition and the others
 
     @property
     def layers(self) -> int:
@@ -178,6 +180,11 @@ def sweep_plans(
     if spec.screen is not None and scored.screening is not None:
         log(str(scored.screening))
     scores, rows, measure = _tested(evaluator, chosen, others, scored.measure)
+    answers: list[Sample] = []
+    for one, result in evaluator.tested.items() if measure else ():
+        task, _, name = measure or ("", "", "")
+        model = str(CHOSEN if one == chosen else one)
+        answers += samples_of(model, task, result["samples"][task], name)
     layers = next(iter(candidates.values())).composition.layers
     zones = {one: one.zones for one in candidates if one.zones is not None}
     return SweepResult(
@@ -185,7 +192,7 @@ def sweep_plans(
         best=plans[selected], development=scored.means, lead=lead,
         sources=sources or {one: zone_sources(z, layers) for one, z in zones.items()},
         chosen_by=scored.chosen_by, measure=measure, rows=[*scored.rows, *rows], counts=counts,
-        screening=scored.screening,
+        screening=scored.screening, answers=answers,
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
+from pydantic import TypeAdapter
+
 from layerswap.checkpoint.commit import write_json
 from layerswap.errors import StudyError
 from layerswap.study.steps import Graph, Step
@@ -66,7 +68,7 @@ class StepRecord:
             return time.time() - self.seen < SILENCE
         try:
             os.kill(self.process, 0)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             return isinstance(error, PermissionError)
         return True
 
@@ -117,8 +119,9 @@ class StudyJournal:
 
     def _parse(self, name: str, content: bytes) -> StepRecord | None:
         try:
-            record = StepRecord(**json.loads(content))
-        except (ValueError, TypeError):
+            record = TypeAdapter(StepRecord).validate_json(content)
+            datetime.fromisoformat(record.since or "2000-01-01")
+        except ValueError:
             return None
         return record if record.key == self.graph.keys[name] else None
 
@@ -300,7 +303,9 @@ def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
             hint = "; a study that has just started is still checked"
         raise StudyError(f"{where}: is not a study folder: it has no {INDEX}{hint}")
     try:
-        steps = [Step.from_dict(one) for one in json.loads(content)["steps"]]
-        return StudyJournal(root, Graph(steps), storage)
-    except (ValueError, TypeError, KeyError) as error:
-        raise StudyError(f"{where}: {INDEX} is damaged ({type(error).__name__}: {error})") from None
+        graph = Graph(TypeAdapter(list[Step]).validate_python(json.loads(content)["steps"]))
+        _ = graph.keys  # of all settings
+        return StudyJournal(root, graph, storage)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise StudyError(f"{where}: {INDEX} is damaged ({why})") from None

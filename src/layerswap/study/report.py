@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import yaml
 
 from layerswap._types import Log
+from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import read_recipe
@@ -21,9 +23,9 @@ from layerswap.merge import make_plan
 from layerswap.report.charts import draw_grid, draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
-from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
-from layerswap.report.stack import draw_stack
-from layerswap.report.tables import Table, contrasts, interval_words, slug, write_tables
+from layerswap.report.page import Report, Section, side_by_side, write_report
+from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
+from layerswap.report.tables import Table, interval_words, slug, write_tables
 from layerswap.search.conditions import (
     BASE,
     CHOSEN,
@@ -44,6 +46,7 @@ from layerswap.study.results import (
     read_conditions,
     study_results,
 )
+from layerswap.study.shared_text import shared_text
 from layerswap.study.step_functions import EXPERT, MAP_FOLDER, recipes_of, selection
 from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
@@ -52,10 +55,10 @@ from layerswap.versions import __version__
 FIGURES, TABLES, BEST, MERGED = "figures", "tables", "best", "merged"
 BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
 """Treatments whose answers are shown, beside the chosen swap and TIES."""
-SHOWN = 300
-"""Most documents of a language whose answers are shown."""
-RIGHT = 0.5
-"""Score above which an answer counts as right."""
+COMPARED = (TASK_EXPERT, JOINT, SOUP, LANGUAGE_EXPERT, BASE)
+"""Models that the selected swap is compared with at the head of the report."""
+ROWS = 24
+"""Most rows of the chart at the head, unless there are more results."""
 
 
 def write_study_report(root: Path, storage: Storage | None = None) -> Path:
@@ -117,7 +120,9 @@ class FinishedSteps:
             draw_maps(maps).save(figures / f"change-{language}")
         report = self.report()
         drawings = {slug(one.heading.lower()): one.figure for one in report.sections}
-        for name, drawing in {"stack": report.figure, **drawings}.items():
+        drawings |= {"differences": report.figure, "stack": report.sections[0].figure}
+        drawings.pop(slug(report.sections[0].heading.lower()))
+        for name, drawing in drawings.items():
             if drawing is not None:
                 drawing.save(figures / name)
         return write_report(folder / PAGE, report)
@@ -132,24 +137,18 @@ class FinishedSteps:
 
     def report(self) -> Report:
         """The content of the page."""
-        first = self.results.benchmarks[0]
         left = [step.name for step in self.journal.graph if step.name not in self.records]
-        lead = [self.settings["description"], *map(_sentence, self.results.benchmarks)]
-        stack = self._stack(first)
-        if stack is not None:
-            lead.append(f"Drawn: {first.best}, the selected composition in {first.language}.")
-        lead += self._cautions()
+        lead = [verdict(self.results.benchmarks), self.settings["description"], *self._cautions()]
         lead.append(
-            "Higher and lower: the 95% interval of the paired difference is clear of zero. "
+            "Higher, lower and *: the 95% interval of the paired difference excludes zero. "
             "Intervals are over documents, not over trainings."
         )
-        lead.append(f"To write the selected models: layerswap study merge {self.journal.root}")
         if left:
             lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
         return Report(
             title=self.settings["name"],
             lead="\n\n".join(line for line in lead if line),
-            figure=stack,
+            figure=_differences(self.results.benchmarks),
             sections=list(self._sections()),
             colophon=f"layerswap {__version__}.",
         )
@@ -175,6 +174,39 @@ class FinishedSteps:
 
     def _sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
+        first = self.results.benchmarks[0]
+        merge = shlex.join(["layerswap", "study", "merge", str(self.journal.root)])
+        yield Section(
+            "The selected composition",
+            f"Drawn: {first.best}, selected in {first.language}. This command writes the selected "
+            "model of each language:",
+            merge,
+            figure=self._stack(first),
+        )
+        yield from self.result_sections()
+        for language, atlas in self.atlases.items():
+            yield Section(
+                f"What fine-tuning changed, {language}",
+                "Share of rows of each matrix among the 15% of rows that each expert changed "
+                "most, by mean absolute change (paper 1, figure 2). The slider sets the 15%.",
+                maps=map_panel(atlas),
+            )
+        for one in self.results.benchmarks:
+            yield from examples_of(one, self.evaluations[one.language] / RESULTS)
+        shared = shared_text(self.journal, self.results.benchmarks, self.evaluations)
+        if shared is not None:
+            yield Section("Text in training and test data", table=shared)
+        yield self._asked()
+        steps = [step for step in self.journal.graph if step.name in self.records]
+        yield provenance(
+            list(self.records.values()),
+            "The step evaluate/<language> computed the scores of a language. Its models are "
+            "composed of the experts that the steps select/... kept.",
+            {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
+        )
+
+    def result_sections(self) -> Iterator[Section]:
+        """The tables, grids and ranks."""
         tables = self.results.tables
         for benchmark in dict.fromkeys(one.benchmark for one in self.results.benchmarks):
             heading = f"{benchmark}, all languages"
@@ -187,25 +219,9 @@ class FinishedSteps:
             yield Section(heading, table=table)
         for other in self.results.other_languages:
             yield Section(other.heading, table=tables[other.heading])
-        if self.results.ranked is not None:
+        if "Ranks" in tables:
+            assert self.results.ranked is not None
             yield Section("Ranks", figure=draw_ranks(self.results.ranked), table=tables["Ranks"])
-        for language, atlas in self.atlases.items():
-            yield Section(
-                f"What fine-tuning changed, {language}",
-                "Share of rows of each matrix among the 15% of rows that each expert changed "
-                "most, by mean absolute change (paper 1, figure 2). The slider sets the 15%.",
-                maps=map_panel(atlas),
-            )
-        for one in self.results.benchmarks:
-            yield from examples_of(one, self.evaluations[one.language] / RESULTS)
-        yield self._asked()
-        steps = [step for step in self.journal.graph if step.name in self.records]
-        yield provenance(
-            list(self.records.values()),
-            "The step evaluate/<language> computed the scores of a language. Its models are "
-            "composed of the experts that the steps select/... kept.",
-            {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
-        )
 
     def _asked(self) -> Section:
         """The models of the study, and the settings of their evaluation."""
@@ -231,14 +247,13 @@ class FinishedSteps:
         ]
         return Section("Models and evaluation", table=Table(["setting", "value"], rows))
 
-    def _stack(self, first: BenchmarkResult) -> Drawing | None:
+    def _stack(self, first: BenchmarkResult) -> Drawing:
         """The selected composition of the first language."""
-        atlas = next(iter(self.atlases.values()), None)
-        if atlas is None or not first.chosen:
-            return None
+        settings = self.journal.graph[f"evaluate/{first.language}"].settings
         names = {"task": "task expert", "language": f"{first.language} expert"}
         outside: Any = first.best.outside or "blend"
-        return draw_stack(swap(atlas.layers, zones=first.best.zones, outside=outside), names)
+        layers = open_checkpoint(settings["base"]).layers
+        return draw_stack(swap(layers, zones=first.best.zones, outside=outside), names)
 
 
 def write_best(journal: StudyJournal, results: StudyResults) -> None:
@@ -284,21 +299,60 @@ def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
                 )
 
 
+def verdict(results: Sequence[BenchmarkResult]) -> str:
+    """The result in one sentence: the selected swap against the task expert, or another model."""
+    compared = [result.over_pairs.differences for result in results]
+    other = next((one for one in COMPARED if all(one in by for by in compared)), None)
+    first = results[0]
+    if len(results) == 1:
+        score = first.over_pairs.intervals[first.selected].mean
+        words = "" if other is None else f": against the {other}, {compared[0][other].in_words()}"
+        where = f"{first.benchmark} in {first.language}"
+        return f"The {first.selected}, scores {100 * score:.1f}% on {where}{words}."
+    if other is None:
+        return f"{len(results)} results, without a model to compare the selected swap with."
+    above = [r.heading for r, by in zip(results, compared, strict=True) if by[other].low > 0]
+    below = [r.heading for r, by in zip(results, compared, strict=True) if by[other].high < 0]
+    counts = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
+    like = len(results) - len(above) - len(below)
+    return (
+        f"Of {len(results)} results, the selected swap is above the {other} in {counts[0]} and "
+        f"below it in {counts[1]}; no difference is detected in {like}."
+    )
+
+
+def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
+    """The selected swap minus the main baselines, for each language and benchmark."""
+    several = len({result.benchmark for result in results}) > 1
+    rows = []
+    for result in results:
+        apart = result.over_pairs.differences
+        known = [one for one in COMPARED if one in apart][: max(1, ROWS // len(results))]
+        name = result.heading if several else result.language
+        rows += [(f"{name}: {one}", apart[one]) for one in known]
+    if not rows:
+        return None
+    return draw_intervals(rows, measure="the selected swap minus the other", differences=True)
+
+
 def _sentence(result: BenchmarkResult) -> str:
-    """The result of one language in words, with its uncertainty."""
+    """The result of one language in words: the models that it is above, below and like."""
     score = interval_words(result.over_pairs.intervals[result.selected])
-    reaches = f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."
-    others = {
-        str(other): apart
-        for other, apart in result.over_pairs.against(result.selected).items()
-        if other != FLATTERED
-    }
-    return f"{reaches} Against it: {contrasts(others)}." if others else reaches
+    parts = [f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."]
+    others: dict[str, list[str]] = {}
+    for other, apart in result.over_pairs.differences.items():
+        if other != FLATTERED:
+            sign = (apart.low > 0) - (apart.high < 0)
+            group = ("No difference detected from", "Higher than", "Lower than")[sign]
+            others.setdefault(group, []).append(str(other))
+    parts += [f"{group}: {'; '.join(names)}." for group, names in sorted(others.items())]
+    return " ".join(parts)
 
 
 def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
     yield Section(
         result.heading,
+        _sentence(result),
         figure=draw_intervals(
             [(str(one), interval) for one, interval in result.over_pairs.intervals.items()],
             measure=result.benchmark,
@@ -321,6 +375,8 @@ def _about_grid(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterato
         f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
         "pairs."
     )
+    if best and best.zones and not best.zones.top:
+        text += f" {NOTHING_ON_TOP}"
     means = {one: interval.mean for one, interval in result.grid.items()}
     for words, figure in draw_grid(means, best=best).items():
         yield Section(", ".join(filter(None, [heading, words])), text, figure=figure)
@@ -337,27 +393,18 @@ def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
         for one, score in read_conditions(results)
         if score.main and str(one) in names and result.benchmark in (score.benchmark, score.task)
     }
-    samples = {
-        (names[s.model], s.task, s.document): s for s in read_samples(results)
-        if s.model in names and (names[s.model], s.task, s.document) in scores
-    }  # fmt: skip
-    places = sorted({(task, document) for _, task, document in samples})
-    examples = []
-    for task, document in [places[i] for i in result.test if i < len(places)][:SHOWN]:
-        keys = [(model, task, document) for model in models.values()]
-        if all(key in samples for key in keys):
-            first = samples[keys[0]]
-            examples.append(ShownAnswer(
-                task, document, first.question, first.target,
-                tuple(samples[key].answer for key in keys),
-                tuple(scores[key] > RIGHT for key in keys),
-            ))  # fmt: skip
-    if examples:
+    answers = side_by_side(
+        {str(title): str(one) for title, one in models.items()},
+        read_samples(results),
+        {(str(one), task, document): score for (one, task, document), score in scores.items()},
+        result.documents({(task, document) for _, task, document in scores}),
+    )
+    if answers:
         yield Section(
             f"Answers one by one, {result.heading}",
             "Answers of the first pair of experts on test documents, grouped by the model that is "
             "right.",
-            answers=Answers(list(map(str, models)), examples),
+            answers=answers,
         )
 
 

@@ -35,9 +35,9 @@ from layerswap.search.protocol import (
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
-FEWEST_CONDITIONS = 5
-"""Languages and benchmarks below which treatments are not ranked."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
+RANKED = 5
+"""Fewest languages and benchmarks whose ranks are shown."""
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
 
@@ -84,6 +84,12 @@ class BenchmarkResult:
     def heading(self) -> str:
         """The heading of its table."""
         return f"{self.benchmark}, {self.language}"
+
+    def documents(self, known: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
+        """The test documents among all of the benchmark, as task and position."""
+        published = development_tasks(task for task, _ in known)
+        ordered = sorted(known, key=lambda one: (one[0] not in published, *one))
+        return [ordered[i] for i in self.test if i < len(ordered)]
 
     @cached_property
     def over_pairs(self) -> TestResult:
@@ -280,7 +286,7 @@ class StudyResults:
             one for one in (values[0] if values else ())
             if one != FLATTERED and all(one in by for by in values)
         ]  # fmt: skip
-        if len(values) < FEWEST_CONDITIONS or len(names) < 3:
+        if len(values) < 3 or len(names) < 3:
             return None
         return friedman({str(name): [by[name].mean for by in values] for name in names})
 
@@ -318,7 +324,7 @@ class StudyResults:
         yield from self.written.items()
         for other in self.other_languages:
             yield other.heading, _in_other_languages(other)
-        if self.ranked is not None:
+        if self.ranked is not None and self.ranked.conditions >= RANKED:
             yield "Ranks", _rank_table(self.ranked)
 
     def to_dict(self) -> dict[str, Any]:

@@ -38,17 +38,8 @@ class Step:
     delete_checkpoints: bool = False  # those that no later step reads; not part of its key
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, from which `from_dict` makes the step again."""
+        """Plain data, from which Pydantic makes the step again."""
         return {**asdict(self), "resources": self.resources.model_dump()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Step:
-        """The step of plain data; keys that it does not know are ignored."""
-        return cls(
-            data["name"], data["kind"], data["settings"], tuple(data["needs"]), data["inputs"],
-            Resources(**data["resources"]), data["version"],
-            data.get("delete_checkpoints", False),
-        )  # fmt: skip
 
 
 class Graph:

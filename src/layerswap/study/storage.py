@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from layerswap.errors import StudyError
 
@@ -26,6 +27,7 @@ class Storage:
 
         self.url = url
         try:
+            urlsplit(url)  # refuses hosts that cannot be
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError, OSError) as error:
             why = " ".join(str(error).split())[:200]
@@ -69,6 +71,8 @@ class Storage:
         start = self._at(name)
         for path in self._fs.find(start):
             target = folder / path[path.index(start) + len(start) + 1 :]
+            if ".." in target.parts:  # object stores have such names
+                raise StudyError(f"{self.url}: {path} leads out of its folder")
             target.parent.mkdir(parents=True, exist_ok=True)
             self._fs.get_file(path, str(target))
 

@@ -174,6 +174,8 @@ class TaskFolder:
         return name
 
     def _write(self, name: str, text: str) -> Path:
+        if "/" in name or not name.isprintable():  # names come from files, and from rows
+            raise EvaluationError(f"{name!r:.80} cannot be the name of a task's file")
         path = self.root / name
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validat
 
 from layerswap.compose.schema import Strict
 from layerswap.compose.yaml_file import nearest, parse_yaml, read_text, validate
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, LayerswapError
 from layerswap.evaluation.languages import language_name, match, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.folders import (
@@ -160,6 +161,10 @@ class Benchmark(Strict):
             raise ValueError("give either data or rows")
         if self.data is not None and not self.splits:
             raise ValueError("splits: name at least one split of the data")
+        needed = {"labels": "label" if self.labels else None, "group": self.group and self.group.by}
+        for key, column in needed.items():
+            if self.data is not None and column and column not in self.data.sources:
+                raise ValueError(f"{key}: data.columns has no column {column!r}")
         return self
 
 
@@ -282,6 +287,8 @@ def write_suite(
             try:
                 code = _code(benchmark, language, allow_code)
                 count = part.shots if shots is None else shots
+                if part.file is not None:
+                    _warn_of_code(benchmark, part.file)
                 names = write_benchmark(
                     benchmark, code, count, data.of(part.file), tasks, development=development
                 )
@@ -323,6 +330,15 @@ def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
     return code
 
 
+def _warn_of_code(benchmark: Benchmark, file: Path) -> None:
+    """Warn of Python code that somebody's benchmark brings or names, before it runs."""
+    if benchmark.rows or benchmark.modules or "!function" in str(benchmark.task):
+        warnings.warn(
+            f"{file}: runs Python code (rows, modules or !function), outside the sandbox",
+            stacklevel=3,
+        )
+
+
 # --- tasks of a benchmark ---
 
 
@@ -348,7 +364,16 @@ def write_benchmark(
         values: dict[str, Any] = {"code": code, "shots": shots, "labels": benchmark.labels}
         values |= {key: _fill(text, values) for key, text in variant.items()}
         name = str(_fill(benchmark.task_name, values))
-        for suffix, splits in _splits(benchmark, values, data, development).items():
+        try:
+            parts = _splits(benchmark, values, data, development)
+        except LayerswapError:
+            raise
+        except Exception as error:  # published files can be damaged in any way
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            raise EvaluationError(
+                f"{benchmark.title} in {code}: its files cannot be read ({why})"
+            ) from error
+        for suffix, splits in parts.items():
             _write_task(benchmark, name + suffix, splits, values, tasks)
             names.append(name + suffix)
         for module, text in benchmark.modules.items():
@@ -491,7 +516,7 @@ def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, wh
     if value is None:
         raise EvaluationError(f"{where}: a row has no {column!r}; the file has unequal rows")
     if name == "label" and isinstance(value, int):
-        if not value < len(table.label_numbers):
+        if not 0 <= value < len(table.label_numbers):
             raise EvaluationError(f"{where}: has an unknown label {value}")
         value = table.label_numbers[value]
     return str(value).strip() if table.strip else str(value)

@@ -23,8 +23,9 @@ DRAFT = ".unfinished"
 LIBRARIES = ("layerswap", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", _ADAPTER, CONFIG)
-_STATE = "trainer_state.json"
-"""The last file of a checkpoint; a checkpoint that has it is complete."""
+STATE = "trainer_state.json"
+"""The last file of a checkpoint; a checkpoint that has it is complete. While a training runs, its
+losses are in such a file beside the checkpoints."""
 _OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*")
 """Optimiser states of a checkpoint; the last two are folders of shards."""
 _NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)
@@ -43,7 +44,7 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 def trainer_state(checkpoint: Path) -> dict[str, Any]:
     """Read the state of the trainer in a checkpoint; empty if the checkpoint is not complete."""
     try:
-        state = json.loads((checkpoint / _STATE).read_text("utf-8"))
+        state = json.loads((checkpoint / STATE).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return state if isinstance(state, dict) else {}

@@ -57,6 +57,10 @@ def _switch(value: object) -> object:
     return {} if value is True else None if value is False else value
 
 
+Count = Annotated[int, Field(gt=0, le=10**15)]
+"""A number of rows."""
+
+
 def _total(value: object) -> object:
     """Read `all` as no number, and the text of a number, which a parameter gives, as the number."""
     if value == "all":
@@ -90,7 +94,7 @@ class Origin(Strict):
     header: list[NonEmpty] | None = None  # column names of a csv without a header line
     quotes: bool = True  # false: quotation marks in a csv are ordinary characters
     where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}  # allowed values
-    read: PositiveInt | None = None  # number of rows, from the start; None: all
+    read: Count | None = None  # number of rows, from the start; None: all
 
     @property
     def paths(self) -> list[str]:
@@ -125,7 +129,7 @@ class MixSource(Origin):
     text: NonEmpty | None = None  # template of a raw text, for continued pretraining
     messages: Messages | None = None
     template: Literal["plain", "jinja"] = "plain"  # syntax of the templates
-    cap: PositiveInt | None = None  # maximum number of examples
+    cap: Count | None = None  # maximum number of examples
     weight: Positive = 1.0  # share of the mix's `total`, relative to the other sources' weights
     seed: NonNegativeInt | None = None  # of the order of the rows; None: the mix's seed
     language: NonEmpty | None = None  # ISO 639-1 code, for the language filter
@@ -208,7 +212,7 @@ class Mix(Strict):
     kind: Literal["chat", "prompt-completion", "messages", "text"] = "chat"
     sources: Annotated[dict[NonEmpty, MixSource], Field(min_length=1)]
     # Examples, shared by the sources' weights; None, and `all` in YAML: every one that passes
-    total: Annotated[PositiveInt | None, BeforeValidator(_total)] = None
+    total: Annotated[Count | None, BeforeValidator(_total)] = None
     validation: Annotated[float, AfterValidator(_held_out)] = 0  # a number of them, or a share
     row_tokens: PositiveInt | None = None  # mean of a row, for a study's estimates
     separator: str = "\n"  # between prompt and completion where they are joined as plain text

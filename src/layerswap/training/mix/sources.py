@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -296,8 +297,10 @@ def _load(
 ) -> Dataset:
     """Load rows with the `datasets` library; name the causes that it wraps or hides."""
     from datasets import Dataset, disable_progress_bars, load_dataset
+    from datasets.utils.logging import set_verbosity
 
     disable_progress_bars()
+    set_verbosity(logging.CRITICAL)  # it logs what it raises, too
     split = split or origin.split
     try:
         if count is None:

@@ -1,0 +1,138 @@
+"""`layerswap play`: a local page to compose, ask and compare."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from layerswap.cli import commands, options, output
+from layerswap.cli.merge import RecipeOptions
+from layerswap.errors import RecipeError
+
+if TYPE_CHECKING:
+    from layerswap.merge import Plan
+    from layerswap.play.documents import Documents
+
+
+class Shown(commands.Group):
+    """Documents for the map, and prompts to offer."""
+
+    documents: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Documents for the map: `prompt` and `answer`."),
+    ] = None
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", metavar="NAME,...", help="lm-eval tasks for the map. Repeatable."),
+    ] = None
+    include: options.Include = None
+    suite: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Suite or benchmark for the map.")
+    ] = None
+    target_language: Annotated[
+        str | None, typer.Option(help="Target language of the lab, the suite or the study.")
+    ] = None
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prompts to offer: lines, or JSON Lines.")
+    ] = None
+
+
+class Served(commands.Group):
+    """Where the page is served."""
+
+    host: Annotated[
+        str, typer.Option(help="Address to serve on. Others than this machine's need a token.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")
+    ] = None
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
+        ),
+    ] = None
+    history: Annotated[Path, typer.Option(help="File that keeps what was tried.")] = Path(
+        "layerswap-play.jsonl"
+    )
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True
+
+
+def play(
+    *, described: RecipeOptions, shown: Shown, served: Served, device: options.Device = None
+) -> None:
+    """Compose two experts on a local page, ask compositions side by side, and compare.
+
+    Without arguments the page opens on the lab. Give two experts as to merge, a recipe, or the
+    folder of a study. Prints the page's address; Ctrl-C stops it.
+
+    Example: layerswap play --task-expert math-expert --language-expert swahili-expert
+    """
+    from layerswap.play.documents import read_prompts
+    from layerswap.play.security import is_local
+    from layerswap.play.serve import Page, make_server, open_socket
+    from layerswap.versions import need_extras
+
+    need_extras("the page", "play")
+    token = served.token or (None if is_local(served.host) else secrets.token_urlsafe(24))
+    plan, documents, length = _opened(described, shown)
+    prompts = read_prompts(shown.prompts, answers=False) if shown.prompts else []
+    page = Page(plan, documents=documents, prompts=prompts, history=served.history,
+                device=device, length=length)  # fmt: skip
+    socket = open_socket(served.host, served.port)
+    server = make_server(page, served.host, token=token)
+    name = f"[{served.host}]" if ":" in served.host else served.host
+    url = f"http://{name}:{socket.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    output.say(f"{url}")
+    output.log("Ctrl-C stops the page")
+    if served.browser and sys.stdout.isatty():
+        import webbrowser
+
+        webbrowser.open(url)
+    try:
+        server.run(sockets=[socket])
+    except KeyboardInterrupt:
+        output.log("stopped")
+
+
+def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | None, int]:
+    """The plan, the documents, and the length of an answer to begin with."""
+    from layerswap.merge.api import make_plan
+    from layerswap.play.documents import read_prompts, split_prompts
+
+    documents: Documents | None = None
+    length = 64
+    if not described.given():
+        from layerswap.lab.play import LENGTH, open_lab_pair
+
+        plan, documents = open_lab_pair(shown.target_language)
+        length = LENGTH
+    elif described.file is not None and described.file.is_dir():
+        from layerswap.play.open import open_study
+
+        recipe, documents = open_study(described.file, shown.target_language)
+        plan = make_plan(recipe, log=output.log)
+    else:
+        plan = make_plan(described.recipe(), follow_training=described.file is None, log=output.log)
+    if sum(map(bool, (shown.documents, shown.tasks, shown.suite))) > 1:
+        raise RecipeError("give one of --documents, --tasks and --suite")
+    if shown.documents is not None:
+        found = read_prompts(shown.documents, answers=True)
+        documents = split_prompts(shown.documents.name, found)
+    elif shown.tasks:
+        from layerswap.play.open import open_tasks
+
+        documents = open_tasks(options.task_names(shown.tasks), shown.include or [])
+    elif shown.suite:
+        from layerswap.play.open import open_suite
+
+        if shown.target_language is None:
+            raise RecipeError("--suite needs --target-language")
+        documents = open_suite(shown.suite, shown.target_language)
+    return plan, documents, length

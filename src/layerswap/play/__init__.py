@@ -1,0 +1,23 @@
+"""A local page to compose two experts, ask compositions side by side, and compare their answers.
+
+`play` serves a plan's two experts from a thread, for notebooks; `layerswap play` serves them from
+the command line. Everything that the page computes is asked of the rooms below.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from layerswap.play.serve import play
+
+__all__ = ["play"]
+
+
+class _Room(ModuleType):
+    """Lets `layerswap.play`, which imports make this room, be called as the function."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        return play(*arguments, **settings)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -1,0 +1,497 @@
+"use strict";
+// Text from models and files is only ever set as textContent.
+const $ = id => document.getElementById(id);
+const HIGH = 0.732;  // as drawing.HIGH
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+let facts = null, page = null, key = null, shown = null, asked = null, filling = null;
+let zones = { bottom: 0, top: 0, bottom_transition: 0, top_transition: 0 }, outside = "blend";
+const described = new Map(), jobs = new Map(), early = new Map(), cards = new Map(), cells = new Map();
+const pinned = new Set();
+
+const make = (tag, className = "", text = "") => {
+  const element = document.createElement(tag);
+  element.className = className;
+  element.textContent = text;
+  return element;
+};
+const button = (text, act) => {
+  const made = make("button", "", text);
+  made.type = "button";
+  made.addEventListener("click", act);
+  return made;
+};
+const percent = (share, digits = 1) => (100 * share).toFixed(digits);
+const size = bytes => bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
+function fail(error) {
+  const lasting = facts?.state === "failed" ? facts.message : "";
+  const line = error ? error.message ?? String(error) : lasting;
+  $("fault").textContent = line;
+  $("fault").hidden = !line;
+}
+function say(text, state) {
+  $("status").textContent = text;
+  $("status").className = state ?? "";
+}
+
+// --- the server ---
+
+async function request(path, body) {
+  const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ page, ...body }) };
+  const answer = await fetch(path, options || {});
+  const text = await answer.text();
+  let data = { error: text.trim() };
+  try { data = JSON.parse(text); } catch { /* a refusal is plain text */ }
+  if (!answer.ok) throw new Error(data.error || `the server answered ${answer.status}`);
+  return data;
+}
+async function start(path, body, handle) {
+  fail();
+  const { job } = await request(path, body);
+  jobs.set(job, handle);
+  for (const event of early.get(job) ?? []) deliver(event);
+  early.delete(job);
+  return job;
+}
+function deliver(event) {
+  const handle = jobs.get(event.job), ended = ["done", "stopped", "failed"].includes(event.type);
+  if (!handle) return early.set(event.job, [...(early.get(event.job) ?? []), event]);
+  if (event.type === "failed") fail(event.message);
+  if (event.type === "place") say(`waiting: ${event.place} before`, "busy");
+  else say(ended ? "ready" : "working", ended ? "ready" : "busy");
+  handle(event, ended);
+  if (ended) jobs.delete(event.job);
+}
+function listen() {
+  const stream = new EventSource("api/events");
+  stream.onmessage = message => {
+    const event = JSON.parse(message.data);
+    if (event.type === "status") learn(event);
+    else if (event.type === "change") { facts.change = event.change; draw(); }
+    else if (event.type === "history") remember(event.entry);
+    else deliver(event);
+  };
+  stream.onerror = () => {
+    page = null;
+    say("the server is gone; trying again", "failed");
+    for (const [job, handle] of jobs) { jobs.delete(job); handle({ type: "stopped" }, true); }
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+  };
+}
+function learn(event) {
+  page = event.page ?? page;
+  facts = event;
+  if (facts.state === "ready") say("ready", "ready");
+  if (facts.state === "loading") say("loading the model", "busy");
+  if (facts.state === "failed") say("not loaded", "failed");
+  fail();
+  $("experts").replaceChildren(...facts.experts.map((expert, i) => {
+    const item = make("li"), swatch = make("i", `e${i % 8}`);
+    item.append(swatch, expert.label, make("span", "", expert.source ? ` ${expert.source}` : ""));
+    return item;
+  }));
+  $("presets").replaceChildren(...Object.entries(facts.presets).map(([label, preset]) => {
+    const made = button(label, () => go(preset));
+    made.dataset.key = preset;
+    return made;
+  }));
+  const offered = facts.prompts.map((one, i) => new Option(one.prompt.slice(0, 90), i));
+  $("prompts").replaceChildren(new Option("a prompt of my own", ""), ...offered);
+  $("offer").hidden = !offered.length;
+  $("chat-label").hidden = !facts.chats;
+  if (facts.documents) {
+    $("map-section").hidden = false;
+    $("about-map").textContent = `Development documents of ${facts.documents.name}: ${facts.documents.measure}, in %. Pick a cell to take its boundaries.`;
+    if (facts.documents.tests) $("test").textContent = "Ask the test split again";
+  }
+  $("history").replaceChildren();
+  [...facts.history].reverse().forEach(remember);
+  if (!key) {
+    $("length").value = facts.length;
+    go(decodeURIComponent(location.hash.slice(1)) || facts.start).catch(() => go(facts.start));
+    if (offered.length && !$("prompt").value) take(0);
+  } else draw();
+  if (!$("prompt").value && offered.length) take(0);
+  if (facts.state === "ready" && page && $("prompt").value && !cards.size && $("again").checked) ask();
+}
+
+// --- the composition ---
+
+async function describe(one) {
+  if (!described.has(one)) described.set(one, await request(`api/composition?key=${encodeURIComponent(one)}`));
+  return described.get(one);
+}
+async function go(next) {
+  const before = key;
+  key = next;
+  let found;
+  try { found = await describe(next); } catch (error) {
+    if (key === next) key = before;
+    fail(error);
+    throw error;
+  }
+  if (key !== next) return;
+  fail();
+  shown = found;
+  if (found.zones) [zones, outside] = [{ ...found.zones }, found.outside];
+  history.replaceState(null, "", `#${next}`);
+  draw();
+  if (before && before !== next && $("again").checked && $("prompt").value) askSoon();
+}
+const move = changes => {
+  const next = { ...zones, ...changes };
+  go(["swap", next.bottom, next.top, next.bottom_transition, next.top_transition, outside].join(".")).catch(() => draw());
+};
+const room = name => facts.layers - Object.entries(zones).reduce((sum, [other, count]) => sum + (other === name ? 0 : count), 0);
+
+function strip(target, description) {
+  const layers = description.rows.filter(row => /^\d+$/.test(row.label)).reverse();
+  target.replaceChildren(...layers.map(row => {
+    const shares = {};
+    for (const part of row.parts) for (const [name, share] of Object.entries(part.shares)) shares[name] = (shares[name] ?? 0) + share / row.parts.length;
+    const cell = make("i"), names = Object.keys(shares);
+    let at = 0;
+    const stops = names.map(name => `${colour(name)} ${100 * at}% ${100 * (at += shares[name])}%`);
+    cell.style.background = names.length > 1 ? `linear-gradient(${stops.join(",")})` : colour(names[0]);
+    return cell;
+  }));
+}
+const number = name => Math.max(0, facts.experts.findIndex(expert => expert.name === name)) % 8;
+const colour = name => `var(--e${number(name)})`;
+
+function bar(row) {
+  const made = make("div", "bar");
+  for (const part of row.parts) {
+    const box = make("div", "part");
+    for (const [name, share] of Object.entries(part.shares)) {
+      const segment = make("i", `e${number(name)}`);
+      segment.style.flexGrow = share;
+      box.append(segment);
+    }
+    box.title = `${row.label}: ${part.roles.join(", ")} ${Object.entries(part.shares).map(([name, share]) => `${percent(share, 0)}% ${name}`).join(", ")}`;
+    made.append(box);
+  }
+  return made;
+}
+function changes(layer) {
+  const made = make("div", "change");
+  if (!facts.change) return made;
+  const most = Math.max(...Object.values(facts.change).flat(), 1e-9);
+  const words = [];
+  for (const [name, shares] of Object.entries(facts.change)) {
+    const line = make("i", `e${number(name)}`);
+    line.style.width = `${100 * shares[layer] / most}%`;
+    made.append(line);
+    words.push(`${name} ${percent(shares[layer])}%`);
+  }
+  made.title = `layer ${layer}, rows that fine-tuning changed: ${words.join(", ")}`;
+  return made;
+}
+function draw() {
+  if (!shown) return;
+  const height = Math.max(10, Math.min(30, 340 / facts.layers));
+  $("stack").style.setProperty("--h", `${height}px`);
+  let layers = $("stack").querySelector(".layers");
+  if (!layers) {
+    layers = make("div", "layers");
+    layers.append(make("div", "rows"), handle("top"), handle("bottom"));
+    $("stack").append(make("div", "above"), layers, make("div", "below"));
+  }
+  const above = [], inside = [], below = [];
+  for (const row of shown.rows) {
+    const isLayer = /^\d+$/.test(row.label), made = make("div", isLayer ? "row" : "row out");
+    made.setAttribute("aria-hidden", "true");
+    if (isLayer) made.append(make("span", "", height > 13 || row.label % 4 === 0 ? row.label : ""), bar(row), changes(+row.label));
+    else made.append(bar(row), make("span", "", row.label));
+    (isLayer ? inside : inside.length ? below : above).push(made);
+  }
+  $("stack").querySelector(".above").replaceChildren(...above);
+  layers.firstChild.replaceChildren(...inside);
+  $("stack").querySelector(".below").replaceChildren(...below);
+  for (const name of ["top", "bottom"]) {
+    const grip = layers.querySelector(`.handle.${name}`), count = zones[name];
+    grip.style.top = `${height * (name === "top" ? count : facts.layers - count)}px`;
+    grip.classList.toggle("off", !shown.zones);
+    grip.setAttribute("aria-valuenow", count);
+    grip.setAttribute("aria-valuemax", room(name));
+    grip.setAttribute("aria-valuetext", `${count} ${name} layers from the language expert`);
+    grip.firstChild.textContent = `${name} ${count}`;
+  }
+  for (const name of ["bottom_transition", "top_transition"]) {
+    $(name).value = zones[name];
+    $(name).max = room(name);
+  }
+  for (const radio of document.querySelectorAll("[name=outside]")) radio.checked = radio.value === outside;
+  for (const preset of $("presets").children) preset.setAttribute("aria-pressed", preset.dataset.key === key);
+  $("sentence").textContent = shown.sentence;
+  $("live").lastElementChild.textContent = shown.words;
+  strip($("live").firstElementChild, shown);
+  for (const name of ["command", "python", "recipe"]) $(name).textContent = shown[name].trimEnd();
+  drawMap();
+  drawAnswers();
+}
+function handle(name) {
+  const grip = make("div", `handle ${name}`);
+  grip.append(make("span"));
+  grip.tabIndex = 0;
+  for (const [attribute, value] of [["role", "slider"], ["aria-orientation", "vertical"], ["aria-valuemin", 0], ["aria-label", `${name} layers`]]) grip.setAttribute(attribute, value);
+  const set = count => move({ [name]: Math.max(0, Math.min(room(name), count)) });
+  const grows = name === "top" ? "ArrowDown" : "ArrowUp";  // where the line goes
+  grip.addEventListener("keydown", event => {
+    const counts = { ArrowRight: zones[name] + 1, ArrowLeft: zones[name] - 1, Home: 0, End: room(name) };
+    if (event.key === "ArrowUp" || event.key === "ArrowDown") counts[event.key] = zones[name] + (event.key === grows ? 1 : -1);
+    if (!(event.key in counts)) return;
+    event.preventDefault();
+    set(counts[event.key]);
+  });
+  grip.addEventListener("pointerdown", event => {
+    grip.setPointerCapture(event.pointerId);
+    grip.classList.add("held");
+    grip.focus();
+    event.preventDefault();
+  });
+  grip.addEventListener("pointermove", event => {
+    if (!grip.hasPointerCapture(event.pointerId)) return;
+    const box = grip.parentElement.getBoundingClientRect(), at = Math.round((event.clientY - box.top) / box.height * facts.layers);
+    const count = Math.max(0, Math.min(room(name), name === "top" ? at : facts.layers - at));
+    if (count !== zones[name]) set(count);
+  });
+  for (const end of ["pointerup", "pointercancel"]) grip.addEventListener(end, () => grip.classList.remove("held"));
+  return grip;
+}
+
+// --- answers ---
+
+function take(index) {
+  $("prompts").value = index;
+  $("prompt").value = facts.prompts[index].prompt;
+}
+const answer = () => facts.prompts.find(one => one.prompt === $("prompt").value)?.answer?.trim();
+let soon = 0;
+function askSoon() {
+  clearTimeout(soon);
+  soon = setTimeout(ask, 120);
+}
+async function ask() {
+  if (!page || !facts || facts.state !== "ready" || !$("ask").reportValidity()) return;
+  if (asked) stop(asked);
+  const compositions = [...new Set(["task", "language", key, ...pinned])].slice(0, 8), mine = key;
+  const known = answer();
+  $("known").hidden = known === undefined;
+  $("known").textContent = known === undefined ? "" : `Answer in the data: ${known}`;
+  cards.clear();
+  for (const one of compositions) cards.set(one, { text: "", waiting: true, live: one === mine, known });
+  drawAnswers();
+  $("stop").disabled = false;
+  const current = {};
+  asked = current;
+  try {
+    const body = { prompt: $("prompt").value, compositions, temperature: +$("temperature").value, seed: +$("seed").value, length: +$("length").value, chat: !$("chat-label").hidden && $("chat").checked };
+    current.job = await start("api/ask", body, (event, ended) => {
+      if (asked !== current) return;
+      for (const [one, change] of Object.entries(event.answers ?? {})) {
+        const card = cards.get(one);
+        card.text = change.text ?? card.text + change.add;
+        if (change.tokens) card.tokens = change.tokens;
+      }
+      if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
+      if (event.type === "answered" || ended) for (const card of cards.values()) card.waiting = false;
+      if (ended) { asked = null; $("stop").disabled = true; }
+      drawAnswers();
+    });
+    if (asked !== current) stop(current);
+  } catch (error) {
+    fail(error);
+    for (const card of cards.values()) card.waiting = false;
+    asked = null;
+    $("stop").disabled = true;
+    drawAnswers();
+  }
+}
+function stop(one) {
+  if (one.job && page) request("api/stop", { job: one.job }).catch(fail);
+}
+// Words of one text that are not in the longest common subsequence with another.
+function marked(text, other) {
+  const a = text.split(/(\s+)/).slice(0, 800), b = other.split(/(\s+)/).slice(0, 800);
+  const length = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
+  for (let i = a.length - 1; i >= 0; i--) for (let j = b.length - 1; j >= 0; j--)
+    length[i][j] = a[i] === b[j] ? length[i + 1][j + 1] + 1 : Math.max(length[i + 1][j], length[i][j + 1]);
+  const found = [];
+  for (let i = 0, j = 0; i < a.length;) {
+    if (j < b.length && a[i] === b[j]) { found.push(a[i++]); j++; }
+    else if (j < b.length && length[i][j + 1] > length[i + 1][j]) j++;
+    else found.push(/\S/.test(a[i]) ? make("mark", "", a[i++]) : a[i++]);
+  }
+  return [...found, text.split(/(\s+)/).slice(800).join("")];
+}
+function drawAnswers() {
+  const live = [...cards].find(([, card]) => card.live)?.[1];
+  $("about-answers").hidden = !cards.size;
+  const order = ["task", "language", ...cards.keys()].filter((one, i, all) => cards.has(one) && all.indexOf(one) === i);
+  $("answers").replaceChildren(...order.map(one => {
+    const card = cards.get(one), made = make("article", `answer${card.live ? " live" : ""}${card.waiting ? " waiting" : ""}`);
+    made.dataset.key = one;
+    const head = make("h3"), line = make("span", "strip"), text = make("p", "text"), foot = make("footer");
+    head.append(line, make("span", "", described.get(one)?.words ?? one));
+    if (described.has(one)) strip(line, described.get(one));
+    else describe(one).then(drawAnswers, () => {});
+    text.dir = "auto";
+    text.append(...(live && !card.live && !card.waiting && !live.waiting ? marked(card.text, live.text) : [card.text]));
+    if (card.known !== undefined && !card.waiting) {
+      const right = card.text.trim() === card.known;
+      foot.append(make("span", right ? "right" : "wrong", right ? "✓ right" : "✗ not the answer"));
+    }
+    if (card.tokens) foot.append(make("span", "", `${card.tokens.length} tokens`));
+    if (card.live && one !== key) foot.append(make("span", "", "asked before the move"));
+    if (one !== key) foot.append(button("Go there", () => go(one)));
+    if (!["task", "language"].includes(one)) foot.append(button(pinned.has(one) ? "Unpin" : "Pin", () => {
+      if (!pinned.delete(one)) pinned.add(one);
+      drawAnswers();
+    }));
+    made.append(head, text, foot);
+    return made;
+  }));
+}
+
+// --- the map ---
+
+const around = () => `${zones.bottom_transition}.${zones.top_transition}.${outside}`;
+function drawMap() {
+  const inner = zones.bottom_transition + zones.top_transition, most = Math.min(8, facts.layers - inner);
+  const focused = document.activeElement?.closest?.("#map td");
+  const at = focused && [focused.dataset.bottom, focused.dataset.top];
+  const scores = [...cells.values()].filter(cell => cell.key.endsWith(around()));
+  $("map").hidden = !scores.length;
+  if (!scores.length) return $("map").replaceChildren();
+  const head = make("tr"), body = make("tbody"), label = make("th", "", "bottom \\ top");
+  head.append(label, ...Array.from({ length: most + 1 }, (_, top) => make("th", "", top)));
+  for (const cell of head.children) cell.scope = "col";
+  for (let bottom = most; bottom >= 0; bottom--) {
+    const row = make("tr"), name = make("th", "", bottom);
+    name.scope = "row";
+    row.append(name);
+    for (let top = 0; top <= most && top + bottom + inner <= facts.layers; top++) {
+      const one = `swap.${bottom}.${top}.${around()}`, found = cells.get(one), cell = make("td", "", found ? percent(found.mean, 0) : "");
+      Object.assign(cell.dataset, { key: one, bottom, top });
+      cell.tabIndex = -1;
+      if (found) {
+        cell.className = found.mean > HIGH ? "scored high" : "scored";
+        cell.style.setProperty("--share", found.mean);
+      }
+      if (one === key) { cell.classList.add("live"); cell.setAttribute("aria-selected", "true"); }
+      row.append(cell);
+    }
+    body.append(row);
+  }
+  const table = make("thead");
+  table.append(head);
+  $("map").replaceChildren(table, body);
+  const again = at ? $("map").querySelector(`td[data-bottom="${at[0]}"][data-top="${at[1]}"]`) : null;
+  ($("map").querySelector("td.live") ?? $("map").querySelector("td")).tabIndex = 0;
+  if (again) { again.tabIndex = 0; again.focus(); }
+}
+function words(cell) {
+  const found = cells.get(cell.dataset.key), where = `bottom ${cell.dataset.bottom}, top ${cell.dataset.top}`;
+  return found ? `${where}: ${percent(found.mean)}% (95% interval ${percent(found.low)} to ${percent(found.high)}, ${found.n} documents)` : `${where}: not scored yet`;
+}
+const explain = event => {
+  const cell = event.target.closest?.("td");
+  if (cell) $("cell").textContent = words(cell);
+};
+$("map").addEventListener("focusin", explain);
+$("map").addEventListener("pointerover", explain);
+$("map").addEventListener("click", event => {
+  const cell = event.target.closest("td");
+  if (!cell) return;
+  cell.focus();
+  go(cell.dataset.key);
+});
+$("map").addEventListener("keydown", event => {
+  const cell = event.target.closest("td"), step = MOVES[event.key];
+  if (!cell || !(step || event.key === "Enter" || event.key === " ")) return;
+  event.preventDefault();
+  if (!step) return go(cell.dataset.key);
+  const next = cell.parentElement.parentElement.rows[cell.parentElement.sectionRowIndex + step[0]]?.cells[cell.cellIndex + step[1]];
+  if (next?.tagName !== "TD") return;
+  cell.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+});
+$("fill").addEventListener("click", async () => {
+  const current = { done: 0 };
+  $("fill").disabled = true;
+  try {
+    current.job = await start("api/map", { composition: key }, (event, ended) => {
+      for (const cell of event.cells ?? []) cells.set(cell.key, cell);
+      if (event.cells) [$("filled").hidden, $("filled").max, $("filled").value] = [false, event.of, current.done += event.cells.length];
+      if (ended) [$("fill").disabled, $("halt").disabled, $("filled").hidden, filling] = [false, true, true, null];
+      drawMap();
+    });
+    [filling, $("halt").disabled] = $("fill").disabled ? [current, false] : [null, true];
+  } catch (error) {
+    fail(error);
+    $("fill").disabled = false;
+  }
+});
+$("halt").addEventListener("click", () => filling && stop(filling));
+$("test").addEventListener("click", () => start("api/test", { composition: key }, event => {
+  if (event.type !== "tested") return;
+  const score = `Test split, ${event.words}: ${percent(event.mean)}% (95% interval ${percent(event.low)} to ${percent(event.high)}, ${event.n} documents).`;
+  $("tested").textContent = event.before ? `${score} The test split was asked ${event.before} times before, so this number is no longer a test.` : `${score} This is a test: the split was asked for the first time.`;
+  $("test").textContent = "Ask the test split again";
+}).catch(fail));
+
+// --- at home ---
+
+$("merge").addEventListener("submit", event => {
+  event.preventDefault();
+  $("merged").textContent = "";
+  start("api/merge", { composition: key, out: $("out").value }, (step, ended) => {
+    if (step.type === "written") [$("written").hidden, $("written").max, $("written").value] = [false, step.of, step.bytes];
+    if (step.type === "merged") $("merged").textContent = `Wrote ${step.folder}: ${size(step.bytes)} in ${step.seconds.toFixed(2)} s (${size(step.bytes / step.seconds)}/s). ${step.notes.join(" ")}`;
+    if (ended) $("written").hidden = true;
+  }).catch(fail);
+});
+for (const copy of document.querySelectorAll("[data-copy]")) {
+  const label = copy.innerHTML;
+  copy.addEventListener("click", async () => {
+    const what = copy.dataset.copy;
+    try { await navigator.clipboard.writeText(what === "link" ? location.href : $(what).textContent); } catch {
+      return fail("the browser does not allow copying; select the text");
+    }
+    copy.textContent = "Copied";
+    setTimeout(() => { copy.innerHTML = label; }, 1200);
+  });
+}
+function remember(entry) {
+  const keys = entry.answers ? Object.keys(entry.answers) : [entry.composition], own = keys.find(one => !["task", "language"].includes(one)) ?? keys[0];
+  const text = entry.kind === "ask" ? `${entry.prompt} → ${entry.answers[own].trim()}` : entry.kind === "test" ? `test: ${percent(entry.score.mean)}%` : `merged into ${entry.folder}`;
+  const item = make("li"), line = make("span", "strip"), made = button("", async () => {
+    if (entry.answers) {
+      $("prompt").value = entry.prompt;
+      cards.clear();
+      const known = answer();
+      for (const [one, written] of Object.entries(entry.answers)) cards.set(one, { text: written, live: one === own, known });
+      $("known").hidden = true;
+    }
+    const again = $("again").checked;
+    $("again").checked = false;
+    try { await go(own); } catch { /* said already */ }
+    $("again").checked = again;
+  });
+  made.append(make("span", "", new Date(entry.at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), line, make("span", "", text));
+  describe(own).then(found => { strip(line, found); made.children[2].textContent = `${found.words}: ${text}`; }, () => {});
+  item.append(made);
+  $("history").prepend(item);
+  while ($("history").children.length > 200) $("history").lastChild.remove();
+  $("no-history").hidden = true;
+}
+$("ask").addEventListener("submit", event => { event.preventDefault(); ask(); });
+$("prompt").addEventListener("keydown", event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); ask(); } });
+$("stop").addEventListener("click", () => asked && stop(asked));
+$("prompts").addEventListener("change", () => { if ($("prompts").value) { take(+$("prompts").value); ask(); } });
+$("next").addEventListener("click", () => { take((+($("prompts").value || -1) + 1) % facts.prompts.length); ask(); });
+for (const name of ["bottom_transition", "top_transition"]) $(name).addEventListener("change", () => move({ [name]: Math.max(0, Math.min(room(name), Math.round(+$(name).value))) }));
+for (const radio of document.querySelectorAll("[name=outside]")) radio.addEventListener("change", () => { outside = radio.value; move({}); });
+addEventListener("hashchange", () => { const next = decodeURIComponent(location.hash.slice(1)); if (next && next !== key) go(next).catch(() => {}); });
+listen();

@@ -1,0 +1,234 @@
+"""`layerswap.evaluate` and `layerswap.compare`: the commands `eval` and `compare` from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from layerswap._types import Log, PathLike, listed
+from layerswap.checkpoint.loading import open_device, pick_device
+from layerswap.compose.yaml_file import validate
+from layerswap.errors import RecipeError
+from layerswap.evaluation import results as files
+from layerswap.evaluation.harness import (
+    CALIBRATED,
+    check_task_names,
+    evaluate_models,
+    open_models,
+)
+from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
+from layerswap.evaluation.response_cache import AnswerStore, composition_key
+from layerswap.evaluation.settings import EvaluationSettings
+from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
+from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
+from layerswap.versions import need_extras
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of models on tasks, and the folder that holds them and the answers.
+
+    Attributes:
+        scores: a row for each model, task and metric. `low`, `high` and `n` are the 95% bootstrap
+            interval over `n` documents, where every document has a score.
+    """
+
+    scores: Sequence[Mapping[str, Any]]
+    folder: Path
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The scores, a row each."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.scores))
+
+    def __repr__(self) -> str:
+        models, tasks = ({row[key] for row in self.scores} for key in ("model", "task"))
+        return f"Evaluation of {len(models)} models on {len(tasks)} tasks in {self.folder}"
+
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas().to_html(index=False))
+
+
+class ComparedModels(files.SideBySide):
+    """The result of `layerswap.compare`: models on the same documents."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each benchmark, language, metric and model.
+
+        `difference` is paired, model minus the first, with its interval from `lower` to `upper`;
+        `p` is corrected by Holm over the whole table.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(list(self._records()))
+
+    def __repr__(self) -> str:
+        return f"Comparison of {', '.join(self.models)} on {len(self.rows)} benchmarks"
+
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas().to_html(index=False, float_format="{:.3f}".format))
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for row, cells in zip(self.rows, self.cells, strict=True):
+            for model, cell in zip(self.models, cells, strict=True):
+                if cell is None:
+                    continue
+                gap = None if cell.against is None else cell.against.difference
+                yield {
+                    **dict(zip(("benchmark", "language", "metric"), row, strict=True)),
+                    "model": model, "score": cell.score.mean, **_bounds(cell.score),
+                    **({} if gap is None else {"difference": gap.mean, "lower": gap.low,
+                                               "upper": gap.high, "p": cell.p}),
+                }  # fmt: skip
+
+
+def evaluate(
+    models: PathLike | Sequence[PathLike],
+    tasks: str | Sequence[str] = (),
+    *,
+    out: PathLike,
+    include: PathLike | Sequence[PathLike] = (),
+    suite: str | None = None,
+    language: str | Sequence[str] = (),
+    data: PathLike | None = None,
+    answer_language: str = "",
+    log: Log = lambda line: None,
+    **settings: Any,
+) -> Evaluation:
+    """Evaluate models on lm-eval tasks, or on a suite in some languages.
+
+    Models made of the same experts are evaluated together. This is `layerswap eval` from Python.
+
+    Args:
+        models: folders, Hub ids, adapters, or recipes (`.yaml`), one or several.
+        tasks: lm-eval tasks, one or several; or give a `suite`.
+        out: the folder of results. Answers in it are reused.
+        include: folders with further task YAMLs, one or several.
+        suite: a suite or benchmark by name, or a file of one.
+        language: languages of the suite, by code or name.
+        data: folder of published files of the suite.
+        answer_language: the language that answers to `tasks` should be in.
+        log: called with what the evaluation costs, and what it skips.
+        settings: further settings: `limit`, `limit_first`, `num_fewshot`, `batch_size`, `device`,
+            `dtype`, `engine`, `seed`, `allow_code`.
+
+    Raises:
+        LayerswapError: a setting is wrong, or models or tasks cannot be loaded.
+
+    Example:
+        done = ls.evaluate(["merged", "math-expert"], suite="mgsm", language="sw", out="results")
+        done.to_pandas()
+        ls.compare("results")
+    """
+    checked = validate(EvaluationSettings, settings, where="evaluate", expected="settings by name")
+    return run_evaluation(
+        [str(model) for model in listed(models)], listed(tasks), listed(include), suite=suite,
+        languages=listed(language), data=data, answer_language=answer_language, out=Path(out),
+        settings=checked, log=log,
+    )  # fmt: skip
+
+
+def run_evaluation(
+    models: Sequence[str],
+    tasks: Sequence[str],
+    include: Sequence[PathLike],
+    *,
+    suite: str | None,
+    languages: Sequence[str],
+    data: PathLike | None,
+    answer_language: str,
+    out: Path,
+    settings: EvaluationSettings,
+    log: Log,
+    calibrate: bool = False,
+    open_store: Callable[[Path], AbstractContextManager[AnswerStore]] | None = None,
+) -> Evaluation:
+    """Evaluate models; `open_store` opens the file of answers, such as with a progress bar."""
+    if (suite is None) == (not tasks):
+        raise RecipeError("give either tasks or a suite")
+    if suite is not None and not languages:
+        raise RecipeError("a suite needs a language")
+    need_extras("evaluating", "eval")
+    if answer_language:
+        identified_code(answer_language)
+    for language in languages:
+        check_askable(suite or "", language, allow_code=settings.allow_code)
+    plans = open_models(models)  # before what takes seconds: torch and lm-eval's index
+    open_device(pick_device(settings.device))
+    folders = [Path(path).absolute() for path in include]
+    check_task_names(tasks, folders)
+    folder = files.open_folder(out)
+    task_folder = TaskFolder(folder / files.TASKS)
+    written = [] if suite is None else write_suite(
+        suite, languages, task_folder, data=DataFolder.given(None if data is None else Path(data)),
+        shots=settings.num_fewshot, allow_code=settings.allow_code, skip=log,
+    )  # fmt: skip
+    store_of = open_store or (lambda path: closing(AnswerStore(path)))
+    with store_of(folder / files.ANSWERS) as store:
+        results = evaluate_models(
+            plans, tasks or [task.name for task in written], folders or [task_folder.root],
+            settings=settings, store=store, log=log,
+        )  # fmt: skip
+    written = written or files.tasks_of(results, answer_language)
+    weights = {name: {"weights": composition_key(plan)} for name, plan in plans.items()}
+    rows = files.write_results(folder, results, written, columns=weights)
+    return Evaluation(_scores(results, written, rows, calibrated=calibrate), folder)
+
+
+def _scores(
+    results: Mapping[str, Mapping[str, Any]],
+    tasks: Sequence[WrittenTask],
+    rows: Sequence[files.Score],
+    *,
+    calibrated: bool,
+) -> list[dict[str, Any]]:
+    """A row for each model and task, and for the language shares of the answers."""
+    intervals = files.intervals_of(rows, tasks)
+    scores: list[dict[str, Any]] = [
+        {"model": name, "benchmark": task.benchmark, "task": task.name, "metric": task.metric[0],
+         "score": files.headline(result, task), **_bounds(intervals.get((name, task.name)))}
+        for name, result in results.items() for task in tasks
+    ]  # fmt: skip
+    metrics = (*([CALIBRATED] if calibrated else []), ANSWER, REASONING)
+    for (model, name, metric), shares in files.by_task(rows, metrics).items():
+        interval = mean_interval(np.array(shares))
+        scores.append({"model": model, "task": name, "metric": metric, "score": interval.mean,
+                       **_bounds(interval)})  # fmt: skip
+    return scores
+
+
+def _bounds(interval: Interval | None) -> dict[str, float]:
+    """The bounds of an interval and its number of documents."""
+    return {} if interval is None else {"low": interval.low, "high": interval.high, "n": interval.n}
+
+
+def compare(
+    runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] = ()
+) -> ComparedModels:
+    """Compare the models of one or several runs on the documents that they share.
+
+    This is `layerswap compare` from Python.
+
+    Args:
+        runs: folders that `eval`, `sweep` or `study` wrote.
+        models: the models to compare, the reference first; all when empty.
+
+    Raises:
+        EvaluationError: a folder holds no results, or there are fewer than two models.
+
+    Example:
+        compared = ls.compare(["results/base", "results/swap"], models=["base", "swap"])
+        compared.to_pandas()
+    """
+    found = files.compare_runs([Path(run) for run in listed(runs)], models=listed(models) or None)
+    return ComparedModels(**vars(found))

@@ -1,0 +1,107 @@
+"""Counts test documents that share text with the training data of a study."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any
+
+from layerswap.errors import LayerswapError
+from layerswap.evaluation.results import read_samples, read_scores
+from layerswap.report.tables import Table
+from layerswap.study.journal import StudyJournal
+from layerswap.study.results import RESULTS, BenchmarkResult
+from layerswap.study.spec import TASK
+from layerswap.study.step_functions import MIX
+from layerswap.training.mix.filters import OVERLAP, overlap
+
+
+def shared_text(
+    journal: StudyJournal, results: Sequence[BenchmarkResult], evaluations: Mapping[str, Path]
+) -> Table | None:
+    """A table of the test documents with a run of words that training text has too.
+
+    Args:
+        journal: of the study; data that is not on this machine has no count.
+        results: the languages and benchmarks.
+        evaluations: the folder of each language's evaluation.
+    """
+    data = _data(journal)
+    items = {one.heading: _items(one, evaluations[one.language] / RESULTS) for one in results}
+    shared: dict[str, Counter[str]] = {}
+    for kind, given in data.items():
+        asked = [one.heading for one in results if kind in (TASK, one.language)]
+        owners = [heading for heading in asked for _ in items[heading]]
+        texts = _texts(journal, given)
+        with suppress(LayerswapError):  # its files changed since
+            found = overlap(texts, (item for heading in asked for item in items[heading]))
+            shared[kind] = Counter(owners[position] for position in found)
+    rows: list[list[Any]] = []
+    for one in results:
+        by_kind = [shared.get(kind) for kind in (TASK, one.language)]
+        if items[one.heading] and any(by is not None for by in by_kind):
+            counts = [None if by is None else by[one.heading] for by in by_kind]
+            rows.append([one.heading, len(items[one.heading]), *counts])
+    if not rows:
+        return None
+    caption = (
+        f"Test documents that share {OVERLAP} words in a row with the training text of the "
+        "experts, beside the words that all questions of a task begin or end with. Models may "
+        "know such documents from training."
+    )
+    return Table(["benchmark", "test documents", "task data", "language data"], rows, caption)
+
+
+def _data(journal: StudyJournal) -> dict[str, Any]:
+    """The training data by kind of expert."""
+    found: dict[str, Any] = {}
+    for step in journal.graph:
+        if step.kind == "train" and len(step.settings["data"]) == 1:
+            (given,) = step.settings["data"]
+            data = str(journal.folder(given["step"]) / MIX) if "step" in given else given["given"]
+            found.setdefault(step.name.split("/")[1], data)
+    return found
+
+
+def _texts(journal: StudyJournal, data: Any) -> Iterator[str]:
+    """The training texts of a data set: prompts with completions, messages, or texts."""
+    from layerswap.training.expert.job import load_rows
+    from layerswap.training.expert.spec import Files
+
+    files = Files.model_validate(data) if isinstance(data, Mapping) else data
+    for row in load_rows(files, folder=journal.root).train:
+        values = (value for value in row.values() if value)
+        yield " ".join(
+            value if isinstance(value, str) else " ".join(turn["content"] for turn in value)
+            for value in values
+        )
+
+
+def _items(result: BenchmarkResult, folder: Path) -> list[str]:
+    """The test documents: questions without their template, each with its answer."""
+    known = {
+        (one.task, one.document) for one in read_scores(folder)
+        if result.benchmark in (one.benchmark, one.task)
+    }  # fmt: skip
+    test = set(result.documents(known))
+    samples = {(one.task, one.document): one for one in read_samples(folder)}
+    tasks: dict[str, list[Any]] = defaultdict(list)
+    for place in sorted(test & samples.keys()):
+        tasks[place[0]].append(samples[place])
+    return [
+        f"{question} {one.target}"
+        for same in tasks.values()
+        for question, one in zip(_without_template([s.question for s in same]), same, strict=True)
+    ]
+
+
+def _without_template(questions: Sequence[str]) -> list[str]:
+    """The questions without what all begin and end with, which training text may have too."""
+    if len(questions) == 1:
+        return list(questions)
+    start = len(commonprefix(questions))  # noqa: RUF071
+    end = len(commonprefix([question[start:][::-1] for question in questions]))  # noqa: RUF071
+    return [question[start : len(question) - end] for question in questions]

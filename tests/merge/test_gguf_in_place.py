@@ -1,0 +1,187 @@
+"""GGUF files in place, from a local Hub and from URLs; and what is asked of servers."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+from gguf import GGUFReader, GGUFWriter
+from gguf_conversion import convert, save_model
+from gguf_files import all_of, close, k_mix, tensors_of, write_gguf
+from merging import recipe_plan, refusal, weight_bytes
+from safetensors.torch import load_file, save_file
+
+import layerswap as ls
+from layerswap.checkpoint.folder import open_checkpoint
+
+TASK, LANGUAGE = "org/quantised/task.gguf", "org/quantised/language.gguf"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Two experts of one repository."""
+    folder = tmp_path_factory.mktemp("quantised")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return {
+        "task": write_gguf(folder / "task.gguf", 1, k_mix, base=0),
+        "language": write_gguf(folder / "language.gguf", 2, all_of("Q5_0"), base=0),
+    }
+
+
+@pytest.fixture
+def quantised(hub, files):
+    hub.repositories["org/quantised"] = files["task"].parent
+    return hub
+
+
+def swap(task, language, **settings):
+    return ls.swap(task=task, language=language, bottom=1, top=1, **settings)
+
+
+def test_a_swap_of_gguf_files_on_the_hub_fetches_only_its_spans(quantised, files, tmp_path):
+    plan = swap(TASK, LANGUAGE)
+    assert [note.split(" of ")[-1] for note in plan.notes[-2:]] == ["task", "language"]
+    opened = quantised.sent["org/quantised"]
+    assert opened < 0.2 * sum(path.stat().st_size for path in files.values())
+    out = plan.save(tmp_path / "out.gguf")
+    local = swap(files["task"], files["language"]).save(tmp_path / "local.gguf")
+    assert tensors_of(out) == tensors_of(local)
+    # The inputs of blends, and each verbatim tensor once.
+    assert quantised.sent["org/quantised"] - opened == sum(plan.fetched_bytes.values())
+    whole = sum(path.stat().st_size for path in files.values())
+    assert sum(plan.fetched_bytes.values()) < 0.8 * whole
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+    commit = quantised.commit("org/quantised")
+    assert plan.to_dict()["experts"]["task"] == f"{TASK}@{commit}"
+    assert ls.verify(out, full=True).passed
+    pinned = open_checkpoint(f"org/quantised@{commit}/task.gguf", in_place=True)
+    assert (pinned.source, pinned.revision) == (TASK, commit)
+
+
+def test_gguf_files_at_urls(quantised, files, tmp_path):
+    urls = [f"{quantised.address}/plain/{name}" for name in (TASK, LANGUAGE)]
+    out = swap(*urls).save(tmp_path / "out.gguf")
+    local = swap(files["task"], files["language"]).save(tmp_path / "local.gguf")
+    assert tensors_of(out) == tensors_of(local)
+    assert ls.verify(out, full=True).passed
+    quantised.faults = ["", "", "", "", "changed"]
+    message = refusal(swap(*urls).save, tmp_path / "other.gguf")
+    assert "changed since the merge was planned" in message
+
+
+def test_commands_that_read_whole_files_download_them(quantised, files, tmp_path):
+    opened = open_checkpoint(TASK)
+    assert opened.gguf is not None
+    (file,) = opened.files
+    assert file.read_bytes() == files["task"].read_bytes()
+    in_cache = open_checkpoint(TASK, in_place=True)
+    assert not in_cache.in_place
+    assert not list((tmp_path / "cache").rglob("language.gguf"))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_gguf_file_on_the_hub_beside_safetensors(hub, tmp_path, whole):
+    """Its rows are in another order; a method over whole models downloads it."""
+    pair = [save_model(tmp_path / n, "llama", seed) for seed, n in enumerate(("task", "language"))]
+    (tmp_path / "repository").mkdir()
+    path = convert(pair[1], tmp_path / "repository" / "language.gguf", "llama", "Q8_0")
+    hub.repositories["org/language"] = path.parent
+
+    def plan(language):
+        if whole:
+            experts = {"task": str(pair[0]), "language": str(language)}
+            method = {"method": "ties", "experts": list(experts)}
+            return recipe_plan({"experts": experts, "base": str(pair[0]), "merge": method})
+        return swap(pair[0], language)
+
+    remote = plan("org/language/language.gguf")
+    opened = hub.sent["org/language"]
+    out = remote.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(plan(path).save(tmp_path / "local"))
+    if not whole:
+        assert hub.sent["org/language"] - opened == remote.fetched_bytes["language"]
+    assert ls.verify(out, full=True).passed
+
+
+def test_the_parts_of_a_split_file(quantised, files, tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    whole = GGUFReader(files["task"])
+    for number, chosen in enumerate((whole.tensors[:10], whole.tensors[10:])):
+        writer = GGUFWriter(folder / f"q-{number + 1:05d}-of-00002.gguf", "llama")
+        if number == 0:
+            writer.add_block_count(3)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        for tensor in chosen:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        close(writer)
+    quantised.repositories["org/parts"] = folder
+    source = "org/parts/q-00001-of-00002.gguf"
+    expected = open_checkpoint(files["task"])
+    for opened in (open_checkpoint(source, in_place=True), open_checkpoint(source)):
+        assert list(opened.tensors) == list(expected.tensors)
+        name = "blk.2.ffn_down.weight"
+        assert (opened.elements(name, 0, 500) == expected.elements(name, 0, 500)).all()
+    url = f"{quantised.address}/plain/{source}"
+    assert list(open_checkpoint(url, in_place=True).tensors) == list(expected.tensors)
+    (folder / "q-00002-of-00002.gguf").unlink()
+    message = refusal(open_checkpoint, source, in_place=True)
+    assert "q-00002-of-00002.gguf: missing; the model is in 2 parts" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "revision", "why"),
+    [
+        ("org/quantised/other.gguf", None, "org/quantised/other.gguf: there is no such file"),
+        ("org/nothing/task.gguf", None, "org/nothing: no such local folder, and no such repos"),
+        ("{}/plain/org/quantised/x.gguf", None, "x.gguf: there is no such file"),
+        ("{}/plain/org/quantised/task.gguf", "main", "a URL has no revision"),
+        ("https://huggingface.co/a/b/resolve/main/c.gguf", None, "give the repository's id: a/b"),
+        ("./nothing.gguf", None, "nothing.gguf: cannot be read (No such file or directory)"),
+    ],
+)
+def test_gguf_files_that_are_not_there(quantised, source, revision, why):
+    source = source.format(quantised.address)
+    assert why in refusal(open_checkpoint, source, revision=revision, in_place=True)
+
+
+def test_a_url_of_a_gguf_file_is_for_merge_and_plan(quantised):
+    message = refusal(open_checkpoint, f"{quantised.address}/plain/{TASK}")
+    assert message.endswith("this command does not read from a URL; download the folder first")
+
+
+# --- what is asked of servers ---
+
+
+def test_copied_tensors_from_elsewhere_are_looked_at_for_nan(hub, experts, tmp_path):
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(experts["task"], spoilt)
+    weights = load_file(spoilt / "model.safetensors")
+    weights["model.layers.2.mlp.up_proj.weight"][0, 3] = torch.nan
+    save_file(weights, spoilt / "model.safetensors", {"format": "pt"})
+    hub.repositories["org/task"] = spoilt
+    plan = swap("org/task", "org/language")
+    message = refusal(plan.save, tmp_path / "out")
+    assert message.startswith(f"{hub.address}/org/task/resolve/")
+    assert message.endswith("tensor 'model.layers.2.mlp.up_proj.weight' holds NaN or infinity")
+    assert not (tmp_path / "out").exists()
+    plan.save(tmp_path / "out", allow_non_finite=True)
+
+
+@pytest.mark.parametrize("where", ["hub", "url"])
+def test_a_server_is_asked_once_about_each_file(hub, experts, tmp_path, where):
+    ids = ["org/task", "org/language"]
+    plan = swap(*(ids if where == "hub" else [f"{hub.address}/plain/{name}" for name in ids]))
+    asked = Counter(line for line in hub.requests if line.startswith("GET"))
+    weights = {line: count for line, count in asked.items() if line.endswith(".safetensors")}
+    # Its size with the length of its header, and the header.
+    assert weights
+    assert max(weights.values()) == 2
+    beside = [n for line, n in asked.items() if line.endswith((".json", ".md", ".model", ".txt"))]
+    assert max(beside) == 1
+    hub.requests.clear()
+    plan.check_target(tmp_path / "out")
+    assert hub.requests == []

@@ -1,0 +1,177 @@
+"""The page in a real browser: drag, type, pick, reopen; and nothing leaves the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from accessibility import AXE, open_browser
+from play_pages import serve
+
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.lab.assets import shipped
+from layerswap.lab.quickstart import lab_plan
+from layerswap.play.pair import Pair
+
+pytestmark = pytest.mark.slow
+ANSWERED = ".answer footer :is(.right, .wrong)"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser, served):
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda r: None if r.url.startswith(served.url) else said.append(r.url))
+    page.goto(served.url)
+    page.wait_for_selector(ANSWERED)
+    yield page
+    context.close()
+    assert said == []  # no error, and nothing asked of another host
+
+
+def live(page):
+    return page.url.partition("#")[2]
+
+
+def test_dragging_a_boundary_asks_the_composition_that_is_shown(page):
+    grip = page.locator(".handle.bottom")
+    box, stack = grip.bounding_box(), page.locator(".layers").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, stack["y"] + stack["height"] * 5 / 8, steps=5)
+    page.mouse.up()
+    page.wait_for_url("**/#swap.3.1.0.0.blend")
+    assert "bottom 3, top 1" in page.locator("#live").inner_text()
+    assert grip.get_attribute("aria-valuenow") == "3"
+    page.fill("#prompt", "Eva pomi foku 5. Eva seru foku 7. deka foku Eva?")
+    page.keyboard.press("Control+Enter")
+    card = page.locator('.answer.live[data-key="swap.3.1.0.0.blend"]')
+    page.wait_for_selector("#history button >> text=Eva seru foku 7. deka")
+    plan = Pair.of(lab_plan(shipped(), "furo")).plan_of(live(page))
+    tokenizer = load_tokenizer(shipped().base)
+    ids = tokenizer(page.input_value("#prompt"), return_tensors="pt").input_ids
+    written = plan.load().generate(ids, max_new_tokens=8, do_sample=False, use_cache=True)
+    text = tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+    assert card.locator(".text").inner_text().strip() == text.strip()
+
+
+def test_the_keyboard_is_enough(page):
+    page.locator(".handle.top").focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_url("**/#swap.1.2.0.0.blend")
+    page.keyboard.press("Home")
+    page.wait_for_url("**/#swap.1.0.0.0.blend")
+    page.locator("#fill").press("Enter")
+    page.wait_for_selector("#fill:enabled", timeout=90_000)
+    page.locator("#map td.live").focus()
+    page.keyboard.press("ArrowUp")
+    assert "95% interval" in page.locator("#cell").inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/#swap.2.0.0.0.blend")
+    page.locator("#presets button", has_text="partition A").press("Enter")
+    page.wait_for_url("**/#partition.A")
+    assert "name: A" in page.locator("#recipe").inner_text()
+
+
+def test_a_link_opens_its_composition_and_two_pages_answer_at_once(browser, served):
+    context = browser.new_context()
+    pages = [context.new_page(), context.new_page()]
+    for page, key in zip(pages, ("swap.3.0.0.0.task", "soup"), strict=True):
+        page.goto(f"{served.url}#{key}")
+    for page, key in zip(pages, ("swap.3.0.0.0.task", "soup"), strict=True):
+        page.wait_for_selector(f'.answer.live[data-key="{key}"] footer :is(.right, .wrong)')
+        assert live(page) == key
+    pages[0].close()
+    pages[1].click("#send")
+    pages[1].wait_for_selector(ANSWERED)
+    context.close()
+
+
+def test_markup_in_prompts_and_answers_is_text(page):
+    page.fill("#prompt", "<img src=x onerror=alert(1)> </script><b>fesi")
+    page.click("#send")
+    page.wait_for_selector(".answer footer >> text=tokens")
+    page.wait_for_selector("#history button >> text=onerror")
+    assert page.locator("#history img, #answers b, #answers img").count() == 0
+
+
+def test_a_restarted_server_is_found_again_with_its_history(browser, tmp_path, monkeypatch):
+    served = serve(tmp_path, monkeypatch)
+    port = int(served.url.rstrip("/").rpartition(":")[2])
+    page = browser.new_page()
+    page.goto(served.url)
+    page.wait_for_selector(ANSWERED)
+    served.stop()
+    page.wait_for_selector("#status >> text=the server is gone")
+    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").open()]
+    assert [line["kind"] for line in lines] == ["ask"]
+    from play_pages import open_lab_pair
+
+    from layerswap.play.serve import Page, Served
+
+    plan, documents = open_lab_pair()
+    again = Served(
+        Page(plan, documents=documents, history=tmp_path / "history.jsonl", length=8), port
+    )
+    try:
+        page.wait_for_selector("#status.ready")
+        assert page.locator("#history li").count() == 1
+        page.click("#send")
+        page.wait_for_selector(ANSWERED)
+    finally:
+        page.close()
+        again.stop()
+
+
+def test_an_expert_that_cannot_be_loaded_is_one_line_on_the_page(browser, tmp_path, monkeypatch):
+    import shutil
+
+    import layerswap as ls
+
+    lab = shipped()
+    for name, source in (("a", lab.task_experts[0]), ("b", lab.language_experts["furo"][0])):
+        shutil.copytree(source, tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        config |= {"model_type": "unheard-of", "architectures": ["UnheardOf"]}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    served = ls.play(ls.swap(task="a", language="b"), history=None, device="cpu")
+    try:
+        page = browser.new_page()
+        page.goto(served.url)
+        page.wait_for_selector("#status.failed")
+        line = page.locator("#fault").inner_text()
+        assert "cannot be loaded" in line or "unheard-of" in line
+        assert "\n" not in line
+        page.close()
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_it_fits_the_screen_and_axe_finds_nothing(browser, served, scheme, width):
+    # Past the page's own policy, which would not let axe in.
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
+    )
+    page = context.new_page()
+    page.goto(served.url)
+    page.wait_for_selector(ANSWERED)
+    page.click("#fill")
+    page.wait_for_selector("#fill:enabled", timeout=90_000)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if AXE is not None:
+        page.evaluate(Path(AXE).read_text("utf-8"))
+        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+        assert [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found] == []
+    context.close()

@@ -1,0 +1,84 @@
+"""The model of a page without a server: adapters, tasks of lm-eval, prompts from files."""
+
+from __future__ import annotations
+
+import pytest
+from merging import save_adapter
+
+import layerswap as ls
+from layerswap.errors import RecipeError
+from layerswap.lab.assets import shipped
+from layerswap.lab.play import open_lab_pair
+from layerswap.play.documents import Prompt, read_prompts
+from layerswap.play.pair import Pair
+from layerswap.play.player import Player, Question
+
+PROMPT = "Tom pomi fesi 6. Tom seru fesi 3. deka fesi Tom?"
+
+
+def opened(plan, documents=None):
+    player = Player(Pair.of(plan), documents, device="cpu", dtype=None)
+    player.load()
+    return player
+
+
+def test_adapters_answer_and_are_written_as_an_adapter(tmp_path):
+    pytest.importorskip("peft")
+    base = shipped().base
+    task, language = (save_adapter(tmp_path / n, base, i) for i, n in enumerate("ab", 1))
+    player = opened(ls.swap(task=task, language=language, base=base))
+    *_, answered = player.ask(Question(PROMPT, ("task", "soup", "swap.2.2.0.0.task"), 4))
+    assert {len(one["tokens"]) for one in answered["answers"].values()} <= {1, 2, 3, 4}
+
+    class Job:
+        cancelled = False
+
+        def publish(self, event):
+            pass
+
+    (merged,) = player.merge(Job(), "swap.2.2.0.0.task", tmp_path / "out")
+    assert (tmp_path / "out" / "adapter_config.json").is_file()
+    assert merged["bytes"] > 0
+
+
+def test_the_change_beside_each_layer_is_that_of_the_map():
+    player = Player(Pair.of(open_lab_pair()[0]), None, device="cpu", dtype=None)
+    shares = player.change()
+    assert {name: len(own) for name, own in shares.items()} == {"task": 8, "language": 8}
+    for own in shares.values():
+        assert sum(own) / 8 == pytest.approx(0.15, abs=0.02)
+
+
+@pytest.mark.slow
+def test_tasks_of_lm_eval_fill_the_map_and_offer_their_prompts(tmp_path):
+    pytest.importorskip("lm_eval")
+    from layerswap.lab.exports import export_tasks
+    from layerswap.play.open import open_tasks
+
+    export_tasks(tmp_path / "tasks", n=12)
+    plan, _ = open_lab_pair()
+    player = opened(plan, open_tasks(["lab_problem_furo"], [tmp_path / "tasks"]))
+    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl", answers=True)
+    assert len(player.documents.prompts) == 6
+    assert {*player.documents.prompts} <= {*rows}
+    (cell,) = player.score(["swap.2.0.0.0.blend"], "development")
+    assert (cell["n"], cell["zones"]) == (6, [2, 0])
+    assert player.documents.measure == "exact_match of lab_problem_furo"
+
+
+def test_prompts_of_a_file(tmp_path):
+    (tmp_path / "p.txt").write_text("one\n\ntwo\n")
+    assert read_prompts(tmp_path / "p.txt", answers=False) == [Prompt("one"), Prompt("two")]
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "c"}\n')
+    assert read_prompts(tmp_path / "p.jsonl", answers=False)[1] == Prompt("c")
+    with pytest.raises(RecipeError, match="line 2: has no `answer`"):
+        read_prompts(tmp_path / "p.jsonl", answers=True)
+
+
+def test_gguf_files_alone_are_refused_in_one_line(tmp_path):
+    pytest.importorskip("gguf")
+    from gguf_files import write_gguf
+
+    task, language = (write_gguf(tmp_path / f"{i}.gguf", seed=i) for i in (1, 2))
+    with pytest.raises(RecipeError, match="give --base as safetensors"):
+        Pair.of(ls.swap(task=task, language=language))

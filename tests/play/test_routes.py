@@ -1,0 +1,237 @@
+"""The routes and the stream of a page, over a real server on the lab."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from play_pages import DEFAULT, Client, serve
+
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.compose import parse_recipe
+from layerswap.errors import RecipeError
+from layerswap.lab.assets import shipped
+from layerswap.lab.play import open_lab_pair
+from layerswap.lab.quickstart import lab_plan
+from layerswap.merge import make_plan
+from layerswap.play.documents import read_prompts, split_prompts
+from layerswap.play.pair import Pair
+from layerswap.play.serve import make_server
+
+
+def written_alone(plan, prompt, length):
+    """Greedy tokens of a loaded plan, by transformers."""
+    model, tokenizer = plan.load(), load_tokenizer(shipped().base)
+    ids = torch.tensor([tokenizer(prompt).input_ids])
+    text = model.generate(ids, max_new_tokens=length, do_sample=False, use_cache=True)
+    return text[0, ids.shape[1] :].tolist()
+
+
+def test_answers_are_those_of_the_loaded_plans(client):
+    prompt = client.facts["prompts"][0]["prompt"]
+    keys = ["task", "language", "swap.2.1.1.0.task", "partition.A", "soup"]
+    events = client.run("ask", prompt=prompt, compositions=keys, length=8)
+    streamed = dict.fromkeys(keys, "")
+    for event in events:
+        for key, change in event.get("answers", {}).items() if event["type"] == "tokens" else ():
+            streamed[key] = change.get("text", streamed[key] + change.get("add", ""))
+    (whole,) = [event["answers"] for event in events if event["type"] == "answered"]
+    pair = Pair.of(lab_plan(shipped(), "furo"))
+    for key in keys:
+        assert whole[key]["tokens"] == written_alone(pair.plan_of(key), prompt, 8), key
+        assert whole[key]["text"] == streamed[key]
+    assert len([event for event in events if event["type"] == "tokens"]) > 1
+
+
+def test_drawn_answers_depend_on_the_seed_alone(client):
+    prompt = client.facts["prompts"][1]["prompt"]
+
+    def ask(seed):
+        events = client.run("ask", prompt=prompt, compositions=["soup"], temperature=3.0, seed=seed)
+        return events[-2]["answers"]["soup"]["tokens"]
+
+    assert ask(1) == ask(1) != ask(2)
+
+
+def test_the_map_is_filled_default_first(client):
+    events = client.run("map", composition=DEFAULT)
+    cells = [cell for event in events for cell in event.get("cells", ())]
+    assert cells[0]["key"] == DEFAULT
+    assert len(cells) == len({cell["key"] for cell in cells}) == 45
+    assert all(cell["low"] <= cell["mean"] <= cell["high"] for cell in cells)
+
+
+@pytest.mark.slow
+def test_the_map_has_the_scores_of_a_sweep(tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    from layerswap.lab.exports import export_tasks
+    from layerswap.search.spec import SweepSpec
+    from layerswap.search.sweeps import run_sweep
+
+    export_tasks(tmp_path / "tasks", n=40)
+    plan, _ = open_lab_pair()
+    spec = SweepSpec(recipe="-", grid={"bottom": [1, 2], "top": [0, 1]},
+                     tasks=["lab_problem_furo"], include=[str(tmp_path / "tasks")])  # fmt: skip
+    result = run_sweep(spec, plan.recipe)
+    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl", answers=True)
+    page = serve(tmp_path, monkeypatch, documents=split_prompts("furo", rows))
+    try:
+        client = Client(page.url)
+        cells = {
+            tuple(cell["zones"]): cell["mean"]
+            for event in client.run("map", composition=DEFAULT) for cell in event.get("cells", ())
+        }  # fmt: skip
+        of_sweep = {(c.zones.bottom, c.zones.top): score
+                    for c, score in result.development.items() if c.zones}  # fmt: skip
+        assert len(of_sweep) == 4
+        for zones, score in of_sweep.items():
+            assert cells[zones] == pytest.approx(score)
+        (tested,) = [e for e in client.run("test", composition=DEFAULT) if e["type"] == "tested"]
+        default = next(c for c in result.scores if str(c) == "swap, default")
+        assert tested["mean"] == pytest.approx(float(np.mean(result.scores[default])))
+    finally:
+        page.stop()
+
+
+def test_the_test_split_is_a_test_once_even_after_a_restart(tmp_path, monkeypatch):
+    def test(times):
+        page = serve(tmp_path, monkeypatch)
+        try:
+            client = Client(page.url)
+            assert client.facts["documents"]["tests"] == times
+            return client.run("test", composition=DEFAULT)[0]
+        finally:
+            page.stop()
+
+    assert test(0)["before"] == 0
+    assert test(1)["before"] == 1
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "history.jsonl").open()]
+    assert kinds == ["test", "test"]
+
+
+def test_a_merge_writes_the_composition_and_its_cost(tmp_path, monkeypatch):
+    page = serve(tmp_path, monkeypatch)
+    try:
+        client = Client(page.url)
+        events = client.run("merge", composition="swap.2.1.0.0.task", out="made/here")
+        merged = next(event for event in events if event["type"] == "merged")
+        assert merged["folder"] == str(tmp_path / "made/here")
+        assert merged["bytes"] > 0
+        assert merged["seconds"] > 0
+        record = json.loads((tmp_path / "made/here/layerswap.json").read_text())
+        assert record["recipe"]["swap"] == {"bottom": 2, "top": 1, "outside": "task"}
+        assert "exists already" in client.run("merge", composition="soup", out="made/here")[-1][
+            "message"
+        ]  # fmt: skip
+        for out in ("..", ".", "../x", "/tmp/x", "a/../../x"):
+            answer = client.post("merge", composition="soup", out=out)
+            assert (answer.status_code, "not inside" in answer.text) == (400, True)
+    finally:
+        page.stop()
+
+
+def test_what_is_wrong_is_one_line(client):
+    cases = {
+        "no composition": {"prompt": "x", "compositions": ["swap.9.9.0.0.blend"]},
+        "zones": {"prompt": "x", "compositions": ["swap.-1.0.0.0.blend"]},
+        "unknown": {"prompt": "x", "compositions": ["nothing"]},
+        "empty": {"prompt": "", "compositions": ["task"]},
+        "temperature": {"prompt": "x", "compositions": ["task"], "temperature": -1},
+        "length": {"prompt": "x", "compositions": ["task"], "length": 100_000},
+        "key": {"prompt": "x", "compositions": ["task"], "more": 1},
+    }
+    for name, body in cases.items():
+        answer = client.post("ask", **body)
+        assert answer.status_code == 400, name
+        assert answer.json()["error"].count("\n") == 0, name
+    events = client.run("ask", prompt="fesi " * 500, compositions=["task"])
+    assert "shorten it" in events[-1]["message"]
+
+
+def test_a_page_that_goes_takes_its_jobs_along(served):
+    first, second = Client(served.url), Client(served.url)
+    first.post("map", composition="swap.1.1.0.1.blend")
+    job = second.post("map", composition="swap.1.1.1.0.blend").json()["job"]
+    first._stream.close()
+    events = second.until("done")
+    assert {event["job"] for event in events if "cells" in event} == {job}
+    assert first.post("ask", prompt="x", compositions=["task"]).status_code in (409, 200)
+
+
+def test_an_answer_overtakes_a_map_and_can_be_stopped(client):
+    job = client.post("map", composition="swap.1.1.0.2.blend").json()["job"]
+    asked = client.run("ask", prompt=client.facts["prompts"][0]["prompt"], compositions=["soup"])
+    assert asked[-1]["type"] == "done"
+    client.post("stop", job=job)
+    assert client.until("stopped")[-1]["job"] == job
+
+
+# --- security ---
+
+
+def test_requests_of_other_pages_are_refused(served, client):
+    def status(method="GET", path="/", **headers):
+        return httpx.request(method, served.url + path[1:], headers=headers).status_code
+
+    assert status() == 200
+    assert status(host="evil.example") == 403
+    assert status("POST", "/api/ask", origin="https://evil.example") == 403
+    assert status("GET", "/api/events", **{"sec-fetch-site": "cross-site"}) == 403
+    assert status("POST", "/api/ask", **{"content-type": "text/plain"}) == 415
+    assert client.post("ask", prompt="x" * 70_000, compositions=["task"]).status_code == 413
+    body = iter([b"[" * 40_000] * 3)
+    chunked = httpx.post(f"{served.url}api/ask", content=body,
+                         headers={"content-type": "application/json"})  # fmt: skip
+    assert (chunked.status_code, "larger" in chunked.text) == (400, True)
+    policy = httpx.get(served.url).headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+
+
+def test_another_address_needs_a_token(tmp_path, monkeypatch):
+    from starlette.testclient import TestClient
+
+    from layerswap.play.serve import Page, make_app
+
+    monkeypatch.chdir(tmp_path)
+    page = Page(open_lab_pair()[0])
+    with pytest.raises(RecipeError, match="needs a token"):
+        make_server(page, "0.0.0.0")
+    client = TestClient(make_app(page, host="0.0.0.0", token="secret"), follow_redirects=False)
+    assert client.get("/").status_code == 403
+    assert client.get("/?token=wrong").status_code == 403
+    moved = client.get("/?token=secret")
+    assert (moved.status_code, moved.headers["location"]) == (303, "/")
+    assert "HttpOnly" in moved.headers["set-cookie"]
+    assert client.get("/").status_code == 200
+    bearer = {"authorization": "Bearer secret"}
+    client.cookies.clear()
+    assert client.get("/play.js", headers=bearer).status_code == 200
+
+
+# --- compositions as texts ---
+
+
+@pytest.mark.parametrize("key", ["swap.2.1.1.0.task", "partition.B", "soup", "task", "language"])
+def test_the_recipe_and_the_python_line_make_the_same_plan(key):
+    import layerswap as ls
+
+    pair = Pair.of(lab_plan(shipped(), "furo"))
+    shown = pair.describe(key)
+    expected = pair.plan_of(key).composition
+    assert make_plan(parse_recipe(shown["recipe"])).composition.blends == expected.blends
+    line, found = shown["python"], {"ls": ls}
+    exec(line, found)
+    assert found["plan"].composition.blends == expected.blends
+
+
+def test_a_recipe_of_three_experts_is_refused():
+    lab = shipped()
+    sources = {f"e{i}": str(path) for i, path in enumerate(lab.task_experts)}
+    plan = make_plan(parse_recipe(f"{{experts: {json.dumps(sources)}, "
+                                  f"soup: {{experts: {[*sources]}}}}}"))  # fmt: skip
+    with pytest.raises(RecipeError, match="composes two experts"):
+        Pair.of(plan)

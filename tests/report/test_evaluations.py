@@ -1,0 +1,58 @@
+"""`ls.evaluate` and `ls.compare`: the scores that the commands write, as tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import layerswap as ls
+from layerswap.cli import app
+
+TASK = "maembe_choose"
+
+
+@pytest.fixture(scope="module")
+def done(world, tmp_path_factory):
+    models = [world["task"], world["language"]]
+    out = tmp_path_factory.mktemp("evaluated") / "results"
+    return ls.evaluate(models, TASK, include=world["tasks"], out=out, limit=4)
+
+
+def test_an_evaluation_is_that_of_the_command(done, world, tmp_path):
+    words = ["eval", world["task"], world["language"], "--tasks", TASK, "--include", world["tasks"],
+             "--limit", "4", "--out", tmp_path / "results", "--json"]  # fmt: skip
+    told = json.loads(CliRunner().invoke(app, [*map(str, words)]).stdout)
+    assert list(done.scores) == told["scores"]
+    table = done.to_pandas()
+    assert set(table.model) == {"task", "language"}
+    assert set(table.n) == {4}
+    assert repr(done) == f"Evaluation of 2 models on 1 tasks in {done.folder}"
+    assert done._repr_html_().startswith("<table")
+
+
+def test_models_are_compared_on_the_same_documents(done):
+    compared = ls.compare(done.folder, models=["language", "task"])
+    reference, other = compared.to_pandas().to_dict("records")
+    assert [reference["model"], other["model"]] == ["language", "task"]
+    assert other["difference"] == pytest.approx(other["score"] - reference["score"])
+    assert other["lower"] <= other["difference"] <= other["upper"]
+    assert reference["difference"] != reference["difference"]  # not a number
+    assert repr(compared) == "Comparison of language, task on 1 benchmarks"
+    assert compared._repr_html_().startswith("<table")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "give either tasks or a suite"),
+        ({"suite": "mgsm"}, "a suite needs a language"),
+        ({"suite": "mgsm", "language": "xyzzy"}, "no language 'xyzzy'"),
+        ({"tasks": TASK, "limits": 3}, "evaluate: limits: unknown key; did you mean 'limit'?"),
+    ],
+)
+def test_mistakes_are_one_line(world, tmp_path, settings, message):
+    with pytest.raises(ls.LayerswapError, match=message.replace("?", r"\?")):
+        ls.evaluate(world["task"], out=tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()

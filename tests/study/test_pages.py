@@ -1,0 +1,224 @@
+"""The pages of a study: verdict, hostile names, text in training and test, and a running study."""
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from accessibility import AXE, open_browser, violations
+
+from layerswap.checkpoint.commit import write_json
+from layerswap.checkpoint.remote import TRAINING
+from layerswap.cli.tables import comparison_table
+from layerswap.compose import Zones
+from layerswap.evaluation.results import (
+    SAMPLES_TABLE,
+    SCORES_TABLE,
+    Sample,
+    Score,
+    compare_runs,
+    write_rows,
+)
+from layerswap.lab.assets import shipped
+from layerswap.report.page import write_report
+from layerswap.search.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
+from layerswap.study.journal import PAGE, StudyJournal
+from layerswap.study.live import live_page, losses_of, progress_report
+from layerswap.study.report import FinishedSteps, verdict
+from layerswap.study.results import BenchmarkScores, StudyResults, benchmark_result
+from layerswap.study.runner import run_graph
+from layerswap.study.step_functions import EXPERT, write_study_tables
+from layerswap.study.steps import Graph, Step
+from layerswap.training.expert.save import CHECKPOINTS
+
+HOSTILE = "<script>window.hacked=1</script>&\"'<img src=x onerror=window.hacked=2>|[a](b)"
+RECIPES = (DEFAULT, TASK_EXPERT, SOUP, Condition("swap", zones=Zones(1, 0)),
+           Condition("swap", zones=Zones(2, 0)))  # fmt: skip
+
+
+def result(language, better=0.0, pairs=("0-0",)):
+    """The default swap is right on half of 60 documents, the task expert on fewer by `better`."""
+    half = np.tile([0.0, 1.0], 30)
+    worse = half.copy()
+    worse[: round(60 * better)] = 0
+    scores = {replace(one, pair=pair): values for pair in pairs
+              for one, values in ((DEFAULT, half), (TASK_EXPERT, worse), (SOUP, half))}  # fmt: skip
+    return benchmark_result(language, "maths", BenchmarkScores(scores), None)
+
+
+def test_the_verdict_is_one_sentence():
+    assert verdict([result("sw", better=0.5)]) == (
+        "The swap, default, scores 50.0% on maths in sw: against the task expert, "
+        "25.0 points higher."
+    )
+    assert verdict([result("sw", better=0.5), result("ha"), result("yo")]) == (
+        "Of 3 results, the selected swap is above the task expert in 1 (maths, sw) and below it in "
+        "none; no difference is detected in 2."
+    )
+
+
+def test_one_pair_has_no_extremes_and_few_results_no_ranks():
+    one, two = result("sw"), result("sw", pairs=("0-0", "0-1"))
+    (alone, both) = (StudyResults([found], []).tables["maths, sw"] for found in (one, two))
+    assert list(alone.columns) == ["treatment", "score, %", "to the swap, default"]
+    assert list(both.columns)[2:4] == ["lowest pair", "highest pair"]
+    assert alone.highlight == 0
+    assert (0, 1) in alone.bold
+    several = [result(str(number)) for number in range(5)]
+    assert "Ranks" in StudyResults(several, []).tables
+    assert "Ranks" not in StudyResults(several[1:], []).tables
+
+
+def story(number):
+    return f"{number} men saw {number} boats and {number} birds"
+
+
+def hostile_study(root, train=()):
+    """A study whose names, questions and answers are `HOSTILE`, evaluated without a model."""
+    rows = root / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"text": text}) for text in (*train, "other words")))
+    name = f"evaluate/{HOSTILE}"
+    data = {"data": [{"given": {"train": str(rows)}}]}
+    settings = {
+        "language": HOSTILE, "base": str(shipped().base), "device": "cpu", "dtype": None,
+        "evaluate": {"suite": HOSTILE, "limit": None, "num_fewshot": None},
+    }  # fmt: skip
+    tables = {"languages": [HOSTILE], "development": 0.5, "name": HOSTILE, "merge": False,
+              "description": f"A study of {HOSTILE}."}  # fmt: skip
+    graph = Graph([
+        Step("train/task/0", "train", {**data, "seed": 1}),
+        Step(name, "evaluate", settings, ("train/task/0",)),
+        Step("tables", "tables", tables, (name,)),
+    ])  # fmt: skip
+
+    def evaluate(context):
+        folder = context.folder / "results"
+        folder.mkdir(parents=True)
+        scores, samples, columns = [], [], []
+        rng = np.random.default_rng(0)
+        for recipe in RECIPES:
+            one = replace(recipe, pair="0-0")
+            for document in range(20):
+                right = float(rng.random() < 0.5)
+                scores.append(Score(str(one), HOSTILE, "sw", HOSTILE, "acc", "none", document,
+                                    right, True))  # fmt: skip
+                question = f"What is said here? {story(document)} {HOSTILE}"
+                samples.append(Sample(str(one), HOSTILE, document, question, "7", HOSTILE))
+                columns.append(one.to_dict())
+        write_rows(folder / SCORES_TABLE, scores, Score, columns)
+        write_rows(folder / SAMPLES_TABLE, samples, Sample)
+
+    functions = {
+        "train": lambda context: None, "evaluate": evaluate, "tables": write_study_tables,
+    }  # fmt: skip
+    return StudyJournal(root / "out", graph), functions
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The journal of the hostile study, finished, with its page."""
+    root = tmp_path_factory.mktemp("hostile")
+    train = ["What is said here? A prompt.", *map(story, range(20))]
+    journal, functions = hostile_study(root, train)
+    run_graph(journal.graph, journal.root, functions).check()
+    study = FinishedSteps(journal)
+    return journal, write_report(journal.root / PAGE, study.report()), study
+
+
+def test_names_and_answers_with_markup_are_text(hostile):
+    _, page, study = hostile
+    text = page.read_text()
+    without = re.sub(r'href="data:[^"]*"', "", text)
+    assert "window.hacked" in without
+    assert "<script>window" not in without
+    assert "<img" not in without
+    assert without.count("<script") == 1
+    assert 'd="<' not in without
+    compared = comparison_table(compare_runs([study.evaluations[HOSTILE] / "results"]))
+    assert "<script>" not in compared.markdown()
+    assert "\\[a\\](b)" in compared.markdown()
+    assert "<script>" not in compared.latex()
+
+
+def test_a_study_counts_the_test_documents_that_share_text_with_its_training(hostile):
+    _, _, study = hostile
+    (section,) = [one for one in study._sections() if one.heading.startswith("Text in training")]
+    (row,) = section.table.rows
+    assert list(section.table.columns)[1:] == ["test documents", "task data", "language data"]
+    assert row[1:] == [10, 10, None]  # a language expert that was not trained here has no data
+
+
+def test_a_template_alone_is_no_shared_text(tmp_path):
+    journal, functions = hostile_study(
+        tmp_path, ["What is said here? 7 men", "<script>window.hacked"]
+    )
+    run_graph(journal.graph, journal.root, functions).check()
+    (section,) = [one for one in FinishedSteps(journal)._sections()
+                  if one.heading.startswith("Text in training")]  # fmt: skip
+    assert section.table.rows[0][2] == 0
+
+
+@pytest.mark.slow
+def test_a_browser_runs_nothing_of_a_hostile_study(hostile):
+    _, path, _ = hostile
+    with open_browser() as browser:
+        for width in (390, 1280):
+            page = browser.new_page(viewport={"width": width, "height": 800})
+            page.goto(path.as_uri())
+            for one in page.locator("details").all():
+                one.evaluate("one => one.open = true")
+            assert page.evaluate("window.hacked") is None
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert HOSTILE in page.locator("dd").first.inner_text() + page.title()
+        assert page.locator(".command").first.inner_text().startswith("layerswap study merge")
+        if AXE is not None:
+            assert violations(browser, path) == []
+
+
+def test_the_page_of_a_running_study(tmp_path):
+    journal, functions = hostile_study(tmp_path)
+    page, lines, seen = journal.root / PAGE, [], []
+
+    def train(context):
+        run = context.folder / EXPERT
+        (run / CHECKPOINTS).mkdir(parents=True)
+        write_json(run / TRAINING, {"key": "k"})
+        history = [{"step": step, "loss": 2.0 - step / 10} for step in (1, 2)]
+        state = {"global_step": 2, "log_history": [*history, {"step": 2, "eval_loss": 3}]}
+        write_json(run / CHECKPOINTS / "trainer_state.json", state)
+        assert losses_of(journal) == {"train/task/0": [(1, 1.9), (2, 1.8)]}
+        context.log("step 2 of 9, loss 1.800")
+        until = time.monotonic() + 60
+        while "step 2 of 9, loss 1.800" not in (seen[-1] if seen else ""):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            seen.append(page.read_text() if page.is_file() else "")
+
+    with live_page(StudyJournal(journal.root, journal.graph), lines.append):
+        summary = run_graph(journal.graph, journal.root, {**functions, "train": train})
+    summary.check()
+    running, after = seen[-1], page.read_text()
+    assert str(page) in lines[0]
+    assert '<meta http-equiv="refresh" content="5">' in running
+    assert "0 of 3 steps done" in running
+    assert "Training loss by step" in running
+    assert 'http-equiv="refresh' not in after
+    assert "3 of 3 steps done" in after
+    assert "Results so far" in after
+    page.write_text("the report")
+    with live_page(StudyJournal(journal.root, journal.graph), lines.append):
+        pass
+    assert page.read_text() == "the report"  # nothing was left to run
+
+
+def test_a_failed_step_is_named_on_the_page(tmp_path):
+    journal, functions = hostile_study(tmp_path)
+    broken = {**functions, "evaluate": lambda context: 1 / 0}
+    with live_page(StudyJournal(journal.root, journal.graph), lambda line: None):
+        run_graph(journal.graph, journal.root, broken)
+    report = progress_report(journal)
+    assert "ZeroDivisionError" in report.lead
+    assert "1 of 3 steps done" in report.title
+    assert "ZeroDivisionError" in (journal.root / PAGE).read_text()
