@@ -21,6 +21,7 @@ CORE = {
 ASKED = {
     "quickstart": ["--out", "out"],
     "new": ["demo", "--base", "{base}", "--language", "sw", "--text", "t.txt", "--task", "t.tsv"],
+    "play": ["--no-browser"],
     "data": ["swahili", "--out", "out"],
     "train": ["e.yaml", "--out", "out"],
     "sweep": ["s.yaml", "--out", "out"],

@@ -97,8 +97,8 @@ def test_the_labs_study_runs_from_its_own_files(tmp_path):
         "simultaneous training", "joint training", "swap of soups", "TIES, density 0.5",
         "swap, chosen on development",
     ):  # fmt: skip
-        # Each language, also in the source language; both together; and the ranks.
-        assert tables.count(f"| {treatment} |") == 6
+        # Each language, also in the source language; and both together.
+        assert tables.count(f"| {treatment} |") == 5
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

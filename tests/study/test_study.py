@@ -52,7 +52,12 @@ from layerswap.study.report import (
     merge_best,
     write_study_report,
 )
-from layerswap.study.results import BenchmarkScores, benchmark_result, in_other_languages
+from layerswap.study.results import (
+    BenchmarkScores,
+    StudyResults,
+    benchmark_result,
+    in_other_languages,
+)
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
 from layerswap.study.step_functions import evaluate_language, expert_of, step_functions
@@ -192,6 +197,7 @@ def test_the_page_of_a_study(finished):
     assert figures >= {
         "differences.svg", "differences.pdf", "change-nela.svg", "change-nela.pdf", "stack.svg",
     }  # fmt: skip
+    assert "ranks.svg" not in figures  # of two languages
 
 
 @pytest.mark.slow
@@ -379,6 +385,20 @@ def test_only_a_published_development_split_is_chosen_on_whole(
     monkeypatch.setattr(study_results, "read_conditions", lambda folder: rows)
     (scores,) = study_results.read_condition_scores(Path("results")).values()
     assert scores.published == published
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_treatments_are_ranked_over_five_conditions_or_more(count):
+    scores = {one: np.full(10, level) for one, level in ((BASE, 0.1), (SOUP, 0.2), (DEFAULT, 0.3))}
+    scores = {one if one == BASE else replace(one, pair="0-0"): v for one, v in scores.items()}
+    results = StudyResults(
+        [benchmark_result(f"l{i}", "sib200", BenchmarkScores(scores), None) for i in range(count)],
+        [],
+    )
+    assert ("Ranks" in results.tables) == (count == 5)
+    detail = results.tables["sib200, l0"]
+    assert "lowest pair" not in detail.columns  # of one pair
+    assert detail.rows[detail.highlight][0] == str(DEFAULT)
 
 
 def test_baselines_with_a_setting_are_chosen_on_development_too():

@@ -219,6 +219,13 @@ def _delta(given: Given) -> str:
     return f"revert --base {{base}} --expert {{{name}}} --keep 0.2 --out {{sparse}}"
 
 
+def _play(given: Given) -> str:
+    if given["task_expert"] and given["language_expert"]:
+        experts = "--task-expert {task_expert} --language-expert {language_expert}"
+        return f"merge {experts} --out {{merged}}"
+    return "lab models --out {lab}"
+
+
 def _study_run(given: Given) -> str | None:
     if given["dry_run"]:
         return f"study run {_arguments(3, '--dry-run')}"
@@ -239,6 +246,7 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
         if given["trial"]
         else "study run {name}/study.yaml --out {name}/results"
     ),
+    "play": _play,
     "plan": _plan,
     "merge": _merge,
     "adapters": f"eval {{out}} {EVALUATE}",

@@ -7,9 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.languages import language_name
-from layerswap.evaluation.results import unit_of
 from layerswap.evaluation.statistics import Interval
-from layerswap.report.tables import STAR, Table, best_cells, difference_words, interval_words
+from layerswap.report.tables import (
+    STAR,
+    Table,
+    best_cells,
+    difference_words,
+    interval_words,
+    unit_of,
+)
 from layerswap.report.tables import score as score_words
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ has scores with intervals, and marks significant differences.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -251,11 +250,6 @@ def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
             f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval` wrote"
         )
     return read_rows(path, Score)
-
-
-def unit_of(metric: str) -> str:
-    """Return the unit of a metric in tables: % of a share, none of a score of another kind."""
-    return "" if re.search(r"chrf|bleu|perplexity|^ter$|^bits_per", metric) else "%"
 
 
 def read_any_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:

@@ -14,13 +14,19 @@ from layerswap.compose import Recipe, Zones, read_recipe
 from layerswap.compose.yaml_file import validate
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.results import unit_of
 from layerswap.evaluation.statistics import Interval
 from layerswap.merge import Plan, make_plan
 from layerswap.report.charts import draw_grid
 from layerswap.report.page import Report, Section, side_by_side, write_report
 from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
-from layerswap.report.tables import STAR, Table, best_cells, difference_words, interval_words
+from layerswap.report.tables import (
+    STAR,
+    Table,
+    best_cells,
+    difference_words,
+    interval_words,
+    unit_of,
+)
 from layerswap.search.candidates import Sources
 from layerswap.search.conditions import (
     CHOSEN,

@@ -49,6 +49,11 @@ def score(value: float, unit: str = "%") -> str:
     return (shown.lstrip("-") if float(shown) == 0 else shown).replace("-", MINUS)
 
 
+def unit_of(metric: str) -> str:
+    """The unit of a metric in tables: % of a share, none of a score of another kind."""
+    return "" if re.search(r"chrf|bleu|perplexity|^ter$|^bits_per", metric) else "%"
+
+
 def interval_words(interval: Interval, unit: str = "%") -> str:
     """A mean with its interval: `61.2 [58.1, 64.3]`, or `-0.2 [-3.0 to 2.5]` below zero."""
     low, high = score(interval.low, unit), score(interval.high, unit)
