@@ -56,6 +56,7 @@ def test_drawn_answers_depend_on_the_seed_alone(client):
     assert ask(1) == ask(1) != ask(2)
 
 
+@pytest.mark.slow
 def test_the_map_is_filled_default_first(client):
     events = client.run("map", composition=DEFAULT)
     cells = [cell for event in events for cell in event.get("cells", ())]
@@ -151,6 +152,7 @@ def test_what_is_wrong_is_one_line(client):
     assert "shorten it" in events[-1]["message"]
 
 
+@pytest.mark.slow
 def test_a_page_that_goes_takes_its_jobs_along(served):
     first, second = Client(served.url), Client(served.url)
     first.post("map", composition="swap.1.1.0.1.blend")
