@@ -138,7 +138,6 @@ def test_names_and_answers_with_markup_are_text(hostile):
     assert 'd="<' not in without
     compared, *_ = comparison_tables(compare_runs([study.evaluations[HOSTILE] / "results"]))
     assert "<script>" not in compared.markdown()
-    assert "<script>" not in compared.latex()
 
 
 def test_a_study_counts_the_test_documents_that_share_text_with_its_training(hostile):
