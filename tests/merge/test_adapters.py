@@ -303,7 +303,7 @@ def test_adapters_of_two_bases(base, adapters, tmp_path):
     "name",
     [
         "http://127.0.0.1:{port}/x", "simplecache::http://127.0.0.1:{port}/x", "s3://bucket/x",
-        "~nobody/x", "/no/such/folder", "a/b/c", "http://127.0.0.1:{port}/a@b", "\n",
+        "~nobody/no/such", "/no/such/folder", "a/b/c", "http://127.0.0.1:{port}/a@b", "\n",
     ],
 )  # fmt: skip
 def test_a_base_that_an_adapter_may_not_choose(base, adapters, tmp_path, monkeypatch, name):
