@@ -180,7 +180,12 @@ def test_verify_a_source_that_moved(layerswap, merged, tmp_path):
 
 
 BAD = {
-    "no folder": (("none",), "none/layerswap.json: cannot be read (No such file or directory)"),
+    "no folder": (("none",), "none: no such folder"),
+    "a recipe": (("r.yaml",), "r.yaml: a recipe; give a merged folder, or --against MODEL with it"),
+    "a record of another's": (
+        ("r.yaml", "--against", "m", "--record"),
+        "--record belongs to a merged folder; it does not go with --against",
+    ),
     "share": (("{merged}", "--sample", "0"), "share is 0; write a number above 0 and at most 1"),
     "pair": (("{merged}", "--source", "task"), "--source: 'task' is not NAME=PATH"),
     "twice": (

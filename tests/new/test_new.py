@@ -64,9 +64,13 @@ BAD = {
                "labels-qaa.tsv: labels-en.tsv lacks some of its labels (religion); correct them, "
                "or leave their rows out by --leave-out religion"),
     "empty": ({"text": "empty.txt"}, (), "empty.txt: is empty"),
+    "one file for both": ({}, ("--parallel", "news.qaa", "news.qaa"), "news.qaa are one file"),
     "parallel": ({}, ("--parallel", "news.qaa", "short.en"), "has no partner in"),
     "language": ({"language": "zz"}, (), "no language 'zz'; write a code such as sw"),
     "tokenizer": ({"base": "wordless"}, (), "--base wordless: its tokenizer cannot be loaded"),
+    "development is the test": (
+        {"development": "problems-qaa.tsv"}, (), "of its rows are also in the test",
+    ),
     "same file": ({"test": "problems-en.tsv"}, (), "problems-en.tsv: 200 of its 200 rows are also "
                   "in problems-en.tsv, on which the task expert trains; give other documents"),
     "missing file": ({"text": "none.txt"}, (), "none.txt: no such file"),

@@ -550,6 +550,8 @@ def verify(
     }  # fmt: skip
     moved = options.read_pairs("--source", source)
     if against is not None:
+        if record:
+            raise RecipeError("--record belongs to a merged folder; it does not go with --against")
         _verify_against(folder, against, moved, settings)
         return
     report = check(folder, full=full, sources=moved, record=record, **settings)

@@ -183,6 +183,10 @@ def read_record(out: Path) -> Recorded:
     path = out / RECORD
     if PARTIAL in out.resolve().name:
         raise MergeError(f"{out}: an unfinished merge; merge it again")
+    if out.suffix in (".yaml", ".yml"):
+        raise MergeError(f"{out}: a recipe; give a merged folder, or --against MODEL with it")
+    if not out.exists():
+        raise MergeError(f"{out}: no such folder")
     if out.is_dir() and not path.exists():
         raise MergeError(f"{out}: has no {RECORD}, so layerswap did not write it")
     if is_gguf(out):

@@ -212,6 +212,12 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
         tests[split] = task.read_test(given, request.columns, request.leave_out, split)
     if "dev" in tests and "test" not in tests:
         raise RecipeError(f"--development {request.developments[code]}: goes with a --test file")
+    shared = [one for one in tests.get("dev", ()) if one in tests["test"]]
+    if len(shared) > len(tests.get("dev", ())) / 4:
+        raise DataError(
+            f"{request.developments[code]}: {len(shared):,} of its rows are also in the test, so "
+            "a choice here would flatter its score; give other documents"
+        )
     parallel, other = _parallel(pair, code) if pair else (None, "")
     read = None if text is None or ready else read_texts(text)
     name = language_name(code)
@@ -222,6 +228,8 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
 
 def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
     """The table of a pair of files, in the language and in another one, in either order."""
+    if Path(pair[0]).exists() and Path(pair[0]).resolve() == Path(pair[1]).resolve():
+        raise DataError(f"{pair[0]} and {pair[1]} are one file; give a text and its translation")
     named = [_code_of(given) for given in pair]
     files = pair[::-1] if named[1] == code and named[0] != code else pair
     other = named[pair.index(files[1])] or "en"
