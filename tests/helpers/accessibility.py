@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-AXE = os.environ.get("LAYERSWAP_AXE")
+AXE = os.environ.get("LAYERSWAP_AXE") or None
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
