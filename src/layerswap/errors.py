@@ -79,6 +79,11 @@ def _clipped(line: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[:half]} … {line[-half:]}"
 
 
+def one_line(error: object, limit: int = 200) -> str:
+    """Return the message of a library's error on one line, of at most `limit` characters."""
+    return " ".join(str(error).split())[:limit]
+
+
 def visible(text: str) -> str:
     r"""Escape control characters, line separators, lone surrogates and changes of direction.
 

@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 
 from layerswap._types import Advance
 from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped
-from layerswap.errors import CheckpointError, LayerswapError, MergeError
+from layerswap.errors import CheckpointError, LayerswapError, MergeError, one_line
 
 _LOG = logging.getLogger(__name__)
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -110,7 +110,7 @@ def download(
     except HFValidationError as error:
         why = f"not a valid Hub id ({error})"
     except Exception as error:  # a full disk, a proxy, a broken transfer: no common class
-        why = f"the download failed ({type(error).__name__}: {_one_line(error, 300)})"
+        why = f"the download failed ({type(error).__name__}: {one_line(error, 300)})"
     else:
         return folder, folder.name
     raise CheckpointError(f"{name}: {why}")
@@ -217,7 +217,7 @@ def push_folder(
             # Repositories of other regions, and older clients, copy nothing.
             commit = _commit_folder(api, folder, name, {})
     except Exception as error:  # the transports have no common class of errors
-        why = f"{type(error).__name__}: {_one_line(error, 300)}"
+        why = f"{type(error).__name__}: {one_line(error, 300)}"
         raise MergeError(
             f"{name}: the upload failed ({why}); {folder} is whole and {name} as it was; run the "
             "command again with --overwrite, and only what is missing is sent"
@@ -257,10 +257,6 @@ def _equal_files(folder: Path, stored: Iterable[HubFile]) -> dict[str, HubFile]:
             if file := by_size.get((size, digest)):
                 equal[path.name] = file
     return equal
-
-
-def _one_line(error: Exception, limit: int = 200) -> str:
-    return " ".join(str(error).split())[:limit]
 
 
 # --- files read in place ---
@@ -520,7 +516,7 @@ class _Retry:
         if self.failures > retries or _is_final(error):
             if isinstance(error, LayerswapError):
                 return False
-            why = f"{type(error).__name__}: {_one_line(error)}"
+            why = f"{type(error).__name__}: {one_line(error)}"
             raise CheckpointError(f"{self.url}: cannot be fetched ({why})") from None
         asked = error.seconds if isinstance(error, BusyError) else 0.0
         if asked:
@@ -660,7 +656,7 @@ def _request_fsspec(url: str, start: int, stop: int) -> Iterator[_Answer]:
     try:
         filesystem, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise CheckpointError(f"{url}: {_one_line(error)}") from None
+        raise CheckpointError(f"{url}: {one_line(error)}") from None
     filesystem.invalidate_cache()
     info = filesystem.info(path)
     if info.get("type") == "directory":

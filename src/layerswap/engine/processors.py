@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ def own_config(model: PreTrainedModel, **settings: Any) -> Iterator[GenerationCo
 
 def settings_error(error: Exception) -> EvaluationError:
     """Describe an error of generation with the model's own settings in one line."""
-    why = " ".join(str(error).split())[:200]
+    why = one_line(error)
     return EvaluationError(
         f"transformers cannot generate with generation_config.json ({type(error).__name__}: {why})"
     )

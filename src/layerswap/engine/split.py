@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +170,7 @@ def read_one_token(model: PreTrainedModel, device: torch.device) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a model's code: no common class
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        why = one_line(f"{type(error).__name__}: {error}")
         raise EvaluationError(
             f"{type(model).__name__} cannot read a token ({why}); its config.json may contradict "
             "its weights"

@@ -38,7 +38,7 @@ from layerswap.engine.scoring import Scores
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements
-from layerswap.errors import EvaluationError, MergeError
+from layerswap.errors import EvaluationError, MergeError, one_line
 from layerswap.merge import Plan
 from layerswap.merge.adapters import served_rank
 from layerswap.merge.folder import build_empty_model, load_tensor
@@ -362,7 +362,7 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
             disable_log_stats=True, use_tqdm_on_load=False, **{"max_logprobs": 1, **arguments},
         )  # fmt: skip
     except (ValueError, RuntimeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error, 300)
         raise EvaluationError(f"vLLM does not start on {expert.source}: {reason}") from None
 
 

@@ -33,7 +33,7 @@ from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, one_line
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
     EvaluationSettings,
@@ -130,7 +130,7 @@ def load_tasks(
     try:
         loaded = manager.load(list(tasks))
     except Exception as error:  # data sets and YAML raise anything
-        why = " ".join(str(error).split())[:300]
+        why = one_line(error, 300)
         names = ", ".join(t if isinstance(t, str) else str(t.get("task")) for t in tasks)
         raise EvaluationError(f"tasks {names}: {type(error).__name__}: {why}") from None
     prompts = prompts or PromptOptions()
@@ -265,7 +265,7 @@ def run_tasks(
     except ValueError as error:
         if "unsafe" not in str(error):
             raise
-        why = " ".join(str(error).split())[:200]
+        why = one_line(error)
         raise EvaluationError(f"{why} (allow it with --allow-code)") from None
     except TemplateError as error:
         raise template_error(error) from None

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.checkpoint.remote import local_name
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, one_line
 from layerswap.evaluation.languages import known_language, sample_shares
 from layerswap.evaluation.statistics import (
     Comparison,
@@ -78,7 +78,7 @@ def _table(path: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
-        why = " ".join(str(error).split())[:160]
+        why = one_line(error, 160)
         raise EvaluationError(f"{path}: cannot be read ({why})") from None
     return rows
 

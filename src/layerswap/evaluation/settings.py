@@ -13,7 +13,7 @@ from layerswap._types import Log
 from layerswap.compose.schema import DTYPES, Strict
 from layerswap.compose.yaml_file import validate
 from layerswap.engine.vllm import NOT_VLLM
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, one_line
 
 
 def _check_arguments(given: object) -> object:
@@ -148,5 +148,5 @@ def _guarded(apply: Callable[..., str]) -> Callable[..., str]:
 
 def template_error(error: Exception) -> EvaluationError:
     """Describe an error of a chat template in one line."""
-    why = " ".join(str(error).split())[:160] or type(error).__name__
+    why = one_line(error, 160) or type(error).__name__
     return EvaluationError(f"the chat template cannot be applied ({why})")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.compose.yaml_file import nearest
-from layerswap.errors import RecipeError
+from layerswap.errors import RecipeError, one_line
 
 LEVEL = 0.95
 """Default level of an interval."""
@@ -363,7 +363,7 @@ def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[f
     try:
         table = read(path)
     except (OSError, pa.ArrowInvalid) as error:
-        why = " ".join(str(error).split())[:160]
+        why = one_line(error, 160)
         raise RecipeError(f"{path}: cannot be read ({why})") from None
     numeric = {
         field.name: [float("nan") if v is None else float(v) for v in table[field.name].to_pylist()]

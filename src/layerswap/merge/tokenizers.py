@@ -14,7 +14,7 @@ from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.strict_json import clipped, read_source
 from layerswap.compose import Recipe
-from layerswap.errors import CheckpointError, MergeError, RecipeError
+from layerswap.errors import CheckpointError, MergeError, RecipeError, one_line
 
 RAW_FILES = (
     "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
@@ -136,7 +136,7 @@ def _loaded_difference(first: Path, second: Path) -> str | None:
         try:
             vocabularies.append(load_tokenizer(folder).get_vocab())
         except Exception as error:  # a tokenizer that cannot be read cannot be compared
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            reason = f"{type(error).__name__}: {one_line(error, 120)}"
             files = " and ".join(_files(path)[0] for path in (first, second))
             return f"{files} cannot be compared: {_files(folder)[0]} cannot be read ({reason})"
     return None if vocabularies[0] == vocabularies[1] else _tokens_differ(*vocabularies)

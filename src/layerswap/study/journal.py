@@ -18,7 +18,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from layerswap.checkpoint.commit import write_json
-from layerswap.errors import StudyError
+from layerswap.errors import StudyError, one_line
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
 from layerswap.versions import versions
@@ -307,5 +307,5 @@ def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
         _ = graph.keys  # of all settings
         return StudyJournal(root, graph, storage)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        why = f"{type(error).__name__}: {one_line(error, 160)}"
         raise StudyError(f"{where}: {INDEX} is damaged ({why})") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap._types import Log, duration
-from layerswap.errors import LayerswapError, StudyError
+from layerswap.errors import LayerswapError, StudyError, one_line
 from layerswap.study.journal import LOG, State, StepRecord, StudyJournal
 from layerswap.study.steps import Graph, Step
 from layerswap.study.storage import Storage
@@ -172,7 +172,7 @@ def _try(
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{type(error).__name__}: {one_line(error, 300)}"
 
 
 SLURM_MINUTES = 3 * 24 * 60
@@ -246,7 +246,7 @@ class OnRay(ClusterExecutor):
             try:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                why = " ".join(str(error).split())[:200]
+                why = one_line(error)
                 raise StudyError(f"the Ray cluster cannot be reached ({why})") from None
         self._ray = ray
 
@@ -270,7 +270,7 @@ class OnRay(ClusterExecutor):
         try:
             self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return f"{type(error).__name__}: {one_line(error)}"
         return ""
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from layerswap.errors import StudyError
+from layerswap.errors import StudyError, one_line
 
 CACHE = Path("~/.cache/layerswap/studies")
 
@@ -30,7 +30,7 @@ class Storage:
             urlsplit(url)  # refuses hosts that cannot be
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError, OSError) as error:
-            why = " ".join(str(error).split())[:200]
+            why = one_line(error)
             raise StudyError(f"{url}: cannot be reached ({why})") from None
 
     def __reduce__(self) -> tuple[type[Storage], tuple[str]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, one_line
 from layerswap.versions import install
 
 Rows = list[dict[str, Any]]
@@ -95,7 +95,7 @@ def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wan
     try:
         return list(_load(copy, name, config, split))
     except Exception as error:  # transports and parsers share no class of error
-        why = " ".join(str(error).split())[:160]
+        why = one_line(error, 160)
         where = str(copy) if copy else f"{name} on the Hub"
         raise EvaluationError(
             f"{where}: cannot be read ({type(error).__name__}: {why}); put {wanted} into the "

@@ -55,7 +55,7 @@ from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validat
 
 from layerswap.compose.schema import Strict
 from layerswap.compose.yaml_file import nearest, parse_yaml, read_text, validate
-from layerswap.errors import EvaluationError, LayerswapError
+from layerswap.errors import EvaluationError, LayerswapError, one_line
 from layerswap.evaluation.languages import language_name, match, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.folders import (
@@ -369,7 +369,7 @@ def write_benchmark(
         except LayerswapError:
             raise
         except Exception as error:  # published files can be damaged in any way
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            why = f"{type(error).__name__}: {one_line(error, 160)}"
             raise EvaluationError(
                 f"{benchmark.title} in {code}: its files cannot be read ({why})"
             ) from error

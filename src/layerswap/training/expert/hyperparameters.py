@@ -14,7 +14,7 @@ from typing import Any
 
 from layerswap.checkpoint.commit import write_json
 from layerswap.compose.yaml_file import nearest
-from layerswap.errors import RecipeError, StudyError, TrainingError
+from layerswap.errors import RecipeError, StudyError, TrainingError, one_line
 from layerswap.training.expert.spec import DECAY, EFFECTIVE_BATCH, PRESETS, ExpertSpec
 
 LARGE = 50_000_000
@@ -73,7 +73,7 @@ def sft_config(
     try:
         return SFTConfig(output_dir=str(folder), **values), decay
     except (TypeError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = one_line(error)
         raise TrainingError(f"hyperparameters: {why}") from None
 
 

@@ -17,7 +17,7 @@ from layerswap.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
-from layerswap.errors import DataError, LayerswapError, TrainingError
+from layerswap.errors import DataError, LayerswapError, TrainingError, one_line
 from layerswap.merge.target import check_apart
 from layerswap.training.expert.hyperparameters import check_distributed, sft_config
 from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training
@@ -169,7 +169,7 @@ def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> Non
                         row["prompt"], tokenize=False, add_generation_prompt=True
                     )
             except Exception as error:  # a template is a program, and may raise anything
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                reason = one_line(error) or type(error).__name__
                 raise TrainingError(
                     f"{base.source}: its chat template fails on {kind} {number} of {rows.name}, "
                     f"with the roles {', '.join(turn['role'] for turn in turns)} ({reason}); "

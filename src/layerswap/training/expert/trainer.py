@@ -14,7 +14,7 @@ from layerswap._types import Log, PathLike
 from layerswap.checkpoint.commit import refuse_target, write_json
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
 from layerswap.checkpoint.remote import TRAINING
-from layerswap.errors import TrainingError
+from layerswap.errors import TrainingError, one_line
 from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
 from layerswap.training.expert.save import (
     CHECKPOINTS,
@@ -150,7 +150,7 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
             decay=job.decay,
         )
     except (ValueError, RuntimeError, ImportError) as error:  # from TRL and from trackers
-        raise TrainingError(" ".join(str(error).split())[:300]) from None
+        raise TrainingError(one_line(error, 300)) from None
     if not len(trainer.train_dataset):
         raise TrainingError(
             "no row has a label within max_length tokens; raise hyperparameters.max_length"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from layerswap.compose.yaml_file import nearest
-from layerswap.errors import DataError, LayerswapError
+from layerswap.errors import DataError, LayerswapError, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -58,7 +58,7 @@ def open_rows(
         raise
     except Exception as error:  # the readers and the transports share no class of error
         if origin.paths or copy is not None:
-            reason = f"cannot be read ({type(error).__name__}: {_short(error)})"
+            reason = f"cannot be read ({type(error).__name__}: {one_line(error, 120)})"
         else:
             missing = f"; {local} has no copy of it" if local is not None else ""
             reason = f"{_hub_reason(error)}{missing}; {_how_to_download(origin)}"
@@ -309,7 +309,7 @@ def _load(
             stream = load_dataset(path, split=split, streaming=True, **options)
             rows = Dataset.from_list(list(stream.take(count)))
     except (ValueError, KeyError) as error:
-        raise DataError(f"cannot be read ({_short(error)})") from None
+        raise DataError(f"cannot be read ({one_line(error, 120)})") from None
     except Exception as error:
         cause = error.__cause__
         if isinstance(error, StopIteration) or isinstance(cause, StopIteration):
@@ -320,7 +320,9 @@ def _load(
                 "name its data files in `files`"
             ) from None
         if type(error).__name__.startswith("DatasetGeneration") and cause is not None:
-            raise DataError(f"cannot be read ({type(cause).__name__}: {_short(cause)})") from None
+            raise DataError(
+                f"cannot be read ({type(cause).__name__}: {one_line(cause, 120)})"
+            ) from None
         raise
     if not len(rows):
         raise DataError("has no rows")
@@ -332,7 +334,7 @@ def _hub_reason(error: Exception) -> str:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if not isinstance(error, GatedRepoError | RepositoryNotFoundError | DatasetNotFoundError):
-        return f"cannot be downloaded ({type(error).__name__}: {_short(error)})"
+        return f"cannot be downloaded ({type(error).__name__}: {one_line(error, 120)})"
     if "gated" in f"{type(error).__name__} {error}".lower():
         return "the data set is gated; accept its terms on the Hub and log in with `hf auth login`"
     return "no such data set on the Hub (or it is private)"
@@ -361,7 +363,3 @@ def _format_of(file: str) -> str:
             "give format: jsonl, json, csv, parquet, text or paragraphs"
         )
     return _FORMATS[suffix]
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120]
