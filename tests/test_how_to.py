@@ -52,7 +52,7 @@ def test_every_file_of_the_page_is_complete(study):
             check_plan(plan_study(*study))
         else:
             check_hyperparameters(check_expert(data, where=name))
-    assert kinds == {"base": 6, "sources": 1, "recipe": 2, "name": 0}
+    assert kinds == {"base": 4, "sources": 1, "recipe": 1, "name": 0}
 
 
 def test_the_costs_are_those_of_the_plan(study):
