@@ -138,9 +138,9 @@ def test_what_cannot_be_compared_is_named(models, tmp_path):
     origins = ls.verify_against(plan, written(tensors, models["task"], tmp_path / "model"))
     text = "\n".join(origins.problems)
     assert not origins.passed
-    assert "'lm_head.weight': BF16 [50, 24]; the plan writes F32 [50, 24]" in text
+    assert "'lm_head.weight': BF16 [50, 24]; the merge writes F32 [50, 24]" in text
     assert "lacks 'model.norm.weight'" in text
-    assert "has 'model.layers.0.mlp.extra_proj.weight', which the plan has not" in text
+    assert "holds 'model.layers.0.mlp.extra_proj.weight', which the merge does not" in text
     with pytest.raises(LayerswapError, match="share is 2; write a number above 0"):
         ls.verify_against(plan, models["task"], share=2)
 

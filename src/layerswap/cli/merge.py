@@ -526,16 +526,13 @@ def verify(
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Present folder of a source. Repeatable."),
     ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Record the SHA-256 of every file if all is well.")
-    ] = False,
     allow_pickle: options.AllowPickle = False,
     threads: options.Threads = None,
 ) -> None:
     """Verify a merged checkpoint against its sources.
 
     Compares copied tensors bit for bit and recomputes a sample of the others. Prints the findings,
-    and exits with code 0 if there are none, else 2. Only --record writes a file.
+    and exits with code 0 if there are none, else 2.
 
     With --against, compares a model that another program merged with a recipe, and prints the
     expert that each layer comes from.
@@ -550,11 +547,9 @@ def verify(
     }  # fmt: skip
     moved = options.read_pairs("--source", source)
     if against is not None:
-        if record:
-            raise RecipeError("--record belongs to a merged folder; it does not go with --against")
         _verify_against(folder, against, moved, settings)
         return
-    report = check(folder, full=full, sources=moved, record=record, **settings)
+    report = check(folder, full=full, sources=moved, **settings)
     output.finish("verify", report.to_dict(), [report])
     if not report.passed:
         raise MergeError(*report.problems)
