@@ -31,7 +31,7 @@ from layerswap.checkpoint.commit import JOURNAL
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.errors import LayerswapError
 from layerswap.merge import gguf as gguf_format
-from layerswap.merge.gguf import RECORD_KEY, write_modelfile
+from layerswap.merge.gguf import RECORD_KEY
 
 OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
 
@@ -244,8 +244,7 @@ def test_sources_that_moved_or_changed(files, tmp_path):
     gone = ls.verify(out)
     assert not gone.passed
     assert not gone.findings
-    assert len(gone.unverified) == 2
-    assert gone.verbatim.tensors == 9  # those of the other expert
+    assert len(gone.unverified) == 1
     assert ls.verify(out, sources={"language": elsewhere}).passed
     data = bytearray(elsewhere.read_bytes())
     data[-1] ^= 1
@@ -327,27 +326,6 @@ def merge(files, out, *more, language=None):
     )
 
 
-@pytest.mark.slow
-def test_the_command_writes_a_modelfile_on_request(files, tmp_path):
-    done = merge(files, tmp_path / "Merged.gguf", "--modelfile", "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert facts["format"] == "gguf"
-    assert (tmp_path / "Modelfile").read_text().splitlines() == [
-        "# Written by layerswap: ollama create merged -f Modelfile",
-        "FROM ./Merged.gguf",
-    ]
-    (tmp_path / "Modelfile").write_text("FROM llama3\n")
-    done = merge(files, tmp_path / "b.gguf", "--modelfile")
-    assert done.returncode == 2
-    assert "Modelfile: exists already, and layerswap did not write it" in done.stderr
-    assert not (tmp_path / "b.gguf").exists()
-    with pytest.raises(LayerswapError, match="exists already"):
-        write_modelfile(tmp_path / "b.gguf")
-    with pytest.raises(LayerswapError, match="cannot be written into a Modelfile"):
-        write_modelfile(tmp_path / "b\nSYSTEM x.gguf")
-
-
 def other_vocabulary(path):
     return write_gguf(path, 3, tokens=[*TOKENS[:-1], "odd"])
 
@@ -416,8 +394,6 @@ def test_outputs_that_are_refused(files, tmp_path):
         ls.swap(task=out, language=files["language"]).save(out, overwrite=True)
     with pytest.raises(LayerswapError, match="a GGUF file, where a transformers checkpoint is"):
         load_tokenizer(out)
-    with pytest.raises(LayerswapError, match="cannot hold its own SHA-256"):
-        ls.verify(out, record=True)
     with pytest.raises(LayerswapError, match=f"has no {RECORD_KEY}, so layerswap did not write"):
         ls.verify(files["task"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out.gguf"]

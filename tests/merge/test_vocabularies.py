@@ -215,8 +215,8 @@ def test_extra_rows_without_a_tokenizer_are_refused(tmp_path):
         "language": save_expert(tmp_path / "language", tiny_llama(vocab_size=7), 1),
     }
     assert refusal(merged, experts, tmp_path / "out", None) == (
-        "vocabularies differ: 8 rows in task, 7 in language, which has no tokenizer.json to "
-        "compare the tokens by"
+        "vocabularies differ: 8 rows in task, 7 rows in language; language has no tokenizer.json "
+        "to align its rows by"
     )
 
 

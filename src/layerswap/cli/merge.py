@@ -204,9 +204,6 @@ def merge(
     public: Annotated[
         bool, typer.Option("--public", help="Make the upload of --push public.")
     ] = False,
-    modelfile: Annotated[
-        bool, typer.Option("--modelfile", help="Write a Modelfile for Ollama beside a GGUF output.")
-    ] = False,
     download: Annotated[
         bool,
         typer.Option("--download", help="Download whole Hub checkpoints to the local cache first."),
@@ -227,7 +224,6 @@ def merge(
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, hub_file, push_folder
     from layerswap.merge.api import make_plan
-    from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.target import MergeOptions, refuse_output
 
     if push is not None:
@@ -236,10 +232,6 @@ def merge(
         raise RecipeError("--public says who sees what --push uploads; give --push as well")
     if is_gguf(out) and push is not None:
         raise RecipeError("--push uploads a folder; upload a GGUF file with `hf upload`")
-    if modelfile:
-        if not is_gguf(out):
-            raise RecipeError("--modelfile goes with a GGUF output; end --out with .gguf")
-        check_modelfile(out)
     recipe = described.recipe()
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
@@ -259,9 +251,6 @@ def merge(
         overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
     )
     facts = _write(planned.laid_out(out, layout), out, settings)
-    if modelfile:
-        facts["modelfile"] = str(write_modelfile(out))
-        output.say(f"wrote {facts['modelfile']}")
     if push is not None:
         stored = (
             hub_file(file, checkpoint.source, checkpoint.revision)

@@ -21,7 +21,7 @@ from layerswap.merge.layout import with_base
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
 from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
-from layerswap.merge.tokenizers import Alignment, align, check_tokenizers
+from layerswap.merge.tokenizers import align
 from layerswap.merge.trained import along_training
 from layerswap.methods.rows import Axis
 
@@ -94,7 +94,8 @@ def make_plan(
     together = with_base(sources.experts, sources.base)
     stamps = stamps_of(together.values())
     form = _format(recipe, sources)
-    alignment = _alignment(recipe, sources, form)
+    # Vocabularies of GGUF files cannot be aligned.
+    alignment = None if form.name == "gguf" else align(recipe, together, sources.base)
     drop = check_together(together, aligned=alignment is not None)
     if form.name == "gguf":
         check_vocabularies(together)
@@ -131,17 +132,6 @@ def _format(recipe: Recipe, sources: Sources) -> Format:
     if recipe.blend_type is not None:
         raise RecipeError("blend_type: only a merge of GGUF files has one; remove it")
     return AdapterFormat() if sources.adapters_only else FolderFormat()
-
-
-def _alignment(recipe: Recipe, sources: Sources, form: Format) -> Alignment | None:
-    """The rows of one vocabulary; None if the experts have one vocabulary."""
-    if form.name == "gguf":
-        return None
-    together = with_base(sources.experts, sources.base)
-    if recipe.tokenizer is None and len({c.vocabulary_size for c in together.values()}) == 1:
-        check_tokenizers(together)
-        return None
-    return align(recipe, together, sources.base)
 
 
 def _measured_weights(

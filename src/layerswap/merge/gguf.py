@@ -60,8 +60,6 @@ COMPUTED = re.compile(
 DEFAULTS = {"rope.freq_base": 10_000.0, "rope.scaling.factor": 1.0, "expert_weights_scale": 1.0,
             "logit_scale": 1.0}  # fmt: skip
 """llama.cpp's values if a file has no such key; nothing, zero or `none` for the others."""
-MODELFILE = "Modelfile"
-MODELFILE_HEAD = "# Written by layerswap"
 
 
 class GGUFFormat(Format):
@@ -215,28 +213,6 @@ def read_gguf_record(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise MergeError(f"{path}: {RECORD_KEY} is not a JSON object")
     return data
-
-
-def check_modelfile(path: Path) -> Path:
-    """The path of the Modelfile of a GGUF file; a MergeError if it may not be written."""
-    target = path.with_name(MODELFILE)
-    if not path.name.isprintable():
-        raise MergeError(f"{path.name!r} cannot be written into a Modelfile; choose another output")
-    if target.is_symlink() or target.exists():
-        known = target.is_file() and target.read_bytes().startswith(MODELFILE_HEAD.encode())
-        if not known:
-            raise MergeError(f"{target}: exists already, and layerswap did not write it")
-    return target
-
-
-def write_modelfile(path: Path) -> Path:
-    """Write a `Modelfile` beside a GGUF file, from which Ollama reads tokenizer and template."""
-    target = check_modelfile(path)
-    name = path.stem.lower()
-    target.write_text(
-        f"{MODELFILE_HEAD}: ollama create {name} -f {MODELFILE}\nFROM ./{path.name}\n", "utf-8"
-    )
-    return target
 
 
 def _blended(plan: Plan) -> list[OutputTensor]:
