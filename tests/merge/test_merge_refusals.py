@@ -13,7 +13,6 @@ from merging import (
     change_config,
     change_tensors,
     check_equal,
-    recipe_plan,
     refusal,
     save_expert,
     save_tokenizer,
@@ -24,7 +23,6 @@ from merging import (
 )
 
 import layerswap as ls
-from layerswap.errors import LayerswapError
 from layerswap.merge.target import check_space
 
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -369,11 +367,6 @@ def test_a_full_disk_is_refused_before_writing(plan, tmp_path, monkeypatch):
     )
 
 
-def test_a_missing_parent_is_made(plan, tmp_path):
-    plan.save(tmp_path / "new" / "folder" / "out")
-    assert (tmp_path / "new" / "folder" / "out" / "layerswap.json").is_file()
-
-
 # --- sources that change ---
 
 
@@ -417,14 +410,6 @@ def test_a_source_that_changes_during_the_merge_is_noticed(plan, pair, tmp_path,
     assert sum(logged) == plan.nbytes, "noticed only because the merge itself failed"
 
 
-def test_a_source_cut_short_during_the_merge_is_noticed(plan, pair, tmp_path):
-    file = pair[1] / "model.safetensors"
-    message = refused_save(
-        plan, tmp_path / "out", threads=1, progress=lambda _: os.truncate(file, 4000)
-    )
-    assert message == f"{file}: ended while it was being read"
-
-
 def test_an_error_of_the_callers_own_leaves_nothing(plan, tmp_path):
     def stop(_):
         raise KeyboardInterrupt
@@ -448,19 +433,3 @@ def test_an_unfinished_merge_is_no_source(pair, tmp_path):
 
 def test_an_error_in_a_source_names_the_expert(pair, tmp_path):
     assert refused_together((pair[0], tmp_path / "none")).startswith(f"language: {tmp_path}/none: ")
-
-
-def test_only_a_swap_has_a_grid(experts):
-    plan = ls.soup([experts["task"], experts["language"]])
-    with pytest.raises(LayerswapError, match="only a swap or a partition has zones for a grid"):
-        plan.grid(bottom=[1], top=[1])
-
-
-def test_a_recipe_of_one_checkpoint_twice_is_that_checkpoint(experts, tmp_path):
-    recipe = {
-        "experts": {"a": str(experts["task"]), "b": str(experts["task"])},
-        "soup": {"experts": ["a", "b"]},
-    }
-    out = recipe_plan(recipe).save(tmp_path / "out")
-    for name, tensor in tensors_of(experts["task"]).items():
-        check_equal(tensors_of(out)[name], tensor, name)

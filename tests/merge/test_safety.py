@@ -100,20 +100,6 @@ def test_documents_that_cannot_be_written_fail_the_whole_merge(pair, tmp_path, m
 
 
 @pytest.mark.parametrize("size", ["20KB", "5GB"])
-def test_a_shard_that_vanishes_during_a_merge(pair, tmp_path, size):
-    plan = plan_of((pair[0], sharded(pair[1])), max_shard_size=size)
-    gone, out = pair[1] / "part-3.safetensors", tmp_path / "out"
-
-    def progress(_):
-        gone.unlink(missing_ok=True)
-
-    message = refusal(plan.save, out, threads=1, progress=progress)
-    how = "vanished" if size == "5GB" else "cannot be read"
-    assert message == f"{gone}: {how} (No such file or directory)"
-    assert [f.name for f in tmp_path.iterdir()] == ["spoilt"]
-
-
-@pytest.mark.parametrize("size", ["20KB", "5GB"])
 def test_a_source_that_is_cut_short_during_a_merge(pair, tmp_path, size):
     plan, file = plan_of(pair, max_shard_size=size), pair[1] / "model.safetensors"
     message = refusal(

@@ -345,7 +345,7 @@ def test_a_source_in_place_of_another(movable, experts):
 
 # --- all kinds of merges ---
 
-METHODS = ["dare_ties", "slerp", "ties"]
+METHODS = ["slerp", "ties"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -393,18 +393,6 @@ def test_a_merged_adapter(adapters, tmp_path, rank):
         f"{out}/adapter_model.safetensors: not as the merge writes it",
         f"{out}/stray: not a file that the merge writes",
     ]
-
-
-def test_adapters_baked_into_full_weights(experts, adapters, tmp_path):
-    sources = {name: str(folder) for name, folder in adapters.items()}
-    recipe = {"experts": sources, "swap": {"bottom": 1, "top": 1}, "bake": True}
-    out = recipe_plan(recipe).save(tmp_path / "out")
-    report = ls.verify(out, full=True)
-    assert report.passed
-    # What no adapter changes has the bytes of the base, also where both are blended.
-    assert (report.verbatim.tensors, report.computed.tensors) == (31, 8)
-    flip(out, UP.format(2))
-    assert len(findings(out, full=True)) == 1
 
 
 @pytest.mark.parametrize("choice", ["language", "union"])
