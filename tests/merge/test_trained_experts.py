@@ -102,13 +102,6 @@ def test_one_partial_expert_beside_a_whole_one(pair):
     assert ls.swap(task=pair[0], language=language).composition == partition("C", 4)
 
 
-def test_a_grid_of_experts_of_a_partition(partial):
-    plans = ls.swap(task=partial[0], language=partial[1]).grid(bottom=range(2), top=1)
-    assert [plan.recipe.swap.outside for plan in plans] == ["task", "task"]
-    assert str(plans[1].composition) == str(ls.compose.presets.swap(
-        4, zones=ls.Zones(1, 1), outside="task"))  # fmt: skip
-
-
 def test_adapters_are_compared_where_they_have_weights(experts, tmp_path):
     kinds = {}
     for kind, layers in (("task", [1, 2]), ("language", [0, 3])):
@@ -204,12 +197,3 @@ def test_places_in_words():
     chosen = [p for p in every if "language" in partition("A", 8)[p].experts]
     assert places_in_words(chosen, every) == "layers 0-1, 7, attention of layers 2-6"
     assert places_in_words(every, every) == "layers 0-7, embedding, final norm, head"
-
-
-def test_a_tied_embedding_that_is_blended_is_noted(tmp_path):
-    for seed, name in enumerate(("task", "language")):
-        save_tokenizer(save_expert(tmp_path / name, tiny_llama(tie_word_embeddings=True), seed))
-    folders = {name: tmp_path / name for name in ("task", "language")}
-    (note,) = ls.swap(**folders).notes
-    assert note.startswith("embedding and head are one tensor (tied)")
-    assert ls.swap(**folders, outside="task").notes == []

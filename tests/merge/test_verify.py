@@ -26,7 +26,7 @@ from merging import (
 import layerswap as ls
 from layerswap.checkpoint import read_header
 from layerswap.errors import LayerswapError
-from layerswap.merge import compare, verification
+from layerswap.merge import compare
 from layerswap.merge.metadata import record
 
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -433,9 +433,3 @@ def test_progress_adds_up(out):
     assert set(logged) == {"verifying"}
     assert all(total == done > 0 for total, done in logged.values())
     assert logged["verifying"][0] == report.verbatim.compared + report.computed.compared
-
-
-@pytest.mark.parametrize("share", [0, -1, 1.1])
-def test_a_share_outside_0_to_1_is_refused(out, share):
-    with pytest.raises(LayerswapError, match="write a number above 0 and at most 1"):
-        verification.verify(out, share=share)
