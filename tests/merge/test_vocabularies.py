@@ -279,23 +279,11 @@ def test_differences_beside_the_tokens_are_only_noted(unlike, tmp_path):
     assert notes() == ["language has no tokenizer; its rows are assumed to have the others' tokens"]
 
 
-def as_bert(folder: Path, words: str) -> None:
-    """A tokenizer of another kind of file, which transformers reads as well."""
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.txt").write_text("\n".join(["<unk>", *words.split()]) + "\n")
-    settings = {"tokenizer_class": "BertTokenizer", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-def test_tokenizers_in_unlike_files_are_compared(unlike, tmp_path):
-    task, other = unlike["task"], copied(unlike["task"], tmp_path / "other")
-    as_bert(other, "e d c b a")
-    with pytest.raises(LayerswapError, match=r"tokenizers of task and language differ: \d+ tokens"):
-        ls.swap(task=task, language=other)
-    (other / "vocab.txt").unlink()
-    (other / "tokenizer.model").write_bytes(b"no sentencepiece at all")
-    with pytest.raises(LayerswapError, match=r"tokenizer\.json and tokenizer\.model cannot be"):
-        ls.swap(task=task, language=other)
+def test_tokenizers_in_unlike_files_cannot_be_compared(unlike, tmp_path):
+    other = copied(unlike["task"], tmp_path / "other")
+    (other / "tokenizer.json").rename(other / "vocab.txt")
+    with pytest.raises(LayerswapError, match=r"tokenizer\.json and vocab\.txt cannot be compared"):
+        ls.swap(task=unlike["task"], language=other)
 
 
 ODD = {
