@@ -64,16 +64,6 @@ def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
     assert {kind for kind, _ in merged.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
 
 
-def test_blends_are_the_average_of_both_files(files, tmp_path):
-    out = swap(files).save(tmp_path / "out.gguf")
-    task, language = floats_of(files["task"]), floats_of(files["language"])
-    for name in OUTSIDE:
-        expected = 0.5 * task[name] + 0.5 * language[name]
-        kind = "F32" if "norm" in name else "Q8_0"  # wider than Q6_K, which cannot be written
-        stored = quants.quantize(expected, GGMLQuantizationType[kind])
-        assert tensors_of(out)[name] == (kind, stored.tobytes())
-
-
 @pytest.mark.parametrize(
     "kind", mostly_slow(["F32", "BF16", "F16", "Q8_0", "Q5_1", "Q4_0"], "Q5_1")
 )

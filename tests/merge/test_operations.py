@@ -92,26 +92,6 @@ def test_ties_ranks_the_whole_model_as_the_paper_does(experts, tmp_path):
     close(plan.save(tmp_path / "out"), expected)
 
 
-def test_a_method_in_the_middle_and_an_expert_outside(experts, tmp_path):
-    experts_of = {
-        **{name: str(experts[name]) for name in ("task", "language")},
-        "tied": {"merge": {"method": "ties", "experts": ["task", "language"], "scope": "tensor"}},
-    }
-    data = {
-        "base": str(experts["base"]),
-        "experts": experts_of,
-        "swap": {"task": "tied", "bottom": 1, "top": 1, "outside": "language"},
-    }
-    plan = recipe_plan(data)
-    merged = arrays(plan.save(tmp_path / "out"))
-    everywhere = arrays(merge_everywhere(experts, "ties", scope="tensor").save(tmp_path / "all"))
-    language = arrays(experts["language"])
-    for name, values in merged.items():
-        layer = int(name.split(".")[2]) if ".layers." in name else None
-        source = everywhere if layer in (1, 2) else language
-        assert np.array_equal(values, source[name]), name
-
-
 def test_methods_nest_in_methods_and_soups(experts, tmp_path):
     base, (task, language, third) = deltas(experts, ("task", "language", "third"))
     data = {
