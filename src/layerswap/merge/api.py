@@ -146,15 +146,15 @@ def _measured_weights(
         if isinstance(method, SwapMethod)
         else list(getattr(method, "experts", ()))
     )
-    parts: dict[str, list[tuple[Checkpoint, float]]] = {name: [] for name in names}
+    parts: dict[str, list[tuple[Checkpoint, float]]] = {}
     for name in names:
+        members = flat[name].weights if name in flat else ((name, 1.0),)
         # The base is in no blend, and has no magnitude either.
-        for member, weight in flat[name].weights if name in flat else ((name, 1.0),):
-            if not isinstance(member, str) or member not in sources.experts:
-                raise RecipeError(
-                    f"weights: the magnitude of {member} cannot be measured; give numbers"
-                )
-            parts[name].append((sources.experts[member], weight))
+        if unknown := [member for member, _ in members if member not in sources.experts]:
+            raise RecipeError(
+                f"weights: the magnitude of {unknown[0]} cannot be measured; give numbers"
+            )
+        parts[name] = [(sources.experts[str(member)], weight) for member, weight in members]
     return magnitude_weights(sources.base, parts, skip=skip)
 
 

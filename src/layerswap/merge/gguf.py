@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,13 +192,14 @@ def _check_one_sided(a_name: str, a: Metadata, b_name: str, b: Metadata) -> None
 
 
 def _difference(first: Any, second: Any) -> str:
-    if not isinstance(first, list) or not isinstance(second, list):
-        return f"is {clipped(repr(first), 40)} and {clipped(repr(second), 40)}"
-    if len(first) != len(second):
-        return f"has {len(first)} and {len(second)} entries"
-    pairs = enumerate(zip_longest(first, second))
-    at, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-    return f"{at} is {clipped(repr(a), 40)} and {clipped(repr(b), 40)}"
+    where = "is"
+    if isinstance(first, list) and isinstance(second, list):
+        if len(first) != len(second):
+            return f"has {len(first)} and {len(second)} entries"
+        pairs = enumerate(zip(first, second, strict=True))
+        at = next(i for i, (one, other) in pairs if one != other)
+        first, second, where = first[at], second[at], f"{at} is"
+    return f"{where} {clipped(repr(first), 40)} and {clipped(repr(second), 40)}"
 
 
 def read_gguf_record(path: Path) -> dict[str, Any]:

@@ -27,12 +27,13 @@ from layerswap.merge.compare import Pair, check_share, comparisons, differences,
 from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.gguf import read_gguf_record
 from layerswap.merge.layout import Shard, index_of
-from layerswap.merge.metadata import LOST_TO_RANK, model_card, record, write_configuration
+from layerswap.merge.metadata import LOST_TO_RANK, record, write_configuration
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES, measure_tensors
 
 CARD = "README.md"
+"""The card, which the user may edit."""
 IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
 """Files of the Hub and its clients beside a checkpoint."""
 
@@ -331,11 +332,6 @@ def verify(
     pairs = _check_shards(report, plan.shards)
     if plan.format.name == "safetensors":
         _check_files(report, plan)
-        # The card names sources by their folders.
-        card = model_card(plan, lost=recorded.data.get(LOST_TO_DTYPE))
-        path = report.folder / CARD
-        if not moved and (not path.is_file() or path.read_text("utf-8", "replace") != card):
-            report.notes.append(f"{CARD} is not as the merge wrote it")
     facts = measure_tensors(plan.tensors, workers)
     work = comparisons(pairs, share=1.0 if full else share, seed=seed, facts=facts)
     for verbatim, counted in ((True, report.verbatim), (False, report.computed)):
