@@ -177,15 +177,6 @@ def test_the_card_names_no_local_path(experts, out):
     assert check_recipe(recipe, where="card").swap == recipe_of(experts).swap
 
 
-def test_the_card_without_a_base_names_the_experts_used(experts, tmp_path):
-    plan = swap_of(experts, bottom=0, top=0, outside="task")
-    card = ModelCard.load(plan.save(tmp_path / "out") / "README.md")
-    assert "- `task`: task" in card.content
-    assert "`language`:" not in card.content
-    assert card.data.language is None
-    assert str(experts["language"].parent) not in card.content
-
-
 def test_no_name_adds_a_line_or_markup_to_the_card(experts, tmp_path):
     name = "a`\n```\n# Forged\n[b](http://x) <img src=x>"
     odd = copied(experts["task"], tmp_path / "x\n```\n# Forged <img src=y> [c](d)")
