@@ -135,11 +135,6 @@ def test_verify_a_good_merge(layerswap, merged):
         "3 computed tensors (4.2 kB), all computed again",
         f"{merged}: verified",
     ]
-    kept = layerswap("verify", merged, "--record")
-    assert "note: recorded the SHA-256 of 4 files" in kept.out.splitlines()
-    again = layerswap("verify", merged)
-    assert again.code == 0
-    assert "4 files match their recorded SHA-256" in again.out.splitlines()
 
 
 def test_verify_has_a_line_for_each_finding(layerswap, merged):
@@ -182,10 +177,6 @@ def test_verify_a_source_that_moved(layerswap, merged, tmp_path):
 BAD = {
     "no folder": (("none",), "none: no such folder"),
     "a recipe": (("r.yaml",), "r.yaml: a recipe; give a merged folder, or --against MODEL with it"),
-    "a record of another's": (
-        ("r.yaml", "--against", "m", "--record"),
-        "--record belongs to a merged folder; it does not go with --against",
-    ),
     "share": (("{merged}", "--sample", "0"), "share is 0; write a number above 0 and at most 1"),
     "pair": (("{merged}", "--source", "task"), "--source: 'task' is not NAME=PATH"),
     "twice": (

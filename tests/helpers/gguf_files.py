@@ -144,7 +144,9 @@ def write_gguf(
     writer.add_vocab_size(len(TOKENS))
     add_vocabulary(writer, tokens or TOKENS)
     for key, value in (entries or {}).items():
-        if key != "general.name":
+        if key == "general.alignment":
+            writer.add_custom_alignment(value)
+        elif key != "general.name":
             writer.add_string(key, value)
     for number, (name, shape) in enumerate(shapes(layers, head=head).items()):
         values = values_of(1000 * (seed if base is None else base) + number, shape)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from merging import save_expert, swap_of, tensors_of, tiny_llama
 from safetensors.torch import save_file
 
@@ -19,7 +16,6 @@ from layerswap.errors import LayerswapError
 
 LAYERS = 6
 PUBLISHED = Path(__file__).parents[2] / "research" / "published"
-MERGEKIT = os.environ.get("LAYERSWAP_MERGEKIT", "")
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +39,6 @@ def by_torch(models, out, first, last):
     return written(found, models["language"], out)
 
 
-def by_mergekit(models, out, first, last):
-    """The same by mergekit's passthrough, whose ranges end before their last layer."""
-    cuts = [("language", 0, first), ("task", first, last + 1), ("language", last + 1, LAYERS)]
-    slices = [
-        {"sources": [{"model": str(models[name]), "layer_range": [start, stop]}]}
-        for name, start, stop in cuts
-    ]
-    recipe = {
-        "slices": slices, "merge_method": "passthrough", "dtype": "float32",
-        "base_model": str(models["language"]),
-    }  # fmt: skip
-    out.parent.mkdir(exist_ok=True, parents=True)
-    path = out.parent / f"{out.name}.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    subprocess.run([MERGEKIT, str(path), str(out)], check=True, capture_output=True)
-    return out
-
-
 def written(tensors, like, out):
     shutil.copytree(like, out)
     save_file({name: value.contiguous() for name, value in tensors.items()},
@@ -68,15 +46,10 @@ def written(tensors, like, out):
     return out
 
 
-@pytest.mark.parametrize("other", [
-    by_torch,
-    pytest.param(by_mergekit, marks=[pytest.mark.slow, pytest.mark.skipif(
-        not MERGEKIT, reason="LAYERSWAP_MERGEKIT names no mergekit-yaml executable")]),
-])  # fmt: skip
 @pytest.mark.parametrize(("first", "last"), [(2, 3), (1, 2), (2, 4)])
-def test_both_readings_of_layers_are_told_apart(models, tmp_path, other, first, last):
+def test_both_readings_of_layers_are_told_apart(models, tmp_path, first, last):
     """The card says "layers 2 to 3": from 0, from 1, or with one more."""
-    model = other(models, tmp_path / "model", first, last)
+    model = by_torch(models, tmp_path / "model", first, last)
     plan = swap_of(models, bottom=2, top=2, outside="language")
     origins = ls.verify_against(plan, model, share=1)
     planned = (first, last) == (2, 3)
@@ -84,7 +57,6 @@ def test_both_readings_of_layers_are_told_apart(models, tmp_path, other, first, 
     assert origins.problems == []
     for name, place in origins.places.items():
         inside = place.layer is not None and first <= place.layer <= last
-        # mergekit takes what is outside the layers from its first or last slice.
         assert origins.found[name] == ("task" if inside else "language")
     text = str(origins)
     assert f"layers {first} to {last}: task" in text or not planned
@@ -138,9 +110,9 @@ def test_what_cannot_be_compared_is_named(models, tmp_path):
     origins = ls.verify_against(plan, written(tensors, models["task"], tmp_path / "model"))
     text = "\n".join(origins.problems)
     assert not origins.passed
-    assert "'lm_head.weight': BF16 [50, 24]; the plan writes F32 [50, 24]" in text
+    assert "'lm_head.weight': BF16 [50, 24]; the merge writes F32 [50, 24]" in text
     assert "lacks 'model.norm.weight'" in text
-    assert "has 'model.layers.0.mlp.extra_proj.weight', which the plan has not" in text
+    assert "holds 'model.layers.0.mlp.extra_proj.weight', which the merge does not" in text
     with pytest.raises(LayerswapError, match="share is 2; write a number above 0"):
         ls.verify_against(plan, models["task"], share=2)
 

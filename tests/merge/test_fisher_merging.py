@@ -71,18 +71,14 @@ def close(folder, expected):
         )
 
 
-def test_the_average_is_weighted_element_by_element(experts, fishers, tmp_path):
-    out = everywhere(experts, fishers).save(tmp_path / "out")
-    expected = weighted(experts, fishers, {"task": 1, "language": 0.25})
+@pytest.mark.parametrize("floor", [{}, {"floor": 1e-7}])
+def test_the_average_is_weighted_element_by_element(experts, fishers, tmp_path, floor):
+    out = everywhere(experts, fishers, **floor).save(tmp_path / "out")
+    expected = weighted(experts, fishers, {"task": 1, "language": 0.25}, **floor)
     close(out, expected)
     name = "model.layers.0.mlp.up_proj.weight"
     task, language = (tensors_of(experts[n])[name].numpy() for n in ("task", "language"))
     assert np.abs((task + 0.25 * language) / 1.25 - expected[name]).max() > 0.01
-
-
-def test_a_floor(experts, fishers, tmp_path):
-    out = everywhere(experts, fishers, floor=1e-7).save(tmp_path / "out")
-    close(out, weighted(experts, fishers, {"task": 1, "language": 0.25}, floor=1e-7))
 
 
 def test_fishers_of_another_scale_are_normalised(experts, fishers, tmp_path):
@@ -262,23 +258,10 @@ REFUSED = {
         "merge: {method: fisher, experts: [a, b]}",
         "r, line 1: experts.a: fisher needs its Fisher; give `fisher`",
     ),
-    "floor": (
-        "experts: {a: {source: ./a, fisher: ./f}}\nmerge: {method: fisher, experts: [a], floor: 0}",
-        "r, line 2: merge: floor: 0 is not a number above 0 to 1e+06",
-    ),
-    "normalise": (
-        "experts: {a: {source: ./a, fisher: ./f}}\n"
-        "merge: {method: fisher, experts: [a], normalise: yes}",
-        "r, line 2: merge: normalise: True is not one of none, model",
-    ),
     "name": (
         "experts: {a: {source: ./a, fisher: ./f}, fisher of a: ./b}\n"
         "merge: {method: fisher, experts: [a]}",
         "r, line 1: experts.fisher of a: is the name of a Fisher; choose another name",
-    ),
-    "empty": (
-        "experts: {a: {source: ./a, fisher: ''}}\nsoup: {experts: [a]}",
-        "r, line 1: experts.a.fisher: write a text that is not empty; found ''",
     ),
 }
 

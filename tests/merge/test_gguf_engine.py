@@ -16,7 +16,6 @@ from gguf_conversion import FAMILIES, convert, save_model
 from gguf_files import TOKENS, all_of, floats_of, k_mix, write_gguf
 
 import layerswap as ls
-from layerswap.merge.gguf import write_modelfile
 
 xllamacpp = pytest.importorskip("xllamacpp")  # a wheel of llama.cpp, which not every machine has
 pytestmark = pytest.mark.slow
@@ -130,10 +129,3 @@ def test_a_gguf_expert_beside_safetensors_is_the_model_that_llama_cpp_has(tmp_pa
     merged = ls.swap(task=task, language=file, bottom=1, top=1).save(tmp_path / "merged")
     result = logprobs(convert(merged, tmp_path / "merged.gguf", "llama"))
     assert np.abs(result[0] - transformers_logprobs(merged)[0]).max() < 2e-3
-
-
-def test_a_file_named_by_its_modelfile_loads(tmp_path):
-    task, language = (write_gguf(tmp_path / f"{n}.gguf", n) for n in (1, 2))
-    made = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "made.gguf")
-    target = write_modelfile(made).read_text().splitlines()[-1].removeprefix("FROM ")
-    assert np.isfinite(logprobs(tmp_path / target)).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -31,7 +30,7 @@ from layerswap.checkpoint.commit import JOURNAL
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.errors import LayerswapError
 from layerswap.merge import gguf as gguf_format
-from layerswap.merge.gguf import RECORD_KEY, write_modelfile
+from layerswap.merge.gguf import RECORD_KEY
 
 OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
 
@@ -63,16 +62,6 @@ def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
         if name not in OUTSIDE:
             assert result == (task if name.startswith("blk.1.") else language)[name]
     assert {kind for kind, _ in merged.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
-
-
-def test_blends_are_the_average_of_both_files(files, tmp_path):
-    out = swap(files).save(tmp_path / "out.gguf")
-    task, language = floats_of(files["task"]), floats_of(files["language"])
-    for name in OUTSIDE:
-        expected = 0.5 * task[name] + 0.5 * language[name]
-        kind = "F32" if "norm" in name else "Q8_0"  # wider than Q6_K, which cannot be written
-        stored = quants.quantize(expected, GGMLQuantizationType[kind])
-        assert tensors_of(out)[name] == (kind, stored.tobytes())
 
 
 @pytest.mark.parametrize(
@@ -138,39 +127,18 @@ def test_the_metadata_is_that_of_the_task_expert_with_an_origin(files, tmp_path)
     assert record["sources"]["task"]["fingerprints"].keys() == {"model.gguf"}
 
 
-def test_every_tensor_is_aligned_and_the_file_is_whole(files, tmp_path):
-    plan = swap(files)
-    out = plan.save(tmp_path / "out.gguf")
+@pytest.mark.parametrize("alignment", [32, 256])
+def test_every_tensor_is_aligned_and_the_file_is_whole(tmp_path, alignment):
+    entries = {"general.alignment": alignment}
+    task, language = (
+        write_gguf(tmp_path / f"{seed}.gguf", seed, entries=entries) for seed in (1, 2)
+    )
+    plan = ls.swap(task=task, language=language, bottom=1, top=1)
+    out = plan.save(tmp_path / "new" / "out.gguf")
     assert out.stat().st_size == plan.nbytes
-    assert all(tensor.offset % 32 == 0 for tensor in ls.open_checkpoint(out).tensors.values())
-    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
-
-
-@pytest.mark.slow
-def test_an_alignment_of_its_own_is_kept(tmp_path):
-    paths = []
-    for seed in (1, 2):
-        path = write_gguf(tmp_path / f"{seed}.gguf", seed)
-        import gguf
-
-        reader, wide = GGUFReader(path), tmp_path / f"wide-{seed}.gguf"
-        out = gguf.GGUFWriter(wide, "llama")
-        out.add_custom_alignment(256)
-        for field in reader.fields.values():
-            if not field.name.startswith(("GGUF.", "general.architecture")):
-                kind = field.types[0]
-                sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-                out.add_key_value(field.name, field.contents(), kind, sub)
-        for tensor in reader.tensors:
-            out.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        out.write_header_to_file()
-        out.write_kv_data_to_file()
-        out.write_tensors_to_file()
-        out.close()
-        paths.append(wide)
-    merged = ls.swap(task=paths[0], language=paths[1], bottom=1, top=1).save(tmp_path / "out.gguf")
-    assert all(tensor.offset % 256 == 0 for tensor in ls.open_checkpoint(merged).tensors.values())
-    assert ls.verify(merged, full=True).passed
+    tensors = ls.open_checkpoint(out).tensors.values()
+    assert all(tensor.offset % alignment == 0 for tensor in tensors)
+    assert [path.name for path in out.parent.iterdir()] == ["out.gguf"]
 
 
 @pytest.mark.slow
@@ -235,25 +203,6 @@ def test_a_merge_is_verified_and_every_wrong_byte_is_found(files, tmp_path):
     assert "the header is not the one that the merge writes" in line
 
 
-def test_sources_that_moved_or_changed(files, tmp_path):
-    moved = {name: tmp_path / f"{name}.gguf" for name in ("task", "language")}
-    for name, path in moved.items():
-        path.write_bytes(files[name].read_bytes())
-    out = ls.swap(**moved, bottom=1, top=1).save(tmp_path / "out.gguf")
-    elsewhere = moved["language"].rename(tmp_path / "another name.gguf")
-    gone = ls.verify(out)
-    assert not gone.passed
-    assert not gone.findings
-    assert len(gone.unverified) == 2
-    assert gone.verbatim.tensors == 9  # those of the other expert
-    assert ls.verify(out, sources={"language": elsewhere}).passed
-    data = bytearray(elsewhere.read_bytes())
-    data[-1] ^= 1
-    elsewhere.write_bytes(data)
-    report = ls.verify(out, sources={"language": elsewhere})
-    assert "language: model.gguf changed since the merge" in report.findings
-
-
 def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_format, "SEGMENT_BYTES", 200_000)
     whole = swap(files).save(tmp_path / "whole.gguf").read_bytes()
@@ -269,21 +218,6 @@ def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
     assert sum(first) <= swap(files).nbytes
     assert out.read_bytes() == whole
     assert not list(tmp_path.glob("*.partial-*"))
-
-
-@pytest.mark.slow
-def test_another_merge_does_not_resume(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf_format, "SEGMENT_BYTES", 200_000)
-    left = tmp_path / "out.gguf.partial-host-1"
-    monkeypatch.setattr(
-        "layerswap.checkpoint.commit._leftovers", lambda target: [left] * left.exists()
-    )
-    left.mkdir()
-    (left / "out.gguf").write_bytes(bytes(1000))
-    (left / JOURNAL).write_text(json.dumps({"key": "x", "finished": {"out.gguf": 900}}))
-    out = swap(files).save(tmp_path / "out.gguf", resume=True)
-    assert ls.verify(out, full=True).passed
-    assert not left.exists()
 
 
 def test_copies_need_no_package_and_blends_say_which(files, tmp_path, monkeypatch):
@@ -325,27 +259,6 @@ def merge(files, out, *more, language=None):
     return subprocess.run(
         [sys.executable, "-m", "layerswap", *arguments], capture_output=True, text=True, check=False
     )
-
-
-@pytest.mark.slow
-def test_the_command_writes_a_modelfile_on_request(files, tmp_path):
-    done = merge(files, tmp_path / "Merged.gguf", "--modelfile", "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert facts["format"] == "gguf"
-    assert (tmp_path / "Modelfile").read_text().splitlines() == [
-        "# Written by layerswap: ollama create merged -f Modelfile",
-        "FROM ./Merged.gguf",
-    ]
-    (tmp_path / "Modelfile").write_text("FROM llama3\n")
-    done = merge(files, tmp_path / "b.gguf", "--modelfile")
-    assert done.returncode == 2
-    assert "Modelfile: exists already, and layerswap did not write it" in done.stderr
-    assert not (tmp_path / "b.gguf").exists()
-    with pytest.raises(LayerswapError, match="exists already"):
-        write_modelfile(tmp_path / "b.gguf")
-    with pytest.raises(LayerswapError, match="cannot be written into a Modelfile"):
-        write_modelfile(tmp_path / "b\nSYSTEM x.gguf")
 
 
 def other_vocabulary(path):
@@ -416,21 +329,9 @@ def test_outputs_that_are_refused(files, tmp_path):
         ls.swap(task=out, language=files["language"]).save(out, overwrite=True)
     with pytest.raises(LayerswapError, match="a GGUF file, where a transformers checkpoint is"):
         load_tokenizer(out)
-    with pytest.raises(LayerswapError, match="cannot hold its own SHA-256"):
-        ls.verify(out, record=True)
     with pytest.raises(LayerswapError, match=f"has no {RECORD_KEY}, so layerswap did not write"):
         ls.verify(files["task"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out.gguf"]
-
-
-def test_a_source_that_changes_meanwhile(files, tmp_path):
-    path = tmp_path / "language.gguf"
-    path.write_bytes(files["language"].read_bytes())
-    plan = ls.swap(task=files["task"], language=path)
-    os.utime(path, (1, 1))
-    with pytest.raises(LayerswapError, match="changed since the merge was planned"):
-        plan.save(tmp_path / "out.gguf")
-    assert not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize("value", mostly_slow([1e30, np.nan, np.inf], 1e30))

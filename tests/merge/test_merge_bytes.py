@@ -27,17 +27,12 @@ def expected(experts, tmp_path_factory):
     return result
 
 
-@pytest.mark.parametrize("threads", [2, 7, None])
-def test_threads(experts, tmp_path, expected, threads):
-    assert weight_bytes(make(experts).save(tmp_path / "out", threads=threads)) == expected
-
-
-@pytest.mark.parametrize("size", [8, 40, 1000])
-def test_chunks_and_spans(experts, tmp_path, expected, monkeypatch, size):
+@pytest.mark.parametrize(("size", "threads"), [(8, 2), (40, 7), (1000, None)])
+def test_threads_chunks_and_spans(experts, tmp_path, expected, monkeypatch, size, threads):
     monkeypatch.setattr(engine, "CHUNK_BYTES", size)
     monkeypatch.setattr(engine, "PIECE_BYTES", 3 * size)
     monkeypatch.setattr(engine, "SPAN_BYTES", size + 3)
-    assert weight_bytes(make(experts).save(tmp_path / "out")) == expected
+    assert weight_bytes(make(experts).save(tmp_path / "out", threads=threads)) == expected
 
 
 @pytest.mark.parametrize(
@@ -136,16 +131,6 @@ def test_progress_adds_up_to_the_files(experts, tmp_path):
     out = make(experts).save(tmp_path / "out", progress=logged.append)
     assert sum(logged) == sum(file.stat().st_size for file in out.glob("*.safetensors"))
     assert all(count > 0 for count in logged)
-
-
-def test_torch_keeps_its_number_of_threads(experts, tmp_path):
-    import torch
-
-    torch.set_num_threads(2)
-    make(experts).save(tmp_path / "out")
-    after = torch.get_num_threads()
-    torch.set_num_threads(1)
-    assert after == 2
 
 
 def test_every_file_is_the_same_twice(experts, tmp_path):

@@ -13,7 +13,6 @@ from merging import (
     change_config,
     change_tensors,
     check_equal,
-    recipe_plan,
     refusal,
     save_expert,
     save_tokenizer,
@@ -24,8 +23,6 @@ from merging import (
 )
 
 import layerswap as ls
-from layerswap.errors import LayerswapError
-from layerswap.merge import compatibility
 from layerswap.merge.target import check_space
 
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -62,8 +59,8 @@ def refused_save(plan, out, **kwargs) -> str:
 def test_another_shape_of_model_is_refused(experts, tmp_path, changes, message):
     other = save_expert(tmp_path / "other", tiny_llama(**changes), 1)
     message = message or (
-        "vocabularies differ: 50 rows in task, 51 in language, which has no tokenizer.json to "
-        "compare the tokens by"
+        "vocabularies differ: 50 rows in task, 51 rows in language; language has no "
+        "tokenizer.json to align its rows by"
     )
     assert refused_together((experts["task"], other)).startswith(message)
 
@@ -102,18 +99,8 @@ YARN_4 = {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}
     ("task", "language", "message"),
     [
         (ROPE_4, {"rope_theta": 5e5}, "rope_theta differs: 10000.0 in task, 500000.0 in language"),
-        (
-            ROPE_4,
-            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
-            "rope_theta differs: 10000.0 in task, 500000.0 in language",
-        ),
         (ROPE_4, {"rope_parameters": {"rope_theta": 10000, "rope_type": "default"}}, None),
         (YARN_4, {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4}}, None),
-        (
-            YARN_4,
-            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 8.0}},
-            "factor differs: 4.0 in task, 8.0 in language",
-        ),
         (YARN_4, ROPE_4, "rope_type differs: yarn in task, default in language"),
         (
             {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
@@ -195,23 +182,16 @@ def test_other_merges_are_refused_but_not_other_spellings(pair):
     )
 
 
-def test_another_pre_tokenizer_is_refused(pair):
+def test_other_parts_of_a_tokenizer_are_refused(pair):
     path = pair[1] / "tokenizer.json"
     content = json.loads(path.read_text()) | {"pre_tokenizer": {"type": "WhitespaceSplit"}}
     path.write_text(json.dumps(content))
-    assert refused_together(pair) == (
-        "tokenizers of task and language differ: the pre-tokenizer is not the same" + CHOOSE
-    )
-
-
-@pytest.mark.parametrize("file", ["tokenizer.model", "vocab.txt", "sentencepiece.bpe.model"])
-def test_raw_vocabularies_are_compared(pair, file):
+    differ = "tokenizers of task and language differ: {} is not the same" + CHOOSE
+    assert refused_together(pair) == differ.format("the pre-tokenizer")
     for folder, data in zip(pair, (b"one", b"two"), strict=True):
         (folder / "tokenizer.json").unlink()
-        (folder / file).write_bytes(data)
-    assert refused_together(pair) == (
-        f"tokenizers of task and language differ: {file} is not the same" + CHOOSE
-    )
+        (folder / "vocab.txt").write_bytes(data)
+    assert refused_together(pair) == differ.format("vocab.txt")
 
 
 def test_a_missing_tokenizer_is_taken_whole_from_the_other(pair, tmp_path):
@@ -243,31 +223,21 @@ def test_a_source_of_a_blend_must_be_finite(pair, tmp_path, value):
     assert not torch.isfinite(tensors_of(out)["model.norm.weight"][-1])
 
 
-@pytest.fixture
-def odd_nan(pair):
-    """A tensor of the task expert's middle, which is copied: every other element is NaN."""
+def test_nan_in_a_verbatim_source_is_refused_or_copied_bit_for_bit(pair, tmp_path):
     odd_nan = torch.tensor([0x7FC00001, -1] * 480, dtype=torch.int32).view(torch.float32)
-    odd_nan = odd_nan.reshape(40, 24)
+    odd_nan = odd_nan.reshape(40, 24)  # every other element
     change_tensors(pair[0], {UP.format(2): odd_nan})
-    return odd_nan
-
-
-def test_nan_in_a_verbatim_source_is_copied_bit_for_bit(pair, odd_nan, tmp_path):
     plan = swap_of(pair)
+    assert refused_save(plan, tmp_path / "out").endswith(
+        f"model.safetensors: tensor {UP.format(2)!r} holds NaN or infinity"
+    )
+    assert not list(tmp_path.glob("*out*"))
     out = plan.save(tmp_path / "out", allow_non_finite=True)
     check_equal(tensors_of(out)[UP.format(2)], odd_nan)
     check_equal(plan.load().state_dict()[UP.format(2)], odd_nan)
     verified = ls.verify(out)
     assert verified.passed
     assert verified.notes == [f"NaN or infinity in {UP.format(2)!r}, as in the source"]
-
-
-def test_nan_in_a_verbatim_source_is_refused_before_anything_is_written(pair, odd_nan, tmp_path):
-    plan = swap_of(pair)
-    assert refused_save(plan, tmp_path / "out").endswith(
-        f"model.safetensors: tensor {UP.format(2)!r} holds NaN or infinity"
-    )
-    assert not list(tmp_path.glob("*out*"))
 
 
 def test_overflow_is_refused(pair, tmp_path):
@@ -286,47 +256,20 @@ def plan(pair):
     return swap_of(pair)
 
 
-def test_an_existing_output_is_kept(plan, tmp_path):
-    out = plan.save(tmp_path / "out")
-    assert refused_save(plan, out) == (
-        f"{out}: exists already; choose another output or pass --overwrite"
-    )
-    assert plan.save(out, overwrite=True) == out
-
-
-def test_a_foreign_folder_is_never_replaced(plan, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "thesis.tex").write_text("years of work")
-    assert refused_save(plan, out, overwrite=True) == (
-        f"{out}: has no layerswap.json, so layerswap did not write it and will not replace it; "
-        "choose another output"
-    )
-    assert (out / "thesis.tex").read_text() == "years of work"
-
-
-def test_overwriting_leaves_no_stale_shard(pair, tmp_path):
-    many = swap_of(pair, max_shard_size="10KB")
-    out = many.save(tmp_path / "out")
-    one = swap_of(pair)
-    one.save(out, overwrite=True)
-    assert [f.name for f in out.glob("*.safetensors*")] == ["model.safetensors"]
-
-
-def test_an_output_inside_a_source_is_refused(plan, pair, tmp_path):
-    out = pair[1] / "merged"
-    assert refused_save(plan, out) == f"{out}: would write into the checkpoint of language"
+def test_an_output_in_over_or_around_a_source_is_refused(experts, plan, pair, tmp_path):
     (tmp_path / "link").symlink_to(pair[1])
-    out = tmp_path / "link" / "merged"
-    assert refused_save(plan, out) == f"{out}: would write into the checkpoint of language"
-
-
-@pytest.mark.parametrize("where", ["same", "parent"])
-def test_an_output_over_a_source_is_refused(plan, pair, where):
-    out = pair[0] if where == "same" else pair[0].parent
-    (out / "layerswap.json").write_text("{}")
-    expected = f"{out}: would write into the checkpoint of task"
-    assert refused_save(plan, out, overwrite=True) == expected
+    for folder in (pair[0], pair[0].parent):
+        (folder / "layerswap.json").write_text("{}")
+    based = swap_of(experts, base=pair[0], outside="task", bottom=0, top=0)
+    for chosen, out, name in (
+        (plan, pair[1] / "merged", "language"),
+        (plan, tmp_path / "link" / "merged", "language"),
+        (plan, pair[0], "task"),
+        (plan, pair[0].parent, "task"),
+        (based, pair[0] / "out", "base"),
+    ):
+        expected = f"{out}: would write into the checkpoint of {name}"
+        assert refused_save(chosen, out, overwrite=True) == expected
     assert (pair[0] / "model.safetensors").is_file()
 
 
@@ -341,17 +284,10 @@ def test_an_output_that_a_sources_files_link_to_is_refused(plan, pair, tmp_path)
     assert refused_save(linked, out, overwrite=True) == expected
 
 
-def test_a_base_or_an_unused_expert_is_not_written_into(experts, pair):
-    base = pair[0]
-    plan = swap_of(experts, base=base, outside="task", bottom=0, top=0)
-    assert refused_save(plan, base / "out").endswith("would write into the checkpoint of base")
-
-
 @pytest.mark.parametrize(
     ("need", "free", "said"),
     [
         (12, 0, "needs 12 bytes, only 0 bytes"),
-        (3_400, 20, "needs 3.4 kB, only 20 bytes"),
         (5_040_000, 5_010_000, "needs 5,040,000 bytes, only 5,010,000 bytes"),
         (5 * 10**9, 4_900_000_000, "needs 5.0 GB, only 4.9 GB"),
     ],
@@ -368,11 +304,6 @@ def test_a_full_disk_is_refused_before_writing(plan, tmp_path, monkeypatch):
     assert refused_save(plan, tmp_path / "out") == (
         f"{tmp_path}: needs {plan.nbytes:,} bytes, only {plan.nbytes - 1:,} bytes are free"
     )
-
-
-def test_a_missing_parent_is_made(plan, tmp_path):
-    plan.save(tmp_path / "new" / "folder" / "out")
-    assert (tmp_path / "new" / "folder" / "out" / "layerswap.json").is_file()
 
 
 # --- sources that change ---
@@ -418,23 +349,6 @@ def test_a_source_that_changes_during_the_merge_is_noticed(plan, pair, tmp_path,
     assert sum(logged) == plan.nbytes, "noticed only because the merge itself failed"
 
 
-def test_a_source_cut_short_during_the_merge_is_noticed(plan, pair, tmp_path):
-    file = pair[1] / "model.safetensors"
-    message = refused_save(
-        plan, tmp_path / "out", threads=1, progress=lambda _: os.truncate(file, 4000)
-    )
-    assert message == f"{file}: ended while it was being read"
-
-
-def test_an_error_of_the_callers_own_leaves_nothing(plan, tmp_path):
-    def stop(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        plan.save(tmp_path / "out", progress=stop)
-    assert os.listdir(tmp_path) == ["spoilt"]  # noqa: PTH208
-
-
 # --- sources that are no checkpoints ---
 
 
@@ -449,49 +363,3 @@ def test_an_unfinished_merge_is_no_source(pair, tmp_path):
 
 def test_an_error_in_a_source_names_the_expert(pair, tmp_path):
     assert refused_together((pair[0], tmp_path / "none")).startswith(f"language: {tmp_path}/none: ")
-
-
-def test_only_a_swap_has_a_grid(experts):
-    plan = ls.soup([experts["task"], experts["language"]])
-    with pytest.raises(LayerswapError, match="only a swap or a partition has zones for a grid"):
-        plan.grid(bottom=[1], top=[1])
-
-
-def test_a_recipe_of_one_checkpoint_twice_is_that_checkpoint(experts, tmp_path):
-    recipe = {
-        "experts": {"a": str(experts["task"]), "b": str(experts["task"])},
-        "soup": {"experts": ["a", "b"]},
-    }
-    out = recipe_plan(recipe).save(tmp_path / "out")
-    for name, tensor in tensors_of(experts["task"]).items():
-        check_equal(tensors_of(out)[name], tensor, name)
-
-
-@pytest.mark.parametrize(
-    ("drop", "changes", "message"),
-    [
-        ("intermediate_size", {}, "shape [11008, 24], but it is [40, 24]; correct config.json"),
-        (
-            None,
-            {"intermediate_size": 41},
-            "shape [41, 24], but it is [40, 24]; correct config.json",
-        ),
-        (None, {"intermediate_size": [40]}, "its configuration cannot be loaded ("),
-        (None, {"num_attention_heads": -1}, "its model cannot be loaded ("),
-        (None, {"num_attention_heads": 0}, "cannot be loaded (ZeroDivisionError: "),
-        (None, {"num_key_value_heads": -2}, "its model cannot be loaded ("),
-        (None, {"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "'odd'"),
-        (None, {"rope_parameters": None, "rope_scaling": {"type": "odd"}}, "'odd'"),
-    ],
-)
-def test_a_configuration_that_contradicts_the_weights(pair, tmp_path, drop, changes, message):
-    for folder in pair:
-        change_config(folder, drop, **changes)
-    found = refusal(swap_of, pair)
-    assert found.startswith("task: ")
-    assert message in found
-
-
-def test_torch_is_only_asked_about_suspicious_configurations(experts, monkeypatch):
-    monkeypatch.setattr(compatibility, "_check_model", lambda *given: pytest.fail("was asked"))
-    swap_of(experts)

@@ -13,7 +13,6 @@ from merging import (
     check_equal,
     check_rounded,
     half,
-    layer_of,
     metadata_of,
     raw,
     refusal,
@@ -29,7 +28,7 @@ import layerswap as ls
 from layerswap.checkpoint.read import narrowed, widened
 from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import LayerswapError, MergeError, RecipeError
+from layerswap.errors import LayerswapError, RecipeError
 from layerswap.merge import layout
 from layerswap.merge.folder import load_tensor
 from layerswap.merge.terms import blend
@@ -61,16 +60,6 @@ def test_every_tensor_of_a_swap_is_what_the_algorithm_says(experts, tmp_path, zo
     out = plan.save(tmp_path / "out")
     a, b = tensors_of(experts["task"]), tensors_of(experts["language"])
     check_tensors(tensors_of(out), swapped(a, b, 4, **zones))
-
-
-@pytest.mark.parametrize("outside", ["language", "task"])
-def test_outside_the_layers_one_expert_can_be_taken_verbatim(experts, tmp_path, outside):
-    plan = swap_of(experts, bottom=1, top=1, outside=outside)
-    result, source = tensors_of(plan.save(tmp_path / "out")), tensors_of(experts[outside])
-    outer = [name for name in result if layer_of(name) is None]
-    assert set(outer) == {EMBEDDING, HEAD, "model.norm.weight"}
-    for name in outer:
-        check_equal(result[name], source[name], name)
 
 
 def test_weighted_blends_are_within_one_rounding_of_float64(experts, tmp_path):
@@ -108,33 +97,24 @@ def test_float64_is_accumulated_in_float64(pair, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "wide"),
+    ("one", "other", "dtype"),
     [
-        (torch.bfloat16, torch.float32, torch.float32),
-        (torch.bfloat16, torch.float16, torch.float32),
-        (torch.float16, torch.float32, torch.float32),
+        ("bfloat16", "float32", None),
+        ("bfloat16", "float16", None),
+        ("float32", "float32", "bfloat16"),
+        ("float32", "float32", "float16"),
     ],
 )
-def test_mixed_dtypes_widen_without_loss(tmp_path, one, other, wide):
-    task = save_expert(tmp_path / "task", tiny_llama(), 0, dtype=one)
-    language = save_expert(tmp_path / "language", tiny_llama(), 1, dtype=other)
-    out = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "out")
-    a = {name: t.to(wide) for name, t in tensors_of(task).items()}
-    b = {name: t.to(wide) for name, t in tensors_of(language).items()}
-    check_tensors(tensors_of(out), swapped(a, b, 4, bottom=1, top=1))
-    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtype_converts_every_tensor_and_the_config(experts, tmp_path, dtype):
-    plan = swap_of(experts, bottom=1, top=1, dtype=dtype)
-    out = plan.save(tmp_path / "out")
-    a, b = tensors_of(experts["task"]), tensors_of(experts["language"])
-    expected = swapped(a, b, 4, bottom=1, top=1)
-    check_tensors(
-        tensors_of(out), {name: t.to(getattr(torch, dtype)) for name, t in expected.items()}
-    )
-    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+def test_mixed_dtypes_widen_without_loss_and_a_given_one_converts(tmp_path, one, other, dtype):
+    task = save_expert(tmp_path / "task", tiny_llama(), 0, dtype=getattr(torch, one))
+    language = save_expert(tmp_path / "language", tiny_llama(), 1, dtype=getattr(torch, other))
+    zones = {"bottom": 1, "top": 1}
+    out = ls.swap(task=task, language=language, **zones, dtype=dtype).save(tmp_path / "out")
+    wide = ({name: t.float() for name, t in tensors_of(f).items()} for f in (task, language))
+    written = dtype or "float32"
+    expected = {n: t.to(getattr(torch, written)) for n, t in swapped(*wide, 4, **zones).items()}
+    check_tensors(tensors_of(out), expected)
+    assert json.loads((out / "config.json").read_text())["dtype"] == written
 
 
 def test_integers_of_an_expert_that_is_not_taken_do_not_matter(pair, tmp_path):
@@ -219,20 +199,24 @@ def test_a_stored_copy_of_a_tied_head_is_left_out(tmp_path, first, says_tied):
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_an_untied_head_beside_a_tied_one_is_refused(tmp_path):
-    own = save_expert(tmp_path / "own", tiny_llama(), 0)
-    assert refusal(ls.swap, task=own, language=tied(tmp_path / "tied", 1)) == (
+def test_heads_and_sizes_that_the_configuration_contradicts(pair, tmp_path):
+    def message(task, language=pair[1]):
+        return refusal(ls.swap, task=task, language=language)
+
+    headless = tied(tmp_path / "tied", 1)
+    assert message(pair[0], headless) == (
         "task has a head of its own ('lm_head.weight') but language ties its head to the "
         "embedding; they are not fine-tuned from one base"
     )
-
-
-def test_a_config_that_ties_a_head_that_is_not_tied_is_refused(pair):
+    change_config(headless, tie_word_embeddings=False)
+    assert message(headless, headless).startswith("task has no head, but its config does not tie")
     change_config(pair[0], tie_word_embeddings=True)
-    assert refusal(ls.swap, task=pair[0], language=pair[1]) == (
+    assert message(pair[0]) == (
         "task has a head of its own ('lm_head.weight') but the config of task ties it to the "
         "embedding; set tie_word_embeddings to false if the head is meant"
     )
+    change_config(pair[0], tie_word_embeddings=False, vocab_size=9)
+    assert message(pair[0]).startswith("task: its config has vocab_size 9, but 'model.embed")
 
 
 def test_a_tied_head_cannot_be_taken_from_elsewhere(tmp_path):
@@ -272,16 +256,7 @@ def test_shards_are_as_full_as_allowed_and_indexed(experts, tmp_path):
     check_tensors(tensors_of(out), whole)
 
 
-def test_a_grid_reaches_experts_that_the_first_plan_does_not_use(experts, tmp_path):
-    plan = swap_of(experts, bottom=0, top=0, outside="task")
-    assert set(plan.used) == {"task"}
-    grid = plan.grid(bottom=(0, 2), top=(0,))
-    result = tensors_of(grid[1].save(tmp_path / "out"))
-    name = "model.layers.1.mlp.up_proj.weight"
-    check_equal(result[name], tensors_of(experts["language"])[name])
-
-
-def test_with_composition_refuses_what_does_not_fit(experts):
+def test_compositions_and_grids_that_do_not_fit(experts):
     plan = swap_of(experts)
     other = partition("C", 5, task="task", language="language")
     with pytest.raises(RecipeError, match="a composition of 5 layers for experts of 4"):
@@ -289,24 +264,8 @@ def test_with_composition_refuses_what_does_not_fit(experts):
     other = partition("C", 4, task="task", language="swahili")
     with pytest.raises(RecipeError, match="the plan has no expert 'swahili'"):
         plan.with_composition(other)
-
-
-def test_a_head_that_nothing_gives_is_refused(tmp_path):
-    pair = [
-        save_expert(tmp_path / name, tiny_llama(tie_word_embeddings=True), seed)
-        for seed, name in enumerate(("task", "language"))
-    ]
-    change_config(pair[0], tie_word_embeddings=False)
-    with pytest.raises(MergeError, match=r"task has no head, but its config does not tie it"):
-        swap_of(pair)
-
-
-def test_a_vocabulary_size_that_no_embedding_has_is_refused(pair):
-    change_config(pair[0], vocab_size=9)
-    with pytest.raises(MergeError, match=r"task: its config has vocab_size 9, but 'model\.embed"):
-        swap_of(pair)
-
-
-def test_a_grid_of_which_nothing_fits_is_refused(experts):
     with pytest.raises(LayerswapError, match="no combination of these zone sizes fits 4 layers"):
-        swap_of(experts).grid(bottom=[9], top=[0])
+        plan.grid(bottom=[9], top=[0])
+    soup = ls.soup([experts["task"], experts["language"]])
+    with pytest.raises(LayerswapError, match="only a swap or a partition has zones for a grid"):
+        soup.grid(bottom=[1], top=[1])

@@ -73,12 +73,6 @@ def test_each_is_the_swap_of_its_two_adapters(world, served):
             assert config["r"] == 2  # verbatim places keep the rank
 
 
-def test_equal_files_are_stored_once(served):
-    inodes = {path.stat().st_ino for path in served.glob("*/tokenizer.json")}
-    assert len(inodes) == 1
-    assert len({p.stat().st_ino for p in served.glob("*/adapter_model.safetensors")}) == 4
-
-
 def test_the_manifest_serves_them(world, served):
     manifest = json.loads((served / "serve.json").read_text())
     assert manifest["base"] == str(world / "base")

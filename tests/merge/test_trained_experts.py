@@ -67,10 +67,7 @@ def test_a_composition_that_loses_what_was_trained_is_named(partial):
         "embedding, final norm, head to 50%",
         "language was trained at layers 0, 3; this composition leaves out layer 0",
     ]
-
-
-def test_a_soup_of_partial_experts_halves_them(partial):
-    notes = ls.soup({"task": partial[0], "language": partial[1]}).notes
+    notes = ls.soup({"task": task, "language": language}).notes
     assert "dilutes layers 0, 3 to 50%" in notes[1]
 
 
@@ -84,29 +81,19 @@ def test_experts_of_one_part_may_share_it(partial, experts, tmp_path):
     assert ls.make_plan(recipe).notes == ["along partition C, on which the experts were trained"]
 
 
+def test_one_partial_expert_or_two_of_different_partitions(pair):
+    language = write_record(pair[1], "language", outside=None)
+    assert ls.swap(task=pair[0], language=language).composition == partition("C", 4)
+    task = write_record(pair[0], "task", name="B")
+    assert ls.swap(task=task, language=language).recipe.swap is not None
+
+
 def test_a_chosen_composition_is_not_replaced(partial):
     task, language = partial
     assert ls.swap(task=task, language=language, outside="blend").recipe.swap is not None
     assert ls.swap(task=task, language=language, weights={"task": 1, "language": 3}).recipe.swap
     recipe = ls.parse_recipe(f"{{experts: {{task: {task}, language: {language}}}, swap: {{}}}}")
     assert ls.make_plan(recipe).composition == ls.compose.presets.swap(4)
-
-
-def test_different_partitions_give_no_default(pair):
-    task, language = write_record(pair[0], "task"), write_record(pair[1], "language", name="B")
-    assert ls.swap(task=task, language=language).recipe.swap is not None
-
-
-def test_one_partial_expert_beside_a_whole_one(pair):
-    language = write_record(pair[1], "language", outside=None)
-    assert ls.swap(task=pair[0], language=language).composition == partition("C", 4)
-
-
-def test_a_grid_of_experts_of_a_partition(partial):
-    plans = ls.swap(task=partial[0], language=partial[1]).grid(bottom=range(2), top=1)
-    assert [plan.recipe.swap.outside for plan in plans] == ["task", "task"]
-    assert str(plans[1].composition) == str(ls.compose.presets.swap(
-        4, zones=ls.Zones(1, 1), outside="task"))  # fmt: skip
 
 
 def test_adapters_are_compared_where_they_have_weights(experts, tmp_path):
@@ -204,12 +191,3 @@ def test_places_in_words():
     chosen = [p for p in every if "language" in partition("A", 8)[p].experts]
     assert places_in_words(chosen, every) == "layers 0-1, 7, attention of layers 2-6"
     assert places_in_words(every, every) == "layers 0-7, embedding, final norm, head"
-
-
-def test_a_tied_embedding_that_is_blended_is_noted(tmp_path):
-    for seed, name in enumerate(("task", "language")):
-        save_tokenizer(save_expert(tmp_path / name, tiny_llama(tie_word_embeddings=True), seed))
-    folders = {name: tmp_path / name for name in ("task", "language")}
-    (note,) = ls.swap(**folders).notes
-    assert note.startswith("embedding and head are one tensor (tied)")
-    assert ls.swap(**folders, outside="task").notes == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -25,9 +24,8 @@ from merging import (
 
 import layerswap as ls
 from layerswap.checkpoint import read_header
-from layerswap.compose.recipe import parse_recipe
 from layerswap.errors import LayerswapError
-from layerswap.merge import compare, verification
+from layerswap.merge import compare
 from layerswap.merge.metadata import record
 
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -109,16 +107,13 @@ def test_magnitude_weights_are_only_measured_in_full(whole, out):
     assert expected in findings(out, full=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "at", "message"),
-    [
-        (UP.format(2), 1234, "is not its source, from byte 1234 of 3840 on"),
-        (HEAD, 4799, "is not what the recipe gives, from byte 4799 of 4800 on"),
-    ],
-)
-def test_one_wrong_bit(out, name, at, message):
-    file = flip(out, name, at=at)
-    assert findings(out, full=True) == [f"{file}: tensor {name!r} {message}"]
+def test_one_wrong_bit_for_any_threads_and_chunks(out, monkeypatch):
+    file, other = flip(out, UP.format(2), at=1234), flip(out, HEAD, at=4799)
+    copied_wrong = f"{file}: tensor {UP.format(2)!r} is not its source, from byte 1234 of 3840 on"
+    blended = f"{other}: tensor {HEAD!r} is not what the recipe gives, from byte 4799 of 4800 on"
+    assert sorted(findings(out, full=True, threads=1)) == sorted([copied_wrong, blended])
+    monkeypatch.setattr(compare, "PIECE_BYTES", 700)
+    assert sorted(findings(out, full=True, threads=5)) == sorted([copied_wrong, blended])
 
 
 @pytest.mark.slow
@@ -142,22 +137,6 @@ def test_a_sample_is_at_least_its_share_and_the_same_twice(whole, monkeypatch):
     assert smallest.compared == 100 + 100 + 96  # one block of each tensor
 
 
-def test_two_tensors_that_changed_places(out):
-    names = [UP.format(1), UP.format(2)]
-    files = [shard_of(out, name) for name in names]
-    infos = [read_header(file)[name] for file, name in zip(files, names, strict=True)]
-    data = [
-        f.read_bytes()[i.offset : i.offset + i.nbytes] for f, i in zip(files, infos, strict=True)
-    ]
-    for file, info, content in zip(files, infos, reversed(data), strict=True):
-        with file.open("r+b") as handle:
-            handle.seek(info.offset)
-            handle.write(content)
-    result = findings(out)
-    assert [any(name in line for line in result) for name in names] == [True, True]
-    assert len(result) == 2
-
-
 def test_names_that_changed_places_in_a_header(out):
     name, other = (f"model.layers.2.self_attn.{letter}_proj.weight" for letter in "kv")
     file = shard_of(out, name)
@@ -179,12 +158,6 @@ def test_a_truncated_shard(out):
     assert result.endswith("; the file is cut short")
 
 
-def test_a_missing_shard(out):
-    file = shard_of(out, UP.format(2))
-    file.unlink()
-    assert findings(out) == [f"{file}: is missing"]
-
-
 def test_files_that_the_merge_does_not_write(out):
     for name in ("pytorch_model.bin", "modeling_odd.py", "model-00009-of-00009.safetensors"):
         (out / name).write_bytes(b"")
@@ -198,21 +171,16 @@ def test_files_that_the_merge_does_not_write(out):
     ]
 
 
-def test_a_tensor_in_two_shards_and_one_in_none(experts, tmp_path):
+def test_other_tensors(experts, tmp_path):
     out = swap_of(experts).save(tmp_path / "out")
-    change_tensors(out, {"model.layers.9.extra": torch.ones(2), NORM: None})
+    changes = {"model.layers.9.extra": torch.ones(2), NORM: None}
+    change_tensors(out, {**changes, HEAD: tensors_of(out)[HEAD].bfloat16()})
     file = out / "model.safetensors"
     assert findings(out) == [
-        f"{file}: holds 'model.layers.9.extra' that the merge does not write there",
-        f"{file}: lacks {NORM!r} that the merge writes there",
+        f"{file}: holds 'model.layers.9.extra', which the merge does not write there",
+        f"{file}: lacks {NORM!r}, which the merge writes there",
+        f"{file}: {HEAD!r}: BF16 [50, 24]; the merge writes F32 [50, 24]",
     ]
-
-
-def test_another_dtype(experts, tmp_path):
-    out = swap_of(experts).save(tmp_path / "out")
-    change_tensors(out, {NORM: tensors_of(out)[NORM].bfloat16()})
-    expected = f"{out}/model.safetensors: tensor {NORM!r} is BF16 [24]; the merge writes F32 [24]"
-    assert findings(out) == [expected]
 
 
 def test_an_index_of_other_files(out):
@@ -221,54 +189,36 @@ def test_an_index_of_other_files(out):
     assert findings(out) == [f"{index}: not the index that the merge writes"]
     index.write_text("{")
     assert findings(out)[0].startswith(f"{index}: not valid JSON")
-    index.unlink()
-    assert findings(out) == [f"{index}: is missing"]
 
 
-@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "generation_config.json"])
-def test_documents(out, file):
-    edit(out, lambda data: data.update(odd=1), file)
-    assert findings(out) == [f"{out}/{file}: not as the merge writes it"]
-    (out / file).unlink()
-    assert findings(out) == [f"{out}/{file}: is missing"]
+def test_documents(out):
+    changed = ["config.json", "tokenizer.json"]
+    for file in changed:
+        edit(out, lambda data: data.update(odd=1), file)
+    index = "model.safetensors.index.json"
+    missing = ["generation_config.json", "model-00002-of-00005.safetensors", index]
+    for file in missing:
+        (out / file).unlink()
+    wrong = [f"{out}/{file}: not as the merge writes it" for file in changed]
+    wrong += [f"{out}/{file}: is missing" for file in missing]
+    assert sorted(findings(out)) == sorted(wrong)
 
 
-def test_a_configuration_may_be_laid_out_in_another_way(out):
+def test_a_configuration_may_have_another_layout_but_no_value_of_another_type(out):
     path = out / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text())))
     assert findings(out) == []
-
-
-@pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 4.0), ("use_cache", 1)])
-def test_a_number_of_another_kind_is_another_value(out, key, value):
-    path = out / "config.json"
-    config = json.loads(path.read_text())
-    assert config[key] == value  # as Python sees it
-    path.write_text(json.dumps({**config, key: value}))
-    assert findings(out) == [f"{path}: not as the merge writes it"]
-
-
-def test_a_float_in_the_record_is_no_integer(out):
-    edit(out, lambda record: record["recipe"]["swap"].update(bottom=1.0))
-    with pytest.raises(LayerswapError, match=r"swap\.bottom"):
-        ls.verify(out)
-
-
-def test_a_card_may_change_after_its_hash_was_recorded(out):
-    assert ls.verify(out, record=True).passed
-    (out / "README.md").write_text("# Swahili mathematician")
-    report = ls.verify(out)
-    assert report.passed
-    assert "README.md changed since its SHA-256 was recorded" in report.notes
-    (out / "README.md").unlink()
-    assert ls.verify(out).passed
+    for key, value in (("num_hidden_layers", 4.0), ("use_cache", 1)):
+        config = json.loads(path.read_text())
+        assert config[key] == value  # as Python sees it
+        path.write_text(json.dumps({**config, key: value}))
+        assert findings(out) == [f"{path}: not as the merge writes it"]
+        path.write_text(json.dumps(config))
 
 
 def test_the_user_may_rewrite_the_card(out):
     (out / "README.md").write_text("# Swahili mathematician")
-    report = ls.verify(out)
-    assert report.passed
-    assert "README.md is not as the merge wrote it" in report.notes
+    assert findings(out) == []
 
 
 # --- the record ---
@@ -303,14 +253,6 @@ def test_an_edited_fingerprint(out):
     assert findings(out) == ["task: model.safetensors changed since the merge"]
 
 
-def test_a_record_that_is_no_recipe(out):
-    edit(out, lambda record: record["recipe"]["swap"].update(botom=2))
-    with pytest.raises(LayerswapError) as caught:
-        ls.verify(out)
-    expected = f"{out}/layerswap.json: swap.botom: unknown key; did you mean 'bottom'?"
-    assert str(caught.value) == expected
-
-
 def test_a_record_whose_recipe_and_composition_were_edited_alike(experts, out):
     other = magnitude_swap(experts, bottom=2)
     (out / "layerswap.json").write_text(json.dumps(record(other)))
@@ -324,7 +266,7 @@ def test_a_record_whose_recipe_and_composition_were_edited_alike(experts, out):
     [
         (None, "{out}: has no layerswap.json, so layerswap did not write it"),
         ("{}", "{out}/layerswap.json: has no recipe"),
-        ('{"a": 1, "a": 1}', "{out}/layerswap.json: key 'a' is given twice"),
+        ('{"recipe": {"a": 1, "a": 1}}', "{out}/layerswap.json: key 'a' is given twice"),
     ],
 )
 def test_without_a_record_there_is_nothing_to_verify(out, content, message):
@@ -345,11 +287,6 @@ def test_another_version_is_noted(out):
     report = ls.verify(out)
     assert report.passed
     assert report.notes[0] == f"written by layerswap 0.0.1; this is {ls.__version__}"
-    edit(out, widen)
-    expected = f"{out}/layerswap.json: the composition is not that of the recipe"
-    assert expected in findings(out)
-    edit(out, lambda record: record.update(composition={"of": "another layout"}))
-    assert expected not in findings(out)
 
 
 # --- sources ---
@@ -372,108 +309,26 @@ def test_a_changed_source(movable):
     assert any(UP.format(0) in line for line in result[1:])
 
 
-def test_a_source_that_moved(movable):
+def test_sources_that_moved_or_are_gone(movable, experts):
     out, pair = movable
     moved = pair["task"].rename(pair["task"].with_name("elsewhere"))
-    assert findings(out, sources={"task": moved}) == []
-    assert ls.verify(out, sources={"task": moved}).passed
-
-
-def test_a_source_that_is_gone(movable):
-    out, pair = movable
-    shutil.rmtree(pair["language"])
     report = ls.verify(out)
+    assert not report.passed
     assert report.findings == []
-    assert not report.passed
     assert report.unverified == [
-        f"language: {pair['language']}: no such folder, and not a Hub id like 'owner/name'; give "
-        "its new location with --source NAME=PATH",
-        "21 of 39 tensors, which are computed or from language; configuration, tokenizer, order of "
-        "the tensors",
+        f"task: {pair['task']}: no such folder, and not a Hub id like 'owner/name'; give its new "
+        "location with --source NAME=PATH",
     ]
-    assert report.verbatim.tensors == 18
-    file = flip(out, UP.format(1))
-    expected = f"{file}: tensor {UP.format(1)!r} is not its source, from byte 0 of 3840 on"
-    assert ls.verify(out).findings == [expected]
-
-
-def test_a_source_that_is_gone_beside_one_that_changed(movable):
-    out, pair = movable
-    shutil.rmtree(pair["language"])
-    change_tensors(pair["task"], {UP.format(1): torch.zeros(40, 24)})
-    result = findings(out)
-    assert result[0] == "task: model.safetensors changed since the merge"
-    assert len(result) == 2
-
-
-def test_moved_layers_whose_source_is_gone(experts, tmp_path):
-    pair = {name: copied(experts[name], tmp_path / name) for name in ("task", "language")}
-    recipe = {
-        "experts": {name: str(folder) for name, folder in pair.items()},
-        "stack": ["0-2", "1-3"], "swap": {"bottom": 1, "top": 1},
-    }  # fmt: skip
-    out = recipe_plan(recipe).save(tmp_path / "out")
-    shutil.rmtree(pair["language"])
-    report = ls.verify(out)
-    assert (report.findings, report.verbatim.tensors) == ([], 4 * 9)
-    assert not report.passed
-
-
-def test_a_source_in_place_of_another(movable, experts):
-    out, _ = movable
+    assert findings(out, sources={"task": moved}) == []
     result = findings(out, sources={"task": experts["third"]})
     assert result[0] == "task: model.safetensors changed since the merge"
-    assert (
-        refusal(ls.verify, out, sources={"taks": experts["third"]})
-        == "no source 'taks'; did you mean 'task'?"
-    )
-
-
-# --- hashes ---
-
-
-def test_recorded_hashes_are_compared_also_without_sources(movable):
-    out, pair = movable
-    report = ls.verify(out, record=True)
-    count = len(list(out.iterdir())) - 1
-    assert report.notes[-1] == f"recorded the SHA-256 of {count} files"
-    again = ls.verify(out, full=True)
-    assert again.passed
-    assert again.hashed == count
-    shutil.rmtree(pair["task"])
-    shutil.rmtree(pair["language"])
-    assert ls.verify(out).hashed == count
-    file = flip(out, HEAD)
-    (out / "tokenizer.json").unlink()
-    assert ls.verify(out).findings == [
-        f"{file}: changed since its SHA-256 was recorded",
-        f"{out}/tokenizer.json: gone since its SHA-256 was recorded",
-    ]
-
-
-def test_hashes_of_a_wrong_output_are_not_recorded(out):
-    flip(out, UP.format(1))
-    before = (out / "layerswap.json").read_bytes()
-    assert not ls.verify(out, record=True).passed
-    assert (out / "layerswap.json").read_bytes() == before
-
-
-def test_a_record_that_cannot_be_replaced_stays(out, monkeypatch):
-    before = (out / "layerswap.json").read_bytes()
-
-    def fail(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(LayerswapError, match=r"cannot be written \(No space left on device\)$"):
-        ls.verify(out, record=True)
-    assert (out / "layerswap.json").read_bytes() == before
-    assert findings(out) == []
+    unknown = refusal(ls.verify, out, sources={"taks": moved})
+    assert unknown == "no source 'taks'; did you mean 'task'?"
 
 
 # --- all kinds of merges ---
 
-METHODS = ["dare_ties", "slerp", "ties"]
+METHODS = ["slerp", "ties"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -497,20 +352,6 @@ def test_merge_methods(experts, tmp_path, monkeypatch, method):
     assert findings(out, full=True) == [expected]
 
 
-def test_a_mergekit_configuration(experts, tmp_path):
-    text = (
-        "merge_method: ties\nparameters: {density: 0.5}\nmodels:\n"
-        f"  - {{model: {experts['task']}, parameters: {{weight: 1}}}}\n"
-        f"  - {{model: {experts['language']}, parameters: {{weight: 0.5}}}}\n"
-        f"base_model: {experts['base']}\ndtype: bfloat16\n"
-    )
-    out = ls.make_plan(parse_recipe(text)).save(tmp_path / "out")
-    assert ls.verify(out, full=True).passed
-    assert ls.verify(out).passed
-    flip(out, UP.format(0))
-    assert len(findings(out, full=True)) == 1
-
-
 @pytest.fixture(scope="module")
 def adapters(experts, tmp_path_factory):
     settings = {"lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]}
@@ -519,11 +360,9 @@ def adapters(experts, tmp_path_factory):
     return {n: save_adapter(root / n, experts["base"], r, r=r, **settings) for n, r in pair}
 
 
-@pytest.mark.parametrize("rank", [None, 2])
-def test_a_merged_adapter(adapters, tmp_path, rank):
+def test_a_merged_adapter(adapters, tmp_path):
     recipe = {"experts": {n: str(f) for n, f in adapters.items()}, "soup": {"experts": [*adapters]}}
-    plan = recipe_plan({**recipe, **({"rank": rank} if rank else {})})
-    out = plan.save(tmp_path / "out")
+    out = recipe_plan({**recipe, "rank": 2}).save(tmp_path / "out")
     report = ls.verify(out)
     assert report.passed
     assert report.computed.tensors == 16
@@ -537,40 +376,18 @@ def test_a_merged_adapter(adapters, tmp_path, rank):
     ]
 
 
-def test_adapters_baked_into_full_weights(experts, adapters, tmp_path):
-    sources = {name: str(folder) for name, folder in adapters.items()}
-    recipe = {"experts": sources, "swap": {"bottom": 1, "top": 1}, "bake": True}
-    out = recipe_plan(recipe).save(tmp_path / "out")
-    report = ls.verify(out, full=True)
-    assert report.passed
-    # What no adapter changes has the bytes of the base, also where both are blended.
-    assert (report.verbatim.tensors, report.computed.tensors) == (31, 8)
-    flip(out, UP.format(2))
-    assert len(findings(out, full=True)) == 1
-
-
-@pytest.mark.parametrize("choice", ["language", "union"])
-def test_vocabularies_that_were_aligned(tmp_path, choice):
+def test_vocabularies_that_were_aligned(tmp_path):
     pair = {}
     for seed, (name, words) in enumerate({"task": "a b c", "language": "c b e f"}.items()):
         folder = save_expert(tmp_path / name, tiny_llama(vocab_size=8), seed)
         pair[name] = str(save_tokenizer(folder, words))
-    recipe = {"experts": pair, "swap": {"bottom": 1, "top": 1}, "tokenizer": choice}
+    recipe = {"experts": pair, "swap": {"bottom": 1, "top": 1}, "tokenizer": "union"}
     out = recipe_plan(recipe).save(tmp_path / "out")
     assert ls.verify(out, full=True).passed
     file = flip(out, HEAD)
     assert [line.split(":")[0] for line in findings(out, full=True)] == [str(file)]
     edit(out, lambda data: data.update(added_tokens=[]), "tokenizer.json")
     assert f"{out}/tokenizer.json: not as the merge writes it" in findings(out)
-
-
-def test_threads_and_chunks_decide_nothing(out, monkeypatch):
-    flip(out, UP.format(1), at=3000)
-    flip(out, HEAD, at=4000)
-    expected = findings(out, full=True, threads=1)
-    assert len(expected) == 2
-    monkeypatch.setattr(compare, "PIECE_BYTES", 700)
-    assert findings(out, full=True, threads=5) == expected
 
 
 def test_progress_adds_up(out):
@@ -583,14 +400,7 @@ def test_progress_adds_up(out):
         yield done.append
         logged[label] = (total, sum(done))
 
-    ls.verify(out, record=True)
     report = ls.verify(out, progress=bars)
-    assert set(logged) == {"hashing", "verifying"}
+    assert set(logged) == {"verifying"}
     assert all(total == done > 0 for total, done in logged.values())
     assert logged["verifying"][0] == report.verbatim.compared + report.computed.compared
-
-
-@pytest.mark.parametrize("share", [0, -1, 1.1])
-def test_a_share_outside_0_to_1_is_refused(out, share):
-    with pytest.raises(LayerswapError, match="write a number above 0 and at most 1"):
-        verification.verify(out, share=share)

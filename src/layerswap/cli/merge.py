@@ -204,9 +204,6 @@ def merge(
     public: Annotated[
         bool, typer.Option("--public", help="Make the upload of --push public.")
     ] = False,
-    modelfile: Annotated[
-        bool, typer.Option("--modelfile", help="Write a Modelfile for Ollama beside a GGUF output.")
-    ] = False,
     download: Annotated[
         bool,
         typer.Option("--download", help="Download whole Hub checkpoints to the local cache first."),
@@ -227,7 +224,6 @@ def merge(
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, hub_file, push_folder
     from layerswap.merge.api import make_plan
-    from layerswap.merge.gguf import check_modelfile, write_modelfile
     from layerswap.merge.target import MergeOptions, refuse_output
 
     if push is not None:
@@ -236,10 +232,6 @@ def merge(
         raise RecipeError("--public says who sees what --push uploads; give --push as well")
     if is_gguf(out) and push is not None:
         raise RecipeError("--push uploads a folder; upload a GGUF file with `hf upload`")
-    if modelfile:
-        if not is_gguf(out):
-            raise RecipeError("--modelfile goes with a GGUF output; end --out with .gguf")
-        check_modelfile(out)
     recipe = described.recipe()
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
@@ -259,9 +251,6 @@ def merge(
         overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
     )
     facts = _write(planned.laid_out(out, layout), out, settings)
-    if modelfile:
-        facts["modelfile"] = str(write_modelfile(out))
-        output.say(f"wrote {facts['modelfile']}")
     if push is not None:
         stored = (
             hub_file(file, checkpoint.source, checkpoint.revision)
@@ -526,16 +515,13 @@ def verify(
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Present folder of a source. Repeatable."),
     ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Record the SHA-256 of every file if all is well.")
-    ] = False,
     allow_pickle: options.AllowPickle = False,
     threads: options.Threads = None,
 ) -> None:
     """Verify a merged checkpoint against its sources.
 
     Compares copied tensors bit for bit and recomputes a sample of the others. Prints the findings,
-    and exits with code 0 if there are none, else 2. Only --record writes a file.
+    and exits with code 0 if there are none, else 2.
 
     With --against, compares a model that another program merged with a recipe, and prints the
     expert that each layer comes from.
@@ -550,11 +536,9 @@ def verify(
     }  # fmt: skip
     moved = options.read_pairs("--source", source)
     if against is not None:
-        if record:
-            raise RecipeError("--record belongs to a merged folder; it does not go with --against")
         _verify_against(folder, against, moved, settings)
         return
-    report = check(folder, full=full, sources=moved, record=record, **settings)
+    report = check(folder, full=full, sources=moved, **settings)
     output.finish("verify", report.to_dict(), [report])
     if not report.passed:
         raise MergeError(*report.problems)

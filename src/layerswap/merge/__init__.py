@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from layerswap._types import lazy_names
 
 if TYPE_CHECKING:
-    from layerswap.merge.against import Origins, verify_against
     from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap
+    from layerswap.merge.compare import Origins, verify_against
     from layerswap.merge.plan import Plan
     from layerswap.merge.target import RECORD, MergeOptions
     from layerswap.merge.verification import Verification, verify
@@ -33,7 +33,7 @@ if not TYPE_CHECKING:  # a merge from the command line needs no verification
         {
             "Plan": "plan",
             **dict.fromkeys(("Verification", "verify"), "verification"),
-            **dict.fromkeys(("Origins", "verify_against"), "against"),
+            **dict.fromkeys(("Origins", "verify_against"), "compare"),
             **dict.fromkeys(("MergeOptions", "RECORD"), "target"),
             **dict.fromkeys(
                 ("instruct", "make_plan", "partition", "revert", "soup", "swap"), "api"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -53,10 +52,9 @@ def write_adapters(
     """Write the swap of every task adapter with every language adapter as an adapter.
 
     Verbatim places keep the rank of their adapter; blended places have the sum of both ranks.
-    Files with equal content, such as tokenizers, are stored once (hard links). `out` gets an
-    adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh` with the command for vLLM, and one
-    card. `method` holds zones and `outside` of the swap, as in a recipe; when None, the swap
-    follows the partition that the adapters were trained on, or else the defaults.
+    `out` gets an adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh` with the command for
+    vLLM, and one card. `method` holds zones and `outside` of the swap, as in a recipe; when None,
+    the swap follows the partition that the adapters were trained on, or else the defaults.
     """
     target = Path(out).expanduser().absolute()
     refuse_target(target, marker=MANIFEST, overwrite=overwrite)
@@ -89,7 +87,6 @@ def write_adapters(
             (folder / name / "README.md").unlink(missing_ok=True)
             if progress is not None:
                 progress(1)
-        _share_equal_files(folder)
         _write_documents(folder, served)
     return served
 
@@ -113,21 +110,6 @@ def open_served(folder: Path) -> dict[str, Plan]:
 def served_rank(rank: int) -> int:
     """The smallest `max_lora_rank` of vLLM for adapters of this rank."""
     return next((known for known in SERVED_RANKS if known >= rank), rank)
-
-
-def _share_equal_files(folder: Path) -> None:
-    first: dict[tuple[int, str], Path] = {}
-    for path in sorted(folder.glob("*/*")):
-        with path.open("rb") as stream:
-            content = path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest()
-        known = first.setdefault(content, path)
-        if known is not path:
-            link = path.with_name(f".{path.name}.link")
-            try:
-                os.link(known, link)
-            except OSError:  # a filesystem without hard links keeps the copies
-                return
-            link.replace(path)
 
 
 def _write_documents(folder: Path, served: ServedAdapters) -> None:

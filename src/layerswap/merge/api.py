@@ -21,7 +21,7 @@ from layerswap.merge.layout import with_base
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
 from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
-from layerswap.merge.tokenizers import Alignment, align, check_tokenizers
+from layerswap.merge.tokenizers import align
 from layerswap.merge.trained import along_training
 from layerswap.methods.rows import Axis
 
@@ -94,7 +94,8 @@ def make_plan(
     together = with_base(sources.experts, sources.base)
     stamps = stamps_of(together.values())
     form = _format(recipe, sources)
-    alignment = _alignment(recipe, sources, form)
+    # Vocabularies of GGUF files cannot be aligned.
+    alignment = None if form.name == "gguf" else align(recipe, together, sources.base)
     drop = check_together(together, aligned=alignment is not None)
     if form.name == "gguf":
         check_vocabularies(together)
@@ -133,17 +134,6 @@ def _format(recipe: Recipe, sources: Sources) -> Format:
     return AdapterFormat() if sources.adapters_only else FolderFormat()
 
 
-def _alignment(recipe: Recipe, sources: Sources, form: Format) -> Alignment | None:
-    """The rows of one vocabulary; None if the experts have one vocabulary."""
-    if form.name == "gguf":
-        return None
-    together = with_base(sources.experts, sources.base)
-    if recipe.tokenizer is None and len({c.vocabulary_size for c in together.values()}) == 1:
-        check_tokenizers(together)
-        return None
-    return align(recipe, together, sources.base)
-
-
 def _measured_weights(
     recipe: Recipe, sources: Sources, skip: frozenset[str]
 ) -> dict[str, float] | None:
@@ -156,15 +146,15 @@ def _measured_weights(
         if isinstance(method, SwapMethod)
         else list(getattr(method, "experts", ()))
     )
-    parts: dict[str, list[tuple[Checkpoint, float]]] = {name: [] for name in names}
+    parts: dict[str, list[tuple[Checkpoint, float]]] = {}
     for name in names:
+        members = flat[name].weights if name in flat else ((name, 1.0),)
         # The base is in no blend, and has no magnitude either.
-        for member, weight in flat[name].weights if name in flat else ((name, 1.0),):
-            if not isinstance(member, str) or member not in sources.experts:
-                raise RecipeError(
-                    f"weights: the magnitude of {member} cannot be measured; give numbers"
-                )
-            parts[name].append((sources.experts[member], weight))
+        if unknown := [member for member, _ in members if member not in sources.experts]:
+            raise RecipeError(
+                f"weights: the magnitude of {unknown[0]} cannot be measured; give numbers"
+            )
+        parts[name] = [(sources.experts[str(member)], weight) for member, weight in members]
     return magnitude_weights(sources.base, parts, skip=skip)
 
 

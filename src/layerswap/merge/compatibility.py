@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from importlib.util import find_spec
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
@@ -13,7 +13,7 @@ from layerswap.checkpoint.read import same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
-from layerswap.errors import LayerswapError, MergeError, visible
+from layerswap.errors import MergeError, visible
 
 NOT_COMPUTED = frozenset(
     {
@@ -32,12 +32,6 @@ in another way. Keys of dropout, which only training uses, may differ too."""
 FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+\.")
 """Names of a mixture's experts, as one tensor for all or as tensors of each."""
 
-SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-ROPES = frozenset(
-    {"default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "su", "mrope"}
-)
-"""Kinds of RoPE that versions of transformers know."""
-
 
 def check_together(
     checkpoints: Mapping[str, Checkpoint], *, aligned: bool = False
@@ -48,14 +42,14 @@ def check_together(
     layers, and the names and shapes of all tensors; `aligned` vocabularies may differ in rows.
     Returns the tensors to leave out of the output: heads that are stored copies of embeddings.
     """
-    names = list(checkpoints)
     for name, checkpoint in checkpoints.items():
         _check_itself(name, checkpoint)
     drop = _tied_heads(checkpoints)
-    for other in names[1:]:
-        pair = (names[0], checkpoints[names[0]]), (other, checkpoints[other])
-        _check_configs(*pair)
-        _check_tensors(*pair, drop, aligned=aligned)
+    first, *others = checkpoints
+    for other in others:
+        pair = {name: checkpoints[name] for name in (first, other)}
+        _check_settings(pair)
+        _check_tensors(pair, drop, aligned=aligned)
     return drop
 
 
@@ -150,69 +144,28 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
     if rows and isinstance(size, int) and size not in rows.values():
         tensor, count = next(iter(rows.items()))
         raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows")
-    if _suspicious(checkpoint):
-        _check_model(name, checkpoint)
 
 
-def _suspicious(checkpoint: Checkpoint) -> bool:
-    """True if the configuration may not describe the weights, as far as is seen without torch."""
-    text = text_config(checkpoint.config)
-    sizes = [text.get(key) for key in SIZES]
-    ropes = [kind for key, kind in _rope(text).items() if key.endswith("rope_type")]
-    if any(type(size) is int and size < 1 for size in sizes) or not {*map(str, ropes)} <= ROPES:
-        return True
-    widths = [
-        info.shape[0] for name, info in checkpoint.tensors.items()
-        if name.endswith(".mlp.up_proj.weight") and len(info.shape) == 2
-    ]  # fmt: skip
-    return bool(widths) and sizes[1] not in widths
+def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
+    for settings in zip(*map(_settings, pair.values()), strict=True):
+        for key, value in settings[0].items():
+            both = value, settings[1].get(key)
+            if None not in both and both[0] != both[1]:
+                each = (f"{_short(v)} in {name}" for v, name in zip(both, pair, strict=True))
+                raise MergeError(f"{key} differs: {', '.join(each)}")
 
 
-def _check_model(name: str, checkpoint: Checkpoint) -> None:
-    """Refuse a configuration whose model, on torch's `meta` device, cannot hold the weights.
-
-    Importing torch takes seconds, so only suspicious configurations come here.
-    """
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        return
-    from layerswap.checkpoint.loading import empty_model, load_config, model_class_of
-
-    config = load_config(checkpoint.folder, named=name)
-    try:
-        model_class_of(config)
-    except LayerswapError:
-        return  # another library has it
-    for tensor, parameter in empty_model(config, named=name).state_dict().items():
-        info = checkpoint.tensors.get(tensor)
-        if info is not None and tuple(parameter.shape) != info.shape:
-            raise MergeError(
-                f"{name}: its config gives {tensor!r} the shape {list(parameter.shape)}, but it is "
-                f"{list(info.shape)}; correct config.json"
-            )
+def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+    """Settings that change what a layer computes: of the model, of its text part, and of RoPE."""
+    config, text = checkpoint.config, text_config(checkpoint.config)
+    kind = {key: config.get(key) for key in ("model_type", "architectures")}
+    yield {**kind, "number of layers": checkpoint.layers}
+    yield {key: text[key] for key in sorted(text.keys() - NOT_COMPUTED) if "drop" not in key}
+    yield dict(sorted(_rope(text).items()))
 
 
-def _check_configs(first: tuple[str, Checkpoint], second: tuple[str, Checkpoint]) -> None:
-    (a_name, a), (b_name, b) = first, second
-    for key in ("model_type", "architectures"):
-        _same(key, a.config.get(key), b.config.get(key), a_name, b_name)
-    _same("number of layers", a.layers, b.layers, a_name, b_name)
-    a_text, b_text = text_config(a.config), text_config(b.config)
-    for key in sorted((set(a_text) & set(b_text)) - NOT_COMPUTED):
-        if "drop" not in key:
-            _same(key, a_text[key], b_text[key], a_name, b_name)
-    a_rope, b_rope = _rope(a_text), _rope(b_text)
-    for key in sorted(set(a_rope) & set(b_rope)):
-        _same(key, a_rope[key], b_rope[key], a_name, b_name)
-
-
-def _check_tensors(
-    first: tuple[str, Checkpoint],
-    second: tuple[str, Checkpoint],
-    drop: frozenset[str],
-    *,
-    aligned: bool,
-) -> None:
-    (a_name, a), (b_name, b) = first, second
+def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, aligned: bool) -> None:
+    (a_name, a), (b_name, b) = pair.items()
     for lacks, has, missing in (
         (b_name, a_name, set(a.tensors) - set(b.tensors) - drop),
         (a_name, b_name, set(b.tensors) - set(a.tensors) - drop),
@@ -298,29 +251,21 @@ def _rope(config: Mapping[str, Any]) -> dict[str, object]:
 
     If layers differ in kind, settings of full attention have the bare names.
     """
-    parameters = config.get("rope_parameters")
-    if not isinstance(parameters, dict):
+    kinds = config.get("rope_parameters")
+    if not isinstance(kinds, dict):
         scaling = config.get("rope_scaling")
-        parameters = {**(scaling if isinstance(scaling, dict) else {})}
-        parameters["rope_theta"] = config.get("rope_theta")
+        full = {**(scaling if isinstance(scaling, dict) else {})}
+        full["rope_theta"] = config.get("rope_theta")
         local = config.get("rope_local_base_freq")
-        parameters = {"full_attention": parameters, "sliding_attention": {"rope_theta": local}}
-    kinds = parameters if _nested(parameters) else {"full_attention": parameters}
+        kinds = {"full_attention": full, "sliding_attention": {"rope_theta": local}}
+    elif not kinds or not all(isinstance(settings, dict) for settings in kinds.values()):
+        kinds = {"full_attention": kinds}
     flat: dict[str, object] = {}
     for kind, settings in kinds.items():
         prefix = "" if kind == "full_attention" else f"{kind} "
         typed = {"rope_type": settings.get("type") or "default", **settings}
         flat.update({prefix + key: value for key, value in typed.items() if key != "type"})
     return flat
-
-
-def _nested(parameters: Mapping[str, Any]) -> bool:
-    return bool(parameters) and all(isinstance(value, dict) for value in parameters.values())
-
-
-def _same(what: str, a: object, b: object, a_name: str, b_name: str) -> None:
-    if a is not None and b is not None and a != b:
-        raise MergeError(f"{what} differs: {_short(a)} in {a_name}, {_short(b)} in {b_name}")
 
 
 def _short(value: object) -> str:
@@ -345,11 +290,9 @@ def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> li
         for name, expert in experts.items()
         if base is not None and same_weights(expert, base)
     ]
-    names = list(experts)
     return notes + [
         f"{first} and {second} have the same weights: no composition of them changes anything"
-        for position, first in enumerate(names)
-        for second in names[position + 1 :]
+        for first, second in combinations(experts, 2)
         if same_weights(experts[first], experts[second])
     ]
 

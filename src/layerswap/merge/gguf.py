@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +59,6 @@ COMPUTED = re.compile(
 DEFAULTS = {"rope.freq_base": 10_000.0, "rope.scaling.factor": 1.0, "expert_weights_scale": 1.0,
             "logit_scale": 1.0}  # fmt: skip
 """llama.cpp's values if a file has no such key; nothing, zero or `none` for the others."""
-MODELFILE = "Modelfile"
-MODELFILE_HEAD = "# Written by layerswap"
 
 
 class GGUFFormat(Format):
@@ -195,13 +192,14 @@ def _check_one_sided(a_name: str, a: Metadata, b_name: str, b: Metadata) -> None
 
 
 def _difference(first: Any, second: Any) -> str:
-    if not isinstance(first, list) or not isinstance(second, list):
-        return f"is {clipped(repr(first), 40)} and {clipped(repr(second), 40)}"
-    if len(first) != len(second):
-        return f"has {len(first)} and {len(second)} entries"
-    pairs = enumerate(zip_longest(first, second))
-    at, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-    return f"{at} is {clipped(repr(a), 40)} and {clipped(repr(b), 40)}"
+    where = "is"
+    if isinstance(first, list) and isinstance(second, list):
+        if len(first) != len(second):
+            return f"has {len(first)} and {len(second)} entries"
+        pairs = enumerate(zip(first, second, strict=True))
+        at = next(i for i, (one, other) in pairs if one != other)
+        first, second, where = first[at], second[at], f"{at} is"
+    return f"{where} {clipped(repr(first), 40)} and {clipped(repr(second), 40)}"
 
 
 def read_gguf_record(path: Path) -> dict[str, Any]:
@@ -215,28 +213,6 @@ def read_gguf_record(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise MergeError(f"{path}: {RECORD_KEY} is not a JSON object")
     return data
-
-
-def check_modelfile(path: Path) -> Path:
-    """The path of the Modelfile of a GGUF file; a MergeError if it may not be written."""
-    target = path.with_name(MODELFILE)
-    if not path.name.isprintable():
-        raise MergeError(f"{path.name!r} cannot be written into a Modelfile; choose another output")
-    if target.is_symlink() or target.exists():
-        known = target.is_file() and target.read_bytes().startswith(MODELFILE_HEAD.encode())
-        if not known:
-            raise MergeError(f"{target}: exists already, and layerswap did not write it")
-    return target
-
-
-def write_modelfile(path: Path) -> Path:
-    """Write a `Modelfile` beside a GGUF file, from which Ollama reads tokenizer and template."""
-    target = check_modelfile(path)
-    name = path.stem.lower()
-    target.write_text(
-        f"{MODELFILE_HEAD}: ollama create {name} -f {MODELFILE}\nFROM ./{path.name}\n", "utf-8"
-    )
-    return target
 
 
 def _blended(plan: Plan) -> list[OutputTensor]:

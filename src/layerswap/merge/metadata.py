@@ -38,6 +38,8 @@ COPIED = (
 )
 """Files that are copied, each group as a whole from the first source that has one of its files.
 The base is the last source. Code (`*.py`) is never copied."""
+LOST_TO_RANK = "largest_share_lost_to_rank"
+"""The key of an adapter's record for the largest error of cutting ranks."""
 LONGEST_FRONT = 1 << 16
 """Most bytes of a card that are read."""
 
@@ -71,7 +73,7 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter."""
     _copy_first(folder, plan, TOKENIZER_FILES)
     (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
-    _write_json(folder / RECORD, {**record(plan), "largest_share_lost_to_rank": lost})
+    _write_json(folder / RECORD, {**record(plan), LOST_TO_RANK: lost})
 
 
 def record(plan: Plan) -> dict[str, Any]:

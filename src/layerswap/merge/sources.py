@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from layerswap._types import Log
 from layerswap.checkpoint import (
@@ -38,7 +37,7 @@ from layerswap.checkpoint.strict_json import quoted
 from layerswap.checkpoint.views import as_transformers, restack
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.schema import Expert
-from layerswap.errors import LayerswapError, MergeError
+from layerswap.errors import MergeError, error_context
 from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
@@ -85,39 +84,31 @@ class _Opener:
     in_place: bool
 
     def open(self) -> Sources:
-        adapters: dict[str, tuple[Adapter, str | None]] = {}
-        full: dict[str, Checkpoint] = {}
-        names = self.recipe.experts_in_order
-        for name in names:
+        opened: dict[str, tuple[Adapter | Checkpoint, str | None]] = {}
+        for name in self.recipe.experts_in_order:
             expert = self.recipe.experts[name]
-            if expert.source is None:
-                continue
-            try:
-                opened, commit = self._open_expert(expert, expert.source)
-            except LayerswapError as error:
-                raise error.within(name) from None
-            if isinstance(opened, Adapter):
-                adapters[name] = opened, commit
-            else:
-                full[name] = opened
-        only = bool(adapters) and not full and not self.recipe.bake
+            if expert.source is not None:
+                with error_context(name):
+                    opened[name] = self._open_expert(expert, expert.source)
+        adapters = {name: a for name, (a, _) in opened.items() if isinstance(a, Adapter)}
+        only = len(adapters) == len(opened) and not self.recipe.bake
         elsewhere = any(
-            commit or is_url(str(self.recipe.experts[name].source))
-            for name, (_, commit) in adapters.items()
+            opened[name][1] or is_url(str(self.recipe.experts[name].source)) for name in adapters
         )
-        named = {name: adapter for name, (adapter, _) in adapters.items()}
-        base = self._open_base(named, only, from_elsewhere=elsewhere)
+        base = self._open_base(adapters, only, from_elsewhere=elsewhere)
         if adapters and base is not None and base.gguf is not None:
             raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
-        for name, (adapter, commit) in adapters.items():
+        experts: dict[str, Checkpoint] = {}
+        for name, (source, commit) in opened.items():
+            if isinstance(source, Checkpoint):
+                experts[name] = source
+                continue
             assert base is not None, "adapters were opened without their base"
-            source = str(self.recipe.experts[name].source)
-            source = (source.partition("@")[0] if commit else "") or source
-            try:
-                full[name] = self._adapt(base, adapter, source, commit)
-            except LayerswapError as error:
-                raise error.within(name) from None
-        experts = {name: full[name] for name in names if name in full}
+            given = str(self.recipe.experts[name].source)
+            with error_context(name):
+                experts[name] = self._adapt(
+                    base, source, (given.partition("@")[0] if commit else "") or given, commit
+                )
         return Sources(*_in_one_layout(experts, base), only)
 
     def _open_expert(self, expert: Expert, source: str) -> tuple[Checkpoint | Adapter, str | None]:
@@ -170,13 +161,11 @@ class _Opener:
             context = "the base that the adapters name"
         else:
             return None
-        try:
+        with error_context(context):
             _refuse_unfinished(str(entry.source), Path(str(entry.source)))
             if only and recipe.weights != "magnitude" and not _has_weights(entry):
                 return open_configuration(str(entry.source), revision=entry.revision)
             return self._open(entry)
-        except LayerswapError as error:
-            raise error.within(context) from None
 
     def _open(self, expert: Expert, fetched: tuple[Path, str | None] | None = None) -> Checkpoint:
         return open_checkpoint(
@@ -201,10 +190,8 @@ def _in_one_layout(
     def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.gguf is None:
             return checkpoint
-        try:
+        with error_context(name):
             view = as_transformers(checkpoint, like)
-        except LayerswapError as error:
-            raise error.within(name) from None
         check_gguf_vocabulary(name, checkpoint, like)
         return view
 
@@ -312,10 +299,8 @@ def open_fishers(
         if aligned:
             raise MergeError(f"{name}: a Fisher needs experts of one vocabulary")
         like = experts.get(name, next(iter(experts.values())))
-        try:
+        with error_context(f"fisher of {name}"):
             fishers[name] = _open(expert.fisher, like, drop, own=name in experts)
-        except LayerswapError as error:
-            raise error.within(f"fisher of {name}") from None
     return fishers
 
 
@@ -340,24 +325,15 @@ def _open(source: str, expert: Checkpoint, drop: frozenset[str], *, own: bool) -
             raise MergeError(f"{path}: {name!r} is {shapes} as in {expert.identity}")
         if info.dtype not in FLOAT_DTYPES:
             raise MergeError(f"{path}: {name!r} is {info.dtype}; a Fisher is float32")
-    if own and expert.adapter is None:
-        _check_estimated_on(expert, record, folder)
-    name = source.partition("@")[0] if commit else source
-    return Fisher(Checkpoint(name, commit, folder, {}, tensors, {}), _norm(record, folder))
-
-
-def _norm(record: Mapping[str, Any], folder: Path) -> float:
+    if own and expert.adapter is None:  # the Fisher of a soup or an adapter cannot be checked
+        about = record.get("checkpoint")
+        marks = about.get("fingerprints") if isinstance(about, dict) else None
+        if marks != {file.name: fingerprint(file) for file in expert.files}:
+            raise MergeError(
+                f"{folder}: was not estimated on the present {expert.identity}; estimate it again"
+            )
     norm = record.get("norm")
     if not isinstance(norm, int | float) or not 0 < norm < math.inf:
         raise MergeError(f"{folder / FISHER_RECORD}: norm is {norm!r:.40}, not a number above 0")
-    return float(norm)
-
-
-def _check_estimated_on(expert: Checkpoint, record: Mapping[str, Any], folder: Path) -> None:
-    """Refuse the Fisher of another checkpoint; soups and adapters cannot be checked."""
-    about = record.get("checkpoint")
-    expected = about.get("fingerprints") if isinstance(about, dict) else None
-    if expected != {file.name: fingerprint(file) for file in expert.files}:
-        raise MergeError(
-            f"{folder}: was not estimated on the present {expert.identity}; estimate it again"
-        )
+    name = source.partition("@")[0] if commit else source
+    return Fisher(Checkpoint(name, commit, folder, {}, tensors, {}), float(norm))

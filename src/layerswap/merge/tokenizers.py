@@ -14,7 +14,7 @@ from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.strict_json import clipped, read_source
 from layerswap.compose import Recipe
-from layerswap.errors import CheckpointError, MergeError, RecipeError, one_line
+from layerswap.errors import CheckpointError, MergeError, RecipeError
 
 RAW_FILES = (
     "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
@@ -26,18 +26,6 @@ LARGEST_VOCABULARY = 1 << 24
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 """Parts of `tokenizer.json` that decide the tokens of a text."""
-
-
-def check_tokenizers(checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse experts whose tokenizers differ: their embedding rows mean different things.
-
-    A checkpoint without a tokenizer is assumed to have that of the others.
-    """
-    difference = differences(checkpoints)
-    if difference:
-        raise MergeError(
-            f"{difference}; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
-        )
 
 
 def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
@@ -59,28 +47,29 @@ def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
 def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) -> list[str]:
     """Notes on tokenizers that are missing, or whose templates or special tokens differ."""
     # The tokenizer in a GGUF file's metadata is compared when the file is opened.
-    without = [n for n, c in checkpoints.items() if c.gguf is None and not _files(c.folder)]
+    folders = {name: c.folder for name, c in checkpoints.items() if c.gguf is None}
+    without = [name for name, folder in folders.items() if not _files(folder)]
     notes = [
         f"{name} has no tokenizer; its rows are assumed to have the others' tokens"
         for name in without
         if len(without) < len(checkpoints)
     ]
-    folders = {n: c.folder for n, c in checkpoints.items() if c.gguf is None and n not in without}
-    known = [(name, text) for name, at in folders.items() if (text := _template(at))]
+    folders = {name: folder for name, folder in folders.items() if name not in without}
+    known = [(name, text) for name, folder in folders.items() if (text := _template(folder))]
     other = next((name for name, text in known if text != known[0][1]), None)
     if other is not None:
-        pair = f"{known[0][0]} and {other}"
-        notes.append(
-            f"the chat templates of {pair} differ; the output has that of {owner.identity}"
-        )
+        pair, whose = f"{known[0][0]} and {other}", f"that of {owner.identity}"
+        notes.append(f"the chat templates of {pair} differ; the output has {whose}")
     elif known and not _template(owner.folder):
         notes.append(
             f"{known[0][0]} has a chat template; the output has none, as {owner.identity} has none"
         )
+    settings = {name: _settings(folder) for name, folder in folders.items()}
     for key in SPECIAL_TOKENS:
-        values = {name: _content(_settings(at).get(key)) for name, at in folders.items()}
-        if len({repr(value) for value in values.values()}) > 1:
-            each = ", ".join(f"{value!r} in {name}" for name, value in values.items())
+        given = {name: known.get(key) for name, known in settings.items()}
+        texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in given.items()}
+        if len(set(map(repr, texts.values()))) > 1:
+            each = ", ".join(f"{text!r} in {name}" for name, text in texts.items())
             notes.append(f"{key} is {each}; the output has that of {owner.identity}")
     return notes
 
@@ -94,10 +83,6 @@ def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     return read_json_object(path) if path.is_file() else {}
-
-
-def _content(token: object) -> object:
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def _template(folder: Path) -> str | None:
@@ -116,7 +101,10 @@ def _difference(first: Path, second: Path) -> str | None:
     files = _files(first), _files(second)
     common = [file for file in files[0] if file in files[1]]
     if not common:
-        return _loaded_difference(first, second)
+        return (
+            f"{files[0][0]} and {files[1][0]} cannot be compared; load and save one of them with "
+            "transformers, which writes tokenizer.json"
+        )
     for file in common:
         if (first / file).read_bytes() != (second / file).read_bytes():
             return f"{file} is not the same"
@@ -127,29 +115,13 @@ def _files(folder: Path) -> list[str]:
     return [file for file in ("tokenizer.json", *RAW_FILES) if (folder / file).is_file()]
 
 
-def _loaded_difference(first: Path, second: Path) -> str | None:
-    """The difference between tokenizers in files of different kinds, read by transformers."""
-    from layerswap.checkpoint.loading import load_tokenizer
-
-    vocabularies: list[dict[str, int]] = []
-    for folder in (first, second):
-        try:
-            vocabularies.append(load_tokenizer(folder).get_vocab())
-        except Exception as error:  # a tokenizer that cannot be read cannot be compared
-            reason = f"{type(error).__name__}: {one_line(error, 120)}"
-            files = " and ".join(_files(path)[0] for path in (first, second))
-            return f"{files} cannot be compared: {_files(folder)[0]} cannot be read ({reason})"
-    return None if vocabularies[0] == vocabularies[1] else _tokens_differ(*vocabularies)
-
-
 def _json_difference(*paths: Path) -> str | None:
     a, b = (vocabulary_of(path) for path in paths)
     if a != b:
         return _tokens_differ(a, b)
     first, second = (read_json_object(path) for path in paths)
-    if all(first.get(component) == second.get(component) for component in COMPONENTS):
-        return None
-    first, second = _canonical(first), _canonical(second)
+    if any(first.get(component) != second.get(component) for component in COMPONENTS):
+        first, second = _canonical(first), _canonical(second)
     for component in COMPONENTS:
         if first.get(component) != second.get(component):
             return f"the {component.replace('_', '-')} is not the same"
@@ -158,9 +130,11 @@ def _json_difference(*paths: Path) -> str | None:
 
 def _tokens_differ(a: dict[str, int], b: dict[str, int]) -> str:
     changed = sorted(token for token in a.keys() | b.keys() if a.get(token) != b.get(token))
-    examples = ", ".join(
-        f"{token!r} is {_id(a.get(token))} and {_id(b.get(token))}" for token in changed[:3]
-    )
+
+    def number(token: str, ids: dict[str, int]) -> str:
+        return f"id {ids[token]}" if token in ids else "missing"
+
+    examples = ", ".join(f"{t!r} is {number(t, a)} and {number(t, b)}" for t in changed[:3])
     return f"{len(changed)} tokens of {len(a)} and {len(b)} ({examples})"
 
 
@@ -196,10 +170,6 @@ def vocabulary_of(path: Path) -> dict[str, int]:
             shown = clipped(f"{token!r} is {number!r}")
             raise CheckpointError(f"{path}: its tokens are not texts with ids ({shown})")
     return ids
-
-
-def _id(value: int | None) -> str:
-    return "missing" if value is None else f"id {value}"
 
 
 NORMAL = 1
@@ -266,20 +236,23 @@ def align(
 ) -> Alignment | None:
     """The alignment of the checkpoints to one vocabulary; None if they have one vocabulary.
 
-    Tokenizers that differ are a MergeError if the recipe chooses none, or without the
-    `tokenizer.json` that rows are aligned by.
+    Refuses tokenizers that differ if the recipe chooses none: their embedding rows mean different
+    things. A checkpoint without a tokenizer is assumed to have that of the others.
     """
     sizes = {name: checkpoint.vocabulary_size for name, checkpoint in checkpoints.items()}
-    choice = _choice(recipe)
-    if choice is not None or len(set(sizes.values())) > 1:
+    choice, one_size = _choice(recipe), len(set(sizes.values())) == 1
+    if choice is not None or not one_size:
         _refuse_roleless(checkpoints)
-    if not all(sizes.values()):
-        check_tokenizers(checkpoints)
+    difference = differences(checkpoints)
+    if difference and (choice is None or not all(sizes.values())):
+        raise MergeError(
+            f"{difference}; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
+        )
+    if not all(sizes.values()) or (one_size and not difference):
         return None
-    if choice is None or not differences(checkpoints):
-        check_tokenizers(checkpoints)
-        return _padded(checkpoints, sizes)
     tokens = _vocabularies(checkpoints, sizes)
+    if choice is None or not difference:
+        return _padded(sizes)
     owner = recipe.experts_in_order[0] if choice == UNION else choice
     joined = [owner, *(name for name in checkpoints if choice == UNION and name != owner)]
     target, size, added = _union(joined, tokens, sizes[owner])
@@ -323,29 +296,13 @@ def _choice(recipe: Recipe) -> str | None:
     return str(recipe.flat_experts()[choice].experts[0])
 
 
-def _padded(checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]) -> Alignment | None:
+def _padded(sizes: Mapping[str, int]) -> Alignment:
     """The alignment for one tokenizer and embeddings padded to different sizes."""
-    if len(set(sizes.values())) == 1:
-        return None
-    known = {name: tokens for name, c in checkpoints.items() if (tokens := read_vocabulary(c))}
-    owner = max(checkpoints, key=lambda name: sizes[name])
-    for name, size in sizes.items():
-        if name not in known:
-            other = owner if size != sizes[owner] else min(sizes, key=lambda n: sizes[n])
-            raise MergeError(
-                f"vocabularies differ: {sizes[other]} rows in {other}, {size} in {name}, which has "
-                "no tokenizer.json to compare the tokens by"
-            )
-        last = max(known[name].values(), default=-1)
-        if last >= size:
-            raise MergeError(
-                f"{name} has {size} rows in its embedding, but its tokenizer has token {last}"
-            )
+    owner = max(sizes, key=lambda name: sizes[name])
     rows: dict[str, RowMap] = {}
     for name, size in sizes.items():
-        own: RowMap = ((name, 0, size),)
         more = sizes[owner] - size
-        rows[name] = (*own, (owner, size, more)) if more else own
+        rows[name] = ((name, 0, size), *([(owner, size, more)] if more else []))
     return Alignment(owner, sizes[owner], rows, rows, {})
 
 
@@ -353,22 +310,22 @@ def _vocabularies(
     checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
     """Id of every token, per checkpoint."""
+    known = {name: tokens for name, c in checkpoints.items() if (tokens := read_vocabulary(c))}
     vocabularies: dict[str, dict[str, int]] = {}
-    for name, checkpoint in checkpoints.items():
-        tokens = read_vocabulary(checkpoint)
-        if not tokens:
-            # Adapters and bases often have none; equal sizes are assumed to be equal tokens.
-            like = next((other for other in vocabularies if sizes[other] == sizes[name]), None)
-            if like is None:
-                raise MergeError(f"{name} has no tokenizer.json to align its rows by")
-            tokens = vocabularies[like]
-        last = max(tokens.values(), default=-1)
-        if last >= sizes[name]:
+    for name, size in sizes.items():
+        # Adapters and bases often have none; equal sizes are assumed to be equal tokens.
+        like = name if name in known else next((n for n in known if sizes[n] == size), None)
+        if like is None:
+            rows = ", ".join(f"{count} rows in {other}" for other, count in sizes.items())
             raise MergeError(
-                f"{name} has {sizes[name]} rows in its embedding, but its tokenizer has token "
-                f"{last}"
+                f"vocabularies differ: {rows}; {name} has no tokenizer.json to align its rows by"
             )
-        vocabularies[name] = tokens
+        last = max(known[like].values(), default=-1)
+        if last >= size:
+            raise MergeError(
+                f"{name} has {size} rows in its embedding, but its tokenizer has token {last}"
+            )
+        vocabularies[name] = known[like]
     return vocabularies
 
 
@@ -426,11 +383,12 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
     known_ids = vocabulary_of(path)
     entries, taken = list(data.get("added_tokens") or ()), set(known_ids)
     following = 1 + max(known_ids.values(), default=-1)
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     for name, tokens in alignment.added.items():
         other = read_json_object(experts[name].folder / "tokenizer.json")
         known = {entry["content"]: entry for entry in other.get("added_tokens") or ()}
         for i, token in enumerate(tokens):
-            entry = known.get(token) or _plain_token(_as_text(token, other))
+            entry = known.get(token) or {"content": _as_text(token, other), **plain}
             if entry["content"] in taken:
                 raise MergeError(
                     f"tokenizers cannot be joined: the text of {token!r} of {name} is a token "
@@ -440,11 +398,6 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
             taken.add(entry["content"])
         following += len(tokens)
     path.write_text(json.dumps({**data, "added_tokens": entries}, ensure_ascii=False), "utf-8")
-
-
-def _plain_token(text: str) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    return {"content": text, **flags}
 
 
 def _as_text(token: str, tokenizer: Mapping[str, Any]) -> str:

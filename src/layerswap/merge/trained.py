@@ -7,7 +7,7 @@ those places from another expert loses, or dilutes, the effect of the training.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -133,9 +133,8 @@ def training_notes(
     if composition.moved:
         return []  # The record's layers are those before the move.
     records = {name: record for name, c in experts.items() if (record := read_trained_places(c))}
-    notes = []
-    chosen, recorded = recipe.partition, _recorded(experts)
-    if chosen is not None and recorded == (chosen.name, chosen.outside):
+    notes, chosen = [], recipe.partition
+    if chosen is not None and _recorded(experts) == (chosen.name, chosen.outside):
         notes.append(f"along partition {chosen.name}, on which the experts were trained")
     for name, training in records.items():
         if training.places and training.partial:
@@ -153,7 +152,7 @@ def _lost(
     composition: Composition,
     records: Mapping[str, TrainedPlaces],
     stored: frozenset[Place],
-) -> Iterator[str]:
+) -> list[str]:
     """A note on trained places of which the composition takes too little of the expert."""
     trained = records[name].places
     alike = {other for other, record in records.items() if record.places == trained}
@@ -163,19 +162,15 @@ def _lost(
         if all(isinstance(member, str) for member, _ in weights):
             shares[place] = sum(weight for member, weight in weights if member in alike)
     out = [place for place, share in shares.items() if not share]
-    diluted = [place for place, share in shares.items() if 0 < share < 1 - 1e-9]
-    if not out and not diluted:
-        return
+    diluted = {place: share for place, share in shares.items() if 0 < share < 1 - 1e-9}
     parts = []
     if out:
         parts.append(f"leaves out {places_in_words(out, stored)}")
     if diluted:
-        least = min(shares[place] for place in diluted)
+        least = min(diluted.values())
         parts.append(f"dilutes {places_in_words(diluted, stored)} to {least:.0%}")
-    yield (
-        f"{name} was trained at {places_in_words(trained, stored)}; this composition "
-        f"{' and '.join(parts)}"
-    )
+    where = f"{name} was trained at {places_in_words(trained, stored)}"
+    return [f"{where}; this composition {' and '.join(parts)}"] if parts else []
 
 
 def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | None:
@@ -196,17 +191,11 @@ def _stored(expert: Checkpoint) -> frozenset[Place]:
 def places_in_words(places: Iterable[Place], stored: Iterable[Place]) -> str:
     """Places in few words, such as `layers 0-1, attention of layers 2-6, embedding`."""
     chosen, every = set(places), set(stored)
-    of_layer = {
-        layer: tuple(role for role in LAYER_ROLES if Place(layer, role) in chosen)
-        for layer in sorted({place.layer for place in chosen if place.layer is not None})
-    }
-    whole = {
-        layer: all(Place(layer, role) not in every - chosen for role in LAYER_ROLES)
-        for layer in of_layer
-    }
     by_roles: dict[tuple[str, ...], list[int]] = {}
-    for layer, roles in of_layer.items():
-        by_roles.setdefault(() if whole[layer] else roles, []).append(layer)
+    for layer in sorted({place.layer for place in chosen if place.layer is not None}):
+        whole = not any(Place(layer, role) in every - chosen for role in LAYER_ROLES)
+        roles = [role for role in LAYER_ROLES if Place(layer, role) in chosen and not whole]
+        by_roles.setdefault(tuple(roles), []).append(layer)
     words = [
         f"{', '.join(roles)}{' of ' if roles else ''}layer{'s'[: len(layers) > 1]} {_runs(layers)}"
         for roles, layers in sorted(by_roles.items())

@@ -9,44 +9,31 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from layerswap._types import Bars, PathLike, no_bars
-from layerswap.checkpoint import (
-    Checkpoint,
-    fingerprints,
-    open_checkpoint,
-    read_header,
-    read_json_object,
-    sha256_of,
-)
-from layerswap.checkpoint.commit import PARTIAL, write_json
+from layerswap.checkpoint import Checkpoint, read_header, read_json_object
+from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
-from layerswap.checkpoint.remote import WeightFile
-from layerswap.checkpoint.views import restack
-from layerswap.compose import Composition, Recipe
+from layerswap.compose import Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import CheckpointError, LayerswapError, MergeError, RecipeError, visible
 from layerswap.merge.api import make_plan
-from layerswap.merge.compare import Pair, comparisons, differences
+from layerswap.merge.compare import Pair, check_share, comparisons, differences, match
 from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.gguf import read_gguf_record
-from layerswap.merge.layout import OutputTensor, Shard, index_of
-from layerswap.merge.metadata import model_card, record, recorded_name, write_configuration
+from layerswap.merge.layout import Shard, index_of
+from layerswap.merge.metadata import LOST_TO_RANK, record, write_configuration
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
-from layerswap.merge.terms import ModelFacts
 from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES, measure_tensors
 
-HASHES = "sha256"
-"""The key of `layerswap.json` under which `layerswap verify --record` keeps hashes of files."""
-LOST_TO_RANK = "largest_share_lost_to_rank"
 CARD = "README.md"
+"""The card, which the user may edit."""
 IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
 """Files of the Hub and its clients beside a checkpoint."""
 
@@ -69,14 +56,6 @@ class Recorded:
     def magnitude(self) -> Mapping[str, float] | None:
         """The measured weights of the merge."""
         return self.data.get("magnitude_weights")
-
-    @cached_property
-    def composition(self) -> Composition | None:
-        """The recorded composition; None if this version cannot read it."""
-        try:
-            return Composition.from_dict(self.data["composition"])
-        except LayerswapError:
-            return None
 
     def recipe_with(self, moved: Mapping[str, str], *, measure: bool = False) -> Recipe:
         """The recipe with other locations of its sources."""
@@ -123,9 +102,9 @@ class Recorded:
             layout="shared" if self.data.get("layout") == "shared" else "plain",
         )
 
-    def changed_files(self, name: str, source: Mapping[str, Any]) -> list[str]:
+    def changed_files(self, name: str, now: Mapping[str, Any]) -> list[str]:
         """The files of a source that changed, went or came since the merge, one line each."""
-        then, now = self.sources[name], source
+        then = self.sources[name]
         then_etags, now_etags = then.get("etags", {}), now.get("etags", {})
         expected = {**then["fingerprints"], **then_etags}
         present = {**now["fingerprints"], **now_etags}
@@ -151,31 +130,31 @@ class Recorded:
         for name in again["sources"].keys() - self.sources.keys():
             findings.append(f"{self.path}: lacks the source {name!r}")
         written, here = self.data.get("layerswap_version"), again["layerswap_version"]
-        same = same_json(self.data["composition"], again["composition"])
         if written != here:  # whose record may be laid out in another way
-            same = self.composition in (None, plan.composition)
-        if not same:
-            findings.append(f"{self.path}: the composition is not that of the recipe")
-        if written != here:
             return findings, [f"written by layerswap {written}; this is {here}"]
-        if not same_json(self.data["recipe"], again["recipe"]):
-            findings.append(f"{self.path}: the recipe is not written as the merge does")
-        if self.data.get("layout", "plain") != again.get("layout", "plain"):
-            findings.append(f"{self.path}: layout is neither plain nor shared")
-        if not same_json(self.data.get("tensors"), again.get("tensors")):
-            findings.append(f"{self.path}: tensors are not those of the merge")
-        measured = {HASHES, LOST_TO_RANK, LOST_TO_DTYPE, SHARED_BYTES}
+        for key, what in (
+            ("composition", "the composition is not that of the recipe"),
+            ("recipe", "the recipe is not written as the merge does"),
+            ("tensors", "tensors are not those of the merge"),
+            ("layout", "layout is neither plain nor shared"),
+        ):
+            if not same_json(self.data.get(key), again.get(key)):
+                findings.append(f"{self.path}: {what}")
+        measured = {LOST_TO_RANK, LOST_TO_DTYPE, SHARED_BYTES}
         for key in self.data.keys() - again.keys() - measured:
             findings.append(f"{self.path}: {key!r} is no key that the merge writes")
         return findings, []
 
-    def add_hashes(self, files: Sequence[Path]) -> None:
-        """Add the SHA-256 of these files to `layerswap.json`, which is replaced in one step."""
-        data = {**self.data, HASHES: {file.name: sha256_of(file) for file in sorted(files)}}
-        try:
-            write_json(self.path, data)
-        except OSError as error:
-            raise MergeError(f"{self.path}: cannot be written ({error.strerror})") from None
+    def check_magnitude(self, moved: Mapping[str, str], *, allow_pickle: bool) -> list[str]:
+        """Measure the magnitude weights again; a finding if they are others."""
+        recipe, weights = self.recipe_with(moved, measure=True), self.magnitude or {}
+        measured = make_plan(recipe, allow_pickle=allow_pickle).magnitude or {}
+        # Another processor may add in another order.
+        if weights.keys() == measured.keys() and all(
+            math.isclose(weights[name], measured[name], rel_tol=1e-9) for name in measured
+        ):
+            return []
+        return [f"{self.path}: magnitude_weights are not those of the sources"]
 
 
 def read_record(out: Path) -> Recorded:
@@ -200,8 +179,6 @@ def read_record(out: Path) -> Recorded:
         source = entry if isinstance(entry, dict) else {}
         if not isinstance(source.get("fingerprints"), dict) or "source" not in source:
             raise MergeError(f"{path}: sources.{name} has no source with fingerprints")
-    if not isinstance(data.get(HASHES, {}), dict):
-        raise MergeError(f"{path}: {HASHES} is not a mapping")
     return Recorded(path, data, check_recipe(data["recipe"], where=str(path)))
 
 
@@ -243,7 +220,6 @@ class Verification:
         notes: other facts that a careful person would want to know, one line each.
         verbatim: tensors that must have the bytes of one source.
         computed: all other tensors.
-        hashed: number of files whose recorded SHA-256 is the same.
     """
 
     folder: Path
@@ -252,7 +228,6 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     verbatim: Counted = field(default_factory=Counted)
     computed: Counted = field(default_factory=Counted)
-    hashed: int = 0
 
     @property
     def passed(self) -> bool:
@@ -279,7 +254,6 @@ class Verification:
             "notes": self.notes,
             "verbatim": self.verbatim.to_dict(),
             "computed": self.computed.to_dict(),
-            "hashed_files": self.hashed,
         }
 
     def __repr__(self) -> str:
@@ -292,8 +266,6 @@ class Verification:
             lines.append(self.verbatim.line("verbatim", "compared with their source"))
         if self.computed.tensors:
             lines.append(self.computed.line("computed", "computed again"))
-        if self.hashed:
-            lines.append(f"{self.hashed} files match their recorded SHA-256")
         return "\n".join(map(visible, [*lines, f"{self.folder}: {self.outcome}"]))
 
 
@@ -304,7 +276,6 @@ def verify(
     share: float = 0.1,
     seed: int = 0,
     sources: Mapping[str, PathLike] | None = None,
-    record: bool = False,
     allow_pickle: bool = False,
     threads: int | None = None,
     progress: Bars | None = None,
@@ -315,8 +286,7 @@ def verify(
     header, index, configuration and tokenizer that the merge writes. Compares verbatim tensors bit
     for bit with their sources; computes a sample of the other tensors again, or all of them, and
     compares the bits; compares the sources with their recorded fingerprints. Memory does not grow
-    with the model. If a source is gone, compares what comes verbatim from the others, and lists
-    what it could not verify.
+    with the model. Without all of its sources, an output is not verified.
 
     Args:
         folder: an output of `Plan.save` or `layerswap merge`: a folder, or a GGUF file.
@@ -325,8 +295,6 @@ def verify(
             byte in a computed tensor is found with at least this probability.
         seed: seed of the sample.
         sources: new locations of sources, by their names in the record.
-        record: if all is well, add the SHA-256 of every file to `layerswap.json`. Later
-            verifications compare them, also when the sources are gone.
         allow_pickle: read pickled weights of sources, as tensors only.
         threads: number of workers; the number of usable processors when None.
         progress: opens a progress bar.
@@ -340,271 +308,127 @@ def verify(
         >>> ls.verify(plan.save("merged", overwrite=True), full=True).passed
         True
     """
-    if not 0 < share <= 1:
-        raise RecipeError(f"share is {share:g}; write a number above 0 and at most 1")
-    target = Path(folder).expanduser()
-    if record and is_gguf(target):
-        raise RecipeError("a GGUF file cannot hold its own SHA-256; use sha256sum")
-    recorded = read_record(target)
+    check_share(share)
+    report = Verification(Path(folder).expanduser())
+    recorded = read_record(report.folder)
     moved = {name: os.fspath(path) for name, path in (sources or {}).items()}
     recorded.recipe_with(moved)  # refuses an unknown name
     workers = threads or len(os.sched_getaffinity(0))
-    report = Verification(target)
-    verifier = _Verifier(
-        recorded, moved, report, 1.0 if full else share, seed, allow_pickle, workers,
-        progress or no_bars,
-    )  # fmt: skip
-    verifier.check_hashes()
     try:
         plan = recorded.plan_again(moved, allow_pickle=allow_pickle)
     except LayerswapError as error:
         report.unverified.append(f"{error}; give its new location with --source NAME=PATH")
-        verifier.compare(verifier.remaining_pairs(), {})
-    else:
-        verifier.check_plan(plan, full=full)
-    if record and report.passed:
-        files = [f for f in sorted(target.iterdir()) if f.is_file() and f != recorded.path]
-        recorded.add_hashes(files)
-        report.notes.append(f"recorded the SHA-256 of {len(files)} files")
+        return report
+    report.findings, report.notes = recorded.check(plan)
+    if recorded.recipe.weights == "magnitude":
+        if full:
+            report.findings += recorded.check_magnitude(moved, allow_pickle=allow_pickle)
+        else:
+            note = "magnitude weights are taken from the record; --full measures them"
+            report.notes.append(note)
+    if plan.format.name == "adapter":
+        _check_adapter(report, plan)
+        return report
+    pairs = _check_shards(report, plan.shards)
+    if plan.format.name == "safetensors":
+        _check_files(report, plan)
+    facts = measure_tensors(plan.tensors, workers)
+    work = comparisons(pairs, share=1.0 if full else share, seed=seed, facts=facts)
+    for verbatim, counted in ((True, report.verbatim), (False, report.computed)):
+        sizes = [p.expected.nbytes for p in pairs if p.expected.verbatim is verbatim]
+        counted.tensors, counted.nbytes = len(sizes), sum(sizes)
+        parts = (part for part in work if part.pair.expected.verbatim is verbatim)
+        counted.compared = sum(part.nbytes for part in parts)
+    bars = progress or no_bars
+    with bars("verifying", sum(part.nbytes for part in work), "bytes") as advance:
+        wrong, non_finite = differences(work, facts=facts, threads=workers, progress=advance)
+    if non_finite:
+        report.notes.append(f"NaN or infinity in {some_tensors(non_finite)}, as in the source")
+    for pair in pairs:
+        if (at := wrong.get(pair.expected.name)) is not None:
+            info = pair.stored
+            source = "its source" if pair.expected.verbatim else "what the recipe gives"
+            what = f"is not {source}, from byte {at} of {info.nbytes} on"
+            report.findings.append(f"{info.file}: tensor {info.name!r} {what}")
     return report
 
 
-@dataclass(frozen=True)
-class _Verifier:
-    """The steps of a verification; each adds its findings to the report."""
+def _check_adapter(report: Verification, plan: Plan) -> None:
+    """Compare a merged adapter, which is small, with a second one from the same plan."""
+    with tempfile.TemporaryDirectory() as name:
+        again = plan.save(Path(name) / "again", allow_non_finite=True)
+        names = {file.name for file in again.iterdir()}
+        for file in sorted(again.iterdir()):
+            if file.name not in (RECORD, CARD):
+                _compare_file(report, file)
+    report.computed = Counted(int(plan.to_dict()["tensors"]), plan.nbytes, plan.nbytes)
+    _check_extra(report, names)
 
-    recorded: Recorded
-    moved: Mapping[str, str]
-    report: Verification
-    share: float
-    seed: int
-    allow_pickle: bool
-    threads: int
-    bars: Bars
 
-    def check_hashes(self) -> None:
-        """Compare files with their recorded SHA-256."""
-        out, report = self.report.folder, self.report
-        hashes = {
-            out / name: digest
-            for name, digest in sorted(self.recorded.data.get(HASHES, {}).items())
-        }
-        present = {file: digest for file, digest in hashes.items() if file.is_file()}
-        if not hashes:
-            return
-        with self.bars(
-            "hashing", sum(file.stat().st_size for file in present), "bytes"
-        ) as progress:
-            for file, digest in present.items():
-                if sha256_of(file, progress) == digest:
-                    report.hashed += 1
-                elif file.name == CARD:  # the user may edit the card
-                    report.notes.append(f"{CARD} changed since its SHA-256 was recorded")
-                else:
-                    report.findings.append(f"{file}: changed since its SHA-256 was recorded")
-        gone = sorted(hashes.keys() - present.keys() - {out / CARD})
-        report.findings += [f"{file}: gone since its SHA-256 was recorded" for file in gone]
+def _check_files(report: Verification, plan: Plan) -> None:
+    """Find files beside the weights that are missing, wrong, or not of the merge."""
+    expected = {shard.file for shard in plan.shards} | {RECORD, CARD}
+    if (index := index_of(plan.shards)) is not None:
+        expected.add(index[0])
+    with tempfile.TemporaryDirectory() as name:
+        write_configuration(Path(name), plan)
+        for file in sorted(Path(name).iterdir()):
+            expected.add(file.name)
+            _compare_file(report, file)
+    _check_extra(report, expected)
 
-    def check_plan(self, plan: Plan, *, full: bool) -> None:
-        """Compare record, files and weights with those of the plan."""
-        findings, notes = self.recorded.check(plan)
-        self.report.findings += findings
-        self.report.notes += notes
-        if self.recorded.recipe.weights == "magnitude":
-            self._check_magnitude(full)
-        if plan.format.name == "adapter":
-            self._check_adapter(plan)
-            return
-        pairs = self._check_shards(plan.shards)
-        if plan.format.name == "safetensors":
-            self._check_files(plan)
-        self.compare(pairs, measure_tensors(plan.tensors, self.threads))
 
-    def remaining_pairs(self) -> list[Pair]:
-        """Tensors that must have the bytes of a source that is left; lists what the rest needs."""
-        recorded, pairs = self.recorded, []
-        composition, patterns = recorded.composition, recorded.recipe.place_patterns
-        opened, tensors = self._remaining_sources(), {}
-        try:
-            # The tensors of an adapter are not those of its sources.
-            if composition is not None and "tensors" in recorded.data:
-                output = open_checkpoint(str(self.report.folder), patterns=patterns)
-                tensors = {n: (i, composition.blends.get(output.places[n]))
-                           for n, i in output.tensors.items()}  # fmt: skip
-        except LayerswapError as error:
-            self.report.findings.append(str(error))
-        for name, (info, blend) in tensors.items():
-            expert = blend.experts[0] if blend is not None and blend.verbatim else None
-            source = opened[expert].tensors.get(name) if expert in opened else None
-            if source and (source.dtype, source.shape) == (info.dtype, info.shape):
-                terms = ((source, 1.0),)
-                pairs.append(Pair(OutputTensor(name, info.dtype, info.shape, terms), info))
-        gone = ", ".join(name for name in recorded.sources if name not in opened) or "no source"
-        self.report.unverified.append(
-            f"{len(tensors) - len(pairs)} of {len(tensors)} tensors, which are computed or from "
-            f"{gone}; configuration, tokenizer, order of the tensors"
-        )
-        return pairs
-
-    def _remaining_sources(self) -> dict[str, Checkpoint]:
-        recipe, opened = self.recorded.recipe_with(self.moved), {}
-        composition = self.recorded.composition
-        entries = {**recipe.experts, **({"base": recipe.base} if recipe.base else {})}
-        for name in self.recorded.sources:
-            entry = entries.get(name)
-            if entry is None or entry.source is None or entry.adapter is not None:
-                continue
+def _check_shards(report: Verification, shards: Sequence[Shard]) -> list[Pair]:
+    """Check headers and index; the tensors that are stored with the right dtype and shape."""
+    out, pairs = report.folder, []
+    for shard in shards:
+        path = out if is_gguf(out) else out / shard.file
+        if _present(report, path):
             try:
-                source = open_checkpoint(
-                    entry.source, revision=entry.revision, patterns=recipe.place_patterns,
-                    allow_pickle=self.allow_pickle,
-                )  # fmt: skip
-                if composition is not None and composition.moved:
-                    source = restack(source, composition.taken_of(name))
-            except LayerswapError:  # it is gone, or an adapter
-                continue
-            opened[name] = source
-            marks = {recorded_name(f): one for f, one in fingerprints(source.files).items()}
-            self.report.findings += self.recorded.changed_files(name, {"fingerprints": marks})
-        return opened
-
-    def _check_magnitude(self, full: bool) -> None:
-        weights = self.recorded.magnitude or {}
-        if not full:
-            note = "magnitude weights are taken from the record; --full measures them"
-            self.report.notes.append(note)
-            return
-        recipe = self.recorded.recipe_with(self.moved, measure=True)
-        measured = make_plan(recipe, allow_pickle=self.allow_pickle).magnitude or {}
-        # Another processor may add in another order.
-        same = weights.keys() == measured.keys() and all(
-            math.isclose(weights[name], measured[name], rel_tol=1e-9) for name in measured
-        )
-        if not same:
-            self._find(self.recorded.path, "magnitude_weights are not those of the sources")
-
-    def _check_adapter(self, plan: Plan) -> None:
-        """Compare a merged adapter, which is small, with a second one from the same plan."""
-        with tempfile.TemporaryDirectory() as name:
-            again = plan.save(Path(name) / "again", allow_non_finite=True)
-            names = {file.name for file in again.iterdir()}
-            for file in sorted(again.iterdir()):
-                if file.name not in (RECORD, CARD):
-                    self._compare_file(file)
-        computed = self.report.computed
-        computed.tensors = int(plan.to_dict()["tensors"])
-        computed.nbytes = computed.compared = plan.nbytes
-        self._check_extra(names)
-
-    def _check_files(self, plan: Plan) -> None:
-        """Find files beside the weights that are missing, wrong, or not of the merge."""
-        expected = {shard.file for shard in plan.shards} | {RECORD, CARD}
-        index = index_of(plan.shards)
-        if index is not None:
-            expected.add(index[0])
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            write_configuration(folder, plan)
-            for file in sorted(folder.iterdir()):
-                expected.add(file.name)
-                self._compare_file(file)
-        if not self.moved:  # the card names sources by their folders
-            card = model_card(plan, lost=self.recorded.data.get(LOST_TO_DTYPE))
-            path = self.report.folder / CARD
-            if not path.is_file() or path.read_text("utf-8", "replace") != card:
-                self.report.notes.append(f"{CARD} is not as the merge wrote it")
-        self._check_extra(expected)
-
-    def _check_shards(self, shards: Sequence[Shard]) -> list[Pair]:
-        """Check headers and index; the tensors that are stored with the right dtype and shape."""
-        out, pairs = self.report.folder, []
-        for shard in shards:
-            path = out if is_gguf(out) else out / shard.file
-            if self._present(path):
-                pairs += self._check_shard(path, shard)
-        index = index_of(shards)
-        if index is not None and self._present(path := out / index[0]):
-            try:
-                if read_json_object(path) != index[1]:
-                    self._find(path, "not the index that the merge writes")
+                pairs += _check_shard(report, path, shard)
             except CheckpointError as error:
-                self.report.findings.append(str(error))
-        return pairs
-
-    def _check_shard(self, path: Path, shard: Shard) -> list[Pair]:
+                report.findings.append(str(error))
+    index = index_of(shards)
+    if index is not None and _present(report, path := out / index[0]):
         try:
-            stored = read_gguf(path).tensors if is_gguf(path) else read_header(path)
+            if read_json_object(path) != index[1]:
+                report.findings.append(f"{path}: not the index that the merge writes")
         except CheckpointError as error:
-            self.report.findings.append(str(error))
-            return []
-        expected = {tensor.name: tensor for tensor, _ in shard.tensors}
-        wrong, pairs = [], []
-        if missing := expected.keys() - stored.keys():
-            wrong.append(f"lacks {some_tensors(missing)} that the merge writes there")
-        if extra := stored.keys() - expected.keys():
-            wrong.append(f"holds {some_tensors(extra)} that the merge does not write there")
-        for name, tensor in expected.items():
-            if (info := stored.get(name)) is None:
-                continue
-            kinds = [f"{t.dtype} {list(t.shape)}" for t in (info, tensor)]
-            if kinds[0] == kinds[1]:
-                pairs.append(Pair(tensor, info))
-            else:
-                wrong.append(f"tensor {name!r} is {kinds[0]}; the merge writes {kinds[1]}")
-        if not wrong:
-            with path.open("rb") as file:
-                if file.read(len(shard.header)) != shard.header:
-                    wrong.append("the header is not the one that the merge writes")
-        for text in sorted(wrong):
-            self._find(path, text)
-        return pairs
+            report.findings.append(str(error))
+    return pairs
 
-    def _compare_file(self, expected: Path) -> None:
-        path = self.report.folder / expected.name
-        if not self._present(path) or path.read_bytes() == expected.read_bytes():
+
+def _check_shard(report: Verification, path: Path, shard: Shard) -> list[Pair]:
+    stored = read_gguf(path).tensors if is_gguf(path) else read_header(path)
+    pairs, wrong = match([tensor for tensor, _ in shard.tensors], stored)
+    if not wrong:
+        with path.open("rb") as file:
+            if file.read(len(shard.header)) != shard.header:
+                wrong = ["the header is not the one that the merge writes"]
+    report.findings += [f"{path}: {line}" for line in wrong]
+    return pairs
+
+
+def _compare_file(report: Verification, expected: Path) -> None:
+    path = report.folder / expected.name
+    if not _present(report, path) or path.read_bytes() == expected.read_bytes():
+        return
+    try:
+        if path.name == CONFIG and same_json(read_json_object(path), read_json_object(expected)):
             return
-        if path.name == CONFIG:
-            try:
-                if same_json(read_json_object(path), read_json_object(expected)):
-                    return
-            except CheckpointError as error:
-                self.report.findings.append(str(error))
-                return
-        self._find(path, "not as the merge writes it")
+    except CheckpointError as error:
+        report.findings.append(str(error))
+        return
+    report.findings.append(f"{path}: not as the merge writes it")
 
-    def _check_extra(self, expected: Iterable[str]) -> None:
-        known = {*expected, *IGNORED}
-        for path in sorted(self.report.folder.iterdir()):
-            if path.name not in known:
-                self._find(path, "not a file that the merge writes")
 
-    def _present(self, path: Path) -> bool:
-        if not path.is_file():
-            self._find(path, "is missing")
-            return False
-        return True
+def _check_extra(report: Verification, expected: Iterable[str]) -> None:
+    known = {*expected, *IGNORED}
+    extra = (path for path in sorted(report.folder.iterdir()) if path.name not in known)
+    report.findings += [f"{path}: not a file that the merge writes" for path in extra]
 
-    def _find(self, path: WeightFile, text: str) -> None:
-        self.report.findings.append(f"{path}: {text}")
 
-    def compare(self, pairs: Sequence[Pair], facts: ModelFacts) -> None:
-        """Compare tensors bit for bit, and count them."""
-        work = comparisons(pairs, share=self.share, seed=self.seed, facts=facts)
-        for verbatim, counted in ((True, self.report.verbatim), (False, self.report.computed)):
-            sizes = [p.expected.nbytes for p in pairs if p.expected.verbatim is verbatim]
-            counted.tensors, counted.nbytes = len(sizes), sum(sizes)
-            parts = (part for part in work if part.pair.expected.verbatim is verbatim)
-            counted.compared = sum(part.nbytes for part in parts)
-        with self.bars("verifying", sum(part.nbytes for part in work), "bytes") as progress:
-            wrong, non_finite = differences(
-                work, facts=facts, threads=self.threads, progress=progress
-            )
-        if non_finite:
-            note = f"NaN or infinity in {some_tensors(non_finite)}, as in the source"
-            self.report.notes.append(note)
-        for pair in pairs:
-            name, info = pair.expected.name, pair.stored
-            if name in wrong:
-                at = f"from byte {wrong[name]} of {info.nbytes} on"
-                source = "its source" if pair.expected.verbatim else "what the recipe gives"
-                self._find(info.file, f"tensor {info.name!r} is not {source}, {at}")
+def _present(report: Verification, path: Path) -> bool:
+    if not path.is_file():
+        report.findings.append(f"{path}: is missing")
+    return path.is_file()
