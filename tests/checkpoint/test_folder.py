@@ -228,10 +228,8 @@ def test_megabytes_in_an_index_are_clipped(sharded):
 # --- no weights that can be read ---
 
 ADAPTER = ": a LoRA adapter, where a full checkpoint is needed"
-PICKLED = (
-    ": has only pickled weights (.bin), which can run code when loaded; pass --allow-pickle to "
-    "read them as tensors only, or convert them to safetensors"
-)
+SAVE_AGAIN = "; load the model with transformers and save it again"
+PICKLED = f": has only pickled weights (.bin){SAVE_AGAIN}"
 
 
 def test_an_adapter(tmp_path):
@@ -252,7 +250,7 @@ def test_an_empty_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], ": has no weights in safetensors format"),
+        ([], f": has no weights in safetensors format{SAVE_AGAIN}"),
         (["pytorch_model.bin"], PICKLED),
         (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], PICKLED),
         ([FIRST], f": has safetensors files but neither model.safetensors nor {INDEX}"),

@@ -117,7 +117,6 @@ def verify_against(
     *,
     share: float = 0.1,
     seed: int = 0,
-    allow_pickle: bool = False,
     threads: int | None = None,
     progress: Bars | None = None,
 ) -> Origins:
@@ -132,7 +131,6 @@ def verify_against(
         model: folder, Hub id or URL. Weights on the Hub are read by ranges.
         share: share of the blocks of each tensor to compare, in (0, 1]; at least one block.
         seed: seed of the sample.
-        allow_pickle: read pickled weights, as tensors only.
         threads: number of workers; the number of usable processors when None.
         progress: opens a progress bar.
 
@@ -147,9 +145,7 @@ def verify_against(
     """
     if not 0 < share <= 1:
         raise RecipeError(f"share is {share:g}; write a number above 0 and at most 1")
-    other = open_checkpoint(
-        model, patterns=plan.recipe.place_patterns, allow_pickle=allow_pickle, in_place=True
-    )
+    other = open_checkpoint(model, patterns=plan.recipe.place_patterns, in_place=True)
     workers = threads or len(os.sched_getaffinity(0))
     bars = progress or no_bars
     origins = Origins(os.fspath(model), {}, {}, other.places, share)

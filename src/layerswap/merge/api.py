@@ -51,7 +51,6 @@ class OutputSettings(TypedDict, total=False):
 def make_plan(
     recipe: Recipe | PathLike,
     *,
-    allow_pickle: bool = False,
     follow_training: bool = False,
     in_place: bool = False,
     log: Log | None = None,
@@ -62,7 +61,6 @@ def make_plan(
 
     Args:
         recipe: the recipe, or the path of a recipe file.
-        allow_pickle: read pickled weights (`.bin`), as tensors only.
         follow_training: compose a swap without zones along the partition that its experts were
             trained on, if their records name one.
         in_place: leave weights at a URL, and Hub weights outside the local cache, where they are;
@@ -82,7 +80,7 @@ def make_plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe))
-    sources = open_sources(recipe, allow_pickle=allow_pickle, in_place=in_place)
+    sources = open_sources(recipe, in_place=in_place)
     if recipe.weights == "magnitude":
         sources = sources.on_disk(log or (lambda line: None))
     if follow_training:

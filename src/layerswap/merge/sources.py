@@ -72,15 +72,14 @@ class Sources:
         return replace(self, experts=experts, base=base)
 
 
-def open_sources(recipe: Recipe, *, allow_pickle: bool = False, in_place: bool = False) -> Sources:
+def open_sources(recipe: Recipe, *, in_place: bool = False) -> Sources:
     """Open the experts and the base of a recipe."""
-    return _Opener(recipe, allow_pickle, in_place).open()
+    return _Opener(recipe, in_place).open()
 
 
 @dataclass(frozen=True)
 class _Opener:
     recipe: Recipe
-    allow_pickle: bool
     in_place: bool
 
     def open(self) -> Sources:
@@ -183,7 +182,6 @@ class _Opener:
             str(expert.source),
             revision=expert.revision,
             patterns=self.recipe.place_patterns,
-            allow_pickle=self.allow_pickle,
             in_place=self.in_place,
             fetched=fetched,
         )

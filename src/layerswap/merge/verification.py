@@ -96,9 +96,9 @@ class Recorded:
             data["weights"] = self.magnitude
         return check_recipe(data, where=str(self.path))
 
-    def plan_again(self, moved: Mapping[str, str], *, allow_pickle: bool) -> Plan:
+    def plan_again(self, moved: Mapping[str, str]) -> Plan:
         """The plan of the recorded recipe over its sources of today."""
-        plan = make_plan(self.recipe_with(moved), allow_pickle=allow_pickle, in_place=True)
+        plan = make_plan(self.recipe_with(moved), in_place=True)
         if plan.needs_whole:
             plan = plan.downloaded()
 
@@ -305,7 +305,6 @@ def verify(
     seed: int = 0,
     sources: Mapping[str, PathLike] | None = None,
     record: bool = False,
-    allow_pickle: bool = False,
     threads: int | None = None,
     progress: Bars | None = None,
 ) -> Verification:
@@ -327,7 +326,6 @@ def verify(
         sources: new locations of sources, by their names in the record.
         record: if all is well, add the SHA-256 of every file to `layerswap.json`. Later
             verifications compare them, also when the sources are gone.
-        allow_pickle: read pickled weights of sources, as tensors only.
         threads: number of workers; the number of usable processors when None.
         progress: opens a progress bar.
 
@@ -351,12 +349,12 @@ def verify(
     workers = threads or len(os.sched_getaffinity(0))
     report = Verification(target)
     verifier = _Verifier(
-        recorded, moved, report, 1.0 if full else share, seed, allow_pickle, workers,
+        recorded, moved, report, 1.0 if full else share, seed, workers,
         progress or no_bars,
     )  # fmt: skip
     verifier.check_hashes()
     try:
-        plan = recorded.plan_again(moved, allow_pickle=allow_pickle)
+        plan = recorded.plan_again(moved)
     except LayerswapError as error:
         report.unverified.append(f"{error}; give its new location with --source NAME=PATH")
         verifier.compare(verifier.remaining_pairs(), {})
@@ -378,7 +376,6 @@ class _Verifier:
     report: Verification
     share: float
     seed: int
-    allow_pickle: bool
     threads: int
     bars: Bars
 
@@ -457,7 +454,6 @@ class _Verifier:
             try:
                 source = open_checkpoint(
                     entry.source, revision=entry.revision, patterns=recipe.place_patterns,
-                    allow_pickle=self.allow_pickle,
                 )  # fmt: skip
                 if composition is not None and composition.moved:
                     source = restack(source, composition.taken_of(name))
@@ -475,7 +471,7 @@ class _Verifier:
             self.report.notes.append(note)
             return
         recipe = self.recorded.recipe_with(self.moved, measure=True)
-        measured = make_plan(recipe, allow_pickle=self.allow_pickle).magnitude or {}
+        measured = make_plan(recipe).magnitude or {}
         # Another processor may add in another order.
         same = weights.keys() == measured.keys() and all(
             math.isclose(weights[name], measured[name], rel_tol=1e-9) for name in measured
