@@ -547,10 +547,10 @@ KNOWN = (
           ", line 3: parameters.t: nearswap needs t, the largest change"]),
         ("merge_method: della\nbase_model: c\nparameters: {weight: 1, epsilon: 0.6}\n" + BOTH,
          [", line 3: parameters.epsilon: 0.6 is not a number from 0 to 0.5"]),
-        ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [3, 3]}]\n"
-         "- sources: [{model: b, layer_range: [3]}]",
-         [", line 3: slices[0].sources[0].layer_range: [3, 3] holds no layer",
-          ", line 4: slices[1].sources[0].layer_range[1]: is missing"]),
+        ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [3, 3]}]",
+         [", line 3: slices[0].sources[0].layer_range: [3, 3] holds no layer"]),
+        ("merge_method: passthrough\nslices:\n- sources: [{model: b, layer_range: [3]}]",
+         [", line 3: slices[0].sources[0].layer_range[1]: is missing"]),
         (LINEAR + "slices:\n"
          "- sources: [{model: a, layer_range: [0, 3]}, {model: b, layer_range: [0, 2]}]",
          [", line 4: slices[0]: the sources have different numbers of layers"]),
