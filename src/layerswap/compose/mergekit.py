@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
 
@@ -161,40 +161,28 @@ class Slice(Strict):
     parameters: SettingsField = {}
 
 
-class Body(Strict):
-    """A list of layers: whole models to merge, or slices."""
-
-    models: list[Model] | None = None
-    slices: list[Slice] | None = None
-    parameters: SettingsField = {}
-
-
-class MergekitMethod(Body):
-    """The part of a mergekit configuration that decides the weights.
+class MergekitMethod(Strict):
+    """The part of a mergekit configuration that decides the weights: whole models, or slices.
 
     Under `mergekit` in a recipe, models have the names of `experts`, and `base` is the recipe's.
     """
 
     merge_method: str
-    modules: dict[str, Body] | None = None
+    models: list[Model] | None = None
+    slices: list[Slice] | None = None
+    parameters: SettingsField = {}
     base_model: Reference | None = None
-
-    @property
-    def bodies(self) -> dict[KeyPath, Body]:
-        """The configuration and its modules, by key path."""
-        return {(): self, **{("modules", n): body for n, body in (self.modules or {}).items()}}
 
     @property
     def references(self) -> dict[KeyPath, str]:
         """Every model in it by key path, the base model first."""
         found: dict[KeyPath, str | None] = {("base_model",): self.base_model}
-        for path, body in self.bodies.items():
-            for i, entry in enumerate(body.models or ()):
-                found[*path, "models", i, "model"] = entry.model
-            for i, part in enumerate(body.slices or ()):
-                found[*path, "slices", i, "base_model"] = part.base_model
-                for j, source in enumerate(part.sources):
-                    found[*path, "slices", i, "sources", j, "model"] = source.model
+        for i, entry in enumerate(self.models or ()):
+            found["models", i, "model"] = entry.model
+        for i, part in enumerate(self.slices or ()):
+            found["slices", i, "base_model"] = part.base_model
+            for j, source in enumerate(part.sources):
+                found["slices", i, "sources", j, "model"] = source.model
         return {path: model for path, model in found.items() if model is not None}
 
     @property
@@ -230,41 +218,32 @@ class MergekitFile(MergekitMethod):
 # --- the stack of layers ---
 
 
-@dataclass(frozen=True)
-class StackSource:
-    """A model in a slice, with its own settings and the key path of its entry.
-
-    `taken` are its layers; empty for all layers of models of unknown depth.
-    """
+class StackSource(NamedTuple):
+    """A model in a slice, with its own settings and the key path of its entry."""
 
     path: KeyPath
     model: str
     parameters: Settings
-    taken: range
 
 
 @dataclass(frozen=True)
 class StackSlice:
-    """Neighbouring layers of the output, with settings for all sources, the nearest first."""
+    """Neighbouring layers of the output.
+
+    `taken` are its layers in every source, and `scopes` the settings for all sources, the nearest
+    first.
+    """
 
     path: KeyPath
+    taken: range
     sources: tuple[StackSource, ...]
     base: str | None
     scopes: tuple[Settings, ...]
 
     @property
-    def taken(self) -> range:
-        """The layers of its first model."""
-        return self.sources[0].taken
-
-    @property
     def models(self) -> list[str]:
         """The names of its models."""
         return [source.model for source in self.sources]
-
-    def taken_of(self, model: str) -> range:
-        """The layers of a model; those of the first model if this one is not merged."""
-        return next((s.taken for s in self.sources if s.model == model), self.taken)
 
     def value(
         self, name: str, tensor: str, t: float, source: StackSource | None, *, discrete: bool
@@ -293,26 +272,23 @@ def read_stack(method: MergekitMethod, layers: int = 0) -> list[StackSlice]:
     `models` are one slice of all `layers`. As in mergekit, a base model that is not among them is
     added to it.
     """
-    # Of several modules, which are refused, the first counts.
-    path, body = next(iter(list(method.bodies.items())[1:]), ((), method))
-    scopes = (body.parameters, method.parameters) if path else (method.parameters,)
-    base = method.base_model
-    if body.models is not None:
+    base, top = method.base_model, method.parameters
+    if method.models:
         sources = [
-            StackSource((*path, "models", i), entry.model, entry.parameters, range(layers))
-            for i, entry in enumerate(body.models)
+            StackSource(("models", i), entry.model, entry.parameters)
+            for i, entry in enumerate(method.models)
         ]
         if base is not None and base not in [source.model for source in sources]:
-            sources.append(StackSource(("base_model",), base, {}, range(layers)))
-        return [StackSlice((*path, "models"), tuple(sources), base, scopes)] if sources else []
+            sources.append(StackSource(("base_model",), base, {}))
+        return [StackSlice(("models",), range(layers), tuple(sources), base, (top,))]
     stack = []
-    for i, part in enumerate(body.slices or ()):
-        here = (*path, "slices", i)
+    for i, part in enumerate(method.slices or ()):
         parts = tuple(
-            StackSource((*here, "sources", j), s.model, s.parameters, range(*s.layer_range))
-            for j, s in enumerate(part.sources)
+            StackSource(("slices", i, "sources", j), source.model, source.parameters)
+            for j, source in enumerate(part.sources)
         )
-        stack.append(StackSlice(here, parts, part.base_model or base, (part.parameters, *scopes)))
+        taken, own = range(*part.sources[0].layer_range), part.base_model or base
+        stack.append(StackSlice(("slices", i), taken, parts, own, (part.parameters, top)))
     return stack
 
 
@@ -348,7 +324,7 @@ def resolve(
     """
     stack = read_stack(method, layers)
     taken = tuple(layer for part in stack for layer in part.taken)
-    last = max(source.taken[-1] for part in stack for source in part.sources)
+    last = max(part.taken[-1] for part in stack)
     if last >= layers:
         raise RecipeError(f"layer {last} is taken from models of {layers} layers")
     chosen: dict[Place, tuple[str, Blend]] = {}
@@ -361,16 +337,7 @@ def resolve(
             raise RecipeError(_divided(place, first, other, tensor, blend))
     blends = {place: blend for place, (_, blend) in chosen.items()}
     moved = None if taken == tuple(range(layers)) else taken
-    return Composition.build(
-        len(taken), lambda place: _nearest(place, blends), moved, _shifted(stack, taken)
-    )
-
-
-def _shifted(stack: Sequence[StackSlice], taken: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The layers of each model that differ from those of the first model of its slice."""
-    models = dict.fromkeys(source.model for part in stack for source in part.sources)
-    layers = {m: tuple(layer for part in stack for layer in part.taken_of(m)) for m in models}
-    return {model: own for model, own in layers.items() if own != taken}
+    return Composition.build(len(taken), lambda place: _nearest(place, blends), moved)
 
 
 def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
@@ -410,12 +377,12 @@ def _blend_at(
     at position 0 of both; of the last it takes as many sources as the first has. A source's own
     settings go by the tensor's name in the source, the others by its name in the output.
     """
-    names: dict[str, str] = {}
+    inner = tensor
     if place.layer is not None:
         number, step, t = positions[place.layer]
         part = stack[number]
         sources = part.sources
-        names = {s.model: renumbered(tensor, place.layer, s.taken[step]) for s in sources}
+        inner = renumbered(tensor, place.layer, part.taken[step])
     elif place.role == "embedding":
         part, t = stack[0], 0.0
         sources = part.sources
@@ -428,12 +395,8 @@ def _blend_at(
             f"leaves out the base model {part.base!r}; write it first"
         )
     try:
-        models = {
-            s.model: _model_values(spelling, part, s, names.get(s.model, tensor), t)
-            for s in sources
-        }
+        models = {s.model: _model_values(spelling, part, s, inner, t) for s in sources}
         base = part.base if part.base in models else None
-        inner = names.get(sources[0].model, tensor)
         shared = _shared(spelling, part, sources[0], (tensor, inner), t)
         return spelling.read(Values(models, base, shared))
     except RecipeError as error:
@@ -490,25 +453,19 @@ PARAMETERS = sorted(
 
 def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
     """Every mistake that the types of the fields do not show."""
-    given = [key for key in ("models", "slices", "modules") if getattr(method, key)]
+    given = [key for key in ("models", "slices") if getattr(method, key)]
     if len(given) != 1:
-        names = " and ".join(given) if given else "none"
-        yield (), f"give exactly one of models, slices, modules; found {names}"
-    for name, module in (method.modules or {}).items():
-        if name != "default":
-            text = "layerswap composes one list of layers, which mergekit calls 'default'"
-            yield ("modules", name), text
-        if bool(module.models) == bool(module.slices):
-            yield ("modules", name), "give models or slices"
+        yield (), f"give exactly one of models and slices; found {'both' if given else 'none'}"
     spelling = SPELLINGS.get(method.merge_method)
     if spelling is None:
         text = f"no method {method.merge_method!r}{nearest(method.merge_method, sorted(SPELLINGS))}"
         yield ("merge_method",), text
     for path, settings in _all_settings(method):
         yield from _setting_mistakes((*path, "parameters"), settings, spelling)
+    for i, layers in enumerate(method.slices or ()):
+        yield from _layer_mistakes(("slices", i), layers.sources)
     stack = read_stack(method)
     for part in stack:
-        yield from _layer_mistakes(part)
         if spelling is not None:
             yield from _source_mistakes(part, method.merge_method, spelling)
     only_base = all(model == part.base for part in stack for model in part.models)
@@ -518,14 +475,13 @@ def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
 
 def _all_settings(method: MergekitMethod) -> Iterator[tuple[KeyPath, Settings]]:
     """The `parameters` of every part of a configuration, by the part's key path."""
-    for path, body in method.bodies.items():
-        yield path, body.parameters
-        for i, entry in enumerate(body.models or ()):
-            yield (*path, "models", i), entry.parameters
-        for i, part in enumerate(body.slices or ()):
-            yield (*path, "slices", i), part.parameters
-            for j, source in enumerate(part.sources):
-                yield (*path, "slices", i, "sources", j), source.parameters
+    yield (), method.parameters
+    for i, entry in enumerate(method.models or ()):
+        yield ("models", i), entry.parameters
+    for i, part in enumerate(method.slices or ()):
+        yield ("slices", i), part.parameters
+        for j, source in enumerate(part.sources):
+            yield ("slices", i, "sources", j), source.parameters
 
 
 def _setting_mistakes(
@@ -544,17 +500,15 @@ def _setting_mistakes(
                 yield (*path, name), str(error)
 
 
-def _layer_mistakes(part: StackSlice) -> Iterator[Mistake]:
-    if part.path[-1] == "models":
-        return
-    for source in part.sources:
-        first, stop = source.taken.start, source.taken.stop
+def _layer_mistakes(path: KeyPath, sources: Sequence[SliceSource]) -> Iterator[Mistake]:
+    for j, source in enumerate(sources):
+        first, stop = source.layer_range
         if not 0 <= first < stop:
-            yield (*source.path, "layer_range"), f"[{first}, {stop}] holds no layer"
+            yield (*path, "sources", j, "layer_range"), f"[{first}, {stop}] holds no layer"
         elif stop > LARGEST_STACK:
-            yield (*source.path, "layer_range"), f"no model has {stop} layers"
-    if len({len(source.taken) for source in part.sources}) > 1:
-        yield part.path, "the sources have different numbers of layers"
+            yield (*path, "sources", j, "layer_range"), f"no model has {stop} layers"
+    if len({source.layer_range for source in sources}) > 1:
+        yield path, "the sources have different layers; layerswap takes the same layers of each"
 
 
 def _source_mistakes(part: StackSlice, name: str, spelling: Spelling) -> Iterator[Mistake]:
@@ -609,7 +563,7 @@ def _file_mistakes(file: MergekitFile) -> Iterator[Mistake]:
 
 # --- a configuration as a recipe ---
 
-KEYS = ("merge_method", "slices", "models", "modules", "base_model")
+KEYS = ("merge_method", "slices", "models", "base_model")
 """Keys by which a configuration is recognised; a recipe has none of them."""
 
 

@@ -102,14 +102,10 @@ def make_plan(
     places = {name: place for name, place in first.places.items() if name not in drop}
     depth = first.layers
     composition = recipe.resolve(depth, magnitude, places)
-    if composition.moved:
+    if composition.taken is not None:
         if sources.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
             raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
-        sources = sources.restacked(composition)
-        if composition.shifted:
-            # Layers of different numbers may be of different kinds, or shapes.
-            moved = with_base(sources.experts, sources.base)
-            check_together(moved, aligned=alignment is not None)
+        sources = sources.restacked(composition.taken)
     fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
     stamps |= stamps_of(fisher_sources(fishers).values())
     return Plan(

@@ -455,8 +455,8 @@ class _Verifier:
                 source = open_checkpoint(
                     entry.source, revision=entry.revision, patterns=recipe.place_patterns,
                 )  # fmt: skip
-                if composition is not None and composition.moved:
-                    source = restack(source, composition.taken_of(name))
+                if composition is not None and composition.taken is not None:
+                    source = restack(source, composition.taken)
             except LayerswapError:  # it is gone, or an adapter
                 continue
             opened[name] = source
