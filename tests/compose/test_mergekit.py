@@ -176,12 +176,6 @@ models:
     assert everywhere(text) == expected
 
 
-def test_negative_weights_subtract():
-    blend = everywhere("merge_method: task_arithmetic\n" + TWO.replace("0.5", "-0.5"))
-    assert blend == merge("task_arithmetic", weights={"a": 1, "b": -0.5})
-    assert blend.shares == {"a": 1 / 1.5, "b": 0.5 / 1.5}
-
-
 def test_a_weight_of_zero_takes_no_part():
     assert everywhere("merge_method: ties\n" + TWO.replace("0.5", "0")) == Blend.of("a")
     assert everywhere("merge_method: dare_ties\nparameters: {lambda: 0}\n" + TWO) == BASE
