@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations_with_replacement
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerswap.methods.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
     from layerswap.methods.method import Array, Chunk, WholeTensor
 
-LOWER = 15
-"""Bits of a magnitude, of 31, that the second pass of a search by rank counts."""
 Bounds = tuple[tuple[float, ...], ...]
 """Per expert, the smallest magnitude that is kept; a second number is the smallest outlier."""
 
@@ -116,79 +114,24 @@ def measure_trim(whole: WholeTensor, bounds: Bounds | None) -> Trim:
 
 
 def magnitudes(tensors: Sequence[WholeTensor], ranks: Sequence[int], threads: int = 1) -> Bounds:
-    """Per expert, the exact magnitudes at ranks from 1, the largest; rank 0 gives infinity.
-
-    Example: over `[3, -1, 2, 0]`, ranks 2 and 0 give 2.0 and infinity.
-    """
-    experts = len(tensors[0].weights)
-    return _at_ranks(tensors, lambda chunk: chunk.parts, experts, ranks, threads)
+    """Per expert, the exact magnitudes at ranks from 1, the largest; rank 0 gives infinity."""
+    streams = [_stream(tensor, lambda chunk: chunk.parts) for tensor in tensors]
+    return magnitude_thresholds(streams, len(tensors[0].weights), ranks, threads)
 
 
 def score_quantiles(
     whole: WholeTensor, score: Callable[[Chunk], Array], ranks: Sequence[int]
 ) -> tuple[float, ...]:
     """The scores at these ranks, from 1 for the largest, of a score per element from 0."""
-    return _at_ranks([whole], lambda chunk: [score(chunk)], 1, ranks)[0]
+    return magnitude_thresholds([_stream(whole, lambda chunk: [score(chunk)])], 1, ranks)[0]
 
 
-def _at_ranks(
-    tensors: Sequence[WholeTensor],
-    vectors: Callable[[Chunk], Sequence[Array]],
-    count: int,
-    ranks: Sequence[int],
-    threads: int = 1,
-) -> Bounds:
-    """The magnitudes at the ranks, for each of `count` vectors of a chunk.
+def _stream(whole: WholeTensor, vectors: Callable[[Chunk], Sequence[Array]]) -> Stream:
+    def part(start: int, stop: int) -> list[Array]:
+        chunk, inside = whole.read_around(start, stop)
+        return [vector[inside] for vector in vectors(chunk)]
 
-    The bits of a non-negative float32, read as an integer, have the order of the floats. A first
-    pass counts the upper 16 bits of all values, and a second pass the lower 15 bits of the values
-    that share the upper bits of a wanted one. Memory does not grow with the tensors.
-    """
-    import numpy as np
-
-    upper = np.zeros((count, 1 << 16), np.int64)
-    lower = np.zeros((count, len(ranks), 1 << LOWER), np.int64)
-    lock = Lock()
-
-    def one_pass(add: Callable[[int, Array], None]) -> None:
-        def add_all(tensor: WholeTensor) -> None:
-            for chunk in tensor.chunks():
-                for i, vector in enumerate(vectors(chunk)):
-                    add(i, np.abs(vector.astype(np.float32, copy=False)).view(np.int32))
-
-        with ThreadPoolExecutor(threads, thread_name_prefix="rank") as pool:
-            list(pool.map(add_all, tensors))
-
-    def add_upper(i: int, bits: Array) -> None:
-        found = np.bincount(bits >> LOWER, minlength=upper.shape[1])
-        with lock:
-            upper[i] += found
-
-    def add_lower(i: int, bits: Array) -> None:
-        tops = bits >> LOWER
-        for k, (bucket, _) in enumerate(wanted[i]):
-            inside = bits[tops == bucket] & ((1 << LOWER) - 1)
-            found = np.bincount(inside, minlength=lower.shape[2])
-            with lock:
-                lower[i, k] += found
-
-    one_pass(add_upper)
-    wanted = [[_bucket(counts, rank) for rank in ranks] for counts in upper]
-    one_pass(add_lower)
-
-    def value(i: int, k: int) -> float:
-        bucket, rank = wanted[i][k]
-        bits = (bucket << LOWER) + _bucket(lower[i, k], rank)[0]
-        return float(np.array([bits], np.int32).view(np.float32)[0]) if ranks[k] else math.inf
-
-    return tuple(tuple(value(i, k) for k in range(len(ranks))) for i in range(count))
-
-
-def _bucket(counts: Array, rank: int) -> tuple[int, int]:
-    """The bucket with the value at a rank from the top, and the rank inside the bucket."""
-    from_top = counts[::-1].cumsum()
-    index = int(from_top.searchsorted(rank))
-    return len(counts) - 1 - index, rank - (int(from_top[index - 1]) if index else 0)
+    return Stream(whole.elements, lambda: map(vectors, whole.chunks()), part)
 
 
 def elect_and_merge(chunk: Chunk, parts: Sequence[Array]) -> Array:
