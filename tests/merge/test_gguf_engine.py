@@ -123,6 +123,15 @@ def test_a_merge_of_float_files_is_the_transformers_model_of_the_same_merge(tmp_
     assert np.abs(result[0] - other[0]).max() > 10 * np.abs(result[0] - expected[0]).max()
 
 
+def test_a_gguf_expert_beside_safetensors_is_the_model_that_llama_cpp_has(tmp_path):
+    """An expert as GGUF, merged into safetensors, converted, and computed by llama.cpp."""
+    task, language = (save_model(tmp_path / name, "llama", seed) for seed, name in enumerate("ab"))
+    file = convert(language, tmp_path / "language.gguf", "llama", "F16")
+    merged = ls.swap(task=task, language=file, bottom=1, top=1).save(tmp_path / "merged")
+    result = logprobs(convert(merged, tmp_path / "merged.gguf", "llama"))
+    assert np.abs(result[0] - transformers_logprobs(merged)[0]).max() < 2e-3
+
+
 def test_a_file_named_by_its_modelfile_loads(tmp_path):
     task, language = (write_gguf(tmp_path / f"{n}.gguf", n) for n in (1, 2))
     made = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "made.gguf")

@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 import torch
 from gguf import GGUFReader, GGUFWriter
+from gguf_conversion import convert, save_model
 from gguf_files import all_of, close, k_mix, tensors_of, write_gguf
-from merging import refusal
+from merging import recipe_plan, refusal, weight_bytes
 from safetensors.torch import load_file, save_file
 
 import layerswap as ls
@@ -78,6 +79,30 @@ def test_commands_that_read_whole_files_download_them(quantised, files, tmp_path
     in_cache = open_checkpoint(TASK, in_place=True)
     assert not in_cache.in_place
     assert not list((tmp_path / "cache").rglob("language.gguf"))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_gguf_file_on_the_hub_beside_safetensors(hub, tmp_path, whole):
+    """Its rows are in another order; a method over whole models downloads it."""
+    pair = [save_model(tmp_path / n, "llama", seed) for seed, n in enumerate(("task", "language"))]
+    (tmp_path / "repository").mkdir()
+    path = convert(pair[1], tmp_path / "repository" / "language.gguf", "llama", "Q8_0")
+    hub.repositories["org/language"] = path.parent
+
+    def plan(language):
+        if whole:
+            experts = {"task": str(pair[0]), "language": str(language)}
+            method = {"method": "ties", "experts": list(experts)}
+            return recipe_plan({"experts": experts, "base": str(pair[0]), "merge": method})
+        return swap(pair[0], language)
+
+    remote = plan("org/language/language.gguf")
+    opened = hub.sent["org/language"]
+    out = remote.save(tmp_path / "out")
+    assert weight_bytes(out) == weight_bytes(plan(path).save(tmp_path / "local"))
+    if not whole:
+        assert hub.sent["org/language"] - opened == remote.fetched_bytes["language"]
+    assert ls.verify(out, full=True).passed
 
 
 def test_the_parts_of_a_split_file(quantised, files, tmp_path):

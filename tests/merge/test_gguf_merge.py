@@ -25,7 +25,6 @@ from gguf_files import (
     write_gguf,
 )
 from merging import killed
-from plain_checkpoints import write_family
 
 import layerswap as ls
 from layerswap.checkpoint.commit import JOURNAL
@@ -388,19 +387,6 @@ def test_files_that_do_not_fit_together(files, tmp_path):
 def test_settings_without_meaning_for_gguf_are_refused(files, setting, message):
     with pytest.raises(LayerswapError, match=message):
         swap(files, **setting)
-
-
-def test_a_gguf_file_beside_safetensors_or_an_adapter_is_refused(files, tmp_path):
-    other = write_family(tmp_path)["task"]
-    with pytest.raises(LayerswapError, match=r"task\.gguf is a GGUF file and .*task is not; make"):
-        ls.swap(task=files["task"], language=other)
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text("{}")
-    expert = f"{{source: {files['task']}, adapter: {adapter}}}"
-    recipe = f"{{experts: {{a: {expert}}}, soup: {{experts: [a]}}}}"
-    with pytest.raises(LayerswapError, match="a: adapter: cannot be added to a GGUF file"):
-        ls.make_plan(ls.parse_recipe(recipe))
 
 
 def test_outputs_that_are_refused(files, tmp_path):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import PathLike
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
-from layerswap.checkpoint.header import TensorInfo, is_gguf, read_header
+from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
 from layerswap.checkpoint.places import (
     Numbered,
     Pattern,
@@ -331,9 +331,14 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
         folder = _download_gguf(checkpoint.source, checkpoint.revision)
     else:
         folder, _ = fetch_checkpoint(checkpoint.source, checkpoint.revision)
-    tensors = checkpoint.tensors.items()
-    here = {name: replace(info, file=folder / info.file.name) for name, info in tensors}
-    return replace(checkpoint, tensors=here)
+
+    def here(info: TensorInfo) -> TensorInfo:
+        file = folder / info.file.name
+        if isinstance(info, Translated):
+            return replace(info, file=file, stored=here(info.stored))
+        return replace(info, file=file)
+
+    return replace(checkpoint, tensors={n: here(info) for n, info in checkpoint.tensors.items()})
 
 
 def is_adapter(folder: Path) -> bool:

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, open_source, parse_json, quoted
@@ -65,6 +65,39 @@ class TensorInfo:
     def elements(self) -> int:
         """Number of elements; 1 for a scalar."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Order of the rows of a transformers tensor in a GGUF file.
+
+    `rotary`: the file alternates the two halves of a head. `heads`: the file separates queries,
+    keys and values, which transformers keeps together per head. `groups`: the same for groups of
+    query heads that share keys and values. `heads` counts query heads; for `rotary`, the heads of
+    this tensor.
+    """
+
+    kind: Literal["rotary", "heads", "groups"]
+    rows: int
+    heads: int
+    groups: int = 0
+
+
+@dataclass(frozen=True)
+class Translated(TensorInfo):
+    """A tensor of a GGUF file with the name, dtype and shape that it has in transformers.
+
+    `stored` is the tensor in the file, and `shift` is added to every element.
+    """
+
+    stored: TensorInfo
+    order: RowOrder | None
+    shift: float
+
+
+def as_stored(info: TensorInfo) -> TensorInfo:
+    """The tensor as its file has it."""
+    return info.stored if isinstance(info, Translated) else info
 
 
 def is_gguf(source: str | os.PathLike[str]) -> bool:

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import Advance
-from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, block_of
+from layerswap.checkpoint.header import (
+    BLOCKS,
+    DTYPE_BITS,
+    RowOrder,
+    TensorInfo,
+    Translated,
+    block_of,
+)
 from layerswap.checkpoint.remote import RemoteFile, RemoteHandle, WeightFile
 from layerswap.checkpoint.strict_json import open_source
 from layerswap.errors import CheckpointError
@@ -139,6 +146,8 @@ def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stor
     """
     import numpy as np
 
+    if isinstance(info, Translated):
+        return narrowed(read_floats(handle, info, start, stop), info.dtype)
     length, nbytes = block_of(info.dtype)
     kind = numpy_dtype(info.dtype)
     values = np.empty((stop - start) // length * nbytes // kind.itemsize, kind)
@@ -150,10 +159,54 @@ def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stor
 
 def read_floats(handle: Handle, info: TensorInfo, start: int, stop: int) -> Floats:
     """Read elements [start, stop) of a floating-point tensor for arithmetic; see `widened`."""
+    if isinstance(info, Translated):
+        return _read_translated(handle, info, start, stop)
     length, _ = block_of(info.dtype)
     first = start // length * length
     last = min(-(-stop // length) * length, info.elements)
     return widened(read_stored(handle, info, first, last), info.dtype)[start - first : stop - first]
+
+
+def _read_translated(handle: Handle, info: Translated, start: int, stop: int) -> Floats:
+    """Read elements of a tensor of a GGUF file, in transformers' order."""
+    import numpy as np
+
+    if info.order is None or start == stop:
+        values: Floats = read_floats(handle, info.stored, start, stop)
+    else:
+        width = info.elements // info.order.rows
+        first, last = start // width, -(-stop // width)
+        file_rows = row_order(info.order)[first:last]
+        by_file = np.argsort(file_rows)
+        dtype = np.float64 if info.stored.dtype == "F64" else np.float32
+        rows: Stored = np.empty((len(file_rows), width), dtype)
+        # Neighbours in the file are read together.
+        for run in np.split(by_file, np.flatnonzero(np.diff(file_rows[by_file]) != 1) + 1):
+            begin, end = int(file_rows[run[0]]), int(file_rows[run[-1]]) + 1
+            part = read_floats(handle, info.stored, begin * width, end * width)
+            rows[run] = part.reshape(-1, width)
+        values = rows.reshape(-1)[start - first * width : stop - first * width]
+    return values + values.dtype.type(info.shift) if info.shift else values
+
+
+@lru_cache(maxsize=8)
+def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
+    """Return, per row of the transformers tensor, its row in the file.
+
+    Example: for two heads of four rows, `RowOrder("rotary", 8, 2)` gives
+    `[0, 2, 1, 3, 4, 6, 5, 7]`.
+    """
+    import numpy as np
+
+    rows, heads = np.arange(order.rows), order.heads
+    if order.kind == "rotary":  # [head, half, pair] from [head, pair, half]
+        return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    if order.kind == "heads":  # [head, part, ...] from [part, head, ...]
+        return rows.reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
+    size = order.rows // (heads + 2 * order.groups)
+    queries, keys, values = np.split(rows, [heads * size, (heads + order.groups) * size])
+    parts = [part.reshape(order.groups, -1, size) for part in (queries, keys, values)]
+    return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def read_tensor(info: TensorInfo) -> Stored:
@@ -301,12 +354,14 @@ def gguf_package() -> Any:
 
 def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> bool:
     """True if two tensors have the same dtype, shape and bytes; reads `chunk` bytes at a time."""
-    return _same_parts(first, second, range(0, first.nbytes, chunk), chunk)
+    size, length = _compared_size(first, second, chunk)
+    return _same_parts(first, second, range(0, size, length), length)
 
 
 def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int) -> bool:
     """True if two tensors have the same dtype and shape, and agree in evenly spread blocks."""
-    return _same_parts(first, second, _sample_starts(first.nbytes, blocks, nbytes), nbytes)
+    size, length = _compared_size(first, second, nbytes)
+    return _same_parts(first, second, _sample_starts(size, blocks, length), length)
 
 
 def equal(first: TensorInfo, second: TensorInfo) -> bool:
@@ -334,11 +389,21 @@ def _equal(first: TensorInfo, second: TensorInfo, *versions: tuple[int, ...]) ->
     return same_sample(first, second, 4, 4096) and same_bytes(first, second)
 
 
+def _compared_size(first: TensorInfo, second: TensorInfo, nbytes: int) -> tuple[int, int]:
+    """Return the size of a tensor and of a part to compare: in bytes, or translated in elements."""
+    if isinstance(first, Translated) or isinstance(second, Translated):
+        return first.elements, nbytes // 8
+    return first.nbytes, nbytes
+
+
 def _same_parts(first: TensorInfo, second: TensorInfo, starts: Iterable[int], length: int) -> bool:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
+    translated = isinstance(first, Translated) or isinstance(second, Translated)
 
-    def part(handle: Handle, info: TensorInfo, start: int) -> bytearray:
+    def part(handle: Handle, info: TensorInfo, start: int) -> bytes | bytearray:
+        if translated:
+            return read_stored(handle, info, start, min(start + length, info.elements)).tobytes()
         # Bytearrays compare by memcmp; memoryviews would compare item by item.
         buffer = bytearray(min(length, info.nbytes - start))
         read_into(handle, info.offset + start, memoryview(buffer), info.file)

@@ -11,7 +11,7 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
-from layerswap.checkpoint.header import byte_length
+from layerswap.checkpoint.header import Translated, byte_length
 from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES, equal, same_bytes
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose import Blend, Composition
@@ -62,7 +62,9 @@ class OutputTensor:
     def verbatim(self) -> bool:
         """True if its bytes are one source's bytes."""
         term = self.inputs[0][0]
-        return len(self.inputs) == 1 and isinstance(term, TensorInfo) and term.dtype == self.dtype
+        if len(self.inputs) > 1 or not isinstance(term, TensorInfo) or isinstance(term, Translated):
+            return False
+        return term.dtype == self.dtype
 
     @property
     def copied(self) -> TensorInfo:

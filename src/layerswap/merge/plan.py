@@ -18,7 +18,7 @@ from layerswap._types import Advance, Log, PathLike
 from layerswap.checkpoint import Checkpoint, Place
 from layerswap.checkpoint.commit import existing_parent
 from layerswap.checkpoint.folder import downloaded
-from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
@@ -233,7 +233,7 @@ class Plan:
             if self.needs_whole:
                 fetched[name] = sum(file.size for file in files)
                 continue
-            stored = ({*stored_tensors(t.inputs)} for t in self.tensors)
+            stored = ({*map(as_stored, stored_tensors(t.inputs))} for t in self.tensors)
             fetched[name] = sum(
                 info.nbytes for infos in stored for info in infos if info.file in files
             )

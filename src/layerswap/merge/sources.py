@@ -35,10 +35,11 @@ from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
 from layerswap.checkpoint.strict_json import quoted
-from layerswap.checkpoint.views import restack
+from layerswap.checkpoint.views import as_transformers, restack
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
 from layerswap.errors import LayerswapError, MergeError
+from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
 Stamp = tuple[int, int, int] | None
@@ -116,8 +117,7 @@ class _Opener:
             except LayerswapError as error:
                 raise error.within(name) from None
         experts = {name: full[name] for name in names if name in full}
-        _refuse_mixed([*experts.values(), *([base] if base is not None else [])])
-        return Sources(experts, base, only)
+        return Sources(*_in_one_layout(experts, base), only)
 
     def _open_expert(self, expert: Expert, source: str) -> tuple[Checkpoint | Adapter, str | None]:
         """An adapter or a full checkpoint, and its commit if it is from the Hub."""
@@ -187,13 +187,27 @@ class _Opener:
         )
 
 
-def _refuse_mixed(opened: Iterable[Checkpoint]) -> None:
-    formats = {checkpoint.gguf is not None: checkpoint for checkpoint in opened}
-    if len(formats) > 1:
-        raise MergeError(
-            f"{formats[True].source} is a GGUF file and {formats[False].source} is not; make both "
-            "GGUF with llama.cpp's convert_hf_to_gguf.py, or give the safetensors of both"
-        )
+def _in_one_layout(
+    experts: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
+    """GGUF files beside safetensors, translated to the names of the safetensors."""
+    opened = [*experts.values(), *([base] if base is not None else [])]
+    like = next((c for c in opened if c.gguf is None and c.tensors), None)
+    if like is None or all(c.gguf is None for c in opened):
+        return dict(experts), base
+
+    def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.gguf is None:
+            return checkpoint
+        try:
+            view = as_transformers(checkpoint, like)
+        except LayerswapError as error:
+            raise error.within(name) from None
+        check_gguf_vocabulary(name, checkpoint, like)
+        return view
+
+    named = {name: translated(name, checkpoint) for name, checkpoint in experts.items()}
+    return named, None if base is None else translated("base", base)
 
 
 def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Expert:

@@ -202,6 +202,33 @@ def _id(value: int | None) -> str:
     return "missing" if value is None else f"id {value}"
 
 
+NORMAL = 1
+"""The type of an ordinary token in `tokenizer.ggml.token_type`."""
+
+
+def check_gguf_vocabulary(name: str, checkpoint: Checkpoint, like: Checkpoint) -> None:
+    """Refuse a GGUF file whose tokens are not those of a `tokenizer.json`.
+
+    Converters write unused, control and padding tokens in their own way. If the file does not mark
+    them, one token in a hundred may differ.
+    """
+    assert checkpoint.gguf is not None, "only GGUF files are compared so"
+    metadata, ids = checkpoint.gguf, read_vocabulary(like)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not ids or not isinstance(tokens, list):
+        return
+    wrong = [t for t, i in ids.items() if i < len(tokens) and tokens[i] != t]
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    known = isinstance(kinds, list) and len(kinds) == len(tokens)
+    ordinary = [token for token in wrong if known and kinds[ids[token]] == NORMAL]
+    if ordinary or len(wrong) > len(ids) // 100:
+        token = min(ordinary or wrong, key=ids.__getitem__)
+        raise MergeError(
+            f"tokenizers of {name} and {like.identity} differ: token {ids[token]} is "
+            f"{clipped(repr(tokens[ids[token]]), 40)} and {clipped(repr(token), 40)}"
+        )
+
+
 UNION = "union"
 RowMap = tuple[tuple[str, int, int], ...]
 """Runs of rows: the checkpoint that has them, the first row, and their number."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import BLOCKS, TensorInfo
-from layerswap.checkpoint.header import block_of
+from layerswap.checkpoint.header import Translated, as_stored, block_of
 from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
     FLOAT_NAMES,
@@ -245,7 +245,8 @@ def _computes(shard: Shard) -> Iterator[Piece]:
             yield from chunks(whole, PIECE_BYTES) if tensor.linear else (whole,)
         else:  # rows in another order lie anywhere: their tensors are fetched once, and whole
             gathered = any(isinstance(term, Gathered) for term, _ in tensor.inputs)
-            cut = tensor.linear and not gathered
+            reordered = any(isinstance(i, Translated) for i in stored_tensors(tensor.inputs))
+            cut = tensor.linear and not gathered and not reordered
             yield from chunks(whole, FETCHED_BYTES) if cut else (whole,)
 
 
@@ -255,7 +256,7 @@ def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) 
     Methods read their inputs more than once; fetched bytes wait in nameless files of `folder`.
     """
     share = piece.stop - piece.start
-    for info in dict.fromkeys(stored_tensors(piece.tensor.inputs)):
+    for info in dict.fromkeys(map(as_stored, stored_tensors(piece.tensor.inputs))):
         handle = handles[info.file]
         if isinstance(handle, RemoteHandle):
             start, stop = info.offset, info.offset + info.nbytes

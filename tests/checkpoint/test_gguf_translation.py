@@ -1,0 +1,168 @@
+"""GGUF files with transformers' names: every tensor is the one that transformers loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from effort import mostly_slow
+from gguf_conversion import FAMILIES, convert, save_model
+
+import layerswap as ls
+from layerswap.checkpoint.header import RowOrder
+from layerswap.checkpoint.read import row_order, same_bytes
+from layerswap.checkpoint.views import as_transformers
+from layerswap.errors import LayerswapError
+
+NOT_LOADED = ("cohere", "cohere2", "olmo2", "gpt_neox", "granite", "falcon-groups", "mixtral")
+"""Those that transformers does not load from GGUF, or not as llama.cpp's converter writes them."""
+QUICK = ("llama", "gemma3", "falcon-groups")
+
+
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, *QUICK))
+def test_the_conversion_is_undone(tmp_path, family):
+    folder = save_model(tmp_path / "model", family)
+    like = ls.open_checkpoint(folder)
+    opened = as_transformers(ls.open_checkpoint(convert(folder, tmp_path / "a.gguf", family)), like)
+    assert list(opened.tensors) == list(like.tensors)
+    assert opened.places == like.places
+    # Adding 1 to a norm and subtracting it rounds twice.
+    shifted = 2e-7 if family in ("gemma2", "gemma3", "nemotron") else 0.0
+    for name, info in like.tensors.items():
+        found, expected = opened.read(name), like.read(name)
+        assert torch.allclose(found, expected, rtol=0, atol=shifted), name
+        start, stop = info.elements // 3 + 1, info.elements // 2 + 5
+        part = opened.elements(name, start, stop)
+        assert np.array_equal(part, found.reshape(-1)[start:stop].numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in NOT_LOADED])
+def test_tensors_are_those_that_transformers_loads(tmp_path, family, kind):
+    from transformers import AutoModelForCausalLM
+
+    folder = save_model(tmp_path / "model", family)
+    path = convert(folder, tmp_path / "a.gguf", family, kind)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="a.gguf", dtype=torch.float32, config=None
+    )
+    theirs.config.quantization_config = None
+    del theirs.config.quantization_config
+    plain = type(theirs)(theirs.config)  # a model from GGUF cannot be saved
+    plain.load_state_dict(theirs.state_dict())
+    plain.save_pretrained(tmp_path / "theirs")
+    expected = ls.open_checkpoint(tmp_path / "theirs")
+    opened = as_transformers(ls.open_checkpoint(path), ls.open_checkpoint(folder))
+    compared = 0
+    for name in opened.tensors.keys() & expected.tensors.keys():
+        assert torch.equal(opened.read(name), expected.read(name)), name
+        compared += 1
+    assert compared >= len(opened.tensors) - 1  # a tied head is stored by one of the two
+
+
+@pytest.mark.parametrize("kind", mostly_slow(["F16", "BF16", "Q8_0", "Q4_0"], "Q8_0"))
+def test_a_gguf_file_is_merged_beside_safetensors(tmp_path, kind):
+    """The output equals a merge of safetensors with the dequantised numbers."""
+    task, language = (save_model(tmp_path / n, "llama", i) for i, n in enumerate(("a", "b")))
+    path = convert(language, tmp_path / "language.gguf", "llama", kind)
+    made = ls.swap(task=task, language=path, bottom=1, top=1).save(tmp_path / "made")
+    like = ls.open_checkpoint(task)
+    plain = as_transformers(ls.open_checkpoint(path), like)
+    shutil.copytree(task, tmp_path / "plain")
+    from safetensors.torch import save_file
+
+    save_file(
+        {name: plain.read(name).contiguous() for name in plain.tensors},
+        tmp_path / "plain" / "model.safetensors",
+        {"format": "pt"},
+    )
+    other = ls.swap(task=task, language=tmp_path / "plain", bottom=1, top=1).save(tmp_path / "o")
+    assert (made / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    report = ls.verify(made, full=True)
+    assert report.passed
+    assert report.verbatim.tensors + report.computed.tensors == len(like.tensors)
+    record = json.loads((made / "layerswap.json").read_text())
+    assert record["sources"]["language"]["source"] == str(path)
+    backwards = ls.swap(task=path, language=task, bottom=1, top=1)
+    model = backwards.load()
+    assert torch.equal(model.lm_head.weight, other_way(task, tmp_path / "plain"))
+
+
+def other_way(task, plain):
+    return ls.swap(task=plain, language=task, bottom=1, top=1).load().lm_head.weight
+
+
+def test_tied_heads_of_a_gguf_file_are_one_tensor(tmp_path):
+    folder = save_model(tmp_path / "a", "llama-tied")
+    path = convert(folder, tmp_path / "a.gguf", "llama-tied", "Q8_0")
+    opened = as_transformers(ls.open_checkpoint(path), ls.open_checkpoint(folder))
+    name = "model.embed_tokens.weight"
+    assert same_bytes(opened.tensors[name], opened.tensors[name])
+    assert not same_bytes(opened.tensors[name], ls.open_checkpoint(folder).tensors[name])
+
+
+def test_rows_of_groups():
+    """Two groups of two heads of two rows: queries, then keys, then values."""
+    order = row_order(RowOrder("groups", 16, 4, 2))
+    assert order.tolist() == [0, 1, 2, 3, 8, 9, 12, 13, 4, 5, 6, 7, 10, 11, 14, 15]
+    assert row_order(RowOrder("rotary", 8, 2)).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert row_order(RowOrder("heads", 6, 2)).tolist() == [0, 2, 4, 1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "qwen2"}, "GGUF architecture is 'llama'; the safetensors model is 'qwen2'"),
+        ({"model_type": "gpt2"}, "a GGUF file beside safetensors of 'gpt2' cannot be read"),
+        (
+            {"num_key_value_heads": 1},
+            "attention.head_count_kv is 2; in the safetensors model num_key_value_heads is 1",
+        ),
+        (
+            {"rms_norm_eps": 1e-3},
+            "attention.layer_norm_rms_epsilon is 1e-06; in the safetensors model rms_norm_",
+        ),
+    ],
+)
+def test_models_of_another_kind(tmp_path, change, message):
+    folder = save_model(tmp_path / "a", "llama")
+    path = convert(folder, tmp_path / "a.gguf", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(LayerswapError, match=f"^language: {path}: {message}"):
+        ls.swap(task=folder, language=path)
+
+
+def test_another_vocabulary(tmp_path):
+    folder = save_model(tmp_path / "a", "llama")
+    path = convert(folder, tmp_path / "a.gguf", "llama")
+    vocabulary = {f"w{i}": i for i in range(200)}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(LayerswapError, match=r"of language and .* differ: token 0 is '<unk>' and"):
+        ls.swap(task=folder, language=path)
+
+
+def test_an_adapter_cannot_be_added_to_a_gguf_file(tmp_path):
+    folder = save_model(tmp_path / "a", "llama")
+    path = convert(folder, tmp_path / "a.gguf", "llama")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    recipe = f"{{experts: {{a: {{source: {path}, adapter: {adapter}}}}}, soup: {{experts: [a]}}}}"
+    with pytest.raises(LayerswapError, match="a: adapter: cannot be added to a GGUF file"):
+        ls.make_plan(ls.parse_recipe(recipe))
+
+
+def test_tensors_that_one_of_the_two_lacks(tmp_path):
+    folder = save_model(tmp_path / "a", "qwen2")
+    path = convert(folder, tmp_path / "a.gguf", "qwen2")
+    other = save_model(tmp_path / "b", "llama")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "qwen2"}))
+    with pytest.raises(LayerswapError, match=r"has 'blk\.0\.attn_k\.bias', which .* lacks"):
+        ls.swap(task=other, language=path)
