@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -73,13 +72,6 @@ def test_shards_come_in_the_order_of_files_and_bytes(sharded):
     ]
 
 
-def test_a_shard_may_be_a_link_as_in_the_hub_cache(sharded):
-    (sharded / "blobs").mkdir()
-    (sharded / FIRST).rename(sharded / "blobs" / "abc")
-    (sharded / FIRST).symlink_to("blobs/abc")
-    assert EMBEDDING in open_checkpoint(str(sharded)).tensors
-
-
 def test_a_shard_that_the_index_does_not_name_is_not_read(sharded):
     (sharded / "model-00003-of-00002.safetensors").write_bytes(b"left over")
     assert len(open_checkpoint(str(sharded)).tensors) == 3
@@ -136,23 +128,9 @@ BROKEN = {
         lambda folder: write_index(folder, {"extra": SECOND, "b": FIRST, "c": FIRST} | WHOLE),
         f"/{INDEX}: lists 'extra' in {SECOND}, which does not hold it (and 2 more)",
     ),
-    "damaged": (
-        lambda folder: (folder / SECOND).write_bytes((folder / SECOND).read_bytes() + b"x"),
-        f"/{SECOND}: 1 bytes follow the last tensor",
-    ),
     "name too long": (
         lambda folder: write_index(folder, {NORM: "n" * 300 + ".safetensors"}),
         ": cannot be read (File name too long)",
-    ),
-    "listed twice": (
-        lambda folder: (folder / INDEX).write_text(
-            f'{{"weight_map": {{"a": "{FIRST}", "a": "{SECOND}"}}}}'
-        ),
-        f"/{INDEX}: key 'a' is given twice",
-    ),
-    "a list": (
-        lambda folder: (folder / INDEX).write_text("[]"),
-        f"/{INDEX}: not a JSON object",
     ),
     "a folder": (replaced_by_a_folder, f"/{INDEX}: not a regular file"),
     **{
@@ -216,22 +194,11 @@ def test_an_index_that_names_no_safetensors_file(sharded, name):
     assert refusal(sharded) == f"/{INDEX}: {name!r} is not the name of a safetensors file"
 
 
-def test_megabytes_in_an_index_are_clipped(sharded):
-    write_index(sharded, {NORM: "/" * 1_000_000 + ".safetensors"})
-    assert refusal(sharded).endswith("/… points outside its folder")
-    write_index(sharded, {NORM: "n" * 1_000_000})
-    assert refusal(sharded).endswith("n… is not the name of a safetensors file")
-    write_index(sharded, WHOLE | {"t" * 1_000_000: FIRST})
-    assert refusal(sharded).endswith(f"t… in {FIRST}, which does not hold it")
-
-
 # --- no weights that can be read ---
 
 ADAPTER = ": a LoRA adapter, where a full checkpoint is needed"
-PICKLED = (
-    ": has only pickled weights (.bin), which can run code when loaded; pass --allow-pickle to "
-    "read them as tensors only, or convert them to safetensors"
-)
+SAVE_AGAIN = "; load the model with transformers and save it again"
+PICKLED = f": has only pickled weights (.bin){SAVE_AGAIN}"
 
 
 def test_an_adapter(tmp_path):
@@ -252,7 +219,7 @@ def test_an_empty_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], ": has no weights in safetensors format"),
+        ([], f": has no weights in safetensors format{SAVE_AGAIN}"),
         (["pytorch_model.bin"], PICKLED),
         (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], PICKLED),
         ([FIRST], f": has safetensors files but neither model.safetensors nor {INDEX}"),
@@ -267,20 +234,6 @@ def test_no_weights(tmp_path, files, message):
     for name in files:
         (tmp_path / name).write_bytes(b"")
     assert refusal(tmp_path) == message
-
-
-def test_pickled_weights_beside_safetensors_are_never_opened(single, monkeypatch):
-    (single / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    opened, real = [], os.open
-
-    def spy(path, *args, **kwargs):
-        opened.append(Path(path).name)
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", spy)
-    open_checkpoint(str(single))
-    assert "model.safetensors" in opened
-    assert "pytorch_model.bin" not in opened
 
 
 # --- the configuration ---
@@ -312,38 +265,12 @@ def test_a_model_type_that_is_no_name(single):
     assert refusal(single) == "/config.json: model_type is [1], not a name"
 
 
-def test_a_null_quantisation_is_none(single):
-    write_config(single, CONFIG | {"quantization_config": None})
-    assert len(open_checkpoint(str(single)).tensors) == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "not a JSON object"),
-        ('{"a": 1, "a": 1}', "key 'a' is given twice"),
-        ('{"a": NaN}', "NaN is not a JSON number"),
-        ("", "not valid JSON (Expecting value: line 1 column 1 (char 0))"),
-    ],
-)
-def test_a_bad_configuration(single, text, message):
-    (single / "config.json").write_text(text)
-    assert refusal(single) == f"/config.json: {message}"
-
-
 def test_a_folder_that_may_not_be_entered(single, monkeypatch):
     def denied(path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", denied)
     assert refusal(single) == ": cannot be read (Permission denied)"
-
-
-def test_code_in_the_folder_is_never_run(single):
-    (single / "modeling_evil.py").write_text("raise SystemExit(99)")
-    auto = {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}
-    write_config(single, CONFIG | auto)
-    assert open_checkpoint(str(single)).config["auto_map"] == auto["auto_map"]
 
 
 def test_one_tensor_by_name(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 
 import pytest
@@ -54,26 +53,15 @@ FRAMES = [
     (b"\xff" * 8, f"the header claims 18446744073709551615 bytes; {MOST}"),
     (length(100_000_000) + b"{}", "the header claims 100000000 bytes but the file has 10"),
     (framed(b" {}"), START),
-    (framed(b"\n{}"), START),
     (framed(b"\xef\xbb\xbf{}"), START),
     (framed(b"[]"), START),
-    (framed(b'{"\xff": 1}'), "not UTF-8 text"),
     (framed(b"{}\0"), "not valid JSON (Extra data: line 1 column 3 (char 2))"),
-    (framed(b'{"a":' * 100_000), "nested too deeply"),
-    (framed(b'{"\\ud800":{}}'), "holds half of a surrogate pair"),
 ]
 
 
 @pytest.mark.parametrize(("content", "message"), FRAMES, ids=range(len(FRAMES)))
 def test_a_bad_frame(tmp_path, content, message):
     assert refused_bytes(tmp_path, content) == message
-
-
-def test_a_header_longer_than_allowed_is_not_read(tmp_path):
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(length(100_000_001))
-    os.truncate(path, 200_000_000)
-    assert refusal(path) == "the header claims 100000001 bytes; at most 100000000 allowed"
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
@@ -83,13 +71,6 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
     assert refusal(path) == "the file ended inside its header"
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    assert refusal(tmp_path / "no.safetensors") == "cannot be read (No such file or directory)"
-    assert refusal(tmp_path) == "not a regular file"
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe") == "not a regular file"
-
-
 # --- the entries ---
 
 
@@ -97,13 +78,7 @@ def test_files_that_cannot_be_read(tmp_path):
     ("header", "message"),
     [
         ('{"a":%s,"a":%s}', "key 'a' is given twice"),
-        ('{"a":%s,"\\u0061":%s}', "key 'a' is given twice"),
-        ('{"__metadata__":{"k":"1","k":"1"},"a":%s}', "key 'k' is given twice"),
         ('{"__metadata__":{},"a":%s,"__metadata__":{}}', "key '__metadata__' is given twice"),
-        (
-            '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2],"dtype":"I8"}}',
-            "key 'dtype' is given twice",
-        ),
     ],
 )
 def test_duplicates(tmp_path, header, message):
@@ -189,11 +164,6 @@ def test_names_that_are_not_allowed(tmp_path, name, shown):
 def test_a_megabyte_of_name_is_clipped(tmp_path, ending):
     path = write_file(tmp_path / "x", {"\n" * 1_000_000 + ending: entry(1, 3)}, bytes(3))
     assert "…" in refusal(path)
-
-
-def test_a_megabyte_of_shape_is_clipped(tmp_path):
-    path = write_file(tmp_path / "x", {"a": entry(0, 1, "U8", [2] + [1] * 300_000)}, bytes(1))
-    assert refusal(path).endswith("1, … of U8")
 
 
 # --- the layout of the bytes ---

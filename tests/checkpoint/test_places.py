@@ -385,21 +385,6 @@ def test_every_tensor_of_a_family_has_the_place_of_its_module(name):
     assert expected <= {where.role for where in disk.values()}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama", "opt", "gpt_neox", "biogpt", "mixtral"])
-def test_a_checkpoint_of_the_base_model_alone_has_no_prefix(name):
-    built = _build(name)
-    prefix = _prefix(built.disk)
-    bare = {key.removeprefix(prefix): where for key, where in built.disk.items()}
-    assert prefix
-    assert bare.keys() != built.disk.keys()
-    places = place_tensors(bare)
-    assert all(places[key] in bare[key] for key in bare)
-
-
-def _prefix(names: Any) -> str:
-    return next(key for key in names if "layer" in key or ".h." in key).split(".")[0] + "."
-
-
 # --- names found on disk ---
 
 ATTENTION, MLP = Place(0, "attention"), Place(0, "mlp")
@@ -712,17 +697,6 @@ def test_an_invalid_pattern(match, role, message):
 def test_a_pattern_whose_layer_is_no_index(name):
     with pytest.raises(RecipeError, match="not an index"):
         place_tensors([*_llama(0), name], patterns=[Pattern(r"x\.(?P<layer>.*)\.y", "mlp")])
-
-
-def test_count_layers():
-    assert count_layers({}) == 0
-    assert count_layers({"lm_head.weight": HEAD}) == 0
-    assert count_layers(place_tensors(_llama(2, 0, 1))) == 3
-
-
-def test_the_order_of_the_names_is_kept():
-    names = [*reversed(_llama(0, 1)), "lm_head.weight"]
-    assert list(place_tensors(iter(names))) == names
 
 
 def test_roles_are_those_of_the_tables():

@@ -16,7 +16,6 @@ from layerswap.checkpoint.read import (
     as_torch,
     is_finite,
     narrowed,
-    open_file,
     read_tensor,
     same_bytes,
     torch_dtype,
@@ -109,12 +108,6 @@ def test_a_file_that_is_gone_is_named(stored):
     with pytest.raises(CheckpointError) as caught:
         read_tensor(stored["f64"])
     assert str(caught.value) == f"{file}: cannot be read (No such file or directory)"
-
-
-def test_a_folder_in_place_of_a_file_is_named(tmp_path):
-    with pytest.raises(CheckpointError) as caught, open_file(tmp_path):
-        pass
-    assert str(caught.value) == f"{tmp_path}: not a regular file"
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BITS)

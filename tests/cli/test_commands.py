@@ -309,14 +309,18 @@ def test_check_reads_the_recipe_alone(layerswap, mergekit, tmp_path):
 
 MISTAKES = {
     "recipe": (
-        "experts: {task: a, swahili: b}\nswap:\n  language: swahil\n  botom: 3\n",
+        "experts: {task: a, swahili: b}\nswap:\n  botom: 3\ndtype: int8\n",
+        ["line 3: swap.botom: unknown key; did you mean 'bottom'?",
+         "line 4: dtype: 'int8' is not allowed; there are bfloat16, float16, float32"],
+    ),
+    "names of a recipe": (
+        "experts: {task: a, swahili: b}\nswap:\n  language: swahil\nweights: magnitude\n",
         ["line 3: swap.language: no expert 'swahil'; did you mean 'swahili'?",
-         "line 4: swap.botom: unknown key; did you mean 'bottom'?"],
+         "line 4: weights: magnitude weights need the base; give `base`"],
     ),
     "mergekit configuration": (
-        "merge_method: tise\nmodels:\n- {model: a}\n- {modle: b}\n",
-        ["line 1: merge_method: no method 'tise'; did you mean 'ties'?",
-         "line 4: models[1].model: is missing",
+        "merge_method: linear\nmodels:\n- {model: a}\n- {modle: b}\n",
+        ["line 4: models[1].model: is missing",
          "line 4: models[1].modle: unknown key; did you mean 'model'?"],
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose import Blend, Composition, partition, soup, swap
+from layerswap.compose import Blend, Composition, soup, swap
 from layerswap.compose.composition import all_places
 from layerswap.errors import RecipeError
 
@@ -117,11 +117,6 @@ def test_importing_compose_loads_no_heavy_library():
     assert "'layerswap'" in loaded
     for heavy in ("torch", "transformers", "safetensors", "numpy"):
         assert f"'{heavy}'" not in loaded
-
-
-def test_partition_and_swap_have_experts_sorted():
-    assert swap(8, task="z", language="a").experts == ("a", "z")
-    assert partition("B", 8).experts == ("language", "task")
 
 
 def _python(code, **environment):

@@ -176,12 +176,6 @@ models:
     assert everywhere(text) == expected
 
 
-def test_negative_weights_subtract():
-    blend = everywhere("merge_method: task_arithmetic\n" + TWO.replace("0.5", "-0.5"))
-    assert blend == merge("task_arithmetic", weights={"a": 1, "b": -0.5})
-    assert blend.shares == {"a": 1 / 1.5, "b": 0.5 / 1.5}
-
-
 def test_a_weight_of_zero_takes_no_part():
     assert everywhere("merge_method: ties\n" + TWO.replace("0.5", "0")) == Blend.of("a")
     assert everywhere("merge_method: dare_ties\nparameters: {lambda: 0}\n" + TWO) == BASE
@@ -244,19 +238,16 @@ def test_models_are_one_slice_of_all_layers():
     assert resolved(text, layers=1)[Place(0, "mlp")] == Blend.of({"a": 1, "b": 1})
 
 
-def test_settings_of_a_source_win_over_slice_module_and_file():
+def test_settings_of_a_source_win_over_slice_and_file():
     text = """
 merge_method: linear
 parameters: {weight: 1}
-modules:
-  default:
-    parameters: {weight: [{filter: mlp, value: 2}]}
-    slices:
-    - sources:
-      - {model: a, layer_range: [0, 1], parameters: {weight: [{filter: norm, value: 4}]}}
-      - {model: b, layer_range: [0, 1]}
-      parameters: {weight: [{filter: lm_head, value: 3}]}
-    - sources: [{model: a, layer_range: [1, 2]}, {model: b, layer_range: [1, 2]}]
+slices:
+- sources:
+  - {model: a, layer_range: [0, 1], parameters: {weight: [{filter: norm, value: 4}]}}
+  - {model: b, layer_range: [0, 1]}
+  parameters: {weight: [{filter: lm_head, value: 3}]}
+- sources: [{model: a, layer_range: [1, 2]}, {model: b, layer_range: [1, 2]}]
 """
     result = resolved(text, layers=2)
     half = Blend.of({"a": 1, "b": 1})
@@ -355,41 +346,6 @@ slices:
     assert type(result).from_dict(result.to_dict()) == result
 
 
-SHIFTED = """
-merge_method: linear
-parameters: {weight: 1}
-slices:
-- sources: [{model: a, layer_range: [0, 1]}]
-- sources:
-  - {model: a, layer_range: [1, 3]}
-  - {model: b, layer_range: [2, 4], parameters: {weight: [{filter: layers.3., value: 3}]}}
-"""
-
-
-def test_the_sources_of_a_slice_may_take_different_layers():
-    result = resolved(SHIFTED)
-    assert (result.layers, result.taken, dict(result.shifted)) == (3, (0, 1, 2), {"b": (0, 2, 3)})
-    assert (result.taken_of("a"), result.taken_of("b")) == ((0, 1, 2), (0, 2, 3))
-    # A filter of a source goes by the names that tensors have in the source.
-    weights = [str(result[Place(layer, "mlp")]) for layer in range(3)]
-    assert weights == ["a", "0.5 a + 0.5 b", "0.25 a + 0.75 b"]
-    assert "2 = 2 of a, 3 of b " in str(result)
-    assert type(result).from_dict(result.to_dict()) == result
-    assert hash(result) == hash(type(result).from_dict(result.to_dict()))
-    assert result != resolved(SHIFTED.replace("[2, 4]", "[1, 3]"))
-    assert refusal(SHIFTED, 3) == "layer 3 is taken from models of 3 layers"
-
-
-def test_an_expert_whose_layers_are_shifted_is_a_checkpoint():
-    data = parse_recipe(SHIFTED).model_dump(mode="json", exclude_defaults=True)
-    data["experts"]["c"] = data["experts"].pop("b")
-    data["experts"]["b"] = {"soup": ["c", "a"]}
-    with pytest.raises(
-        RecipeError, match="expert 'b' takes other layers than the rest, so it must be a check"
-    ):
-        check_recipe(data, where="test").resolve(4)
-
-
 def test_a_model_with_an_adapter():
     text = "models: [{model: ./a@x+org/l@y}, {model: {model: {path: b}, lora: {path: ./l}}}]"
     recipe = parse_recipe(LINEAR + text)
@@ -477,16 +433,12 @@ KNOWN = (
         ("merge_method: tise\n" + BOTH,
          [", line 1: merge_method: no method 'tise'; did you mean 'ties'?"]),
         ("models: [{model: a}]", [": merge_method: is missing"]),
-        (LINEAR, [": give exactly one of models, slices, modules; found none"]),
+        (LINEAR, [": give exactly one of models and slices; found none"]),
         (LINEAR + BOTH + "slices: [{sources: [{model: a, layer_range: [0, 1]}]}]",
-         [": give exactly one of models, slices, modules; found models and slices"]),
-        (LINEAR + "modules: {text_decoder: {models: [{model: a}]}}",
-         [", line 3: modules.text_decoder: layerswap composes one list of layers, which mergekit "
-          "calls 'default'"]),
-        (LINEAR + "modules: {default: {}}", [", line 3: modules.default: give models or slices"]),
+         [": give exactly one of models and slices; found both"]),
         (LINEAR + BOTH + "name: x", [
             ", line 4: name: unknown key; there are base_model, chat_template, dtype, "
-            "merge_method, models, modules, out_dtype, parameters, slices, tokenizer, "
+            "merge_method, models, out_dtype, parameters, slices, tokenizer, "
             "tokenizer_source"]),
         (LINEAR + "models: [{modell: a}]",
          [", line 3: models[0].model: is missing",
@@ -547,13 +499,14 @@ KNOWN = (
           ", line 3: parameters.t: nearswap needs t, the largest change"]),
         ("merge_method: della\nbase_model: c\nparameters: {weight: 1, epsilon: 0.6}\n" + BOTH,
          [", line 3: parameters.epsilon: 0.6 is not a number from 0 to 0.5"]),
-        ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [3, 3]}]\n"
-         "- sources: [{model: b, layer_range: [3]}]",
-         [", line 3: slices[0].sources[0].layer_range: [3, 3] holds no layer",
-          ", line 4: slices[1].sources[0].layer_range[1]: is missing"]),
+        ("merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [3, 3]}]",
+         [", line 3: slices[0].sources[0].layer_range: [3, 3] holds no layer"]),
+        ("merge_method: passthrough\nslices:\n- sources: [{model: b, layer_range: [3]}]",
+         [", line 3: slices[0].sources[0].layer_range[1]: is missing"]),
         (LINEAR + "slices:\n"
          "- sources: [{model: a, layer_range: [0, 3]}, {model: b, layer_range: [0, 2]}]",
-         [", line 4: slices[0]: the sources have different numbers of layers"]),
+         [", line 4: slices[0]: the sources have different layers; layerswap takes the same layers "
+          "of each"]),
         (LINEAR + BOTH + "dtype: int64\nout_dtype: bfloat",
          [", line 4: dtype: 'int64' is not allowed; there are bfloat16, float16, float32",
           ", line 5: out_dtype: 'bfloat' is not allowed; did you mean 'bfloat16'?"]),

@@ -70,13 +70,6 @@ def test_erratum_with_and_algorithm_1_is_our_swap():
     assert blended > 0
 
 
-def test_zones_that_do_not_fit_are_always_refused():
-    for layers, sizes in zones_up_to(4):
-        if sum(sizes) > layers:
-            with pytest.raises(RecipeError, match=r"^zones overlap: "):
-                swap(layers, zones=Zones(*sizes))
-
-
 @pytest.mark.parametrize(
     ("zones", "message"),
     [

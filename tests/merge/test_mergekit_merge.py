@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import yaml
 from effort import mostly_slow
-from merging import arrays, save_expert, tiny_llama
+from merging import arrays
 
 from layerswap.compose.recipe import parse_recipe
-from layerswap.errors import MergeError
 from layerswap.merge import make_plan, verify
 
 
@@ -118,54 +115,6 @@ def test_a_sum_of_any_weights_is_exact(experts, tmp_path):
     for name, values in result.items():
         expected = sum(w * arrays(experts[n])[name].astype(np.float64) for n, w in parts)
         np.testing.assert_allclose(values, expected, rtol=3e-7, atol=2e-8, err_msg=name)
-
-
-SHIFTED = {
-    "merge_method": "ties",
-    "base_model": "base",
-    "parameters": {"normalize": True, "density": 0.5, "weight": 1},
-    "slices": [
-        {"sources": [part_of("base", 0, 1), part_of("task", 0, 1)]},
-        {
-            "sources": [
-                part_of("base", 1, 3),
-                part_of("task", 0, 2, weight=0.7),
-                part_of("language", 2, 4, weight=0.4),
-            ]
-        },
-    ],
-}
-
-
-def test_the_sources_of_a_slice_take_different_layers(experts, tmp_path):
-    result = merged(SHIFTED, experts, tmp_path / "out")
-    base, task, language = (arrays(experts[n]) for n in ("base", "task", "language"))
-    inside = [name for name in result if ".layers." in name]
-    assert len(inside) == 3 * 9
-    for name in inside:
-        layer = int(name.split(".")[2])
-        own = {
-            model: name.replace(f"layers.{layer}.", f"layers.{layer + shift}.")
-            for model, shift in (("base", 0), ("task", -1 if layer else 0), ("language", 1))
-        }
-        entries = [(task[own["task"]], 0.7 if layer else 1, 0.5, 0)]
-        if layer:
-            entries.append((language[own["language"]], 0.4, 0.5, 0))
-        expected = generalised("ties", base[own["base"]], entries, normalize=True)
-        np.testing.assert_allclose(result[name], expected, rtol=1e-5, atol=2e-7, err_msg=name)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_hidden_layers"] == 3
-
-
-def test_layers_of_two_kinds_in_one_slice(tmp_path):
-    kinds = ["sliding_attention", "full_attention"] * 2
-    for seed, name in enumerate("ab"):
-        path = save_expert(tmp_path / name, tiny_llama(), seed) / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": kinds}))
-    sources = [part_of(str(tmp_path / "a"), 0, 2), part_of(str(tmp_path / "b"), 1, 3)]
-    config = {"merge_method": "linear", "parameters": {"weight": 1}}
-    text = yaml.safe_dump({**config, "slices": [{"sources": sources}]})
-    with pytest.raises(MergeError, match="layer_types differs"):
-        make_plan(parse_recipe(text))
 
 
 def test_the_base_model_of_a_blend_gives_the_configuration(experts, tmp_path):

@@ -216,14 +216,6 @@ CASES = {
     "passthrough, scaled": {
         "merge_method": "passthrough", "models": [model("a", scale=0.5)],
     },
-    "modules": {
-        "merge_method": "linear", "parameters": {"weight": 1},
-        "modules": {
-            "default": {
-                "models": [model("a", weight=3), model("b")], "parameters": {"weight": [1, 2]},
-            }
-        },
-    },
 }  # fmt: skip
 
 

@@ -9,8 +9,9 @@ import pytest
 from effort import mostly_slow
 from merged_vectors import SIZE, close, deltas, merged, wide
 
+from layerswap.compose.mergekit_methods import SPELLINGS
 from layerswap.merge import terms, writer
-from layerswap.methods import METHODS, SPELLINGS
+from layerswap.methods import METHODS
 
 ALL = sorted(METHODS)
 DELTAS = [name for name in ALL if METHODS[name].deltas]

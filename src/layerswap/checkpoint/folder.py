@@ -17,7 +17,6 @@ from layerswap._types import PathLike
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
-from layerswap.checkpoint.pickled import PICKLED, PICKLED_INDEX, read_pickled
 from layerswap.checkpoint.places import (
     Numbered,
     Pattern,
@@ -213,7 +212,6 @@ def open_checkpoint(
     *,
     revision: str | None = None,
     patterns: Sequence[Pattern] = (),
-    allow_pickle: bool = False,
     in_place: bool = False,
     fetched: tuple[Path, str | None] | None = None,
 ) -> Checkpoint:
@@ -228,8 +226,6 @@ def open_checkpoint(
             GGUF file.
         revision: Hub branch, tag or commit; the commit that it resolves to is recorded.
         patterns: places of tensors whose names no built-in layout has.
-        allow_pickle: read pickled weights (`.bin`) if there are no others; see
-            `checkpoint.pickled`.
         in_place: do not download weights that are not in the local cache, and read spans of them
             as they are needed (see `checkpoint.remote`).
         fetched: result of `fetch_checkpoint` for the source, if it was fetched already.
@@ -253,15 +249,9 @@ def open_checkpoint(
     )
     name = source.partition("@")[0] if commit else source
     find = find_weights(name, folder, commit) if in_place else folder.joinpath
-    if in_place and commit and not _has_weights(folder, find):
-        in_place = False  # pickled, or no weights at all: the download will tell
-        folder, commit = fetch_checkpoint(source, commit)
-        find = folder.joinpath
-    if allow_pickle and commit and not in_place and not any(folder.glob("*.safetensors")):
-        folder, commit = fetch_checkpoint(source, commit, pickled=True)
     try:
         config = _read_config(folder)
-        tensors = _read_tensors(folder, allow_pickle, find)
+        tensors = _read_tensors(folder, find)
     except CheckpointError as error:
         # The files beside the weights of a URL are in a temporary folder, which means nothing to
         # the user.
@@ -364,7 +354,6 @@ def fetch_checkpoint(
     revision: str | None = None,
     *,
     weights: bool = True,
-    pickled: bool = False,
     urls: bool = False,
 ) -> tuple[Path, str | None]:
     """Return the local folder of a checkpoint and its full Hub commit, None elsewhere.
@@ -372,7 +361,7 @@ def fetch_checkpoint(
     A Hub id `owner/name[@revision]` is downloaded first; `revision` overrides the one in `source`.
     With `urls`, the URL of a folder is accepted, and only the files beside the weights are fetched.
     """
-    folder, commit = _fetch(source, revision, weights=weights, pickled=pickled, urls=urls)
+    folder, commit = _fetch(source, revision, weights=weights, urls=urls)
     for name in BESIDE_WEIGHTS:  # other libraries open them by their names, and merges copy them
         path = folder / name
         if path.exists() and not path.is_dir():
@@ -383,7 +372,7 @@ def fetch_checkpoint(
 
 
 def _fetch(
-    source: str, revision: str | None, *, weights: bool, pickled: bool, urls: bool
+    source: str, revision: str | None, *, weights: bool, urls: bool
 ) -> tuple[Path, str | None]:
     try:
         folder = Path(source).expanduser()
@@ -408,7 +397,7 @@ def _fetch(
             raise CheckpointError(hint)
         raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
     try:
-        return download(name, revision or inline or None, weights=weights, pickled=pickled)
+        return download(name, revision or inline or None, weights=weights)
     except CheckpointError as error:
         raise error if near is None else CheckpointError(f"{hint} (As a Hub id: {error})") from None
 
@@ -519,18 +508,7 @@ Find = Callable[[str], WeightFile]
 """Finds a weight file by name; raises FileNotFoundError, or returns a path that does not exist."""
 
 
-def _has_weights(folder: Path, find: Find) -> bool:
-    """True if there are safetensors weights, local or read in place."""
-    if (folder / INDEX).is_file() or is_adapter(folder):
-        return True
-    try:
-        find(SINGLE)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _read_tensors(folder: Path, allow_pickle: bool, find: Find) -> dict[str, TensorInfo]:
+def _read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
     index = folder / INDEX
     try:
         single = find(SINGLE)
@@ -547,20 +525,13 @@ def _read_tensors(folder: Path, allow_pickle: bool, find: Find) -> dict[str, Ten
         return _read_shards(folder, index, find)
     if has_single:
         return read_header(single)
-    if allow_pickle and any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
-        return read_pickled(folder)
-    raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
-
-
-def _why_no_weights(folder: Path) -> str:
     if any(folder.glob("*.safetensors")):
-        return f"has safetensors files but neither {SINGLE} nor {INDEX}"
-    if any(folder.glob("*.bin")):
-        return (
-            "has only pickled weights (.bin), which can run code when loaded; pass "
-            "--allow-pickle to read them as tensors only, or convert them to safetensors"
-        )
-    return "has no weights in safetensors format"
+        why = f"has safetensors files but neither {SINGLE} nor {INDEX}"
+    else:
+        pickled = any(folder.glob("*.bin"))
+        found = "only pickled weights (.bin)" if pickled else "no weights in safetensors format"
+        why = f"has {found}; load the model with transformers and save it again"
+    raise CheckpointError(f"{folder}: {why}")
 
 
 def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]:

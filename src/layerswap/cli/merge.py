@@ -134,7 +134,6 @@ def plan(
     layers: Annotated[
         int | None, typer.Option(min=1, help="Number of layers to draw with --check.")
     ] = None,
-    allow_pickle: options.AllowPickle = False,
 ) -> None:
     """Draw a composition, and list the size and the sources of its merge.
 
@@ -157,7 +156,6 @@ def plan(
         return
     planned = make_plan(
         recipe,
-        allow_pickle=allow_pickle,
         follow_training=described.file is None,
         in_place=True,
         log=output.log,
@@ -190,7 +188,6 @@ def merge(
     *,
     out: options.OutFolder,
     described: RecipeOptions,
-    allow_pickle: options.AllowPickle = False,
     overwrite: options.Overwrite = False,
     allow_non_finite: Annotated[
         bool, typer.Option("--allow-non-finite", help="Accept NaN and infinity in the experts.")
@@ -237,7 +234,6 @@ def merge(
     refuse_output(out, overwrite=overwrite)
     planned = make_plan(
         recipe,
-        allow_pickle=allow_pickle,
         follow_training=described.file is None,
         in_place=not download,
         log=output.log,
@@ -515,7 +511,6 @@ def verify(
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Present folder of a source. Repeatable."),
     ] = None,
-    allow_pickle: options.AllowPickle = False,
     threads: options.Threads = None,
 ) -> None:
     """Verify a merged checkpoint against its sources.
@@ -531,7 +526,7 @@ def verify(
     from layerswap.merge import verify as check
 
     settings: Any = {
-        "share": 1.0 if full else sample, "seed": seed, "allow_pickle": allow_pickle,
+        "share": 1.0 if full else sample, "seed": seed,
         "threads": threads, "progress": output.step_progress,
     }  # fmt: skip
     moved = options.read_pairs("--source", source)
@@ -551,11 +546,10 @@ def _verify_against(
     from layerswap.merge import make_plan, verify_against
     from layerswap.merge.verification import read_record
 
-    allow_pickle = settings["allow_pickle"]
     if planned.suffix in (".yaml", ".yml"):
-        plan = make_plan(read_recipe(planned), allow_pickle=allow_pickle, in_place=True)
+        plan = make_plan(read_recipe(planned), in_place=True)
     else:
-        plan = read_record(planned).plan_again(moved, allow_pickle=allow_pickle)
+        plan = read_record(planned).plan_again(moved)
     origins = verify_against(plan, model, **settings)
     output.finish("verify", origins.to_dict(), [origins])
     if not origins.passed:

@@ -40,9 +40,6 @@ Overwrite = Annotated[
 Threads = Annotated[
     int | None, typer.Option(min=1, show_default="the usable processors", help="Number of threads.")
 ]
-AllowPickle = Annotated[
-    bool, typer.Option("--allow-pickle", help="Read pickled weights (.bin), tensors only.")
-]
 Axis = Annotated[
     Literal["input", "output"], typer.Option(help="Features that count as rows (papers: input).")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import cycle, groupby
 from types import MappingProxyType
@@ -30,21 +30,18 @@ class Composition:
         blends: the blend of every place: `layers * 5` places inside the layers, 4 outside.
         taken: for every layer its layer number in the experts, if layers are repeated, dropped or
             moved; None if every layer stays in its position.
-        shifted: the same for each expert whose layers differ from `taken`.
 
-    Example: with `taken=(0, 1, 1)` layer 2 of the output is layer 1 of the experts again. With
-    `shifted={"b": (0, 1, 2)}` too, it blends layer 2 of b with layer 1 of the others.
+    Example: with `taken=(0, 1, 1)` layer 2 of the output is layer 1 of the experts again.
     """
 
     layers: int
     blends: Mapping[Place, Blend]
     taken: tuple[int, ...] | None = None
-    shifted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for taken in (self.taken, *self.shifted.values()):
-            if taken is not None and (len(taken) != self.layers or min(taken) < 0):
-                raise RecipeError(f"{self.layers} layers cannot be made of layers {taken}")
+        taken = self.taken
+        if taken is not None and (len(taken) != self.layers or min(taken) < 0):
+            raise RecipeError(f"{self.layers} layers cannot be made of layers {taken}")
         expected = set(all_places(self.layers))
         if set(self.blends) != expected:
             wrong = (expected - set(self.blends), set(self.blends) - expected)
@@ -54,7 +51,6 @@ class Composition:
                 f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
             )
         object.__setattr__(self, "blends", MappingProxyType(dict(self.blends)))
-        object.__setattr__(self, "shifted", MappingProxyType(dict(self.shifted)))
 
     @classmethod
     def build(
@@ -62,7 +58,6 @@ class Composition:
         layers: int,
         blend_of: Callable[[Place], Blend],
         taken: tuple[int, ...] | None = None,
-        shifted: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> Composition:
         """The composition with `blend_of(place)` at every place.
 
@@ -72,7 +67,7 @@ class Composition:
         if layers < 1:
             raise RecipeError(f"a model has at least 1 layer, not {layers}")
         blends = {place: blend_of(place) for place in all_places(layers)}
-        return cls(layers, blends, taken, shifted)
+        return cls(layers, blends, taken)
 
     def replace(self, changes: Mapping[Place, Blend]) -> Composition:
         """A copy with other blends at some places."""
@@ -84,24 +79,9 @@ class Composition:
         This is nesting: a soup of experts can stand in the place of an expert (paper 1, table 6).
         Blends are linear, so the result is again one blend per place.
         """
-        for name in self.shifted:
-            if blends.get(name, own := Blend.of(name)) != own:
-                raise RecipeError(
-                    f"expert {name!r} takes other layers than the rest, so it must be a "
-                    "checkpoint, not a soup or a merge"
-                )
         return replace(
             self, blends={place: blend.rename(blends) for place, blend in self.blends.items()}
         )
-
-    @property
-    def moved(self) -> bool:
-        """True if any expert's layers are repeated, dropped or moved."""
-        return self.taken is not None or bool(self.shifted)
-
-    def taken_of(self, expert: str) -> tuple[int, ...]:
-        """For every layer of the output, the layer of an expert that it takes."""
-        return self.shifted.get(expert) or self.taken or tuple(range(self.layers))
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -117,9 +97,7 @@ class Composition:
         return self.blends[place]
 
     def __hash__(self) -> int:
-        shifted = tuple(sorted(self.shifted.items()))
-        blends = tuple(sorted(self.blends.items(), key=str))
-        return hash((self.layers, self.taken, shifted, blends))
+        return hash((self.layers, self.taken, tuple(sorted(self.blends.items(), key=str))))
 
     def __repr__(self) -> str:
         return f"<Composition of {', '.join(self.experts)}: {self.layers} layers>"
@@ -142,11 +120,9 @@ class Composition:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form: `{"layers": L, "places": [{"layer", "role", "weights"}, ...]}`."""
-        shifted = self.shifted.items()
         return {
             "layers": self.layers,
             **({} if self.taken is None else {"taken": list(self.taken)}),
-            **({"shifted": {n: list(own) for n, own in shifted}} if shifted else {}),
             "places": [
                 {"layer": place.layer, "role": place.role, **blend.to_dict()}
                 for place, blend in self.blends.items()
@@ -172,8 +148,7 @@ class Composition:
             if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
                 raise RecipeError(f"{len(blends)} places are not those of {layers} layers")
             taken = tuple(map(int, data["taken"])) if "taken" in data else None
-            shifted = {n: tuple(map(int, own)) for n, own in data.get("shifted", {}).items()}
-            return cls(layers, blends, taken, shifted)
+            return cls(layers, blends, taken)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise RecipeError(f"not a composition ({type(error).__name__}: {error})") from None
 
@@ -255,16 +230,10 @@ def draw(composition: Composition) -> str:
 
 def _label(row: DrawnRow, composition: Composition) -> str:
     """The row's label; for a moved layer, with its number in the experts."""
-    if not row.label.isdigit():
+    if composition.taken is None or not row.label.isdigit():
         return row.label
-    layer = int(row.label)
-    experts = sorted({expert for _, blend in row.blends for expert in blend.experts})
-    own = {expert: composition.taken_of(expert)[layer] for expert in experts}
-    if set(own.values()) == {layer}:
-        return row.label
-    if len(set(own.values())) == 1:
-        return f"{layer} = {own[experts[0]]}"
-    return f"{layer} = {', '.join(f'{index} of {expert}' for expert, index in own.items())}"
+    own = composition.taken[int(row.label)]
+    return row.label if own == int(row.label) else f"{row.label} = {own}"
 
 
 def _row(composition: Composition, layer: int | None, label: str, roles: Sequence[str]) -> DrawnRow:

@@ -1,22 +1,20 @@
-"""mergekit configurations: their settings, their stack of layers, and the blend of each place."""
+"""mergekit configurations: read as recipes, checked, and resolved to the blend of each place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
 
 from layerswap.checkpoint.places import Place, renumbered, restacked_names
-from layerswap.compose.blend import Blend, Operation
+from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
-from layerswap.compose.schema import Strict
-from layerswap.compose.yaml_file import KeyPath
+from layerswap.compose.mergekit_methods import SPELLINGS, Scalar, Spelling, Values
+from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK, Strict
+from layerswap.compose.yaml_file import KeyPath, Mistake, nearest, refuse_mistakes, validate
 from layerswap.errors import RecipeError
-from layerswap.methods import SPELLINGS
-from layerswap.methods.mergekit import Call, Reading, Scalar, Shared, Spelling, TensorValues
-from layerswap.methods.mergekit import Model as ModelValues
 from layerswap.methods.method import Parameter
 
 # --- settings: numbers, gradients over layers, and values by a tensor's name ---
@@ -163,35 +161,34 @@ class Slice(Strict):
     parameters: SettingsField = {}
 
 
-class Body(Strict):
-    """A list of layers: whole models to merge, or slices."""
-
-    models: list[Model] | None = None
-    slices: list[Slice] | None = None
-    parameters: SettingsField = {}
-
-
-class MergekitMethod(Body):
-    """The part of a mergekit configuration that decides the weights.
+class MergekitMethod(Strict):
+    """The part of a mergekit configuration that decides the weights: whole models, or slices.
 
     Under `mergekit` in a recipe, models have the names of `experts`, and `base` is the recipe's.
     """
 
     merge_method: str
-    modules: dict[str, Body] | None = None
+    models: list[Model] | None = None
+    slices: list[Slice] | None = None
+    parameters: SettingsField = {}
     base_model: Reference | None = None
+
+    @property
+    def references(self) -> dict[KeyPath, str]:
+        """Every model in it by key path, the base model first."""
+        found: dict[KeyPath, str | None] = {("base_model",): self.base_model}
+        for i, entry in enumerate(self.models or ()):
+            found["models", i, "model"] = entry.model
+        for i, part in enumerate(self.slices or ()):
+            found["slices", i, "base_model"] = part.base_model
+            for j, source in enumerate(part.sources):
+                found["slices", i, "sources", j, "model"] = source.model
+        return {path: model for path, model in found.items() if model is not None}
 
     @property
     def experts(self) -> list[str]:
         """Every model in it, the base model first."""
-        parts: list[Body] = [self, *(self.modules or {}).values()]
-        models = [self.base_model] if self.base_model else []
-        for part in parts:
-            models += [entry.model for entry in part.models or ()]
-            for layers in part.slices or ():
-                models += [layers.base_model] if layers.base_model else []
-                models += [source.model for source in layers.sources]
-        return list(dict.fromkeys(models))
+        return list(dict.fromkeys(self.references.values()))
 
 
 class Tokenizer(Strict):
@@ -211,47 +208,42 @@ class MergekitFile(MergekitMethod):
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[MergekitFile]) -> MergekitFile:
+        file = handler(data)
+        return refuse_mistakes(file, [*mistakes(file), *_file_mistakes(file)])
+
 
 # --- the stack of layers ---
 
 
-@dataclass(frozen=True)
-class StackSource:
-    """A model in a slice, with its own settings and the key path of its entry.
-
-    `layers` are the first layer and the one after the last; None for all layers, or if the entry
-    cannot be read.
-    """
+class StackSource(NamedTuple):
+    """A model in a slice, with its own settings and the key path of its entry."""
 
     path: KeyPath
     model: str
     parameters: Settings
-    layers: tuple[int, int] | None
-
-    @property
-    def taken(self) -> range:
-        """Its layers."""
-        assert self.layers is not None, "checked before anything is resolved"
-        return range(*self.layers)
 
 
 @dataclass(frozen=True)
 class StackSlice:
-    """Neighbouring layers of the output, with settings for all sources, the nearest first."""
+    """Neighbouring layers of the output.
+
+    `taken` are its layers in every source, and `scopes` the settings for all sources, the nearest
+    first.
+    """
 
     path: KeyPath
+    taken: range
     sources: tuple[StackSource, ...]
     base: str | None
     scopes: tuple[Settings, ...]
 
     @property
-    def taken(self) -> range:
-        """The layers of its first model."""
-        return self.sources[0].taken
-
-    def taken_of(self, model: str) -> range:
-        """The layers of a model; those of the first model if this one is not merged."""
-        return next((s.taken for s in self.sources if s.model == model), self.taken)
+    def models(self) -> list[str]:
+        """The names of its models."""
+        return [source.model for source in self.sources]
 
     def value(
         self, name: str, tensor: str, t: float, source: StackSource | None, *, discrete: bool
@@ -268,79 +260,36 @@ class StackSlice:
                     return value
         return None
 
+    def needs(self, parameter: str, source: StackSource, spelling: Spelling) -> bool:
+        """True if a model needs a parameter: a base that deltas are taken from has no weight."""
+        is_base = spelling.base in ("deltas", "optional") and source.model == self.base
+        return parameter in spelling.required and not is_base
 
-def read_stack(data: Mapping[Any, Any], layers: int | None = None) -> list[StackSlice]:
-    """The slices of a configuration's plain data, without entries of a wrong type.
+
+def read_stack(method: MergekitMethod, layers: int = 0) -> list[StackSlice]:
+    """The slices of a configuration.
 
     `models` are one slice of all `layers`. As in mergekit, a base model that is not among them is
     added to it.
     """
-    top = _settings(data.get("parameters"))
-    base = _model(data.get("base_model"))
-    path, part, scopes = _body(data, top)
-    models = part.get("models")
-    if isinstance(models, list):
-        whole = None if layers is None else (0, layers)
-        sources = [*_sources((*path, "models"), models, whole)]
+    base, top = method.base_model, method.parameters
+    if method.models:
+        sources = [
+            StackSource(("models", i), entry.model, entry.parameters)
+            for i, entry in enumerate(method.models)
+        ]
         if base is not None and base not in [source.model for source in sources]:
-            sources.append(StackSource(("base_model",), base, {}, whole))
-        return [StackSlice((*path, "models"), tuple(sources), base, scopes)] if sources else []
+            sources.append(StackSource(("base_model",), base, {}))
+        return [StackSlice(("models",), range(layers), tuple(sources), base, (top,))]
     stack = []
-    slices = part.get("slices")
-    for i, entry in enumerate(slices if isinstance(slices, list) else ()):
-        here = (*path, "slices", i)
-        if isinstance(entry, Mapping) and isinstance(entry.get("sources"), list):
-            sources = [*_sources((*here, "sources"), entry["sources"], None)]
-            own = _model(entry.get("base_model")) or base
-            if sources:
-                inner = (_settings(entry.get("parameters")), *scopes)
-                stack.append(StackSlice(here, tuple(sources), own, inner))
+    for i, part in enumerate(method.slices or ()):
+        parts = tuple(
+            StackSource(("slices", i, "sources", j), source.model, source.parameters)
+            for j, source in enumerate(part.sources)
+        )
+        taken, own = range(*part.sources[0].layer_range), part.base_model or base
+        stack.append(StackSlice(("slices", i), taken, parts, own, (part.parameters, top)))
     return stack
-
-
-def _body(
-    data: Mapping[Any, Any], top: Settings
-) -> tuple[KeyPath, Mapping[Any, Any], tuple[Settings, ...]]:
-    """The mapping with models or slices, its path, and the settings around it, nearest first."""
-    modules = data.get("modules")
-    if isinstance(modules, Mapping) and modules:
-        name, module = next(iter(modules.items()))
-        if isinstance(module, Mapping):
-            return ("modules", name), module, (_settings(module.get("parameters")), top)
-    return (), data, (top,)
-
-
-def _sources(
-    path: KeyPath, entries: list[Any], whole: tuple[int, int] | None
-) -> Iterator[StackSource]:
-    for i, entry in enumerate(entries):
-        if isinstance(entry, Mapping) and (model := _model(entry.get("model"))) is not None:
-            layers = _range(entry["layer_range"]) if "layer_range" in entry else whole
-            yield StackSource((*path, i), model, _settings(entry.get("parameters")), layers)
-
-
-def _model(value: object) -> str | None:
-    try:
-        reference = read_reference(value)
-    except ValueError:
-        return None
-    return reference if isinstance(reference, str) and reference else None
-
-
-def _range(value: object) -> tuple[int, int] | None:
-    if not isinstance(value, list | tuple) or [type(v) for v in value] != [int, int]:
-        return None
-    return value[0], value[1]
-
-
-def _settings(value: object) -> Settings:
-    settings = {}
-    for name, setting in value.items() if isinstance(value, Mapping) else ():
-        try:
-            settings[name] = read_setting(setting)
-        except ValueError:
-            settings[name] = []  # the schema reports it; here it counts as set
-    return settings
 
 
 LLAMA = {
@@ -373,9 +322,9 @@ def resolve(
     Every tensor's parameters are looked up as mergekit does, by its name and layer. The tensors of
     one place must agree. `layers` is that of the models; `tensors` are a Llama's when None.
     """
-    stack = read_stack(method.model_dump(exclude_none=True), layers)
+    stack = read_stack(method, layers)
     taken = tuple(layer for part in stack for layer in part.taken)
-    last = max(source.taken[-1] for part in stack for source in part.sources)
+    last = max(part.taken[-1] for part in stack)
     if last >= layers:
         raise RecipeError(f"layer {last} is taken from models of {layers} layers")
     chosen: dict[Place, tuple[str, Blend]] = {}
@@ -388,16 +337,7 @@ def resolve(
             raise RecipeError(_divided(place, first, other, tensor, blend))
     blends = {place: blend for place, (_, blend) in chosen.items()}
     moved = None if taken == tuple(range(layers)) else taken
-    return Composition.build(
-        len(taken), lambda place: _nearest(place, blends), moved, _shifted(stack, taken)
-    )
-
-
-def _shifted(stack: Sequence[StackSlice], taken: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The layers of each model that differ from those of the first model of its slice."""
-    models = dict.fromkeys(source.model for part in stack for source in part.sources)
-    layers = {m: tuple(layer for part in stack for layer in part.taken_of(m)) for m in models}
-    return {model: own for model, own in layers.items() if own != taken}
+    return Composition.build(len(taken), lambda place: _nearest(place, blends), moved)
 
 
 def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
@@ -437,12 +377,12 @@ def _blend_at(
     at position 0 of both; of the last it takes as many sources as the first has. A source's own
     settings go by the tensor's name in the source, the others by its name in the output.
     """
-    names: dict[str, str] = {}
+    inner = tensor
     if place.layer is not None:
         number, step, t = positions[place.layer]
         part = stack[number]
         sources = part.sources
-        names = {s.model: renumbered(tensor, place.layer, s.taken[step]) for s in sources}
+        inner = renumbered(tensor, place.layer, part.taken[step])
     elif place.role == "embedding":
         part, t = stack[0], 0.0
         sources = part.sources
@@ -455,54 +395,31 @@ def _blend_at(
             f"leaves out the base model {part.base!r}; write it first"
         )
     try:
-        models = [_model_values(spelling, part, s, names.get(s.model, tensor), t) for s in sources]
-        base = part.base if part.base in [model.name for model in models] else None
-        inner = names.get(sources[0].model, tensor)
+        models = {s.model: _model_values(spelling, part, s, inner, t) for s in sources}
+        base = part.base if part.base in models else None
         shared = _shared(spelling, part, sources[0], (tensor, inner), t)
-        return _blend(spelling.read(TensorValues(models, base, shared)), base)
+        return spelling.read(Values(models, base, shared))
     except RecipeError as error:
         raise error.within(tensor) from None
 
 
-def _blend(reading: Reading, base: str | None) -> Blend:
-    if not isinstance(reading, Call):
-        return Blend.of(reading)
-    return Blend.of(
-        Operation.of(
-            reading.method,
-            {_blend(item, base): weight for item, weight in reading.inputs},
-            base=None if base is None else Blend.of(base),
-            parameters=reading.parameters,
-        )
-    )
-
-
 def _model_values(
     spelling: Spelling, part: StackSlice, source: StackSource, tensor: str, t: float
-) -> ModelValues:
+) -> dict[str, float]:
     values = {}
     for parameter, known in spelling.models.items():
         value = part.value(parameter, tensor, t, source, discrete=False)
-        if (
-            value is None
-            and parameter in spelling.required
-            and needs_weight(spelling, source, part)
-        ):
+        if value is None and part.needs(parameter, source, spelling):
             raise RecipeError(
                 f"no {parameter} for {source.model!r}: no filter matches, and there is no default"
             )
         values[parameter] = float(known.default if value is None else value)
-    return ModelValues(source.model, values)
-
-
-def needs_weight(spelling: Spelling, source: StackSource, part: StackSlice) -> bool:
-    """True if a model must have a weight: a base that deltas are taken from has none."""
-    return spelling.base not in ("deltas", "optional") or source.model != part.base
+    return values
 
 
 def _shared(
     spelling: Spelling, part: StackSlice, source: StackSource, tensors: tuple[str, str], t: float
-) -> Shared:
+) -> dict[str, Scalar]:
     """The values for all sources, by a tensor's names in the output and in the first source."""
     values: dict[str, Scalar] = {}
     for parameter, known in spelling.shared.items():
@@ -524,3 +441,221 @@ def _divided(place: Place, first: str, other: Blend, tensor: str, blend: Blend) 
         f"{where}: {first} would be {other} and {tensor} {blend}; layerswap merges a place as a "
         "whole, so filters can separate self_attn, mlp and norms, but not parts of them"
     )
+
+
+# --- rules beyond the types of fields ---
+
+PARAMETERS = sorted(
+    {"int8_mask", "eps"}.union(*({*s.models, *s.shared} for s in SPELLINGS.values()))
+)
+"""mergekit's parameters. As in mergekit, those that the method does not have are ignored."""
+
+
+def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
+    """Every mistake that the types of the fields do not show."""
+    given = [key for key in ("models", "slices") if getattr(method, key)]
+    if len(given) != 1:
+        yield (), f"give exactly one of models and slices; found {'both' if given else 'none'}"
+    spelling = SPELLINGS.get(method.merge_method)
+    if spelling is None:
+        text = f"no method {method.merge_method!r}{nearest(method.merge_method, sorted(SPELLINGS))}"
+        yield ("merge_method",), text
+    for path, settings in _all_settings(method):
+        yield from _setting_mistakes((*path, "parameters"), settings, spelling)
+    for i, layers in enumerate(method.slices or ()):
+        yield from _layer_mistakes(("slices", i), layers.sources)
+    stack = read_stack(method)
+    for part in stack:
+        if spelling is not None:
+            yield from _source_mistakes(part, method.merge_method, spelling)
+    only_base = all(model == part.base for part in stack for model in part.models)
+    if spelling is not None and spelling.base == "deltas" and stack and only_base:
+        yield (), "there is no model beside the base model"
+
+
+def _all_settings(method: MergekitMethod) -> Iterator[tuple[KeyPath, Settings]]:
+    """The `parameters` of every part of a configuration, by the part's key path."""
+    yield (), method.parameters
+    for i, entry in enumerate(method.models or ()):
+        yield ("models", i), entry.parameters
+    for i, part in enumerate(method.slices or ()):
+        yield ("slices", i), part.parameters
+        for j, source in enumerate(part.sources):
+            yield ("slices", i, "sources", j), source.parameters
+
+
+def _setting_mistakes(
+    path: KeyPath, settings: Settings, spelling: Spelling | None
+) -> Iterator[Mistake]:
+    known = {**spelling.models, **spelling.shared} if spelling else {}
+    for name, setting in settings.items():
+        if name not in PARAMETERS:
+            yield (*path, name), f"mergekit has no parameter {name!r}{nearest(name, PARAMETERS)}"
+        parameter = known.get(name)
+        if isinstance(parameter, Parameter):
+            try:
+                for value in scalars(setting):
+                    parameter.check(value)
+            except RecipeError as error:
+                yield (*path, name), str(error)
+
+
+def _layer_mistakes(path: KeyPath, sources: Sequence[SliceSource]) -> Iterator[Mistake]:
+    for j, source in enumerate(sources):
+        first, stop = source.layer_range
+        if not 0 <= first < stop:
+            yield (*path, "sources", j, "layer_range"), f"[{first}, {stop}] holds no layer"
+        elif stop > LARGEST_STACK:
+            yield (*path, "sources", j, "layer_range"), f"no model has {stop} layers"
+    if len({source.layer_range for source in sources}) > 1:
+        yield path, "the sources have different layers; layerswap takes the same layers of each"
+
+
+def _source_mistakes(part: StackSlice, name: str, spelling: Spelling) -> Iterator[Mistake]:
+    models = part.models
+    for i, source in enumerate(part.sources):
+        if source.model in models[:i]:
+            yield source.path, f"{source.model!r} is given twice"
+    low, high = spelling.sources
+    optional = spelling.base == "optional"
+    counted = set(models) - ({part.base} if optional else set())
+    if not low <= len(counted) <= high:
+        wanted = f"exactly {low}" if low == high else f"at least {low}"
+        with_base = ", the base model included"
+        if high == 1 or optional:
+            with_base = " beside the base model" if optional else ""
+        noun = "model" if low == 1 else "models"
+        yield part.path, f"{name} takes {wanted} {noun}{with_base}; found {len(counted)}"
+    if spelling.base in ("deltas", "first"):
+        if part.base is None:
+            why = "works on deltas and needs" if spelling.base == "deltas" else "starts from"
+            yield (), f"{name} {why} a base model; give `base_model`"
+        elif part.base not in models:
+            yield part.path, f"{part.base!r} is the base model and must be among the sources"
+    for parameter in spelling.required:
+        if any(parameter in scope for scope in part.scopes):
+            continue
+        if parameter in spelling.shared:
+            meant = "from 0 (the base model) to 1" if name == "slerp" else "the largest change"
+            yield ("parameters", parameter), f"{name} needs {parameter}, {meant}"
+            continue
+        for source in part.sources:
+            if part.needs(parameter, source, spelling) and parameter not in source.parameters:
+                yield source.path, f"{name} needs a {parameter} for {source.model!r}"
+
+
+def _file_mistakes(file: MergekitFile) -> Iterator[Mistake]:
+    """Mistakes in dtypes and tokenizer."""
+    for key, value in (("dtype", file.dtype), ("out_dtype", file.out_dtype)):
+        if value is not None and value.removeprefix("torch.") not in DTYPES:
+            yield (key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"
+    if file.chat_template is not None:
+        text = "layerswap copies the tokenizer with its template; remove `chat_template`"
+        yield ("chat_template",), text
+    if file.tokenizer is not None:
+        if file.tokenizer_source is not None:
+            yield ("tokenizer",), "give tokenizer or tokenizer_source, not both"
+        for key in ("tokens", "pad_to_multiple_of"):
+            if getattr(file.tokenizer, key) is not None:
+                text = "not supported; embedding rows are merged as they are"
+                yield ("tokenizer", key), text
+
+
+# --- a configuration as a recipe ---
+
+KEYS = ("merge_method", "slices", "models", "base_model")
+"""Keys by which a configuration is recognised; a recipe has none of them."""
+
+
+def is_mergekit(data: Mapping[Any, Any], where: str) -> bool:
+    """True if a file's data is a mergekit configuration and not a recipe.
+
+    A configuration of mergekit-moe is refused by name.
+    """
+    experts = data.get("experts")
+    listed = experts if isinstance(experts, list) else ()
+    if "gate_mode" in data or any(isinstance(e, dict) and "source_model" in e for e in listed):
+        raise RecipeError(
+            f"{where}: a mergekit-moe configuration; layerswap builds no mixtures of experts, so "
+            "give it to mergekit-moe"
+        )
+    return any(key in data for key in KEYS) and "experts" not in data
+
+
+def recipe_data(
+    data: Mapping[str, Any], *, where: str, lines: Mapping[KeyPath, int]
+) -> dict[str, Any]:
+    """The recipe that gives the same result, as plain data.
+
+    Its `mergekit` holds the configuration, with every model under an expert's name. Reports all
+    mistakes at once, each with its line and key path.
+    """
+    file = validate(
+        MergekitFile, data, where=where, expected="a configuration is a mapping", lines=lines
+    )
+    method = file.model_dump(exclude_unset=True, include=set(MergekitMethod.model_fields))
+    base = _base_of(file)
+    names = _names([model for model in file.experts if model != base], base)
+    dtype = file.out_dtype or file.dtype
+    return {
+        "experts": {name: _expert(model) for model, name in names.items() if model != base},
+        **({"base": _expert(base)} if base else {}),
+        "mergekit": _renamed(method, names),
+        **({"dtype": dtype.removeprefix("torch.")} if dtype else {}),
+        **_tokenizer(file, names),
+    }
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A configuration's plain data with other names for its models."""
+    if isinstance(value, Mapping):
+        return {
+            key: names[item]
+            if key in ("model", "base_model") and isinstance(item, str)
+            else item
+            if key == "parameters"
+            else _renamed(item, names)
+            for key, item in value.items()
+        }
+    return [_renamed(item, names) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _base_of(method: MergekitMethod) -> str | None:
+    """The model that becomes the recipe's base: deltas are taken from it, or nothing is."""
+    if method.base_model is None:
+        return None
+    merged = {model for part in read_stack(method) for model in part.models}
+    deltas = SPELLINGS[method.merge_method].base in ("deltas", "optional")
+    return method.base_model if deltas or method.base_model not in merged else None
+
+
+def _names(models: list[str], base: str | None) -> dict[str, str]:
+    """A name for every model: the last part of its path, numbered if two are the same."""
+    names = {} if base is None else {base: BASE}
+    taken = set(names.values())
+    for model in models:
+        stem = model.rpartition("+")[2].partition("@")[0].rstrip("/").rpartition("/")[2] or "model"
+        number, name = 1, stem
+        while name in taken:
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name)
+        names[model] = name
+    return names
+
+
+def _tokenizer(file: MergekitFile, names: Mapping[str, str]) -> dict[str, str]:
+    """The tokenizer to align to; nothing for the base's, which all experts share."""
+    chosen = file.tokenizer.source if file.tokenizer else file.tokenizer_source
+    name = "union" if chosen == "union" else names.get(chosen) if isinstance(chosen, str) else None
+    return {"tokenizer": name} if name and name != BASE else {}
+
+
+def _expert(model: str) -> dict[str, str]:
+    whole, _, adapter = model.partition("+")
+    source, _, revision = whole.partition("@")
+    return {
+        "source": source,
+        **({"revision": revision} if revision else {}),
+        **({"adapter": adapter} if adapter else {}),
+    }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,10 +20,9 @@ from layerswap._types import PathLike
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend, summed
 from layerswap.compose.composition import Composition
-from layerswap.compose.mergekit import MergekitMethod, resolve
-from layerswap.compose.mergekit_file import is_mergekit, recipe_data
+from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
+from layerswap.compose.mergekit import mistakes as mergekit_mistakes
 from layerswap.compose.presets import instruct, partition, soup, swap
-from layerswap.compose.rules import METHOD_KEYS, mistakes
 from layerswap.compose.schema import (
     BASE,
     BLEND_TYPES,
@@ -38,12 +38,23 @@ from layerswap.compose.schema import (
     Strict,
     SwapMethod,
     as_source,
+    parse_size,
     read_rule,
     stacked,
 )
-from layerswap.compose.yaml_file import KeyPath, parse_yaml, read_text, validate, validate_whole
+from layerswap.compose.yaml_file import (
+    KeyPath,
+    Mistake,
+    nearest,
+    parse_yaml,
+    read_text,
+    refuse_mistakes,
+    validate,
+)
 from layerswap.errors import RecipeError
+from layerswap.methods import METHODS
 
+METHOD_KEYS = ("swap", "soup", "partition", "merge", "instruct")
 OwnMethod = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | InstructMethod
 Method = OwnMethod | MergekitMethod
 
@@ -101,7 +112,8 @@ class Recipe(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
-        return validate_whole(cls.__name__, data, handler, mistakes)
+        recipe = handler(data)
+        return refuse_mistakes(recipe, mistakes(recipe))
 
     @property
     def method(self) -> Method:
@@ -212,8 +224,9 @@ def read_recipe(path: PathLike) -> Recipe:
     """The recipe in a YAML file, which may be a mergekit configuration.
 
     Raises:
-        RecipeError: the file cannot be read, or the recipe is wrong. All mistakes are reported at
-            once, one per line, each with its line in the file and its key path.
+        RecipeError: the file cannot be read, or the recipe is wrong. All mistakes of single keys
+            are reported at once, then all over several keys: one per line, each with its line in
+            the file and its key path.
 
     Example:
         >>> import layerswap as ls
@@ -270,3 +283,179 @@ def _compose(method: OwnMethod, layers: int, weights: Mapping[str, float] | None
         weights=None if weights is None else {name: weights[name] for name in pair},
         outside=method.outside,
     )
+
+
+# --- rules over several keys ---
+
+PAIRS = {
+    "swap": ("task", "language"), "partition": ("task", "language"),
+    "instruct": ("language", "instruct"),
+}  # fmt: skip
+"""The keys that name the two experts of a method with two."""
+CONFLICTS = {
+    ("instruct", "weights"): "the weight of a chat vector is `instruct.weight`; remove `weights`",
+    ("partition", "weights"): "a partition blends nothing; remove `weights`",
+    ("merge", "weights"): "weights of a merge belong in `merge.experts`; remove `weights`",
+    ("mergekit", "weights"): "weights belong in `mergekit`; remove `weights`",
+    ("mergekit", "stack"): "the layers belong in `mergekit`; remove `stack`",
+}
+"""Keys that cannot be given beside a method."""
+MERGES = 256
+"""Most merge methods inside an expert; the record writes each as often as it is used."""
+DEPTH = 16
+"""Most levels of experts made of experts; each level can double the terms of a blend."""
+
+
+def mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    """Every mistake in a recipe that the types of its fields do not show."""
+    yield from _method_mistakes(recipe)
+    unknown = list(_unknown_names(recipe))
+    yield from unknown or _nesting_mistakes(recipe.experts)
+    yield from _weight_mistakes(recipe)
+    yield from _base_mistakes(recipe)
+    yield from _fisher_mistakes(recipe)
+    try:
+        parse_size(recipe.max_shard_size)
+    except RecipeError as error:
+        yield ("max_shard_size",), str(error)
+    if recipe.mergekit is not None:
+        for path, text in mergekit_mistakes(recipe.mergekit):
+            yield ("mergekit", *path), text
+
+
+def _method_mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    given = [key for key in (*METHOD_KEYS, "mergekit") if getattr(recipe, key) is not None]
+    if len(given) != 1:
+        names = " and ".join(given) if given else "none"
+        empty = [key for key in METHOD_KEYS if key in recipe.model_fields_set]
+        hint = f"; for the defaults write `{empty[0]}: {{}}`" if empty and not given else ""
+        yield (), f"give exactly one of {', '.join(METHOD_KEYS)}; found {names}{hint}"
+    for key, (first, second) in PAIRS.items():
+        method = getattr(recipe, key)
+        if method is not None and getattr(method, first) == getattr(method, second):
+            name = getattr(method, first)
+            yield (key,), f"the {first} and the {second} expert are both {name!r}"
+    for (key, other), text in CONFLICTS.items():
+        if key in given and other in recipe.model_fields_set and getattr(recipe, other) is not None:
+            yield (other,), text
+
+
+def _names(recipe: Recipe) -> dict[KeyPath, str]:
+    """The experts that the method combines, by the key path that names them."""
+    names: dict[KeyPath, str] = {}
+    for key, parts in PAIRS.items():
+        method = getattr(recipe, key)
+        if method is not None:
+            names |= {(key, part): getattr(method, part) for part in parts}
+    if recipe.soup is not None:
+        names |= {("soup", "experts", i): name for i, name in enumerate(recipe.soup.experts)}
+    if recipe.merge is not None:
+        names |= {("merge", "experts", name): name for name in recipe.merge.experts}
+    if recipe.mergekit is not None:
+        names |= {
+            ("mergekit", *path): name
+            for path, name in recipe.mergekit.references.items()
+            if recipe.base is None or name != BASE
+        }
+    return names
+
+
+def _parts(expert: Expert) -> dict[KeyPath, str]:
+    """The experts that a soup or a merge is made of, by key path."""
+    if expert.merge is not None:
+        return {("merge", "experts", name): name for name in expert.merge.experts}
+    return {("soup", name): name for name in expert.soup or ()}
+
+
+def _unknown_names(recipe: Recipe) -> Iterator[Mistake]:
+    references: dict[KeyPath, str] = {}
+    for name, expert in recipe.experts.items():
+        references |= {("experts", name, *path): part for path, part in _parts(expert).items()}
+    references |= _names(recipe)
+    for i, override in enumerate(recipe.places):
+        references |= {("places", i, "take", name): name for name in override.take}
+    if not isinstance(recipe.weights, str):
+        references |= {("weights", name): name for name in recipe.weights}
+    known = {*recipe.experts, *([] if recipe.base is None else [BASE])}
+    for path, name in references.items():
+        if name not in known:
+            yield path, f"no expert {name!r}{nearest(name, list(recipe.experts))}"
+
+
+def _weight_mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    weights, blended = recipe.weights, set(_names(recipe).values())
+    if weights == "magnitude" and recipe.base is None:
+        yield ("weights",), "magnitude weights need the base; give `base`"
+    if not isinstance(weights, str) and blended:
+        for name in sorted(blended - set(weights)):
+            yield ("weights",), f"no weight for {name!r}"
+        for name in weights:
+            if name in recipe.experts and name not in blended:
+                yield ("weights", name), "the method does not blend this expert"
+
+
+def _merges(recipe: Recipe) -> Iterator[tuple[KeyPath, MergeMethod]]:
+    """Every merge, by its key path."""
+    if recipe.merge is not None:
+        yield ("merge",), recipe.merge
+    for name, expert in recipe.experts.items():
+        if expert.merge is not None:
+            yield ("experts", name, "merge"), expert.merge
+
+
+def _base_mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    base, called_base = recipe.base, BASE in recipe.experts
+    if base is not None and base.soup is not None:
+        yield ("base", "soup"), "the base is one checkpoint, never a soup"
+    needs: dict[KeyPath, str] = {
+        path: f"{merge.method} takes deltas from the base"
+        for path, merge in _merges(recipe)
+        if METHODS[merge.method].needs_base(merge.model_extra or {})
+    }
+    if recipe.instruct is not None:
+        needs["instruct",] = "a chat vector is the difference from a base"
+    for path, why in needs.items():
+        if base is None:
+            yield path, f"{why}; give `base`"
+        if called_base:
+            yield path, "with deltas no expert can be called 'base'; give it another name"
+    if recipe.mergekit is not None and base is not None and called_base:
+        yield ("mergekit",), "beside the base no expert can be called 'base'; give it another name"
+
+
+def _fisher_mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    experts = recipe.experts
+    for _, merge in _merges(recipe):
+        for name in merge.experts if METHODS[merge.method].fisher else ():
+            if name in experts and experts[name].fisher is None:
+                yield ("experts", name), f"{merge.method} needs its Fisher; give `fisher`"
+            if f"fisher of {name}" in experts:
+                taken = ("experts", f"fisher of {name}")
+                yield taken, "is the name of a Fisher; choose another name"
+
+
+def _nesting_mistakes(experts: Mapping[str, Expert]) -> Iterator[Mistake]:
+    """The experts of the first cycle, or the first expert that is nested too deeply or often."""
+    parts = {name: list(_parts(expert).values()) for name, expert in experts.items()}
+    depth: dict[str, int] = {}
+    merges: dict[str, int] = {}
+    try:
+        order = list(TopologicalSorter(parts).static_order())
+    except CycleError as error:
+        for name in experts:
+            if name in error.args[1]:
+                yield ("experts", name), "is made of itself"
+        return
+    for name in order:
+        inner = parts.get(name, [])
+        depth[name] = 1 + max((depth[part] for part in inner), default=0)
+        merges[name] = sum(merges[part] for part in inner)
+        merges[name] += name in experts and experts[name].merge is not None
+        if depth[name] > DEPTH:
+            why = f"is made of experts that are made of others, more than {DEPTH} levels deep"
+        elif merges[name] > MERGES:
+            why = f"is made of {merges[name]:,} merges written out; the most is {MERGES:,}"
+        else:
+            continue
+        yield ("experts", name), why
+        return

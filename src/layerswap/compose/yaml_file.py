@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -225,17 +225,14 @@ def validate_whole(
     title: str,
     data: Any,
     handler: Callable[[Any], Checked],
-    rules: Callable[[Mapping[Any, Any]], Iterator[Mistake] | list[Mistake]],
+    rules: Callable[[Mapping[Any, Any]], Iterable[Mistake]],
 ) -> Checked:
     """Check raw data by Pydantic and by rules, and report the mistakes of both together.
 
     Pydantic checks a model's own rules only if its fields are valid. These rules read the raw data,
     so that a person sees every mistake at once; they accept any value.
     """
-    details = [
-        InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=data)
-        for path, text in (rules(data) if isinstance(data, dict) else ())
-    ]
+    details = _details(rules(data) if isinstance(data, dict) else ())
     try:
         checked = handler(data)
     except ValidationError as error:
@@ -246,6 +243,21 @@ def validate_whole(
     if details:
         raise ValidationError.from_exception_data(title, details)
     return checked
+
+
+def refuse_mistakes(checked: Checked, mistakes: Iterable[Mistake]) -> Checked:
+    """The checked model, if rules over several of its fields found no mistake."""
+    details = _details(mistakes)
+    if details:
+        raise ValidationError.from_exception_data(type(checked).__name__, details)
+    return checked
+
+
+def _details(mistakes: Iterable[Mistake]) -> list[InitErrorDetails]:
+    return [
+        InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=None)
+        for path, text in mistakes
+    ]
 
 
 DIGITS = re.compile(r"\d+")

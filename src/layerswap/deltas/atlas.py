@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -20,11 +20,9 @@ from layerswap.checkpoint.read import READ_DTYPES
 from layerswap.deltas.measure import (
     TOP_ROWS,
     Conflict,
-    Sums,
     TensorChange,
-    by_place,
+    common_rows,
     measure_tensor,
-    tensor_conflict,
 )
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.methods.rows import Axis
@@ -66,7 +64,7 @@ class Atlas:
         axis: features that count as rows: input, as in the papers, or output.
         places: the place of every tensor measured.
         changes: by expert and tensor.
-        sums: of the deltas of two experts, by pair and tensor.
+        sums: conflicts of two experts without rows, by pair and tensor.
 
     Example:
         >>> import layerswap as ls
@@ -83,7 +81,7 @@ class Atlas:
     axis: Axis
     places: Mapping[str, Place]
     changes: Mapping[tuple[str, str], TensorChange]
-    sums: Mapping[tuple[str, str], Mapping[str, Sums]]
+    sums: Mapping[tuple[str, str], Mapping[str, Conflict]]
 
     @property
     def layers(self) -> int:
@@ -160,17 +158,20 @@ class Atlas:
             second: another.
             share: share of the rows of each matrix that counts as most changed.
         """
-        return by_place(self.tensor_conflicts(first, second, share), self.places)
+        total: dict[Place, Conflict] = {}
+        for tensor, conflict in self.tensor_conflicts(first, second, share).items():
+            place = self.places[tensor]
+            total[place] = total.get(place, Conflict()) + conflict
+        return total
 
     def tensor_conflicts(self, first: str, second: str, share: float) -> dict[str, Conflict]:
         """The conflict of two experts in every tensor."""
-        sums = self.sums.get((first, second)) or self.sums[second, first]
-        return {
-            tensor: tensor_conflict(
-                both, [self.changes[name, tensor].rows for name in (first, second)], share
-            )
-            for tensor, both in sums.items()
-        }
+        conflicts = {}
+        for tensor, sums in (self.sums.get((first, second)) or self.sums[second, first]).items():
+            a, b = (self.changes[name, tensor].rows for name in (first, second))
+            top, common = common_rows(a, b, share)
+            conflicts[tensor] = replace(sums, top=top, common=common)
+        return conflicts
 
     def __repr__(self) -> str:
         return f"Atlas of {', '.join(self.experts)} against {self.base}: {len(self.places)} tensors"
@@ -293,12 +294,12 @@ def measure(
 
     base, order = subjects.base, list(subjects.experts)
     changes: Changes = {}
-    sums: dict[Pair, dict[str, Sums]] = {pair: {} for pair in combinations(order, 2)}
+    sums: dict[Pair, dict[str, Conflict]] = {pair: {} for pair in combinations(order, 2)}
 
     # The largest first, so that no worker is left with a large tensor at the end.
     names = sorted(subjects.tensors, key=lambda name: -base.tensors[name].elements)
 
-    def work(name: str) -> tuple[list[TensorChange], dict[tuple[int, int], Sums]]:
+    def work(name: str) -> tuple[list[TensorChange], dict[tuple[int, int], Conflict]]:
         experts = list(subjects.experts.values())
         with np.errstate(all="ignore"):  # `measure_tensor` looks for NaN in the result
             result = measure_tensor(
@@ -380,7 +381,7 @@ def _write_tables(atlas: Atlas, folder: Path) -> None:
         pair = {"expert": first, "other": second}
         conflicts = atlas.tensor_conflicts(first, second, TOP_ROWS)
         tensor_rows += [{**pair, **located[name], **_columns(c)} for name, c in conflicts.items()]
-        places = by_place(conflicts, atlas.places)
+        places = atlas.conflict(first, second)
         place_rows += [{**pair, **place._asdict(), **_columns(c)} for place, c in places.items()]
     _write_table(folder, CONFLICT, place_rows)
     _write_table(folder, CONFLICT_BY_TENSOR, tensor_rows)
@@ -393,11 +394,11 @@ def _columns(conflict: Conflict) -> dict[str, Any]:
         "top_rows_compared_share": TOP_ROWS,
         "top_rows_in_common_share": conflict.overlap,
         "top_rows_jaccard": conflict.jaccard,
-        **{f"sum_{key}": getattr(conflict.sums, key) for key in _SUMS},
+        **{f"sum_{key}": getattr(conflict, key) for key in _SUMS},
     }
 
 
-def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes, dict[Pair, dict[str, Sums]]]:
+def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes, dict[Pair, dict[str, Conflict]]]:
     """Read places, changes and sums of an atlas."""
     import numpy as np
 
@@ -411,11 +412,11 @@ def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes, dict[Pair, di
         key = row["expert"], row["tensor"]
         summary = {name: row[column] for column, name in SUMMARY.items()}
         changes[key] = TensorChange(rows=vectors[key], elements=row["elements"], **summary)
-    sums: dict[Pair, dict[str, Sums]] = {}
+    sums: dict[Pair, dict[str, Conflict]] = {}
     if len({expert for expert, _ in changes}) > 1:
         for row in _read_table(folder, CONFLICT_BY_TENSOR):
             values = (row[f"sum_{key}"] for key in _SUMS)
-            sums.setdefault((row["expert"], row["other"]), {})[row["tensor"]] = Sums(*values)
+            sums.setdefault((row["expert"], row["other"]), {})[row["tensor"]] = Conflict(*values)
     return places, changes, sums
 
 

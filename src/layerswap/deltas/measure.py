@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, Place, TensorInfo
+from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.read import (
     READ_DTYPES,
     keep_freed_memory,
@@ -101,26 +101,33 @@ class TensorChange:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Sums over elements behind the conflict of two deltas; those of several tensors add up."""
+class Conflict:
+    """The conflict of two experts in one tensor; those of the tensors of a place add up.
+
+    Attributes:
+        dot: sum of the products of both deltas.
+        first: sum of squares of the first delta; `second` is that of the second.
+        opposed: elements where the two have opposite signs.
+        both: elements where neither is zero.
+        top: number of rows that count as most changed, for each expert.
+        common: number of rows that are among the most changed of both.
+    """
 
     dot: float = 0.0
-    """Sum of products."""
     first: float = 0.0
-    """Sum of squares of the first delta; `second` is that of the second."""
     second: float = 0.0
     opposed: int = 0
-    """Elements where the two have opposite signs."""
     both: int = 0
-    """Elements where neither is zero."""
+    top: int = 0
+    common: int = 0
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: Conflict) -> Conflict:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Sums(*(a + b for a, b in pairs))
+        return Conflict(*(a + b for a, b in pairs))
 
     @property
     def cosine(self) -> float:
-        """Cosine between the two deltas; 0 where one of them is zero."""
+        """Cosine between the two deltas; 0 if one of them is zero."""
         size = math.sqrt(self.first * self.second)
         return self.dot / size if size else 0.0
 
@@ -128,6 +135,19 @@ class Sums:
     def disagreement(self) -> float:
         """Share of the elements that both changed in which the signs are opposite."""
         return self.opposed / self.both if self.both else 0.0
+
+    @property
+    def overlap(self) -> float | None:
+        """Share of one expert's most changed rows that are also the other's; None without rows.
+
+        Unrelated experts overlap by the share of rows compared.
+        """
+        return self.common / self.top if self.top else None
+
+    @property
+    def jaccard(self) -> float | None:
+        """Most changed rows of both over those of either; None without rows."""
+        return self.common / (2 * self.top - self.common) if self.top else None
 
 
 def measure_tensor(
@@ -137,11 +157,11 @@ def measure_tensor(
     *,
     axis: Axis = "input",
     transposed: bool = False,
-) -> tuple[list[TensorChange], dict[tuple[int, int], Sums]]:
+) -> tuple[list[TensorChange], dict[tuple[int, int], Conflict]]:
     """Measure one tensor of several experts against the base, reading each once.
 
-    `transposed`: matrices are stored [in, out]. Returns the change in each expert, and the sums for
-    each pair of experts.
+    `transposed`: matrices are stored [in, out]. Returns the change in each expert, and the conflict
+    of each pair of experts, without rows.
     """
     import numpy as np
 
@@ -149,7 +169,7 @@ def measure_tensor(
     check_shapes(info, experts)
     rows = Rows.of(info.shape, axis, transposed=transposed)
     tallies = [_Tally(info, expert, rows) for expert in experts]
-    pairs = {pair: Sums() for pair in combinations(range(len(experts)), 2)}
+    pairs = {pair: Conflict() for pair in combinations(range(len(experts)), 2)}
     for start, (stored, *others) in read_chunks([base, *experts], name, rows.width, CHUNK_ELEMENTS):
         original = stored.astype(np.float32, copy=False)
         squares = _square(original)
@@ -210,7 +230,7 @@ class _Tally:
         self._lost_squares += _square(power) * 2.0**-14 / 12
         self._half_steps += float(power.sum(dtype=np.float64)) * 2.0**-8
 
-    def against(self, other: _Tally) -> Sums:
+    def against(self, other: _Tally) -> Conflict:
         """The conflict of two experts in the chunk that was added last."""
         import numpy as np
 
@@ -218,7 +238,7 @@ class _Tally:
         np.logical_not(both, out=both)
         opposed = np.not_equal(np.signbit(self.delta), np.signbit(other.delta))
         np.logical_and(opposed, both, out=opposed)
-        return Sums(
+        return Conflict(
             _dot(self.delta, other.delta),
             _square(self.delta),
             _square(other.delta),
@@ -274,80 +294,21 @@ def check_shapes(info: TensorInfo, experts: Sequence[Checkpoint]) -> None:
             )
 
 
-# --- conflicts: two experts that changed the same rows, or moved the same weights apart ---
+# --- rows that two experts changed most ---
 
 TOP_ROWS = 0.1
 """Share of a matrix's rows, those with the largest MAV, that are compared."""
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """The conflict of two experts in one place, or in one tensor.
-
-    Attributes:
-        sums: over elements, for cosine and sign disagreement.
-        top: number of rows that count as most changed, for each expert.
-        common: number of rows that are among the most changed of both.
-    """
-
-    sums: Sums
-    top: int
-    common: int
-
-    @property
-    def cosine(self) -> float:
-        """Cosine between the two deltas; 0 if one of them is zero."""
-        return self.sums.cosine
-
-    @property
-    def disagreement(self) -> float:
-        """Share of the elements that both changed in which the signs are opposite."""
-        return self.sums.disagreement
-
-    @property
-    def overlap(self) -> float | None:
-        """Share of one expert's most changed rows that are also the other's; None without rows.
-
-        Unrelated experts overlap by the share of rows compared.
-        """
-        return self.common / self.top if self.top else None
-
-    @property
-    def jaccard(self) -> float | None:
-        """Most changed rows of both over those of either; None without rows."""
-        return self.common / (2 * self.top - self.common) if self.top else None
-
-    def __add__(self, other: Conflict) -> Conflict:
-        return Conflict(self.sums + other.sums, self.top + other.top, self.common + other.common)
-
-
-def tensor_conflict(sums: Sums, rows: Sequence[Any], share: float) -> Conflict:
-    """The conflict in one tensor, by the MAV of every row of each expert.
-
-    A vector has no rows to compare.
-    """
-    first, second = rows
-    return Conflict(sums, *(common_rows(first, second, share) if len(first) > 1 else (0, 0)))
-
-
-def by_place(
-    conflicts: Mapping[str, Conflict], places: Mapping[str, Place]
-) -> dict[Place, Conflict]:
-    """The conflicts of tensors, added up at every place."""
-    total: dict[Place, Conflict] = {}
-    for tensor, conflict in conflicts.items():
-        place = places[tensor]
-        total[place] = total[place] + conflict if place in total else conflict
-    return total
-
-
 def common_rows(first: Any, second: Any, share: float) -> tuple[int, int]:
     """The number of rows that count as most changed, and how many are common to both experts.
 
-    At least one row is compared; equal rows count from the first.
+    At least one row is compared; equal rows count from the first. A vector has no rows to compare.
     """
     import numpy as np
 
+    if len(first) < 2:
+        return 0, 0
     count = max(1, round(share * len(first)))
     of_first, of_second = (np.argsort(-rows, kind="stable")[:count] for rows in (first, second))
     return count, len(np.intersect1d(of_first, of_second, assume_unique=True))

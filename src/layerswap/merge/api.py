@@ -51,7 +51,6 @@ class OutputSettings(TypedDict, total=False):
 def make_plan(
     recipe: Recipe | PathLike,
     *,
-    allow_pickle: bool = False,
     follow_training: bool = False,
     in_place: bool = False,
     log: Log | None = None,
@@ -62,7 +61,6 @@ def make_plan(
 
     Args:
         recipe: the recipe, or the path of a recipe file.
-        allow_pickle: read pickled weights (`.bin`), as tensors only.
         follow_training: compose a swap without zones along the partition that its experts were
             trained on, if their records name one.
         in_place: leave weights at a URL, and Hub weights outside the local cache, where they are;
@@ -82,7 +80,7 @@ def make_plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe))
-    sources = open_sources(recipe, allow_pickle=allow_pickle, in_place=in_place)
+    sources = open_sources(recipe, in_place=in_place)
     if recipe.weights == "magnitude":
         sources = sources.on_disk(log or (lambda line: None))
     if follow_training:
@@ -105,14 +103,10 @@ def make_plan(
     places = {name: place for name, place in first.places.items() if name not in drop}
     depth = first.layers
     composition = recipe.resolve(depth, magnitude, places)
-    if composition.moved:
+    if composition.taken is not None:
         if sources.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
             raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
-        sources = sources.restacked(composition)
-        if composition.shifted:
-            # Layers of different numbers may be of different kinds, or shapes.
-            moved = with_base(sources.experts, sources.base)
-            check_together(moved, aligned=alignment is not None)
+        sources = sources.restacked(composition.taken)
     fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
     stamps |= stamps_of(fisher_sources(fishers).values())
     return Plan(

@@ -286,7 +286,6 @@ def verify_against(
     *,
     share: float = 0.1,
     seed: int = 0,
-    allow_pickle: bool = False,
     threads: int | None = None,
     progress: Bars | None = None,
 ) -> Origins:
@@ -301,7 +300,6 @@ def verify_against(
         model: folder, Hub id or URL. Weights on the Hub are read by ranges.
         share: share of the blocks of each tensor to compare, in (0, 1]; at least one block.
         seed: seed of the sample.
-        allow_pickle: read pickled weights, as tensors only.
         threads: number of workers; the number of usable processors when None.
         progress: opens a progress bar.
 
@@ -315,9 +313,7 @@ def verify_against(
         True
     """
     check_share(share)
-    other = open_checkpoint(
-        model, patterns=plan.recipe.place_patterns, allow_pickle=allow_pickle, in_place=True
-    )
+    other = open_checkpoint(model, patterns=plan.recipe.place_patterns, in_place=True)
     workers = threads or len(os.sched_getaffinity(0))
     bars = progress or no_bars
     tensors = {name: info for name, info in other.tensors.items() if name not in plan.drop}

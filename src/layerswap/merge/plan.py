@@ -288,7 +288,7 @@ class Plan:
         """
         plan = replace(self, recipe=recipe)
         new, old = plan.composition, self.composition
-        if (new.layers, new.taken, new.shifted) != (old.layers, old.taken, old.shifted):
+        if (new.layers, new.taken) != (old.layers, old.taken):
             raise RecipeError("a plan keeps its layers; make a new plan to move layers")
         unknown = set(new.experts) - set(self.experts) - ({BASE} if self.base else set())
         if unknown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
 from layerswap.checkpoint.strict_json import quoted
 from layerswap.checkpoint.views import as_transformers, restack
-from layerswap.compose import Composition, Recipe
+from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
 from layerswap.errors import MergeError, error_context
 from layerswap.merge.tokenizers import check_gguf_vocabulary
@@ -65,22 +65,21 @@ class Sources:
         experts = {name: whole(name, checkpoint) for name, checkpoint in self.experts.items()}
         return replace(self, experts=experts, base=self.base and whole("base", self.base))
 
-    def restacked(self, composition: Composition) -> Sources:
-        """The same sources with the layers that a composition takes of each."""
-        experts = {n: restack(c, composition.taken_of(n)) for n, c in self.experts.items()}
-        base = self.base and restack(self.base, composition.taken_of("base"))
+    def restacked(self, taken: Sequence[int]) -> Sources:
+        """The same sources with these of their layers."""
+        experts = {name: restack(expert, taken) for name, expert in self.experts.items()}
+        base = self.base and restack(self.base, taken)
         return replace(self, experts=experts, base=base)
 
 
-def open_sources(recipe: Recipe, *, allow_pickle: bool = False, in_place: bool = False) -> Sources:
+def open_sources(recipe: Recipe, *, in_place: bool = False) -> Sources:
     """Open the experts and the base of a recipe."""
-    return _Opener(recipe, allow_pickle, in_place).open()
+    return _Opener(recipe, in_place).open()
 
 
 @dataclass(frozen=True)
 class _Opener:
     recipe: Recipe
-    allow_pickle: bool
     in_place: bool
 
     def open(self) -> Sources:
@@ -172,7 +171,6 @@ class _Opener:
             str(expert.source),
             revision=expert.revision,
             patterns=self.recipe.place_patterns,
-            allow_pickle=self.allow_pickle,
             in_place=self.in_place,
             fetched=fetched,
         )

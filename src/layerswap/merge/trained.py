@@ -130,7 +130,7 @@ def training_notes(
     recipe: Recipe, composition: Composition, experts: Mapping[str, Checkpoint]
 ) -> list[str]:
     """Notes on partition, unused trained places and contamination, from records of training."""
-    if composition.moved:
+    if composition.taken is not None:
         return []  # The record's layers are those before the move.
     records = {name: record for name, c in experts.items() if (record := read_trained_places(c))}
     notes, chosen = [], recipe.partition

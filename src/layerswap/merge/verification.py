@@ -75,9 +75,9 @@ class Recorded:
             data["weights"] = self.magnitude
         return check_recipe(data, where=str(self.path))
 
-    def plan_again(self, moved: Mapping[str, str], *, allow_pickle: bool) -> Plan:
+    def plan_again(self, moved: Mapping[str, str]) -> Plan:
         """The plan of the recorded recipe over its sources of today."""
-        plan = make_plan(self.recipe_with(moved), allow_pickle=allow_pickle, in_place=True)
+        plan = make_plan(self.recipe_with(moved), in_place=True)
         if plan.needs_whole:
             plan = plan.downloaded()
 
@@ -145,10 +145,10 @@ class Recorded:
             findings.append(f"{self.path}: {key!r} is no key that the merge writes")
         return findings, []
 
-    def check_magnitude(self, moved: Mapping[str, str], *, allow_pickle: bool) -> list[str]:
+    def check_magnitude(self, moved: Mapping[str, str]) -> list[str]:
         """Measure the magnitude weights again; a finding if they are others."""
         recipe, weights = self.recipe_with(moved, measure=True), self.magnitude or {}
-        measured = make_plan(recipe, allow_pickle=allow_pickle).magnitude or {}
+        measured = make_plan(recipe).magnitude or {}
         # Another processor may add in another order.
         if weights.keys() == measured.keys() and all(
             math.isclose(weights[name], measured[name], rel_tol=1e-9) for name in measured
@@ -276,7 +276,6 @@ def verify(
     share: float = 0.1,
     seed: int = 0,
     sources: Mapping[str, PathLike] | None = None,
-    allow_pickle: bool = False,
     threads: int | None = None,
     progress: Bars | None = None,
 ) -> Verification:
@@ -295,7 +294,6 @@ def verify(
             byte in a computed tensor is found with at least this probability.
         seed: seed of the sample.
         sources: new locations of sources, by their names in the record.
-        allow_pickle: read pickled weights of sources, as tensors only.
         threads: number of workers; the number of usable processors when None.
         progress: opens a progress bar.
 
@@ -315,14 +313,14 @@ def verify(
     recorded.recipe_with(moved)  # refuses an unknown name
     workers = threads or len(os.sched_getaffinity(0))
     try:
-        plan = recorded.plan_again(moved, allow_pickle=allow_pickle)
+        plan = recorded.plan_again(moved)
     except LayerswapError as error:
         report.unverified.append(f"{error}; give its new location with --source NAME=PATH")
         return report
     report.findings, report.notes = recorded.check(plan)
     if recorded.recipe.weights == "magnitude":
         if full:
-            report.findings += recorded.check_magnitude(moved, allow_pickle=allow_pickle)
+            report.findings += recorded.check_magnitude(moved)
         else:
             note = "magnitude weights are taken from the record; --full measures them"
             report.notes.append(note)

@@ -1,8 +1,8 @@
-"""Merge methods, one file each.
+"""Merge methods, one file for each family.
 
-To add a method, write one file in this folder and its test: a function on chunks, declared with
-`merge_method`, and mergekit's spellings of it, if any, as `SPELLINGS`. Every module of the folder
-is imported here, so nothing else has to name it.
+To add a method, write a function on chunks, declared with `merge_method`, in a file of this folder,
+and its test. Every module of the folder is imported here, so nothing else has to name it.
+mergekit's names for methods are in `layerswap.compose.mergekit_methods`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from layerswap.methods.mergekit import Spelling
 from layerswap.methods.method import Method
 
 METHODS: dict[str, Method] = {}
 """Every merge method by its name in recipes."""
-SPELLINGS: dict[str, Spelling] = {}
-"""Every method of mergekit that can be read, by mergekit's name."""
 
 for _info in pkgutil.iter_modules(__path__, f"{__name__}."):
     _module = import_module(_info.name)
     _methods = (item for item in vars(_module).values() if isinstance(item, Method))
     METHODS.update({method.name: method for method in _methods})
-    SPELLINGS.update({spelling.name: spelling for spelling in getattr(_module, "SPELLINGS", ())})

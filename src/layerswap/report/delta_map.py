@@ -13,7 +13,7 @@ from typing import Any
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.deltas.atlas import ATLAS, Atlas
-from layerswap.deltas.measure import Sums
+from layerswap.deltas.measure import Conflict
 from layerswap.errors import visible
 from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
 from layerswap.report.page import Report, Section, render
@@ -266,7 +266,7 @@ def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
         }
         for expert in atlas.experts
     }
-    totals = {pair: sum(by.values(), start=Sums()) for pair, by in atlas.sums.items()}
+    totals = {pair: sum(by.values(), start=Conflict()) for pair, by in atlas.sums.items()}
     return {
         "base": atlas.base,
         "axis": atlas.axis,
@@ -310,7 +310,7 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
                 )
             )
     for first, second in atlas.sums:
-        total = sum(atlas.sums[first, second].values(), start=Sums())
+        total = sum(atlas.sums[first, second].values(), start=Conflict())
         lines.append(
             f"{first} against {second}: cosine {total.cosine:.3f}, opposite signs in "
             f"{total.disagreement:.1%} of what both changed"

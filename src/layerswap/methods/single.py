@@ -1,11 +1,24 @@
-"""Arcee Fusion: takes the most important changes of one expert."""
+"""The changes of one expert, bounded or selected: NearSwap and Arcee Fusion."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from layerswap.methods import mergekit, steps
-from layerswap.methods.method import ONE, Array, Chunk, WholeTensor, merge_method
+from layerswap.methods import steps
+from layerswap.methods.method import ONE, Array, Chunk, Parameter, WholeTensor, merge_method
+
+
+@merge_method(
+    "alchemonaut, 2024 (QuartetAnemoi-70B)",
+    parameters={"t": Parameter(1e-4, high=1e6)},
+    experts=ONE,
+)
+def nearswap(chunk: Chunk) -> Array:
+    """Take a delta whole if its magnitude is at most `t`, and scaled to `t` if it is larger."""
+    import numpy as np
+
+    (part,) = chunk.parts
+    return part * np.minimum(chunk.number("t") / np.maximum(np.abs(part), 1e-6), 1)
 
 
 def importance(chunk: Chunk) -> Any:
@@ -48,6 +61,3 @@ def arcee_fusion(chunk: Chunk) -> Array:
     (part,) = chunk.parts
     taken: Array = part * (importance(chunk) >= chunk.measured)
     return taken
-
-
-SPELLINGS = (mergekit.renamed("arcee_fusion", "arcee_fusion", sources=(2, 2)),)

@@ -1,8 +1,32 @@
-"""Fisher merging: averages weights by the diagonal Fisher information of each expert."""
+"""Weighted sums: of weights, of deltas, and by the diagonal Fisher information."""
 
 from __future__ import annotations
 
-from layerswap.methods.method import Array, Chunk, Parameter, merge_method
+from layerswap.methods import steps
+from layerswap.methods.method import ONE, SCALE, Array, Chunk, Parameter, merge_method
+
+
+@merge_method("Wortsman et al., 2022 (2203.05482)", deltas=False)
+def linear(chunk: Chunk) -> Array:
+    """`sum_i w_i theta_i`; a soup's weights sum to 1, these are taken as they are."""
+    return steps.weighted_sum(chunk.parts, chunk.weights)
+
+
+@merge_method("Ilharco et al., 2023 (2212.04089), section 2", parameters={"scale": SCALE})
+def task_arithmetic(chunk: Chunk) -> Array:
+    """`scale * sum_i w_i delta_i`."""
+    return steps.add_scaled(chunk, chunk.parts)
+
+
+@merge_method(
+    "Goddard et al., 2024 (2403.13257)",
+    parameters={"scale": Parameter(1.0, low=-1e6, high=1e6)},
+    experts=ONE,
+    deltas=False,
+)
+def scale(chunk: Chunk) -> Array:
+    """`scale * theta`, as mergekit scales what passes through."""
+    return steps.weighted_sum(chunk.parts, [chunk.number("scale")])
 
 
 @merge_method(
