@@ -26,6 +26,7 @@ from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
     FLOAT_NAMES,
     Handle,
+    glance_is_finite,
     is_finite,
     narrowed,
     numpy_dtype,
@@ -124,8 +125,12 @@ def _check_beginnings(tensors: Mapping[TensorInfo, TensorInfo]) -> None:
         for info, source in tensors.items():
             if info.dtype not in FLOAT_DTYPES:
                 continue
-            count = min(info.elements, PROBED_BYTES // block_of(info.dtype)[1])
-            if not is_finite(read_stored(handles[info.file], info, 0, count), info.dtype):
+            start = bytearray(min(info.nbytes, PROBED_BYTES))
+            read_into(handles[info.file], info.offset, memoryview(start), info.file)
+            if not glance_is_finite(start, info.dtype) and not is_finite(
+                read_stored(handles[info.file], info, 0, len(start) // block_of(info.dtype)[1]),
+                info.dtype,
+            ):
                 raise MergeError(f"{source.file}: tensor {source.name!r} holds NaN or infinity")
 
 
