@@ -94,6 +94,7 @@ def run_kind(kind: str, experts: Path, options: argparse.Namespace) -> tuple[str
         print(kind, flush=True)
         merge_runs.run_rounds(found, disk, lambda name, out: new.update({name: used(out) - before}))
         many = keep_many(disk, options.many) if kind == "XFS" and options.many else ""
+    many += against_mergekit(found)
     copying = next(c for c in found if c.name == COPY)
     rows = [
         (
@@ -105,6 +106,17 @@ def run_kind(kind: str, experts: Path, options: argparse.Namespace) -> tuple[str
     ]  # fmt: skip
     header = (kind, "median s", "range s", f"/ {COPY}", "MB newly used", "peak MB")
     return merge_report.table(header, rows), many
+
+
+def against_mergekit(found: Sequence[Contestant]) -> str:
+    """The factor over mergekit, if it took part."""
+    seconds = {contestant.name: median(contestant.seconds) for contestant in found}
+    return "".join(
+        f"\n\n{name} takes {theirs / seconds[OURS]:.0f} times as long as {OURS}, and "
+        f"{theirs / seconds[BLENDED]:.0f} times as long as with its embeddings blended."
+        for name, theirs in seconds.items()
+        if name.startswith("mergekit")
+    )
 
 
 def keep_many(disk: Path, count: int) -> str:
