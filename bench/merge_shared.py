@@ -62,7 +62,7 @@ def used(folder: Path) -> int:
 def contestants(disk: Path, kind: str, options: argparse.Namespace) -> list[Contestant]:
     """Everything that runs on one filesystem."""
     swap = (
-        f"'{sys.executable}' -m layerswap merge --task '{disk}/task' --language '{disk}/language' "
+        f"'{merge_runs.LAYERSWAP}' merge --task '{disk}/task' --language '{disk}/language' "
         "--out '{out}'"
     )
     sync = " && sync '{out}'/*"
@@ -147,7 +147,7 @@ def report(tables: Sequence[str], many: str, options: argparse.Namespace, machin
         f"Synthetic Llama-shaped experts of {nbytes / 1e9:.2f} GB in bfloat16, in files of 1 GB, "
         "on filesystems in loop files on one disk. Every command ran as a process of its own, all "
         "in turn, round after round, and waits until its output is on the disk. The machine was "
-        "shared with other work, so ratios say more than seconds.",
+        "shared with other work of lower priority, so ratios say more than seconds.",
         *tables,
         many,
     ]
