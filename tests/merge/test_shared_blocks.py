@@ -288,8 +288,10 @@ def test_a_full_disk_leaves_nothing(disk, experts, monkeypatch):
     assert sorted(path.name for path in disk.iterdir()) == ["full", "language", "task"]
 
 
-def test_a_killed_merge_resumes(disk, experts):
-    plan = swap_of(experts, bottom=1, top=1, max_shard_size="6MB")
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_killed_merge_resumes(disk, experts, models, elsewhere):
+    pair = (models["task"], experts["language"]) if elsewhere else experts
+    plan = swap_of(pair, bottom=1, top=1, max_shard_size="6MB")
     whole = plan.save(disk / "whole")
     killed(plan, disk / "out", lambda journal: len(journal.finished) == 2)
     done = []

@@ -218,9 +218,7 @@ def write_shard(
     return shared
 
 
-def compute_tensor(
-    tensor: OutputTensor, facts: ModelFacts | None = None, *, allow_non_finite: bool = False
-) -> Stored:
+def compute_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> Stored:
     """One output tensor in memory, as it is stored: bit for bit what `write_shard` writes."""
     import numpy as np
 
@@ -230,7 +228,7 @@ def compute_tensor(
     buffer = values.view(np.uint8).data if len(values) else memoryview(b"")
     with ExitStack() as stack:
         handles = open_all(stack, tensor.files)
-        evaluator = Evaluator(handles, facts or {}, allow_non_finite=allow_non_finite)
+        evaluator = Evaluator(handles, facts or {})
         for data, offset in piece_bytes(Piece(tensor, 0, tensor.elements, 0), evaluator):
             buffer[offset : offset + len(data)] = data
     return values.reshape(tensor.shape)
