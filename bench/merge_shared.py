@@ -33,6 +33,7 @@ KINDS = {
     "ext4": ["mkfs.ext4", "-q", "-m", "0"],
 }
 COPY, SHARE = "cp --reflink=never", "cp --reflink=always"
+START = "python that imports pydantic, typer and yaml"
 OURS, BLENDED = "layerswap swap, nothing blended", "layerswap swap, embeddings blended"
 
 
@@ -75,6 +76,8 @@ def contestants(disk: Path, kind: str, options: argparse.Namespace) -> list[Cont
     }
     if kind != "XFS":
         del commands[SHARE], commands[f"{OURS}, --layout plain"]
+    else:
+        commands[START] = f"'{sys.executable}' -c 'import pydantic.main, typer.main, yaml'"
     found = [Contestant(name, command, options.rounds) for name, command in commands.items()]
     if options.mergekit and kind == "XFS":
         layers = merge_data.layers_for(options.gb)
@@ -92,7 +95,9 @@ def run_kind(kind: str, experts: Path, options: argparse.Namespace) -> tuple[str
         new: dict[str, int] = {}
         found = contestants(disk, kind, options)
         print(kind, flush=True)
-        merge_runs.run_rounds(found, disk, lambda name, out: new.update({name: used(out) - before}))
+        merge_runs.run_rounds(
+            found, disk, lambda name, out: new.update({name: used(disk) - before})
+        )
         many = keep_many(disk, options.many) if kind == "XFS" and options.many else ""
     many += against_mergekit(found)
     copying = next(c for c in found if c.name == COPY)
@@ -150,6 +155,8 @@ def report(tables: Sequence[str], many: str, options: argparse.Namespace, machin
         "shared with other work of lower priority, so ratios say more than seconds.",
         *tables,
         many,
+        "Targets with nothing blended: at most 0.8 s, at most 0.15 of cp --reflink=never, a "
+        "thirtieth of mergekit, at most 8 MB newly used.",
     ]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
