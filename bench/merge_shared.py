@@ -98,7 +98,7 @@ def run_kind(kind: str, experts: Path, options: argparse.Namespace) -> tuple[str
         merge_runs.run_rounds(
             found, disk, lambda name, out: new.update({name: used(disk) - before})
         )
-        many = keep_many(disk, options.many) if kind == "XFS" and options.many else ""
+        many = keep_many(disk, options.many, before) if kind == "XFS" and options.many else ""
     many += against_mergekit(found)
     copying = next(c for c in found if c.name == COPY)
     rows = [
@@ -124,11 +124,11 @@ def against_mergekit(found: Sequence[Contestant]) -> str:
     )
 
 
-def keep_many(disk: Path, count: int) -> str:
-    """Write compositions of the pair side by side; what they take."""
+def keep_many(disk: Path, count: int, before: int) -> str:
+    """Write compositions of the pair side by side; what they take beyond `before` bytes."""
     import layerswap as ls
 
-    before, started = used(disk), time.perf_counter()
+    started = time.perf_counter()
     plan = ls.swap(task=disk / "task", language=disk / "language", outside="task")
     plans = plan.grid(bottom=range(plan.composition.layers), top=range(10))[:count]
     for number, each in enumerate(plans):
