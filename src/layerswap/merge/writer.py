@@ -36,7 +36,7 @@ from layerswap.checkpoint.read import (
     read_tensor,
     widened,
 )
-from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
+from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile, write_at
 from layerswap.compose.blend import Operation
 from layerswap.errors import LayerswapError, MergeError
 from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
@@ -184,7 +184,7 @@ def write_shard(
         fresh = os.O_CREAT | os.O_EXCL if shard.header else 0
         output = os.open(path, os.O_WRONLY | os.O_CLOEXEC | fresh, 0o666)
         stack.callback(os.close, output)
-        _write(output, shard.header, 0)
+        write_at(output, shard.header, 0)
         options.progress(len(shard.header))
         left: list[Span] = []
         for span in spans(shard):
@@ -207,7 +207,7 @@ def write_shard(
                 evaluator = Evaluator(handles, facts, allow_non_finite=allow)
                 nbytes = 0
                 for data, offset in piece_bytes(piece, evaluator, rounding):
-                    _write(output, data, offset)
+                    write_at(output, data, offset)
                     nbytes += len(data)
                     options.progress(len(data))
             _start_writing(output, piece.offset, nbytes)
@@ -401,16 +401,9 @@ def copy_span(source: Handle, output: int, piece: Span) -> None:
         if count == 0:
             buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
             read_into(source, start, buffer, piece.source)
-            _write(output, buffer, offset)
+            write_at(output, buffer, offset)
             count = len(buffer)
         done += count
-
-
-def _write(output: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(output, view, offset)
-        view, offset = view[count:], offset + count
 
 
 def _start_writing(output: int, offset: int, nbytes: int) -> None:
