@@ -337,6 +337,8 @@ def test_the_command_writes_a_modelfile_on_request(files, tmp_path):
         "# Written by layerswap: ollama create merged -f Modelfile",
         "FROM ./Merged.gguf",
     ]
+    done = merge(files, tmp_path / "Merged.gguf", "--overwrite")
+    assert "nothing shared with the experts)" in done.stdout
     (tmp_path / "Modelfile").write_text("FROM llama3\n")
     done = merge(files, tmp_path / "b.gguf", "--modelfile")
     assert done.returncode == 2
