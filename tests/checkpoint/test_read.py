@@ -14,6 +14,7 @@ from layerswap.checkpoint import read_header
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo
 from layerswap.checkpoint.read import (
     as_torch,
+    glance_is_finite,
     is_finite,
     narrowed,
     read_tensor,
@@ -69,7 +70,10 @@ def test_floats_are_converted_as_torch_converts_them(dtype):
     finite = np.isfinite(values) & (np.abs(values) < 60000)
     assert is_finite(stored[finite], dtype)
     for wrong in (np.float32("inf"), np.float32("-inf"), np.float32("nan")):
-        assert not is_finite(narrowed(np.array([1, wrong, 2], np.float32), dtype), dtype)
+        bad = narrowed(np.array([1, wrong, 2], np.float32), dtype)
+        assert not is_finite(bad, dtype)
+        assert not glance_is_finite(bad.tobytes(), dtype)
+    assert glance_is_finite(stored[np.abs(values) < 60000].tobytes(), dtype)
 
 
 @pytest.mark.parametrize("name", TENSORS)

@@ -261,6 +261,15 @@ def merge(files, out, *more, language=None):
     )
 
 
+@pytest.mark.slow
+def test_the_command_says_what_a_gguf_output_shares(files, tmp_path):
+    done = merge(files, tmp_path / "Merged.gguf", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["format"] == "gguf"
+    done = merge(files, tmp_path / "Merged.gguf", "--overwrite")
+    assert "nothing shared with the experts)" in done.stdout
+
+
 def other_vocabulary(path):
     return write_gguf(path, 3, tokens=[*TOKENS[:-1], "odd"])
 

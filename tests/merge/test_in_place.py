@@ -281,11 +281,10 @@ def finished_before_a_kill(hub, out, *, task, language):
     script = (
         "import os, signal, layerswap as ls\n"
         "from layerswap.checkpoint import commit\n"
-        "enter = commit.Journal._enter\n"
         "def die(self, *given):\n"
-        "    enter(self, *given)\n"
+        "    self._enter(*given)\n"
         "    if len(self.finished) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "commit.Journal._enter = die\n"
+        "commit.Journal.enter = die\n"
         f"ls.swap(task='{task}', language='{language}', bottom=1, top=1,"
         f" max_shard_size='20KB').save({str(out)!r})\n"
     )

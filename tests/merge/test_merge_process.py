@@ -9,6 +9,8 @@ import pytest
 from merging import swap_of, weight_bytes
 from processes import run
 
+import layerswap as ls
+
 SEEDED = """
 import sys, layerswap as ls
 task, language, third, out = sys.argv[1:]
@@ -25,6 +27,26 @@ def test_the_hash_seed_decides_nothing(experts, tmp_path):
     files = [{f.name: f.read_bytes() for f in (tmp_path / s).iterdir()} for s in "12"]
     assert files[0] == files[1]
     assert len(files[0]) > 5
+
+
+COPIED = """
+import sys
+from layerswap.cli import main
+task, language, out = sys.argv[1:]
+sys.argv[1:] = ["merge", "--task", task, "--language", language, "--outside", "task", "--out", out]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
+heavy = ("numpy", "torch", "transformers", "huggingface_hub", "httpx", "safetensors", "tokenizers",
+         "asyncio", "rich.console", "layerswap.cli.study")
+assert not (imported := [name for name in heavy if name in sys.modules]), imported
+"""
+
+
+def test_a_swap_that_only_copies_imports_little(experts, tmp_path):
+    run(COPIED, experts["task"], experts["language"], tmp_path / "out")
+    assert ls.verify(tmp_path / "out").passed
 
 
 HEAVY = """

@@ -249,6 +249,25 @@ def test_the_command_says_what_is_shared(disk, experts):
     assert command("merge", *out, "--overwrite", "--layout", "plain") == f"{wrote})"
 
 
+@pytest.mark.parametrize("way", ["revert", "instruct"])
+def test_other_merges_share_too(disk, experts, tmp_path, way):
+    base = copied(experts["task"], disk / "base")
+    if way == "revert":
+        plan = ls.revert(base, experts["language"], layers=["0-1"])
+    else:
+        plan = ls.instruct(
+            base=base, instruct=experts["task"], language=experts["language"],
+            bottom=1, top=1, outside="language",
+        )  # fmt: skip
+    copies = sum(tensor.nbytes for tensor in plan.tensors if tensor.verbatim)
+    before = used_bytes(disk)
+    out = plan.save(disk / "out")
+    assert used_bytes(disk) - before < plan.nbytes - copies + 400_000
+    assert recorded(out)["shared_bytes"] > 0.98 * copies > 15_000_000
+    assert same_tensors(out, plan.save(tmp_path / "plain"))
+    assert ls.verify(out, full=True).passed
+
+
 def test_the_space_check_asks_for_what_is_written(disk, experts, monkeypatch):
     plan = swap_of(experts, **VERBATIM)
     usage = namedtuple("usage", "total used free")(10, 9, 400_000)
@@ -269,8 +288,10 @@ def test_a_full_disk_leaves_nothing(disk, experts, monkeypatch):
     assert sorted(path.name for path in disk.iterdir()) == ["full", "language", "task"]
 
 
-def test_a_killed_merge_resumes(disk, experts):
-    plan = swap_of(experts, bottom=1, top=1, max_shard_size="6MB")
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_killed_merge_resumes(disk, experts, models, elsewhere):
+    pair = (models["task"], experts["language"]) if elsewhere else experts
+    plan = swap_of(pair, bottom=1, top=1, max_shard_size="6MB")
     whole = plan.save(disk / "whole")
     killed(plan, disk / "out", lambda journal: len(journal.finished) == 2)
     done = []

@@ -32,6 +32,8 @@ PARTIAL = ".partial-"
 """Follows the target's name in the name of a folder that is still being written."""
 REPLACED = ".replaced-"
 """Follows the target's name in the name of the old folder while it is being replaced."""
+FLUSHES = 8
+"""Files that are flushed at a time."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -160,11 +162,14 @@ def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush every file and folder below `folder` to disk."""
-    for directory, _, files in os.walk(folder):
-        for name in files:
-            _sync(Path(directory) / name)
-        _sync(Path(directory))
+    """Flush every file and folder below `folder` to disk, several at a time.
+
+    A filesystem flushes its log once for all that wait for it.
+    """
+    with ThreadPoolExecutor(FLUSHES, thread_name_prefix="flush") as pool:
+        for directory, _, files in os.walk(folder):
+            paths = (Path(directory, name) for name in (*files, ""))
+            list(pool.map(_sync, paths))
 
 
 def _sync(path: Path) -> None:
@@ -270,10 +275,12 @@ class Journal:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._pool.shutdown(cancel_futures=error is not None)
+        # If all went well, the whole folder is flushed next: files that wait need no entry.
+        self._pool.shutdown(cancel_futures=True)
         if error is None:
             for flush in self._flushes:
-                flush.result()
+                if not flush.cancelled():
+                    flush.result()
             (self._folder / JOURNAL).unlink(missing_ok=True)
 
     def enter(self, file: str, nbytes: int | None = None) -> None:

@@ -45,6 +45,9 @@ Handle = int | RemoteHandle
 """An open file: a descriptor, or a remote file."""
 FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
 """The safetensors dtypes that support arithmetic; all others are only ever copied."""
+SMALL = bytes(byte for byte in range(256) if byte & 0x7F != 0x7F)
+SMALL_F16 = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)
+"""Last bytes of elements whose exponent is not all ones, in float16 and in other dtypes."""
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The dtypes that a recipe can ask for, with their safetensors names."""
 QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
@@ -284,6 +287,15 @@ def keep_freed_memory() -> None:
     import numpy as np
 
     np.empty(KEPT_BYTES, np.uint8)
+
+
+def glance_is_finite(stored: bytes | bytearray, dtype: str) -> bool:
+    """True if no exponent of these elements is near that of NaN and infinity; without NumPy.
+
+    False needs `is_finite`. Weights are never so large, so copies need no import of NumPy.
+    """
+    last = stored[DTYPE_BITS[dtype] // 8 - 1 :: DTYPE_BITS[dtype] // 8]  # sign and exponent
+    return not last.translate(None, SMALL_F16 if dtype == "F16" else SMALL)
 
 
 def is_finite(stored: Stored, dtype: str = "F32") -> bool:

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from layerswap._types import Advance
 from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped
 from layerswap.errors import CheckpointError, LayerswapError, MergeError, one_line
 
@@ -356,17 +355,19 @@ class RemoteHandle:
             finally:
                 del self._held[kept.fileno()]
 
-    def copy_to(
-        self, output: int, start: int, stop: int, offset: int, progress: Advance | None = None
-    ) -> None:
+    def copy_to(self, output: int, start: int, stop: int, offset: int) -> None:
         """Write bytes [start, stop) to `offset` of an open file, as they arrive."""
         for data in self.file.stream(start, stop):
-            view = memoryview(data)
-            while view:
-                count = os.pwrite(output, view, offset)
-                view, offset = view[count:], offset + count
-            if progress is not None:
-                progress(len(data))
+            write_at(output, data, offset)
+            offset += len(data)
+
+
+def write_at(output: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of these bytes to `offset` of an open file."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(output, view, offset)
+        view, offset = view[count:], offset + count
 
 
 def find_weights(source: str, folder: Path, commit: str | None) -> Callable[[str], WeightFile]:

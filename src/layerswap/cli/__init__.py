@@ -6,27 +6,19 @@ Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 o
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 import sys
 import traceback
 import warnings
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from layerswap.cli import (
-    analyse,
-    commands,
-    evaluate,
-    lab,
-    merge,
-    new,
-    output,
-    play,
-    study,
-    training,
-)
+from layerswap.cli import commands, output
 from layerswap.errors import LayerswapError, visible
 from layerswap.versions import missing_import
 
@@ -53,41 +45,63 @@ class Root(commands.PlainGroup):
     }
 
 
-app = typer.Typer(
-    name="layerswap",
-    cls=Root,
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 START, MERGE, TRAIN = "Start here", "Merge experts", "Train experts"
 EVALUATE, ANALYSE = "Choose and evaluate", "Analyse and experiment"
-commands.command(app, "quickstart", panel=START)(lab.quickstart)
-commands.command(app, "new", panel=START)(new.new)
-commands.command(app, "play", panel=START)(play.play)
-commands.command(app, "plan", panel=MERGE, json=True)(merge.plan)
-commands.command(app, "merge", panel=MERGE, json=True)(merge.merge)
-commands.command(app, "adapters", panel=MERGE, json=True)(merge.adapters)
-commands.command(app, "instruct", panel=MERGE, json=True)(merge.instruct)
-commands.command(app, "revert", panel=MERGE)(merge.revert)
-commands.command(app, "verify", panel=MERGE, json=True)(merge.verify)
-commands.command(app, "data", panel=TRAIN)(training.data)
-commands.command(app, "train", panel=TRAIN)(training.train)
-commands.command(app, "sweep", panel=EVALUATE, json=True)(evaluate.sweep)
-commands.command(app, "eval", panel=EVALUATE, json=True)(evaluate.evaluate)
-commands.command(app, "compare", panel=EVALUATE, json=True)(evaluate.compare)
-commands.command(app, "delta", panel=ANALYSE, json=True)(analyse.delta)
-app.add_typer(study.app, name="study", rich_help_panel=ANALYSE)
-app.add_typer(lab.app, name="lab", rich_help_panel=ANALYSE)
-analyses = commands.group("Run the papers' analyses of experts and merges.")
-app.add_typer(analyses, name="analyse", rich_help_panel=ANALYSE)
-commands.command(analyses, "linearity")(analyse.linearity)
-commands.command(analyses, "composability")(analyse.composability)
-commands.command(analyses, "fisher")(analyse.fisher)
-commands.command(analyses, "freeze-or-revert")(analyse.freeze_or_revert)
-commands.command(analyses, "select")(analyse.select)
+COMMANDS = {
+    "quickstart": ("lab:quickstart", START, False),
+    "new": ("new:new", START, False),
+    "play": ("play:play", START, False),
+    "plan": ("merge:plan", MERGE, True),
+    "merge": ("merge:merge", MERGE, True),
+    "adapters": ("merge:adapters", MERGE, True),
+    "instruct": ("merge:instruct", MERGE, True),
+    "revert": ("merge:revert", MERGE, False),
+    "verify": ("merge:verify", MERGE, True),
+    "data": ("training:data", TRAIN, False),
+    "train": ("training:train", TRAIN, False),
+    "sweep": ("evaluate:sweep", EVALUATE, True),
+    "eval": ("evaluate:evaluate", EVALUATE, True),
+    "compare": ("evaluate:compare", EVALUATE, True),
+    "delta": ("analyse:delta", ANALYSE, True),
+}
+"""Module and function, panel of the help, and `--json` of every command outside the groups."""
+ANALYSES = ("linearity", "composability", "fisher", "freeze_or_revert", "select")
+
+
+def application(only: str | None = None) -> typer.Typer:
+    """The command line; with one command alone, if `only` names one, because each costs time."""
+    app = typer.Typer(
+        name="layerswap",
+        cls=Root,
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in [only] if only in COMMANDS else COMMANDS:
+        where, panel, json = COMMANDS[name]
+        module, _, function = where.partition(":")
+        run = getattr(import_module(f"layerswap.cli.{module}"), function)
+        commands.command(app, name, panel=panel, json=json)(run)
+    if only not in COMMANDS:
+        from layerswap.cli import analyse, lab, study
+
+        app.add_typer(study.app, name="study", rich_help_panel=ANALYSE)
+        app.add_typer(lab.app, name="lab", rich_help_panel=ANALYSE)
+        analyses = commands.group("Run the papers' analyses of experts and merges.")
+        app.add_typer(analyses, name="analyse", rich_help_panel=ANALYSE)
+        for name in ANALYSES:
+            commands.command(analyses, name.replace("_", "-"))(getattr(analyse, name))
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name != "app":
+        raise AttributeError(name)
+    globals()[name] = app = application()
+    return app
 
 
 INTERRUPTED = 130
@@ -102,7 +116,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
@@ -115,8 +128,12 @@ def main() -> None:
     """Entry point of the `layerswap` command."""
     # Pydantic would read the metadata of every installed package, in search of its plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Searching for cycles, at the end once more, takes a fifth of the time of a short command.
+    gc.set_threshold(50_000)
+    atexit.register(gc.freeze)
     warnings.showwarning = lambda message, *_, **__: output.log(f"warning: {message}")
     try:
+        app = application(next(iter(sys.argv[1:]), None))
         code = app(prog_name="layerswap", standalone_mode=False)
         if code == INTERRUPTED:
             typer.echo("interrupted", err=True)

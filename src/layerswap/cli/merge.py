@@ -282,8 +282,8 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
             replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
         )
     size = decimal(planned.nbytes)
-    if shared:
-        size += f", {decimal(shared)} of it shared with the experts"
+    if shared or is_gguf(out):  # in a GGUF file positions agree by chance
+        size += f", {f'{decimal(shared)} of it' if shared else 'nothing'} shared with the experts"
     output.say(f"wrote {target} ({size})")
     facts = {
         **planned.to_dict(), SHARED_BYTES: shared,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,6 +73,8 @@ def play(
 
     Example: layerswap play --task-expert math-expert --language-expert swahili-expert
     """
+    import secrets
+
     from layerswap.play.documents import read_prompts
     from layerswap.play.security import is_local
     from layerswap.play.serve import Page, make_server, open_socket

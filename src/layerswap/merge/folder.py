@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ from layerswap.merge.layout import (
     OutputTensor,
     Shard,
     index_of,
+    local_blocks,
     pack_shards,
     pack_shared_shards,
-    spans,
 )
 from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
 from layerswap.merge.plan import Format, Plan, fetch_notes
@@ -45,6 +45,7 @@ from layerswap.merge.writer import (
     compute_tensor,
     measure_tensors,
     rounding_note,
+    shareable_bytes,
     work_key,
     write_shard,
 )
@@ -106,18 +107,20 @@ class FolderFormat(Format):
             ) as folder,
             Journal(folder, key) as journal,
         ):
+            done = [shard for shard in shards if shard.file in journal.finished]
             left = [shard for shard in shards if shard.file not in journal.finished]
-            if journal.finished:
-                options.progress(sum(shard.nbytes for shard in shards if shard not in left))
+            if done:
+                options.progress(sum(shard.nbytes for shard in done))
             facts = measure_tensors(plan.tensors, options.workers) if left else {}
             rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
             share = plan.layout == "shared"
             # A killed merge shared the blocks of the files that it finished.
-            shared = _blocks(shards, journal.finished) if share else 0
+            shared = shareable_bytes(local_blocks(done), folder) if share else 0
             for shard in left:
                 path = folder / shard.file
-                shared += write_shard(path, shard, facts, options, rounding, share=share)
-                if key:
+                cloned = write_shard(path, shard, facts, options, rounding, share=share)
+                shared += cloned
+                if key and cloned <= shard.nbytes // 2:  # cloning again is faster than a flush
                     journal.enter(shard.file)
             names = [name for shard in shards for name in read_header(folder / shard.file)]
             check_written(target, names, content["tensors"]["output"])
@@ -137,12 +140,6 @@ class FolderFormat(Format):
         plan = checked_for_loading(plan)
         facts = measure_tensors(plan.tensors)
         return build_model(plan, {t.name: load_tensor(t, facts) for t in plan.tensors})
-
-
-def _blocks(shards: Iterable[Shard], files: Container[str]) -> int:
-    """Bytes of the blocks that some of the files can share with local sources."""
-    found = (span.blocks for shard in shards if shard.file in files for span in spans(shard))
-    return sum(b.nbytes for b in found if b is not None and isinstance(b.source, Path))
 
 
 def can_resume(plan: Plan, options: MergeOptions) -> bool:

@@ -26,7 +26,7 @@ from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Recipe
 from layerswap.errors import MergeError, RecipeError
 from layerswap.merge.folder import can_resume
-from layerswap.merge.layout import OutputTensor, Shard, unblendable, widest
+from layerswap.merge.layout import OutputTensor, Shard, local_blocks, unblendable, widest
 from layerswap.merge.metadata import record
 from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
@@ -36,6 +36,7 @@ from layerswap.merge.writer import (
     check_finite,
     check_written,
     measure_tensors,
+    shareable_bytes,
     work_key,
     write_shard,
 )
@@ -128,9 +129,11 @@ class GGUFFormat(Format):
                 os.truncate(path, finished)
                 options.progress(finished)
             facts = measure_tensors(plan.tensors, options.workers) if left else {}
-            shared = 0
+            share = plan.layout == "shared"
+            done = [segment for segment in segments if segment.nbytes <= finished]
+            shared = shareable_bytes(local_blocks(done), path.parent) if share else 0
             for segment in left:
-                shared += write_shard(path, segment, facts, options, share=plan.layout == "shared")
+                shared += write_shard(path, segment, facts, options, share=share)
                 os.truncate(path, segment.nbytes)  # the padding behind the last tensor
                 if key:
                     journal.enter(path.name, segment.nbytes)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
@@ -26,7 +27,6 @@ from layerswap.merge.terms import (
     Run,
     Term,
     Terms,
-    merged_tensors,
     sources_of,
     stored_tensors,
 )
@@ -154,6 +154,12 @@ def spans(shard: Shard) -> Iterator[Span]:
         span = Span(info.file, info.offset, offset, tensor.nbytes)
     if span:
         yield span
+
+
+def local_blocks(shards: Iterable[Shard]) -> list[Span]:
+    """The whole blocks of output files that can be those of local sources."""
+    found = (span.blocks for shard in shards for span in spans(shard))
+    return [blocks for blocks in found if blocks and isinstance(blocks.source, Path)]
 
 
 Gathereds = Mapping[tuple[str, str], Gathered]
@@ -307,12 +313,6 @@ def _baked_dtype(experts: Mapping[str, Checkpoint]) -> str | None:
                for info in (low.a, low.b)}  # fmt: skip
     stored = {info.dtype for c in experts.values() for info in c.tensors.values()}
     return widest((factors | stored) & set(FLOAT_DTYPES)) if factors else None
-
-
-def needs_whole_model(tensors: Sequence[OutputTensor]) -> bool:
-    """True if a method reads the whole model several times, so that it must be on the disk."""
-    merged = (merged for tensor in tensors for merged in merged_tensors(tensor.inputs))
-    return any(tensor.of_model for tensor in merged)
 
 
 def pack_shards(

@@ -105,10 +105,6 @@ class AdapterFormat(FolderFormat):
         """None: an adapter is computed, and written whole."""
         return []
 
-    def layout_facts(self, plan: Plan) -> dict[str, Any]:
-        """Nothing: an adapter is one file of its own."""
-        return {}
-
     def check(self, plan: Plan) -> None:
         """Refuse merge methods, whose results are no low-rank deltas."""
         for where in plan.composition.blends.values():

@@ -97,18 +97,21 @@ def model_card(
 ) -> str:
     """The model card: metadata for the Hub, code for loading, the drawing and the recipe."""
     import yaml
-    from huggingface_hub import ModelCardData
 
     licences = {name: licence_of(checkpoint) for name, checkpoint in plan.used.items()}
     writes = any("CausalLM" in str(c) for c in plan.reference.config.get("architectures") or ())
-    metadata = ModelCardData(
-        **_descent(plan, library),
+    origin = _descent(plan, library)
+    metadata = {
+        "base_model": origin.pop("base_model", None),
+        "language": list(plan.recipe.languages) or None,
+        "library_name": library,
         **_licence(licences),
-        language=list(plan.recipe.languages) or None,
-        library_name=library,
-        pipeline_tag="text-generation" if writes else None,
-        tags=["merge", "layerswap"],
-    ).to_yaml()
+        "pipeline_tag": "text-generation" if writes else None,
+        "tags": ["merge", "layerswap"],
+        **origin,
+    }
+    known = {key: value for key, value in metadata.items() if value}
+    front = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
     experts = "\n".join(
         f"- {in_code(name)}: {in_markdown(_card_name(c))} "
         f"(licence: {licences[name] or 'not given'})"
@@ -119,7 +122,7 @@ def model_card(
     limits = f"## Precision\n\n{note}\n\n" if note else ""
     load = _LOAD_ADAPTER if library == "peft" else _LOAD
     return (
-        f"---\n{metadata}\n---\n\n# A layer-swapped model\n\n"
+        f"---\n{front}---\n\n# A layer-swapped model\n\n"
         "Recomposed layer by layer from experts fine-tuned from one base, with "
         f"layerswap {__version__}.\n\n## Use\n\n```python\n{load}```\n\n"
         f"{limits}## Experts\n\n{experts}\n\n"

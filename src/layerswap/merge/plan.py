@@ -40,10 +40,9 @@ from layerswap.merge.layout import (
     Shard,
     Span,
     TermBuilder,
+    local_blocks,
     names_digest,
-    needs_whole_model,
     output_tensors,
-    spans,
     term_builder,
     with_base,
 )
@@ -55,7 +54,7 @@ from layerswap.merge.target import (
     check_space,
     refuse_output,
 )
-from layerswap.merge.terms import stored_tensors
+from layerswap.merge.terms import merged_tensors, stored_tensors
 from layerswap.merge.tokenizers import Alignment
 from layerswap.merge.writer import shareable_bytes
 
@@ -176,8 +175,7 @@ class Plan:
     def blocks(self) -> list[Span]:
         """The whole blocks of the output that can be those of local sources; none if too few."""
         shared = self if self.layout == "shared" else replace(self, layout="shared")
-        found = [span.blocks for shard in shared.shards for span in spans(shard)]
-        local = [blocks for blocks in found if blocks and isinstance(blocks.source, Path)]
+        local = local_blocks(shared.shards)
         return local if sum(blocks.nbytes for blocks in local) >= SMALLEST_RUN else []
 
     def shared_bytes(self, folder: Path) -> int:
@@ -217,7 +215,8 @@ class Plan:
     @property
     def needs_whole(self) -> bool:
         """True if a method reads whole models several times, so that they must be on the disk."""
-        return needs_whole_model(self.tensors)
+        merged = (part for tensor in self.tensors for part in merged_tensors(tensor.inputs))
+        return any(part.of_model for part in merged)
 
     @cached_property
     def fetched_bytes(self) -> dict[str, int]:

@@ -26,6 +26,7 @@ from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
     FLOAT_NAMES,
     Handle,
+    glance_is_finite,
     is_finite,
     narrowed,
     numpy_dtype,
@@ -35,7 +36,7 @@ from layerswap.checkpoint.read import (
     read_tensor,
     widened,
 )
-from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
+from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile, write_at
 from layerswap.compose.blend import Operation
 from layerswap.errors import LayerswapError, MergeError
 from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
@@ -124,8 +125,12 @@ def _check_beginnings(tensors: Mapping[TensorInfo, TensorInfo]) -> None:
         for info, source in tensors.items():
             if info.dtype not in FLOAT_DTYPES:
                 continue
-            count = min(info.elements, PROBED_BYTES // block_of(info.dtype)[1])
-            if not is_finite(read_stored(handles[info.file], info, 0, count), info.dtype):
+            start = bytearray(min(info.nbytes, PROBED_BYTES))
+            read_into(handles[info.file], info.offset, memoryview(start), info.file)
+            if not glance_is_finite(start, info.dtype) and not is_finite(
+                read_stored(handles[info.file], info, 0, len(start) // block_of(info.dtype)[1]),
+                info.dtype,
+            ):
                 raise MergeError(f"{source.file}: tensor {source.name!r} holds NaN or infinity")
 
 
@@ -179,7 +184,7 @@ def write_shard(
         fresh = os.O_CREAT | os.O_EXCL if shard.header else 0
         output = os.open(path, os.O_WRONLY | os.O_CLOEXEC | fresh, 0o666)
         stack.callback(os.close, output)
-        _write(output, shard.header, 0)
+        write_at(output, shard.header, 0)
         options.progress(len(shard.header))
         left: list[Span] = []
         for span in spans(shard):
@@ -202,7 +207,7 @@ def write_shard(
                 evaluator = Evaluator(handles, facts, allow_non_finite=allow)
                 nbytes = 0
                 for data, offset in piece_bytes(piece, evaluator, rounding):
-                    _write(output, data, offset)
+                    write_at(output, data, offset)
                     nbytes += len(data)
                     options.progress(len(data))
             _start_writing(output, piece.offset, nbytes)
@@ -213,9 +218,7 @@ def write_shard(
     return shared
 
 
-def compute_tensor(
-    tensor: OutputTensor, facts: ModelFacts | None = None, *, allow_non_finite: bool = False
-) -> Stored:
+def compute_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> Stored:
     """One output tensor in memory, as it is stored: bit for bit what `write_shard` writes."""
     import numpy as np
 
@@ -225,7 +228,7 @@ def compute_tensor(
     buffer = values.view(np.uint8).data if len(values) else memoryview(b"")
     with ExitStack() as stack:
         handles = open_all(stack, tensor.files)
-        evaluator = Evaluator(handles, facts or {}, allow_non_finite=allow_non_finite)
+        evaluator = Evaluator(handles, facts or {})
         for data, offset in piece_bytes(Piece(tensor, 0, tensor.elements, 0), evaluator):
             buffer[offset : offset + len(data)] = data
     return values.reshape(tensor.shape)
@@ -398,16 +401,9 @@ def copy_span(source: Handle, output: int, piece: Span) -> None:
         if count == 0:
             buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
             read_into(source, start, buffer, piece.source)
-            _write(output, buffer, offset)
+            write_at(output, buffer, offset)
             count = len(buffer)
         done += count
-
-
-def _write(output: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(output, view, offset)
-        view, offset = view[count:], offset + count
 
 
 def _start_writing(output: int, offset: int, nbytes: int) -> None:
