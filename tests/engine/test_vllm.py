@@ -84,7 +84,7 @@ def served(world, tmp_path_factory):
     return folder / "served"
 
 
-def test_adapters_are_lora_requests_of_one_engine(world, served, tmp_path):
+def test_adapters_have_the_scores_of_our_engine(world, served, tmp_path):
     said = {}
     for engine, more in (("sweep", []), ("vllm", ["--engine-args", "max_model_len=256"])):
         said[engine] = layerswap(

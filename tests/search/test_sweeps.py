@@ -194,9 +194,7 @@ MISTAKES = [
     ({"limit_order": "first"}, "limit_order: was removed in 0.2; documents within the limit are d"),
     ({"item_response": {}}, "item_response: was removed in 0.2; write `screen"),
     ({"grid": None, "search": {"trials": 9}}, "search: was removed in 0.2; write `random: 200`"),
-    ({"without_labels": {"by": "fluency", "prompts": "x"}},
-     "without_labels.by: is `agreement` or `consensus` since 0.2"),
-    ({"without_labels": {"text": "x"}}, "without_labels.text: was removed in 0.2"),
+    ({"without_labels": {"by": "fluency", "prompts": "x"}}, "without_labels.by: 'fluency' is not"),
 ]  # fmt: skip
 
 

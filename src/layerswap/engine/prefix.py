@@ -21,7 +21,6 @@ from layerswap.engine.split import Call, Entry, SplitModel, takes_positions, tra
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Cache
 
 PASS_TOKENS = {"cpu": 128, "cuda": 2048}
 """Tokens that take as long to read as one more pass through the layers, by type of device."""
@@ -185,10 +184,6 @@ class PrefixCache:
             return prefix.expand(rows, *prefix.shape[1:])
         return prefix[0][:, self._index].transpose(0, 1)
 
-    def for_transformers(self, layers: int) -> Cache:
-        """Wrap the cache for a transformers model of this many layers."""
-        return transformers_cache(self, layers)
-
 
 def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache) -> Entry:
     """Compute the input of the layers for rows with a common prefix, as pairs.
@@ -202,7 +197,7 @@ def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache
     positions = inputs.get("position_ids")
     if positions is None and takes_positions(stack.model):
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    common = {"past_key_values": cache.for_transformers(len(stack.layers)), "use_cache": True}
+    common = {"past_key_values": transformers_cache(cache, len(stack.layers)), "use_cache": True}
     prefix_inputs = {"input_ids": cache.ids, **common}
     rest_inputs = {"input_ids": ids[:, cache.tokens :], **common}
     if positions is not None:

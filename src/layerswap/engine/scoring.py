@@ -39,17 +39,6 @@ class Scores:
     tokens: Sequence[npt.NDArray[np.float64]]  # per request `(compositions, tokens)`
 
 
-@dataclass(frozen=True)
-class _Targets:
-    """All tokens of the continuations of a batch, with the positions that predict them."""
-
-    positions: torch.Tensor  # int64 `(n,)`, distinct positions of the flattened batch that predict
-    predictor: torch.Tensor  # int64 `(m,)`, per token the index of its position
-    tokens: torch.Tensor  # int64 `(m,)`, continuation after continuation
-    requests: list[int]  # of each continuation
-    lengths: list[int]  # of each continuation, in tokens
-
-
 def score_batch(
     runner: Runner,
     rows: Sequence[TokenRow],
@@ -68,68 +57,64 @@ def score_batch(
     import torch
 
     ids = pad([row.tokens for row in rows]).to(runner.virtual.device)
-    targets = _targets(rows, requests, ids.shape[1], prefix)
-    dtype: torch.dtype = getattr(torch, softmax_dtype)
-    answers: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}
-    with torch.inference_mode():
-        inputs = {"input_ids": ids, "use_cache": False}
-        for leaf in runner.run(inputs, members, prefix=prefix):
-            answers.update(dict.fromkeys(leaf.members, _answer(runner, leaf, targets, dtype)))
-    logprobs = [answers[member][0] for member in members]
-    return Scores(
-        list(members),
-        targets.requests,
-        np.array([[float(values.sum()) for values in per_request] for per_request in logprobs]),
-        np.stack([answers[member][1].numpy() for member in members]),
-        [
-            np.stack([per_request[column].double().numpy() for per_request in logprobs])
-            for column in range(len(targets.requests))
-        ],
-    )
-
-
-def _targets(
-    rows: Sequence[TokenRow], requests: Sequence[Question], width: int, prefix: int
-) -> _Targets:
-    import torch
-
+    # Every token of every continuation, with its position in the flattened batch.
     positions: list[int] = []
     tokens: list[int] = []
     order, lengths = [], []
     for number, row in enumerate(rows):
         for request, end in zip(row.requests, row.ends, strict=True):
             continuation = requests[request][1]
-            stop = number * (width - prefix) + end - prefix
+            stop = number * (ids.shape[1] - prefix) + end - prefix
             positions += range(stop - len(continuation), stop)
             tokens += continuation
             order.append(request)
             lengths.append(len(continuation))
-    distinct, predictor = torch.unique(torch.tensor(positions), return_inverse=True)
-    return _Targets(distinct, predictor, torch.tensor(tokens), order, lengths)
+    dtype: torch.dtype = getattr(torch, softmax_dtype)
+    asked = torch.tensor(positions), torch.tensor(tokens)
+    answers: dict[int, tuple[Sequence[torch.Tensor], npt.NDArray[np.bool_]]] = {}
+    with torch.inference_mode():
+        inputs = {"input_ids": ids, "use_cache": False}
+        for leaf in runner.run(inputs, members, prefix=prefix):
+            values, best = _score_tokens(runner, leaf, *asked, dtype)
+            greedy = np.array([bool(part.all()) for part in torch.split(best, lengths)])
+            answers.update(dict.fromkeys(leaf.members, (torch.split(values, lengths), greedy)))
+    logprobs = [answers[member][0] for member in members]
+    return Scores(
+        list(members),
+        order,
+        np.array([[float(values.sum()) for values in per_request] for per_request in logprobs]),
+        np.stack([answers[member][1] for member in members]),
+        [
+            np.stack([one.double().numpy() for one in column])
+            for column in zip(*logprobs, strict=True)
+        ],
+    )
 
 
-def _answer(
-    runner: Runner, leaf: Leaf, targets: _Targets, dtype: torch.dtype
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Per request, the log-probabilities of its tokens, and True if all are most likely."""
+def _score_tokens(
+    runner: Runner, leaf: Leaf, positions: torch.Tensor, tokens: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probability of each token, and True if it is the most likely one.
+
+    Tokens with the same position share its logits.
+    """
     import torch
 
     device = runner.virtual.device
     vocabulary = runner.virtual.model.config.get_text_config().vocab_size
     step = max(1, LOGIT_BYTES // (4 * vocabulary))
-    values = torch.empty(len(targets.tokens), dtype=dtype)
-    best = torch.empty(len(targets.tokens), dtype=torch.bool)
-    for start in range(0, len(targets.positions), step):
-        stop = min(start + step, len(targets.positions))
-        logits = leaf.logits(targets.positions[start:stop].to(device))
+    distinct, predictor = torch.unique(positions, return_inverse=True)
+    values = torch.empty(len(tokens), dtype=dtype)
+    best = torch.empty(len(tokens), dtype=torch.bool)
+    for start in range(0, len(distinct), step):
+        stop = min(start + step, len(distinct))
+        logits = leaf.logits(distinct[start:stop].to(device))
         logprobs = torch.log_softmax(logits, dim=-1, dtype=dtype)
-        here = (targets.predictor >= start) & (targets.predictor < stop)
-        predictor = (targets.predictor[here] - start).to(device)
-        tokens = targets.tokens[here].to(device)
-        values[here] = logprobs[predictor, tokens].cpu()
-        best[here] = (logprobs.argmax(dim=-1)[predictor] == tokens).cpu()
-    greedy = torch.stack([part.all() for part in torch.split(best, targets.lengths)])
-    return list(torch.split(values, targets.lengths)), greedy
+        here = (predictor >= start) & (predictor < stop)
+        rows, wanted = (predictor[here] - start).to(device), tokens[here].to(device)
+        values[here] = logprobs[rows, wanted].cpu()
+        best[here] = (logprobs.argmax(dim=-1)[rows] == wanted).cpu()
+    return values, best
 
 
 def merge_batches(parts: Iterable[Scores], members: Sequence[int], requests: int) -> Scores:

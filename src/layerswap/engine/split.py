@@ -9,7 +9,7 @@ layer, once to feed in the hidden state that comes out of the last layer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +28,7 @@ class Call:
     """The arguments of a layer beside the hidden state."""
 
     args: tuple[Any, ...]  # after the hidden state
-    kwargs: Mapping[str, Any]
+    kwargs: dict[str, Any]
     keyword: str | None = None  # name of the hidden state, if it is passed by keyword
 
     def __call__(self, layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,11 @@ class SplitModel:
         entering: list[torch.Tensor] = []
 
         def record(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            hidden, call = _split_arguments(args, kwargs)
+            if args:
+                hidden, call = args[0], Call(args[1:], kwargs)
+            else:
+                call = Call((), {**kwargs}, "hidden_states")
+                hidden = call.kwargs.pop("hidden_states")
             entering.append(hidden)
             calls.append(call)
             if layer == len(self.layers) - 1:
@@ -144,14 +148,6 @@ class SplitModel:
                 layer.__dict__.pop("forward", None)
 
 
-def _split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Call]:
-    """Separate the hidden state from the other arguments of a layer."""
-    if args:
-        return args[0], Call(args[1:], kwargs)
-    rest = dict(kwargs)
-    return rest.pop("hidden_states"), Call((), rest, "hidden_states")
-
-
 def one_token(device: torch.device, rows: int = 1) -> dict[str, Any]:
     """Return the inputs of a forward pass for rows of one token."""
     import torch
@@ -175,7 +171,12 @@ def read_one_token(model: PreTrainedModel, device: torch.device) -> None:
             f"{type(model).__name__} cannot read a token ({why}); its config.json may contradict "
             "its weights"
         ) from None
-    check_head(model, output)
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.ndim != 3:
+        raise EvaluationError(
+            f"{type(model).__name__} has no language-model head, so there are no logits to "
+            "evaluate; `architectures` in its config.json must be a causal language model"
+        )
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -196,16 +197,6 @@ def reset_rotary(modules: Sequence[Any]) -> None:
             if suffix:
                 module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
                 setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
-def check_head(model: PreTrainedModel, output: Any) -> None:
-    """Refuse a model whose output for a token has no logits."""
-    logits = getattr(output, "logits", None)
-    if logits is None or logits.ndim != 3:
-        raise EvaluationError(
-            f"{type(model).__name__} has no language-model head, so there are no logits to "
-            "evaluate; `architectures` in its config.json must be a causal language model"
-        )
 
 
 def why_no_kv_cache(model: PreTrainedModel) -> str | None:
@@ -235,8 +226,7 @@ def transformers_cache(cache: LayerCache, layers: int) -> Cache:
     """Wrap a cache for a transformers model of this many layers."""
     from transformers import Cache
 
-    layer_class = _cache_layer_class()
-    return Cache(layers=[layer_class(cache, index) for index in range(layers)])
+    return Cache(layers=[_cache_layer_class()(cache, index) for index in range(layers)])
 
 
 @lru_cache
