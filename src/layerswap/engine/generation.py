@@ -68,12 +68,10 @@ class JointBatch:
         import torch
 
         self._runner, self._virtual, self._stack = runner, runner.virtual, runner.stack
-        self._decoding = decoding
+        self._decoding, self._prefix = decoding, prefix
         ids, mask = pad_with_mask(prompts, left=True)
         self._ids, mask = ids.to(self._virtual.device), mask.to(self._virtual.device)
         self._width = ids.shape[1]
-        common = [list(prompts[0][:prefix])]
-        self._prefix = torch.tensor(common).to(mask.device) if prefix else None
         self._lengths = torch.tensor([len(prompt) for prompt in prompts]).to(mask.device)
         # As in transformers: without padding there is no mask, which is faster.
         self._mask = None if bool(mask.all()) else mask
@@ -133,7 +131,11 @@ class JointBatch:
         def select(node: Node) -> None:
             self._cache.select(node.depth - 1, *self._lanes.starts[id(node)])
 
-        prefix = None if self._prefix is None else PrefixCache(self._prefix, self._cache.store)
+        prefix = None
+        if self._prefix:
+            padding = None if self._mask is None else self._width - self._lengths
+            common = torch.tensor([self._prompts[0][: self._prefix]]).to(self._ids.device)
+            prefix = PrefixCache(common, padding, self._cache.store)
         for leaf, hidden in self._runner.states(self._roots, inputs, select, prefix=prefix):
             segment, lane = self._lanes.starts[id(leaf)]
             start = int(leaves.starts[segment]) + lane

@@ -237,8 +237,7 @@ class CallSelector:
                 self._selected[key] = chosen.reshape(-1, *value.shape[1:])
             return self._selected[key]
 
-        args, kwargs = tree_map(select, (call.args, call.kwargs))
-        return Call(args, kwargs, call.keyword)
+        return Call(tree_map(select, call.args), tree_map(select, call.kwargs))
 
 
 def _by_lane(value: Any, lanes: int) -> bool:
@@ -272,10 +271,10 @@ def merge_entries(entries: Sequence[tuple[Segment, Entry]], lanes: int) -> Entry
         pairs = zip(values, segments, strict=True)
         return concatenate([value[s.start * each : s.stop * each] for value, s in pairs])
 
-    calls = []
-    for same in zip(*(entry.calls for _, entry in entries), strict=True):
-        args, kwargs = tree_map(merge, *((call.args, call.kwargs) for call in same))
-        calls.append(Call(args, kwargs, same[0].keyword))
+    calls = [
+        Call(tree_map(merge, *(c.args for c in same)), tree_map(merge, *(c.kwargs for c in same)))
+        for same in zip(*(entry.calls for _, entry in entries), strict=True)
+    ]
     return Entry(merge(*(entry.hidden for _, entry in entries)), calls)
 
 

@@ -27,16 +27,12 @@ if TYPE_CHECKING:
 class Call:
     """The arguments of a layer beside the hidden state."""
 
-    args: tuple[Any, ...]  # after the hidden state
+    args: tuple[Any, ...]  # after the hidden state, which is every layer's first argument
     kwargs: dict[str, Any]
-    keyword: str | None = None  # name of the hidden state, if it is passed by keyword
 
     def __call__(self, layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """Run the layer on a hidden state, `[rows, tokens, width]`."""
-        if self.keyword is None:
-            output = layer(hidden, *self.args, **self.kwargs)
-        else:
-            output = layer(*self.args, **self.kwargs, **{self.keyword: hidden})
+        output = layer(hidden, *self.args, **self.kwargs)
         return output[0] if isinstance(output, tuple) else output  # type: ignore[no-any-return]
 
 
@@ -72,13 +68,9 @@ class SplitModel:
         entering: list[torch.Tensor] = []
 
         def record(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if args:
-                hidden, call = args[0], Call(args[1:], kwargs)
-            else:
-                call = Call((), {**kwargs}, "hidden_states")
-                hidden = call.kwargs.pop("hidden_states")
+            hidden, *rest = args or (kwargs.pop("hidden_states"),)
             entering.append(hidden)
-            calls.append(call)
+            calls.append(Call(tuple(rest), kwargs))
             if layer == len(self.layers) - 1:
                 raise _LastLayerReached
             return self._output(layer, hidden)
@@ -112,19 +104,15 @@ class SplitModel:
 
     def _learn_outputs(self) -> None:
         """Run one token, to learn the form of every layer's output."""
-        handles = []
-        for index, layer in enumerate(self.layers):
 
-            def keep(module: Any, args: Any, output: Any, index: int = index) -> None:
-                del module, args
-                self._output_rests[index] = output[1:] if isinstance(output, tuple) else None
+        def learn(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            module: Any = self.layers[layer]
+            output = type(module).forward(module, *args, **kwargs)
+            self._output_rests[layer] = output[1:] if isinstance(output, tuple) else None
+            return output
 
-            handles.append(layer.register_forward_hook(keep))
-        try:
+        with self._replaced(learn):
             read_one_token(self.model, self._device)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _output(self, layer: int, hidden: torch.Tensor) -> Any:
         rest = self._output_rests[layer]

@@ -100,7 +100,6 @@ class TestResult:
     chosen: Condition | None = None  # the best on the development documents, reported as CHOSEN
     # The condition to save and to report first, CHOSEN or DEFAULT; see `select`.
     selected: Condition = field(default=CHOSEN, kw_only=True)
-    _against: dict[Condition, dict[Condition, Interval]] = field(default_factory=dict, init=False)
 
     __test__ = False  # Pytest collects classes whose name begins with Test.
 
@@ -130,6 +129,10 @@ class TestResult:
                 one: paired_difference(values, first) for one, values in others.items()
             }
         return self._against[reference]
+
+    @cached_property
+    def _against(self) -> dict[Condition, dict[Condition, Interval]]:
+        return {}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns every condition with its fields, its interval and its difference."""

@@ -38,12 +38,10 @@ def _read_sizes(value: object) -> object:
 
 
 def _read_one(value: object) -> object:
-    """One name as a list of one."""
     return [value] if isinstance(value, str) else value
 
 
 def _read_draws(value: object) -> object:
-    """A number alone is the number of draws."""
     return {"draws": value} if type(value) is int else value
 
 

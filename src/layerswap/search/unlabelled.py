@@ -102,7 +102,6 @@ def signal_values(evaluator: Evaluator, conditions: Sequence[Condition]) -> dict
 
 
 def _prompts(evaluator: Evaluator, path: str) -> list[list[int]]:
-    """Reads the prompts in a file, as token ids."""
     examples = read_examples(Path(path))
     return [
         evaluator.spec.prompt_ids(evaluator.tokenizer, each.prompt + each.text) for each in examples
