@@ -320,7 +320,7 @@ def test_a_model_that_decodes_differently_is_detected(llama, monkeypatch):
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", contrary)
     with pytest.warns(UserWarning, match="a token's logit is .* below the largest"):
-        Sweep(llama).generate(PROMPTS, max_new_tokens=4)
+        Sweep(llama).generate(PROMPTS[::2], max_new_tokens=4)
 
 
 # --- models that cannot be decoded together ---

@@ -34,8 +34,7 @@ from layerswap.engine.split import (
     transformers_cache,
     why_no_kv_cache,
 )
-from layerswap.engine.trie import ROUNDING, SPLIT_ERRORS, Node, Runner
-from layerswap.errors import EvaluationError
+from layerswap.engine.trie import ROUNDING, Node, Runner, reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +128,7 @@ class JointBatch:
         tokens = np.zeros_like(layouts[-1].row)
 
         def select(node: Node) -> None:
-            self._cache.select(node.depth - 1, *self._lanes.starts[id(node)])
+            self._cache.select(node.depth - 1, *self._lanes.start_of(node))
 
         prefix = None
         if self._prefix:
@@ -137,7 +136,7 @@ class JointBatch:
             common = torch.tensor([self._prompts[0][: self._prefix]]).to(self._ids.device)
             prefix = PrefixCache(common, padding, self._cache.store)
         for leaf, hidden in self._runner.states(self._roots, inputs, select, prefix=prefix):
-            segment, lane = self._lanes.starts[id(leaf)]
+            segment, lane = self._lanes.start_of(leaf)
             start = int(leaves.starts[segment]) + lane
             lanes = slice(start, start + len(self._prompts))
             last = (hidden.rest if isinstance(hidden, Pair) else hidden)[:, -1]
@@ -289,24 +288,21 @@ def why_not_joint(
         list(prompt[-max(1, CHECKED_TOKENS - 3 * index) :])
         for index, prompt in enumerate(prompts[:CHECKED_PROMPTS])
     ]
-    few = Decoding(CHECKED_STEPS)
-    try:
+
+    def differs() -> str | None:
+        few = Decoding(CHECKED_STEPS)
         results = JointBatch(runner, chosen, short, range(len(short)), few).generate()
-    except torch.OutOfMemoryError:
-        raise
-    except (*SPLIT_ERRORS, EvaluationError) as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    for (member, prompt), generation in results.items():
-        model, length = virtual.switch(member), len(short[prompt])
-        ids = torch.tensor([[*short[prompt], *generation.tokens]]).to(virtual.device)
-        with torch.inference_mode():
-            logits = model(input_ids=ids, use_cache=False).logits[0].float()
-        own = logits[length - 1 : -1]
-        chosen_logits = own.gather(1, ids[0, length:, None])[:, 0]
-        gap = float((own.max(dim=-1).values - chosen_logits).max())
-        if gap > ROUNDING[str(model.dtype)] * float(own.abs().max()):
-            return f"a token's logit is {gap:.2g} below the largest"
-    return None
+        for (member, prompt), generation in results.items():
+            ids = torch.tensor([[*short[prompt], *generation.tokens]]).to(virtual.device)
+            inputs = {"input_ids": ids, "use_cache": False}
+            logits = runner.logits_alone(inputs, member)[0, len(short[prompt]) - 1 : -1].float()
+            written = logits.gather(1, ids[0, len(short[prompt]) :, None])[:, 0]
+            gap = float((logits.max(dim=-1).values - written).max())
+            if gap > ROUNDING[str(virtual.model.dtype)] * float(logits.abs().max()):
+                return f"a token's logit is {gap:.2g} below the largest"
+        return None
+
+    return reason_of(differs)
 
 
 def generate_alone(

@@ -105,8 +105,6 @@ class Lanes:
         member: per row, its composition.
         prompt: per row, its prompt.
         levels: per depth, its lanes.
-        starts: per node of the trie (by `id`), its segment and the lane of its first prompt; the
-            lanes of the other prompts follow.
     """
 
     def __init__(self, roots: Sequence[Node], prompts: int) -> None:
@@ -116,7 +114,6 @@ class Lanes:
         members = [m for node in nodes if not node.children for m in node.members]
         self.member: Ints = np.repeat(np.array(members), prompts)
         self.prompt: Ints = np.tile(np.arange(prompts), len(members))
-        self.starts: dict[int, tuple[int, int]] = {}
         first_row = {member: index * prompts for index, member in enumerate(members)}
         depths = 1 + max(node.depth for node in nodes)
         empty = np.zeros(len(self.member), dtype=np.int64)
@@ -127,7 +124,6 @@ class Lanes:
                 level.variants.append(node.variant)
                 level.counts.append(0)
             segment = level.variants.index(node.variant)
-            self.starts[id(node)] = segment, level.counts[segment]
             for member in node.members:
                 rows = slice(first_row[member], first_row[member] + prompts)
                 level.segment[rows] = segment
@@ -136,6 +132,14 @@ class Lanes:
 
     def __len__(self) -> int:
         return len(self.member)
+
+    def start_of(self, node: Node) -> tuple[int, int]:
+        """Return a node's segment and the lane of its first prompt; the others follow.
+
+        That is so until texts are written.
+        """
+        level, row = self.levels[node.depth], int((self.member == node.members[0]).argmax())
+        return int(level.segment[row]), int(level.lane[row])
 
     def split(self, tokens: Ints) -> list[CacheChange]:
         """Separate rows that share a lane and write different tokens, one per row, from 0."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ from layerswap.engine.split import why_no_kv_cache
 from layerswap.engine.trie import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
-    SPLIT_ERRORS,
     Leaf,
     Runner,
     gap_beyond_rounding,
+    reason_of,
 )
 
 if TYPE_CHECKING:
@@ -176,31 +176,19 @@ def why_no_shared_prefix(
     short = [
         [*row.tokens[:length], *row.tokens[prefix:][:CHECKED_TOKENS]] for row in rows[:CHECKED_ROWS]
     ]
-    inputs = {"input_ids": pad(short).to(virtual.device), "use_cache": False}
-    with torch.inference_mode():
+    inputs: dict[str, Any] = {"input_ids": pad(short).to(virtual.device), "use_cache": False}
+    chosen = sorted({members[0], members[-1]})
+
+    def differs() -> str | None:
         if not runner.check(inputs, members):
             return "its layers cannot be run one by one exactly"
-        try:
-            gap = _prefix_gap(runner, inputs, sorted({members[0], members[-1]}), length)
-        except torch.OutOfMemoryError:
-            raise
-        except SPLIT_ERRORS as error:
-            return f"{type(error).__name__}: {error}".splitlines()[0]
-    return None if gap is None else f"logits differ by up to {gap:.2g}"
+        whole = {leaf.members[0]: leaf.logits(None) for leaf in runner.run(inputs, chosen)}
+        every = torch.arange(inputs["input_ids"][:, length:].numel(), device=virtual.device)
+        for leaf in runner.run(inputs, chosen, prefix=length):
+            logits = leaf.logits(every)
+            expected = whole[leaf.members[0]][:, length:].reshape(logits.shape)
+            if (gap := gap_beyond_rounding(logits, expected)) is not None:
+                return f"logits differ by up to {gap:.2g}"
+        return None
 
-
-def _prefix_gap(
-    runner: Runner, inputs: Mapping[str, Any], members: Sequence[int], prefix: int
-) -> float | None:
-    """Return the largest difference of logits from whole rows, if it is more than rounding."""
-    import torch
-
-    whole = {leaf.members[0]: leaf.logits(None) for leaf in runner.run(inputs, members)}
-    positions = inputs["input_ids"][:, prefix:].numel()
-    every = torch.arange(positions, device=runner.virtual.device)
-    for leaf in runner.run(inputs, members, prefix=prefix):
-        logits = leaf.logits(every)
-        expected = whole[leaf.members[0]][:, prefix:].reshape(logits.shape)
-        if (gap := gap_beyond_rounding(logits, expected)) is not None:
-            return gap
-    return None
+    return reason_of(differs)

@@ -25,6 +25,7 @@ from layerswap.engine.split import (
     reset_rotary,
 )
 from layerswap.engine.virtual import VirtualModel
+from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import torch
@@ -123,8 +124,6 @@ def paths_of(compositions: Iterable[Composition]) -> list[tuple[Hashable, ...]]:
     ]
 
 
-SPLIT_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-"""Errors of a model whose layers cannot be called one by one."""
 CHECKED_ROWS, CHECKED_TOKENS = 2, 32
 """Size of the part of the first batch that is checked: rows, and tokens of a row."""
 ROUNDING = {"torch.float32": 1e-3, "torch.bfloat16": 0.1, "torch.float16": 0.02}
@@ -139,6 +138,21 @@ def gap_beyond_rounding(logits: torch.Tensor, expected: torch.Tensor) -> float |
 
 def _largest_gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits.float() - expected.float()).abs().max())
+
+
+def reason_of(check: Callable[[], str | None]) -> str | None:
+    """Return the reason that a check of the model finds, or the error that it raises."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            return check()
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        EvaluationError, RuntimeError, TypeError, ValueError, LookupError, AttributeError
+    ) as error:  # fmt: skip
+        return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -195,7 +209,8 @@ class Runner:
     def check(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
         """Check once, on a part of a batch, that the trie is exact."""
         if self.exact is None:
-            self.exact = self._is_exact(inputs, members)
+            reason = reason_of(lambda: self._why_not_exact(inputs, members))
+            self.exact = reason is None or self._give_up(reason)
         return self.exact
 
     def trie(self, members: Sequence[int]) -> list[Node]:
@@ -277,8 +292,8 @@ class Runner:
         self.reset_rotary()
         return self.virtual.switch(member)(**inputs).logits  # type: ignore[no-any-return]
 
-    def _is_exact(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
-        """True if three compositions give the same bits along their trie as alone."""
+    def _why_not_exact(self, inputs: Mapping[str, Any], members: Sequence[int]) -> str | None:
+        """Compare the bits of three compositions along their trie with those alone."""
         import torch
 
         part = {
@@ -289,29 +304,24 @@ class Runner:
         order = [member for leaf in leaves for member in leaf.members]
         chosen = sorted({order[0], order[len(order) // 2], order[-1]})
         some = torch.arange(0, part["input_ids"].numel(), 3, device=self.virtual.device)
-        try:
-            results = {
-                leaf.members[0]: (leaf.logits(None), leaf.logits(some))
-                for leaf in self._run_trie(part, chosen)
-            }
-        except torch.OutOfMemoryError:
-            raise
-        except SPLIT_ERRORS as error:
-            return self._give_up(f"{type(error).__name__}: {error}")
+        results = {
+            leaf.members[0]: (leaf.logits(None), leaf.logits(some))
+            for leaf in self._run_trie(part, chosen)
+        }
         for member, (whole, picked) in results.items():
             # Rows of padding alone may hold NaN, which equals nothing.
             expected, logits = self.logits_alone(part, member).nan_to_num(), whole.nan_to_num()
             if not torch.equal(logits, expected):
-                return self._give_up(f"logits differ by up to {_largest_gap(logits, expected):.2g}")
+                return f"logits differ by up to {_largest_gap(logits, expected):.2g}"
             same = expected.reshape(-1, expected.shape[-1])[some]
             if gap_beyond_rounding(picked.nan_to_num(), same) is not None:
-                return self._give_up("a hidden state's logits depend on its neighbours")
-        return True
+                return "a hidden state's logits depend on its neighbours"
+        return None
 
     def _give_up(self, reason: str) -> bool:
         warnings.warn(
             f"the layers of {type(self.virtual.model).__name__} cannot be run one by one exactly "
-            f"({reason.splitlines()[0]}); every composition runs alone, at full price",
+            f"({reason}); every composition runs alone, at full price",
             stacklevel=2,
         )
         return False
