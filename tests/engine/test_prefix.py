@@ -64,7 +64,7 @@ def test_scores_are_those_of_whole_rows(family, dtype, tmp_path):
         read = sum(rows * width for rows, width in noted)
         noted.clear()
         shared = sweep.loglikelihood(requests, batch_size=4)
-    assert sum(rows * width for rows, width in noted) < read / 2
+    assert sum(rows * width for rows, width in noted) < 0.7 * read
     assert sweep._shares_prefixes
     assert (1, len(EXAMPLES)) in noted
     assert (1, len(MORE)) in noted

@@ -34,18 +34,16 @@ from layerswap.engine.split import (
     transformers_cache,
     why_no_kv_cache,
 )
-from layerswap.engine.trie import ROUNDING, Node, Runner, reason_of
+from layerswap.engine.trie import CHECKED_ROWS, CHECKED_TOKENS, ROUNDING, Node, Runner, reason_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
     from transformers import PreTrainedModel
 
-    Ints = npt.NDArray[np.int64]
+    from layerswap.engine.lanes import Ints
 
-CHECKED_MEMBERS, CHECKED_PROMPTS, CHECKED_TOKENS, CHECKED_STEPS = 3, 2, 32, 4
-"""Size of the check of joint decoding: compositions, prompts, tokens of a prompt, new tokens."""
+CHECKED_STEPS = 4
+"""New tokens that the check of joint decoding writes."""
 
 
 class JointBatch:
@@ -282,11 +280,11 @@ def why_not_joint(
     )
     if obstacle is not None:
         return obstacle
-    chosen = sorted({members[0], members[len(members) // 2], members[-1]})[:CHECKED_MEMBERS]
+    chosen = sorted({members[0], members[len(members) // 2], members[-1]})
     # Prompts of unequal lengths, to check padding too.
     short = [
         list(prompt[-max(1, CHECKED_TOKENS - 3 * index) :])
-        for index, prompt in enumerate(prompts[:CHECKED_PROMPTS])
+        for index, prompt in enumerate(prompts[:CHECKED_ROWS])
     ]
 
     def differs() -> str | None:

@@ -70,12 +70,13 @@ def score_batch(
             order.append(request)
             lengths.append(len(continuation))
     dtype: torch.dtype = getattr(torch, softmax_dtype)
-    asked = torch.tensor(positions), torch.tensor(tokens)
+    wanted = torch.tensor(tokens)
+    distinct, predictor = torch.unique(torch.tensor(positions), return_inverse=True)
     answers: dict[int, tuple[Sequence[torch.Tensor], npt.NDArray[np.bool_]]] = {}
     with torch.inference_mode():
         inputs = {"input_ids": ids, "use_cache": False}
         for leaf in runner.run(inputs, members, prefix=prefix):
-            values, best = _score_tokens(runner, leaf, *asked, dtype)
+            values, best = _score_tokens(runner, leaf, distinct, predictor, wanted, dtype=dtype)
             greedy = np.array([bool(part.all()) for part in torch.split(best, lengths)])
             answers.update(dict.fromkeys(leaf.members, (torch.split(values, lengths), greedy)))
     logprobs = [answers[member][0] for member in members]
@@ -92,23 +93,28 @@ def score_batch(
 
 
 def _score_tokens(
-    runner: Runner, leaf: Leaf, positions: torch.Tensor, tokens: torch.Tensor, dtype: torch.dtype
+    runner: Runner,
+    leaf: Leaf,
+    positions: torch.Tensor,
+    predictor: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each token, and True if it is the most likely one.
 
-    Tokens with the same position share its logits.
+    `predictor` has, per token, the index of its position in `positions`.
     """
     import torch
 
     device = runner.virtual.device
     vocabulary = runner.virtual.model.config.get_text_config().vocab_size
     step = max(1, LOGIT_BYTES // (4 * vocabulary))
-    distinct, predictor = torch.unique(positions, return_inverse=True)
     values = torch.empty(len(tokens), dtype=dtype)
     best = torch.empty(len(tokens), dtype=torch.bool)
-    for start in range(0, len(distinct), step):
-        stop = min(start + step, len(distinct))
-        logits = leaf.logits(distinct[start:stop].to(device))
+    for start in range(0, len(positions), step):
+        stop = min(start + step, len(positions))
+        logits = leaf.logits(positions[start:stop].to(device))
         logprobs = torch.log_softmax(logits, dim=-1, dtype=dtype)
         here = (predictor >= start) & (predictor < stop)
         rows, wanted = (predictor[here] - start).to(device), tokens[here].to(device)
