@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from layerswap.engine.generation import Sampling, draw_tokens
+from layerswap.engine.decoding import Sampling, draw_tokens
 from layerswap.engine.lanes import Lanes, SegmentCache
 from layerswap.engine.trie import build_trie
 

@@ -12,16 +12,13 @@ from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
 from transformers import PaliGemmaForConditionalGeneration
 
 import layerswap as ls
-from layerswap.checkpoint import Place
 from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
-from layerswap.compose.recipe import check_recipe
 from layerswap.engine import scoring
 from layerswap.engine.rows import make_batches, make_rows
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
 from layerswap.errors import EvaluationError
-from layerswap.merge import make_plan
 
 RNG = np.random.default_rng(3)
 
@@ -160,14 +157,8 @@ def swaps(layers, **zones):
 def test_grids_of_32_layers_need_few_layer_evaluations(zones, naive, distinct):
     paths = paths_of(swaps(32, **zones))
     counts = count_layers(build_trie(paths))
-    assert (counts.naive, counts.distinct) == (naive, distinct)
+    assert str(counts).startswith(f"{distinct} layer evaluations instead of {naive} (")
     assert distinct_beginnings(paths) == distinct
-
-
-def test_counts_as_text():
-    counts = count_layers(build_trie(paths_of(swaps(32, bottom=range(9), top=range(9)))))
-    assert str(counts) == "584 layer evaluations instead of 2592 (4.4x)"
-    assert counts.open_states <= 3
 
 
 def distinct_beginnings(paths):
@@ -268,13 +259,6 @@ def test_greedy_answers_are_found(llama):
     assert scores.greedy[3].tolist() == [True, False]
 
 
-def test_a_sweep_of_one_gives_the_same_bits(llama):
-    every = Sweep(llama).loglikelihood(REQUESTS, batch_size=3)
-    for index in (0, 5):
-        alone = Sweep([llama[index]]).loglikelihood(REQUESTS, batch_size=3)
-        assert np.array_equal(alone.logprob[0], every.logprob[index])
-
-
 def test_logits_in_pieces_give_the_same_scores(llama, monkeypatch):
     sweep = Sweep(llama[:3])
     whole = sweep.loglikelihood(REQUESTS)
@@ -287,19 +271,14 @@ def test_logits_in_pieces_give_the_same_scores(llama, monkeypatch):
 def test_batches_come_one_by_one(llama):
     sweep = Sweep(llama[:3])
     whole = sweep.loglikelihood(REQUESTS, batch_size=2, members=[2, 0])
+    alone = Sweep([llama[0]]).loglikelihood(REQUESTS, batch_size=2)
+    assert np.array_equal(alone.logprob[0], whole.logprob[1]), "to the bit"
     seen = []
     for part in sweep.iter_loglikelihood(REQUESTS, batch_size=2, members=[2, 0]):
         assert part.members == [2, 0]
         assert np.array_equal(part.logprob, whole.logprob[:, part.requests])
         seen += part.requests
     assert sorted(seen) == list(range(len(REQUESTS)))
-
-
-def test_requests_that_differ_in_their_last_token_share_a_row():
-    rows = make_rows(REQUESTS, None)
-    assert [len(row.tokens) for row in rows] == [9, 6, 6]
-    assert [set(row.requests) >= {1, 2} for row in rows].count(True) == 1
-    assert [len(batch) for batch in make_batches(rows, 2)] == [2, 1]
 
 
 def test_requests_that_begin_another_share_its_row(llama):
@@ -314,16 +293,17 @@ def test_requests_that_begin_another_share_its_row(llama):
             assert scores.greedy[index, column] == greedy
 
 
-def test_rows_whose_length_matters_stay_alone():
+def test_rows_are_shared_cut_and_batched():
+    rows = make_rows(REQUESTS, None)  # requests 1 and 2 differ in their last token
+    assert [len(row.tokens) for row in rows] == [9, 6, 6]
+    assert [set(row.requests) >= {1, 2} for row in rows].count(True) == 1
+    assert [len(batch) for batch in make_batches(rows, 2)] == [2, 1]
     requests = [([5, 6], [7]), ([5, 6], [8, 9, 10]), ([5, 6, 8, 1, 1], [3]), ([2, 6, 8, 1, 1], [3])]
-    rows = make_rows(requests, None, rotary_limit=3)
+    rows = make_rows(requests, None, rotary_limit=3)  # beyond it, only rows of one length
     assert [row.tokens for row in rows] == [(2, 6, 8, 1, 1), (5, 6, 8, 1, 1), (5, 6, 8, 9), (5, 6)]
     assert [len(part) for part in make_batches(rows, 9, rotary_limit=3)] == [2, 1, 1]
-
-
-def test_long_contexts_lose_their_beginning():
     (row,) = make_rows([(list(range(10)), [90, 91])], max_length=4)
-    assert row.tokens == (7, 8, 9, 90)
+    assert row.tokens == (7, 8, 9, 90), "long contexts lose their beginning"
 
 
 @pytest.mark.parametrize(
@@ -382,33 +362,6 @@ def test_requests_to_a_model_that_is_not_causal_are_scored_alone(batch_size, tmp
             assert scores.logprob[row, column] == pytest.approx(expected, abs=1e-5)
     with pytest.warns(UserWarning, match=r"decoded for several compositions .*\(later tokens"):
         Sweep(plans).generate([[5, 6, 7], [8]], max_new_tokens=2)
-
-
-def test_a_transformer_shared_by_layers_belongs_to_none(tmp_path):
-    """Zamba stores it in one layer; a swap of layers must not split it."""
-    from transformers import ZambaConfig
-
-    config = ZambaConfig(
-        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=6,
-        num_attention_heads=4, num_key_value_heads=4, attn_layer_period=2, attn_layer_offset=1,
-        n_mamba_heads=2, mamba_d_state=8, mamba_dt_rank=4, attention_hidden_size=64,
-        attention_head_dim=16, use_mamba_kernels=False,
-    )  # fmt: skip
-    pair = [str(save_expert(tmp_path / f"e{seed}", config, seed)) for seed in range(2)]
-    recipe = {
-        "experts": {"task": pair[0], "language": pair[1]},
-        "patterns": [{"match": r"model\.layers\.(?P<layer>\d+)\..*", "role": "other"}],
-        "swap": {"bottom": 2, "top": 1},
-    }
-    plan = make_plan(check_recipe(recipe, where="test"))
-    shared = {where for name, where in plan.reference.places.items() if "shared_transf" in name}
-    assert shared == {Place(None, "other")}
-    plans = [plan, *plan.grid(bottom=[1, 3], top=[0, 2])]
-    ids = some_ids()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whether it runs along the trie is for the check to say
-        found = dict(Sweep(plans).logits(ids))
-    check_alone(found, plans, ids)
 
 
 def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):

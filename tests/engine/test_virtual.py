@@ -34,6 +34,8 @@ def test_every_composition_equals_the_loaded_model(family, tmp_path):
         model = virtual.switch(index)
         expected = plans[index].load()
         check_same_model(model, expected)
+        tied = getattr(model.config, "tie_word_embeddings", False)
+        assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
         ids = torch.tensor([[5, 9, 13, 2, 44, 17, 8, 30]])
         with torch.no_grad():
             assert same_bits(model(input_ids=ids).logits, expected(input_ids=ids).logits)
@@ -84,13 +86,6 @@ def test_untrained_tensors_are_kept_once(tmp_path):
     held = sum(t.nbytes for t in plans[0].load().state_dict().values())
     assert virtual.weight_bytes() == (held, 0)
     assert virtual.pool.kept_bytes == held
-
-
-def test_tied_parameters_stay_one(tmp_path):
-    virtual = VirtualModel(swap_of(tmp_path, "qwen2").grid(bottom=[1, 2], top=[1]))
-    for index in range(2):
-        model = virtual.switch(index)
-        assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_blends_are_dropped_and_computed_again(tmp_path):
@@ -164,10 +159,7 @@ def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
     [
         ({"intermediate_size": 11008}, "shape .*11008, 32.*; correct config.json"),
         ({"num_key_value_heads": 4}, "config.json contradicts the weights; .*mismatched keys"),
-        ({"attention_bias": True}, "config.json contradicts the weights; .*missing keys"),
-        ({"num_attention_heads": -1}, "model cannot be loaded .*negative dimension"),
         ({"hidden_act": "no"}, r"the model cannot be loaded \(KeyError: 'no'\)"),
-        ({"rope_parameters": {"rope_type": "no", "rope_theta": 1e4}}, r"loaded \(KeyError: 'no'\)"),
         ({"pad_token_id": 999}, "the model cannot be loaded .Padding_idx"),
     ],
     ids=str,
@@ -188,28 +180,22 @@ def test_configurations_that_contradict_the_weights_are_one_line(changes, messag
 
 def test_weights_in_eight_bits(tmp_path):
     """Without scales, the values themselves are meant; with scales, the weights are refused."""
+    experts = {name: tmp_path / name for name in ("task", "language")}
     swap_of(tmp_path)
-    for name in ("task", "language"):
-        file = tmp_path / name / "model.safetensors"
-        tensors = {
-            key: tensor.to(torch.float8_e4m3fn) if "proj" in key else tensor
-            for key, tensor in load_file(file).items()
-        }
-        save_file(tensors, file, {"format": "pt"})
-    plan = ls.swap(task=tmp_path / "task", language=tmp_path / "language", bottom=1, top=1)
-    found = Sweep([plan], dtype="float32").loglikelihood([([3, 9], [4])]).logprob
-    for name in ("task", "language"):
-        file = tmp_path / name / "model.safetensors"
-        save_file({k: v.float() for k, v in load_file(file).items()}, file, {"format": "pt"})
-    plan = ls.swap(task=tmp_path / "task", language=tmp_path / "language", bottom=1, top=1)
-    assert found == Sweep([plan]).loglikelihood([([3, 9], [4])]).logprob
-    for name in ("task", "language"):
-        file = tmp_path / name / "model.safetensors"
-        key = "model.layers.2.mlp.up_proj.weight"
-        save_file({**load_file(file), f"{key}_scale_inv": torch.ones(1)}, file, {"format": "pt"})
-    plan = ls.swap(task=tmp_path / "task", language=tmp_path / "language", bottom=1, top=1)
+
+    def score(change):
+        for folder in experts.values():
+            file = folder / "model.safetensors"
+            save_file(change(load_file(file)), file, {"format": "pt"})
+        plan = ls.swap(**experts, bottom=1, top=1)
+        return Sweep([plan], dtype="float32").loglikelihood([([3, 9], [4])]).logprob
+
+    eight = torch.float8_e4m3fn
+    narrow = score(lambda known: {k: v.to(eight) if "proj" in k else v for k, v in known.items()})
+    assert narrow == score(lambda known: {k: v.float() for k, v in known.items()})
+    scale = {"model.layers.2.mlp.up_proj.weight_scale_inv": torch.ones(1)}
     with pytest.raises(MergeError, match=r"unexpected keys: .*up_proj\.weight_scale_inv"):
-        Sweep([plan])
+        score(lambda known: known | scale)
 
 
 def test_experts_of_two_dtypes_need_a_dtype(tmp_path):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 from lm_eval_world import make_harness_world, write_sweep
-from merging import save_adapter
 
 PYTHON = os.environ.get("LAYERSWAP_VLLM")
 ARGUMENTS = {"max_model_len": 256}
@@ -71,25 +70,3 @@ def test_recipes_and_experts_are_evaluated_with_one_start(world, tmp_path):
             "--out", engine,
         ).split("wrote")[0]  # fmt: skip
     assert said["hf"] == said["vllm"] != ""
-
-
-@pytest.fixture(scope="module")
-def served(world, tmp_path_factory):
-    """Two task adapters with a language adapter, composed over the world's task expert as base."""
-    folder = tmp_path_factory.mktemp("adapters")
-    for seed, name in enumerate(("math", "code", "sw")):
-        save_adapter(folder / name, world["task"], seed, r=2, target_modules=["q_proj", "up_proj"])
-    layerswap(folder, "adapters", "--tasks", "math", "--tasks", "code", "--languages", "sw",
-              "--bottom", 1, "--top", 1, "--out", "served")  # fmt: skip
-    return folder / "served"
-
-
-def test_adapters_are_lora_requests_of_one_engine(world, served, tmp_path):
-    said = {}
-    for engine, more in (("sweep", []), ("vllm", ["--engine-args", "max_model_len=256"])):
-        said[engine] = layerswap(
-            tmp_path, "eval", served, "--tasks", "maembe_choose,maembe_generate",
-            "--include", world["tasks"], "--dtype", "float32", "--engine", engine, *more,
-            "--out", engine,
-        ).split("wrote")[0]  # fmt: skip
-    assert said["sweep"] == said["vllm"]

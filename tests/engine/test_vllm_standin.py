@@ -9,11 +9,9 @@ from merging import save_adapter
 from tiny_models import swap_of
 
 import layerswap as ls
-from layerswap.compose.recipe import check_recipe
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmServer, VllmSweep, open_engine
 from layerswap.errors import EvaluationError
-from layerswap.merge import make_plan
 
 REQUESTS = [([5, 9, 12, 40, 7], [8, 11]), ([50, 51, 4], [9])]
 PROMPTS = [[5, 6, 7], [9, 9]]
@@ -56,7 +54,7 @@ def test_weights_are_swapped_in_one_engine(engines, server, tmp_path):
     assert engines.started[1]["max_model_len"] == 64
 
 
-def test_adapters_are_lora_requests(engines, server, tmp_path):
+def test_adapters_are_loaded_as_weights_of_their_base(engines, server, tmp_path):
     swap_of(tmp_path)
     for seed, name in enumerate(("math", "sw")):
         save_adapter(tmp_path / name, tmp_path / "task", seed, r=2, target_modules=["q_proj"])
@@ -64,17 +62,7 @@ def test_adapters_are_lora_requests(engines, server, tmp_path):
         task=tmp_path / "math", language=tmp_path / "sw", bottom=1, top=1, base=tmp_path / "task"
     )
     plans = [plan, *plan.grid(bottom=[2], top=[0])]
-    sweep = VllmSweep(plans, dtype="float32", server=server)
-    check_answers(sweep, plans)
-    assert engines.started[0]["enable_lora"]
-    assert engines.started[0]["lora_target_modules"] == ["q_proj"]
-    method = {"method": "ties", "experts": ["math", "sw"]}
-    recipe = {"base": str(tmp_path / "task"), "merge": method, "bake": True,
-              "experts": {name: str(tmp_path / name) for name in ("math", "sw")}}  # fmt: skip
-    ties = make_plan(check_recipe(recipe, where="test"))  # no adapter, so its weights are loaded
-    sweep.add([ties])
-    check_answers(sweep, [*plans, ties])
-    assert "enable_lora" not in engines.started[1]
+    check_answers(VllmSweep(plans, dtype="float32", server=server), plans)
 
 
 def test_an_engine_that_cannot_swap_weights_is_refused(engines, server, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -11,13 +10,6 @@ import torch
 
 class SamplingParams(SimpleNamespace):
     """The settings of a call of `generate`."""
-
-
-class LoRARequest(SimpleNamespace):
-    """An adapter in a folder."""
-
-    def __init__(self, name: str, number: int, path: str) -> None:
-        super().__init__(name=name, number=number, path=path)
 
 
 class LLM:
@@ -42,18 +34,13 @@ class LLM:
     def reset_prefix_cache(self) -> None: ...
 
     @torch.no_grad()
-    def generate(self, texts, parameters, *, use_tqdm, lora_request) -> list:
-        model = self.model
-        if lora_request is not None:
-            from peft import PeftModel
+    def generate(self, texts, parameters, *, use_tqdm) -> list:
+        return [self._answer(list(text["prompt_token_ids"]), parameters) for text in texts]
 
-            model = PeftModel.from_pretrained(copy.deepcopy(model), lora_request.path)
-        return [self._answer(model, list(t["prompt_token_ids"]), parameters) for t in texts]
-
-    def _answer(self, model, prompt: list[int], parameters) -> SimpleNamespace:
+    def _answer(self, prompt: list[int], parameters) -> SimpleNamespace:
         ends, tokens, places = getattr(parameters, "stop_token_ids", []), [], []
         for _ in range(parameters.max_tokens):
-            logprobs = model(torch.tensor([[*prompt, *tokens]])).logits[0].log_softmax(-1)
+            logprobs = self.model(torch.tensor([[*prompt, *tokens]])).logits[0].log_softmax(-1)
             tokens.append(int(logprobs[-1].argmax()))
             places.append(_candidates(logprobs[-1], tokens[-1]))
             if tokens[-1] in ends:
@@ -72,14 +59,8 @@ def _candidates(logprobs: torch.Tensor, token: int) -> dict:
 
 def install(monkeypatch) -> type[LLM]:
     """Let `import vllm` find the stand-in; return its class of engines."""
-    modules = {
-        "vllm": {"LLM": LLM, "SamplingParams": SamplingParams},
-        "vllm.lora": {},
-        "vllm.lora.request": {"LoRARequest": LoRARequest},
-    }
-    for name, content in modules.items():
-        module = ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+    module = ModuleType("vllm")
+    vars(module).update(LLM=LLM, SamplingParams=SamplingParams)
+    monkeypatch.setitem(sys.modules, "vllm", module)
     LLM.started = []
     return LLM

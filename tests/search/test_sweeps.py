@@ -23,7 +23,7 @@ from layerswap.report.page import render
 from layerswap.report.stack import NOTHING_ON_TOP
 from layerswap.report.sweeps import lead, prepare_folder, sweep_report
 from layerswap.search import sweeps
-from layerswap.search.candidates import zone_sources
+from layerswap.search.candidates import grid_plans, zone_sources
 from layerswap.search.conditions import (
     CHOSEN,
     DEFAULT,
@@ -33,7 +33,7 @@ from layerswap.search.conditions import (
     Condition,
 )
 from layerswap.search.evaluator import DocumentScore, Evaluator, objectives
-from layerswap.search.spec import read_sweep
+from layerswap.search.spec import Grid, read_sweep
 from layerswap.search.sweeps import SweepResult, run_sweep
 
 
@@ -194,9 +194,7 @@ MISTAKES = [
     ({"limit_order": "first"}, "limit_order: was removed in 0.2; documents within the limit are d"),
     ({"item_response": {}}, "item_response: was removed in 0.2; write `screen"),
     ({"grid": None, "search": {"trials": 9}}, "search: was removed in 0.2; write `random: 200`"),
-    ({"without_labels": {"by": "fluency", "prompts": "x"}},
-     "without_labels.by: is `agreement` or `consensus` since 0.2"),
-    ({"without_labels": {"text": "x"}}, "without_labels.text: was removed in 0.2"),
+    ({"without_labels": {"by": "fluency", "prompts": "x"}}, "without_labels.by: 'fluency' is not"),
 ]  # fmt: skip
 
 
@@ -343,15 +341,15 @@ def test_a_sweep_takes_one_or_many_plans_recipes_and_paths(world, tmp_path):
     assert [str(one) for one in found.development] == ["composition, 0", "swap 1,1,0,0"]
 
 
-def test_outside_is_an_axis_of_the_grid(world, tmp_path):
-    grid = {"bottom": [0, 1], "top": 1, "outside": ["task", "language"]}
-    board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml", grid=grid)))
-    assert [str(one) for one in board.development] == [
+def test_outside_is_an_axis_of_the_grid(world):
+    grid = Grid(bottom=[0, 1], top=1, outside=["task", "language"])
+    start = ls.swap(task=world["task"], language=world["language"])
+    plans = grid_plans(grid, start, log=lambda line: None)
+    assert [str(one) for one in plans] == [
         "swap 0,1,0,0, outside task", "swap 1,1,0,0, outside task",
         "swap 0,1,0,0, outside language", "swap 1,1,0,0, outside language",
     ]  # fmt: skip
-    selected = board.chosen.outside if board.selected == CHOSEN else "blend"
-    assert board.best.recipe.swap.outside == selected
+    assert [plan.recipe.swap.outside for plan in plans.values()] == [c.outside for c in plans]
 
 
 def test_mistakes_in_a_sweep_from_python(world):
@@ -365,6 +363,8 @@ def test_mistakes_in_a_sweep_from_python(world):
             ls.sweep(plan, **settings)
     with pytest.raises(EvaluationError, match="no composition to evaluate"):
         ls.sweep([], tasks="maembe_choose")
+    with pytest.raises(EvaluationError, match="py3langid cannot identify 'chr'"):
+        ls.sweep(plan, tasks="maembe_choose", answer_language="chr")
 
 
 def test_the_front_holds_what_no_other_beats_in_both():
@@ -402,9 +402,3 @@ def test_a_sweep_reports_the_language_of_the_answers(world, tmp_path):
     assert any(one["front"] for one in board["objectives"])
     assert "Score and language" in (out / "report.html").read_text()
     assert board["compared_by"]["metric"] == "exact_match"
-
-
-def test_an_answer_language_that_cannot_be_identified_is_refused(world, tmp_path):
-    spec, recipe = read_sweep(write_sweep(world, tmp_path / "s.yaml", answer_language="chr"))
-    with pytest.raises(EvaluationError, match="py3langid cannot identify 'chr'"):
-        run_sweep(spec, recipe)

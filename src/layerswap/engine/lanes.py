@@ -24,20 +24,19 @@ between them select and join tensors of the model by lanes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.split import Call, Entry, transformers_cache
+from layerswap.engine.split import Call, Entry
 from layerswap.engine.trie import Node, walk
-from layerswap.engine.virtual import VariantId
+from layerswap.engine.virtual import Variant
 from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from transformers import Cache
 
     Ints = npt.NDArray[np.int64]
 
@@ -51,7 +50,7 @@ TOKENS_AHEAD = 64
 class Level:
     """The lanes at one depth."""
 
-    variants: list[VariantId]  # per segment
+    variants: list[Variant]  # per segment
     counts: list[int]  # per segment, the number of its lanes, free ones included
     segment: Ints  # per row
     lane: Ints  # per row, its lane in the segment
@@ -84,7 +83,7 @@ class Segment:
     """The lanes of one variant at one depth: positions [start, stop)."""
 
     number: int
-    variant: VariantId
+    variant: Variant
     start: int
     stop: int
 
@@ -106,8 +105,6 @@ class Lanes:
         member: per row, its composition.
         prompt: per row, its prompt.
         levels: per depth, its lanes.
-        starts: per node of the trie (by `id`), its segment and the lane of its first prompt; the
-            lanes of the other prompts follow.
     """
 
     def __init__(self, roots: Sequence[Node], prompts: int) -> None:
@@ -117,7 +114,6 @@ class Lanes:
         members = [m for node in nodes if not node.children for m in node.members]
         self.member: Ints = np.repeat(np.array(members), prompts)
         self.prompt: Ints = np.tile(np.arange(prompts), len(members))
-        self.starts: dict[int, tuple[int, int]] = {}
         first_row = {member: index * prompts for index, member in enumerate(members)}
         depths = 1 + max(node.depth for node in nodes)
         empty = np.zeros(len(self.member), dtype=np.int64)
@@ -128,7 +124,6 @@ class Lanes:
                 level.variants.append(node.variant)
                 level.counts.append(0)
             segment = level.variants.index(node.variant)
-            self.starts[id(node)] = segment, level.counts[segment]
             for member in node.members:
                 rows = slice(first_row[member], first_row[member] + prompts)
                 level.segment[rows] = segment
@@ -137,6 +132,14 @@ class Lanes:
 
     def __len__(self) -> int:
         return len(self.member)
+
+    def start_of(self, node: Node) -> tuple[int, int]:
+        """Return a node's segment and the lane of its first prompt; the others follow.
+
+        That is so until texts are written.
+        """
+        level, row = self.levels[node.depth], int((self.member == node.members[0]).argmax())
+        return int(level.segment[row]), int(level.lane[row])
 
     def split(self, tokens: Ints) -> list[CacheChange]:
         """Separate rows that share a lane and write different tokens, one per row, from 0."""
@@ -197,10 +200,10 @@ class Lanes:
             else:
                 parent = self.levels[depth - 1].position[row]
                 first = layouts[-1].first[parent]
-            lanes = zip(level.variants, level.starts.tolist(), level.counts, strict=True)
+            starts = level.starts.tolist()
             segments = [
-                Segment(number, variant, start, start + count)
-                for number, (variant, start, count) in enumerate(lanes)
+                Segment(number, level.variants[number], starts[number], starts[number] + count)
+                for number, count in enumerate(level.counts)
                 if count
             ]
             layouts.append(LevelLayout(segments, parent, first, row))
@@ -217,67 +220,66 @@ class CallSelector:
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._selected: dict[tuple[bytes, int], Any] = {}
+        self._selected: dict[tuple[bytes, int], torch.Tensor] = {}
 
     def __call__(self, call: Call, first: Ints) -> Call:
         """Return the call for lanes that started in these lanes of depth 0."""
         import numpy as np
+        import torch
 
         if len(first) == self._lanes and np.array_equal(first, np.arange(self._lanes)):
             return call
         index = first.tobytes()
-        args = tuple(self._select(value, first, index) for value in call.args)
-        kwargs = {name: self._select(value, first, index) for name, value in call.kwargs.items()}
-        return Call(args, kwargs, call.keyword)
 
-    def _select(self, value: Any, first: Ints, index: bytes) -> Any:
-        import torch
+        def select(value: Any) -> Any:
+            if not _by_lane(value, self._lanes) or self._lanes == len(value) == 1:
+                return value  # one row may be for the lane or for all
+            key = index, id(value)
+            if key not in self._selected:
+                by_lane = value.reshape(self._lanes, -1, *value.shape[1:])
+                chosen = by_lane[torch.from_numpy(first).to(value.device)]
+                self._selected[key] = chosen.reshape(-1, *value.shape[1:])
+            return self._selected[key]
 
-        if isinstance(value, tuple | list):
-            return type(value)(self._select(part, first, index) for part in value)
-        if isinstance(value, dict):
-            return {name: self._select(part, first, index) for name, part in value.items()}
-        if not isinstance(value, torch.Tensor) or value.ndim == 0 or value.shape[0] % self._lanes:
-            return value
-        if self._lanes == 1 and value.shape[0] == 1:
-            return value  # one row, for the lane or for all
-        key = index, id(value)
-        if key not in self._selected:
-            by_lane = value.reshape(self._lanes, -1, *value.shape[1:])
-            chosen = by_lane[torch.from_numpy(first).to(value.device)]
-            self._selected[key] = chosen.reshape(-1, *value.shape[1:])
-        return self._selected[key]
+        return Call(tree_map(select, call.args), tree_map(select, call.kwargs))
 
 
-def merge_entries(
-    entries: Sequence[tuple[Segment, Entry]], lanes: int
-) -> tuple[torch.Tensor, Sequence[Call]]:
+def _by_lane(value: Any, lanes: int) -> bool:
+    """True for tensors with one or several rows per lane."""
+    return hasattr(value, "ndim") and value.ndim > 0 and value.shape[0] % lanes == 0
+
+
+def tree_map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Apply a function to the leaves of equal trees of tuples, lists and dictionaries."""
+    if isinstance(first, tuple | list):
+        parts = zip(first, *others, strict=True)
+        return type(first)(tree_map(function, *same) for same in parts)
+    if isinstance(first, dict):
+        return {key: tree_map(function, *(d[key] for d in (first, *others))) for key in first}
+    return function(first, *others)
+
+
+def merge_entries(entries: Sequence[tuple[Segment, Entry]], lanes: int) -> Entry:
     """Join the inputs of the layers, where compositions differ before the layers.
 
     Each segment of depth 0 has computed the input for all lanes, with its weights.
     """
     if len(entries) == 1:
-        return entries[0][1].hidden, entries[0][1].calls
+        return entries[0][1]
     segments = [segment for segment, _ in entries]
 
-    def merge(values: Sequence[Any]) -> Any:
-        first = values[0]
-        if isinstance(first, tuple | list):
-            return type(first)(merge(parts) for parts in zip(*values, strict=True))
-        if isinstance(first, dict):
-            return {name: merge([value[name] for value in values]) for name in first}
-        if not hasattr(first, "ndim") or first.ndim == 0 or first.shape[0] % lanes:
-            return first
-        each = first.shape[0] // lanes  # several rows per lane, as with ALiBi
+    def merge(*values: Any) -> Any:
+        if not _by_lane(values[0], lanes):
+            return values[0]
+        each = len(values[0]) // lanes  # several rows per lane, as with ALiBi
         pairs = zip(values, segments, strict=True)
         return concatenate([value[s.start * each : s.stop * each] for value, s in pairs])
 
-    calls = []
-    for same_layer in zip(*(entry.calls for _, entry in entries), strict=True):
-        kwargs = merge([dict(call.kwargs) for call in same_layer])
-        args = merge([call.args for call in same_layer])
-        calls.append(Call(args, kwargs, same_layer[0].keyword))
-    return merge([entry.hidden for _, entry in entries]), calls
+    calls = [
+        Call(tree_map(merge, *(c.args for c in same)), tree_map(merge, *(c.kwargs for c in same)))
+        for same in zip(*(entry.calls for _, entry in entries), strict=True)
+    ]
+    return Entry(merge(*(entry.hidden for _, entry in entries)), calls)
 
 
 def select_rows(tensor: torch.Tensor, rows: Ints) -> torch.Tensor:
@@ -378,7 +380,3 @@ class LaneCache:
             return self.layers[layer][self._segment].write_token(self.length, (keys, values))
         self.store(keys, values)
         return keys, values
-
-    def for_transformers(self) -> Cache:
-        """Wrap the cache for a transformers model."""
-        return transformers_cache(self, len(self.layers))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NewType
-
-from layerswap.errors import EvaluationError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 Tensors = tuple["torch.Tensor", ...]
-ContentId = NewType("ContentId", int)
-"""Number of a content, the sources of some tensors. Equal numbers mean equal bytes."""
 FREE_SHARE = 0.5
 """Share of the free memory for computed tensors, where the user sets no bound."""
 LOGIT_BYTES = 1 << 28
@@ -28,7 +24,7 @@ STREAMS = 8
 
 
 class WeightPool:
-    """Tensors by the number of their content.
+    """Tensors by their content.
 
     An expert's own tensors are read once and stay at `home`. Computed tensors (blends, merge
     methods) stay within a bound in bytes (None for half of the memory that is free at the first
@@ -41,8 +37,8 @@ class WeightPool:
     ) -> None:
         self.device, self.home = device, home
         self._bound = max_made_bytes
-        self._experts: dict[ContentId, Tensors] = {}
-        self._bounded: OrderedDict[ContentId, Tensors] = OrderedDict()
+        self._experts: dict[Hashable, Tensors] = {}
+        self._bounded: OrderedDict[Hashable, Tensors] = OrderedDict()
         self.made_bytes = 0
 
     @property
@@ -57,7 +53,7 @@ class WeightPool:
             self._bound = int(free_bytes(self.device) * FREE_SHARE)
         return self._bound
 
-    def get(self, content: ContentId) -> Tensors | None:
+    def get(self, content: Hashable) -> Tensors | None:
         """Return the tensors of a content on the device; None if they must be computed."""
         if content in self._bounded:
             self._bounded.move_to_end(content)
@@ -70,14 +66,14 @@ class WeightPool:
         self._put_bounded(content, tensors)
         return tensors
 
-    def put(self, content: ContentId, tensors: Tensors, *, stays: bool) -> None:
+    def put(self, content: Hashable, tensors: Tensors, *, stays: bool) -> None:
         """Keep tensors: an expert's own, at home, for good; computed ones, on the device."""
         if stays:
             self._experts[content] = tensors
         else:
             self._put_bounded(content, tensors)
 
-    def _put_bounded(self, content: ContentId, tensors: Tensors) -> None:
+    def _put_bounded(self, content: Hashable, tensors: Tensors) -> None:
         self._bounded[content] = tensors
         self.made_bytes += _nbytes(tensors)
         while self.made_bytes > self.max_made_bytes and len(self._bounded) > 1:
@@ -132,95 +128,62 @@ class MemoryEstimate:
         return sum(vars(self).values())
 
     def __str__(self) -> str:
-        parts = [f"{name} {_human(count)}" for name, count in vars(self).items() if count]
-        return f"about {_human(self.total)} of memory ({', '.join(parts)})"
+        parts = [f"{name} {human(count)}" for name, count in vars(self).items() if count]
+        return f"about {human(self.total)} of memory ({', '.join(parts)})"
 
 
-class MemoryModel:
-    """Memory estimates for batches of one model, with `open_states` hidden states at a time."""
+def estimate_memory(
+    model: PreTrainedModel,
+    *,
+    experts: int,
+    blends: int,
+    open_states: int,
+    members: int,
+    rows: int,
+    tokens: int,
+    new_tokens: int,
+) -> MemoryEstimate:
+    """Estimate the memory of scoring `rows` rows of `tokens` tokens, or of generating after them.
 
-    def __init__(
-        self, model: PreTrainedModel, *, experts: int, blends: int, open_states: int
-    ) -> None:
-        self._config = model.config.get_text_config()
-        self._itemsize = int(model.dtype.itemsize)
-        self._experts, self._blends, self._open_states = experts, blends, open_states
-
-    def scoring(self, rows: int, tokens: int) -> MemoryEstimate:
-        """Estimate the memory for scoring batches of `rows` rows of `tokens` tokens."""
-        return MemoryEstimate(
-            self._experts,
-            self._blends,
-            states=rows * self._state(tokens) * (self._open_states + 1),
-            layer=rows * self._layer(tokens, tokens),
-            logits=self._logits(rows * tokens),
-        )
-
-    def generating(
-        self, members: int, prompts: int, tokens: int, new_tokens: int
-    ) -> MemoryEstimate:
-        """Estimate the memory for `members` compositions that answer `prompts` prompts.
-
-        The estimate assumes that no two compositions write the same, so that no cache is shared.
-        """
-        config, rows = self._config, members * prompts
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None)
-        head_dim = head_dim or config.hidden_size // config.num_attention_heads
-        per_token = 2 * heads * head_dim * config.num_hidden_layers * self._itemsize
-        prefill, decode = self._layer(tokens, tokens), self._layer(1, tokens + new_tokens)
-        return MemoryEstimate(
-            self._experts,
-            self._blends,
-            states=prompts * self._state(tokens) * (self._open_states + 1),
-            layer=max(prompts * prefill, rows * decode),
-            logits=self._logits(rows),
-            # A quarter more: spare room, and the copies while one layer's cache grows.
-            cache=int(1.25 * rows * per_token * (tokens + new_tokens)),
-        )
-
-    def _state(self, tokens: int) -> int:
-        return int(tokens * self._config.hidden_size * self._itemsize)
-
-    def _layer(self, queries: int, keys: int) -> int:
-        """Workspace of one layer for one row."""
-        config = self._config
-        wide = 3 * _inner_width(config) + STREAMS * config.hidden_size
-        # A mask at most; with eager attention also the scores of all heads.
-        scores = self._itemsize * queries * keys
-        if config._attn_implementation == "eager":
-            scores += 3 * 4 * config.num_attention_heads * queries * keys
-        return int(queries * wide * self._itemsize + scores)
-
-    def _logits(self, positions: int) -> int:
-        return LOGIT_COPIES * min(LOGIT_BYTES, 4 * int(self._config.vocab_size) * positions)
-
-
-def _inner_width(config: PreTrainedConfig) -> int:
-    """Width of the feed-forward part."""
-    keys = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-    widths = (getattr(config, key, None) for key in keys)
-    return next((w for w in widths if isinstance(w, int)), 4 * int(config.hidden_size))
-
-
-def largest_fitting(budget: int, estimate: Callable[[int], MemoryEstimate], unit: str) -> int:
-    """Return the largest power of two whose estimate stays within a budget in bytes.
-
-    Powers of two, because the shape of a batch decides the last bits of its results, and a little
-    more or less free memory must not. `unit` names the size in the message.
+    `experts` and `blends` are bytes of weights, and `open_states` hidden states are held at a time.
+    The estimate of generation assumes that no two of the `members` compositions write the same, so
+    that no cache is shared.
     """
-    if estimate(1).total > budget:
-        raise EvaluationError(
-            f"one {unit} at a time needs {estimate(1)}, but there are {_human(budget)}; evaluate "
-            "fewer compositions at a time, set max_made_bytes, or use a smaller dtype"
-        )
-    size = 1
-    while size < 1 << 16 and estimate(2 * size).total <= budget:
-        size *= 2
-    return size
+    config, itemsize = model.config.get_text_config(), int(model.dtype.itemsize)
+    heads = config.num_attention_heads
+    inner = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    widths = (getattr(config, key, None) for key in inner)
+    widest = next((w for w in widths if isinstance(w, int)), 4 * int(config.hidden_size))
+
+    def layer(queries: int, keys: int) -> int:
+        """Workspace of one layer for one row."""
+        # A mask at most; with eager attention also the scores of all heads.
+        scores = itemsize * queries * keys
+        if config._attn_implementation == "eager":
+            scores += 3 * 4 * heads * queries * keys
+        return int(queries * (3 * widest + STREAMS * config.hidden_size) * itemsize + scores)
+
+    workspace, positions, cache = rows * layer(tokens, tokens), rows * tokens, 0
+    if new_tokens:
+        positions = members * rows
+        workspace = max(workspace, positions * layer(1, tokens + new_tokens))
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        per_token = 2 * kv_heads * head_dim * config.num_hidden_layers * itemsize
+        # A quarter more: spare room, and the copies while one layer's cache grows.
+        cache = int(1.25 * positions * per_token * (tokens + new_tokens))
+    return MemoryEstimate(
+        experts,
+        blends,
+        states=rows * tokens * int(config.hidden_size) * itemsize * (open_states + 1),
+        layer=workspace,
+        logits=LOGIT_COPIES * min(LOGIT_BYTES, 4 * int(config.vocab_size) * positions),
+        cache=cache,
+    )
 
 
-def _human(count: float) -> str:
+def human(count: float) -> str:
+    """Write a number of bytes as text, such as `15 KB`."""
     for unit in ("bytes", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"

@@ -21,7 +21,6 @@ from layerswap.engine.split import Call, Entry, SplitModel, takes_positions, tra
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Cache
 
 PASS_TOKENS = {"cpu": 128, "cuda": 2048}
 """Tokens that take as long to read as one more pass through the layers, by type of device."""
@@ -137,30 +136,29 @@ class PairCall:
         return Pair(prefix, self.rest(layer, hidden.rest))
 
 
-Store = Callable[["torch.Tensor", "torch.Tensor"], None]
-"""Receives all keys and values of a layer's rows, `[rows, heads, tokens, width]` each."""
-
-
 class PrefixCache:
     """Keys and values of a prefix, int64 `(1, tokens)`, at the layer that runs.
 
-    `length` is 0 while the prefix is read, then `tokens`. `store` receives the keys and values that
-    decoding needs later.
+    `length` is 0 while the prefix is read, then `tokens`. `padding` is the number of tokens on the
+    left of each row, int64 `(rows,)`. `store` receives all keys and values of a layer's rows,
+    `[rows, heads, tokens, width]` each, where decoding needs them later.
     """
 
-    def __init__(self, ids: torch.Tensor, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        ids: torch.Tensor,
+        padding: torch.Tensor | None = None,
+        store: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+    ) -> None:
+        import torch
+
         self.ids, self.tokens, self.length = ids, ids.shape[1], 0
         self._store = store
         self._prefix: tuple[torch.Tensor, torch.Tensor] | None = None
         self._index: torch.Tensor | None = None
-
-    def place_after(self, padding: torch.Tensor) -> None:
-        """Place the prefix after left padding, int64 `(rows,)` tokens per row."""
-        import torch
-
-        # Padding itself is masked; a row with padding ends on repeats of the prefix's last tokens.
-        positions = torch.arange(self.tokens, device=padding.device)
-        self._index = (positions - padding[:, None]).clamp(min=0)
+        if padding is not None:
+            # Padding is masked; a row with padding ends on repeats of the prefix's last tokens.
+            self._index = (torch.arange(self.tokens, device=ids.device) - padding[:, None]).clamp(0)
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
         """Take new keys and values of the running layer, and return all of them."""
@@ -185,10 +183,6 @@ class PrefixCache:
             return prefix.expand(rows, *prefix.shape[1:])
         return prefix[0][:, self._index].transpose(0, 1)
 
-    def for_transformers(self, layers: int) -> Cache:
-        """Wrap the cache for a transformers model of this many layers."""
-        return transformers_cache(self, layers)
-
 
 def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache) -> Entry:
     """Compute the input of the layers for rows with a common prefix, as pairs.
@@ -202,7 +196,7 @@ def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache
     positions = inputs.get("position_ids")
     if positions is None and takes_positions(stack.model):
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    common = {"past_key_values": cache.for_transformers(len(stack.layers)), "use_cache": True}
+    common = {"past_key_values": transformers_cache(cache, len(stack.layers)), "use_cache": True}
     prefix_inputs = {"input_ids": cache.ids, **common}
     rest_inputs = {"input_ids": ids[:, cache.tokens :], **common}
     if positions is not None:
@@ -210,7 +204,6 @@ def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache
         rest_inputs["position_ids"] = positions[:, cache.tokens :]
     if mask is not None:
         rest_inputs["attention_mask"] = mask
-        cache.place_after(mask.shape[1] - mask.sum(dim=1))
     cache.length = 0
     prefix = stack.before(**prefix_inputs)
     cache.length = cache.tokens

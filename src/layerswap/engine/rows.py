@@ -42,7 +42,16 @@ def make_rows(
     """
     requests_of: dict[tuple[int, ...], list[int]] = {}
     for number, (context, continuation) in enumerate(requests):
-        _check_request(number, context, continuation, max_length)
+        if not context or not continuation:
+            raise EvaluationError(
+                f"request {number} has an empty {'continuation' if context else 'context'}; a "
+                "context has at least one token, such as the one that begins every text"
+            )
+        if max_length is not None and len(continuation) > max_length:
+            raise EvaluationError(
+                f"request {number} has a continuation of {len(continuation)} tokens, but the "
+                f"model reads {max_length}"
+            )
         tokens = (*context, *continuation)[:-1]
         tokens = tokens[-max_length:] if max_length else tokens
         requests_of.setdefault(tokens, []).append(number)
@@ -57,22 +66,6 @@ def make_rows(
     return longest_first(
         TokenRow(tokens, *zip(*sorted(pairs), strict=True)) for tokens, pairs in answers.items()
     )
-
-
-def _check_request(
-    number: int, context: Sequence[int], continuation: Sequence[int], max_length: int | None
-) -> None:
-    if not context or not continuation:
-        empty = "continuation" if context else "context"
-        raise EvaluationError(
-            f"request {number} has an empty {empty}; a context has at least one token, "
-            "such as the one that begins every text"
-        )
-    if max_length is not None and len(continuation) > max_length:
-        raise EvaluationError(
-            f"request {number} has a continuation of {len(continuation)} tokens, but the "
-            f"model reads {max_length}"
-        )
 
 
 def rows_for(
@@ -166,7 +159,7 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 def eos_tokens(model: PreTrainedModel) -> frozenset[int]:
     """Return the tokens that end a text, from the generation configuration."""
-    # A model without a head has no generation configuration; `check_head` reports that.
+    # A model without a head has no generation configuration; `read_one_token` reports that.
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if eos is None:
         return frozenset()

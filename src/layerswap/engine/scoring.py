@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ from layerswap.engine.split import why_no_kv_cache
 from layerswap.engine.trie import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
-    SPLIT_ERRORS,
     Leaf,
     Runner,
     gap_beyond_rounding,
+    reason_of,
 )
 
 if TYPE_CHECKING:
@@ -39,17 +39,6 @@ class Scores:
     tokens: Sequence[npt.NDArray[np.float64]]  # per request `(compositions, tokens)`
 
 
-@dataclass(frozen=True)
-class _Targets:
-    """All tokens of the continuations of a batch, with the positions that predict them."""
-
-    positions: torch.Tensor  # int64 `(n,)`, distinct positions of the flattened batch that predict
-    predictor: torch.Tensor  # int64 `(m,)`, per token the index of its position
-    tokens: torch.Tensor  # int64 `(m,)`, continuation after continuation
-    requests: list[int]  # of each continuation
-    lengths: list[int]  # of each continuation, in tokens
-
-
 def score_batch(
     runner: Runner,
     rows: Sequence[TokenRow],
@@ -68,68 +57,70 @@ def score_batch(
     import torch
 
     ids = pad([row.tokens for row in rows]).to(runner.virtual.device)
-    targets = _targets(rows, requests, ids.shape[1], prefix)
-    dtype: torch.dtype = getattr(torch, softmax_dtype)
-    answers: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}
-    with torch.inference_mode():
-        inputs = {"input_ids": ids, "use_cache": False}
-        for leaf in runner.run(inputs, members, prefix=prefix):
-            answers.update(dict.fromkeys(leaf.members, _answer(runner, leaf, targets, dtype)))
-    logprobs = [answers[member][0] for member in members]
-    return Scores(
-        list(members),
-        targets.requests,
-        np.array([[float(values.sum()) for values in per_request] for per_request in logprobs]),
-        np.stack([answers[member][1].numpy() for member in members]),
-        [
-            np.stack([per_request[column].double().numpy() for per_request in logprobs])
-            for column in range(len(targets.requests))
-        ],
-    )
-
-
-def _targets(
-    rows: Sequence[TokenRow], requests: Sequence[Question], width: int, prefix: int
-) -> _Targets:
-    import torch
-
+    # Every token of every continuation, with its position in the flattened batch.
     positions: list[int] = []
     tokens: list[int] = []
     order, lengths = [], []
     for number, row in enumerate(rows):
         for request, end in zip(row.requests, row.ends, strict=True):
             continuation = requests[request][1]
-            stop = number * (width - prefix) + end - prefix
+            stop = number * (ids.shape[1] - prefix) + end - prefix
             positions += range(stop - len(continuation), stop)
             tokens += continuation
             order.append(request)
             lengths.append(len(continuation))
+    dtype: torch.dtype = getattr(torch, softmax_dtype)
+    wanted = torch.tensor(tokens)
     distinct, predictor = torch.unique(torch.tensor(positions), return_inverse=True)
-    return _Targets(distinct, predictor, torch.tensor(tokens), order, lengths)
+    answers: dict[int, tuple[Sequence[torch.Tensor], npt.NDArray[np.bool_]]] = {}
+    with torch.inference_mode():
+        inputs = {"input_ids": ids, "use_cache": False}
+        for leaf in runner.run(inputs, members, prefix=prefix):
+            values, best = _score_tokens(runner, leaf, distinct, predictor, wanted, dtype=dtype)
+            greedy = np.array([bool(part.all()) for part in torch.split(best, lengths)])
+            answers.update(dict.fromkeys(leaf.members, (torch.split(values, lengths), greedy)))
+    logprobs = [answers[member][0] for member in members]
+    return Scores(
+        list(members),
+        order,
+        np.array([[float(values.sum()) for values in per_request] for per_request in logprobs]),
+        np.stack([answers[member][1] for member in members]),
+        [
+            np.stack([one.double().numpy() for one in column])
+            for column in zip(*logprobs, strict=True)
+        ],
+    )
 
 
-def _answer(
-    runner: Runner, leaf: Leaf, targets: _Targets, dtype: torch.dtype
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Per request, the log-probabilities of its tokens, and True if all are most likely."""
+def _score_tokens(
+    runner: Runner,
+    leaf: Leaf,
+    positions: torch.Tensor,
+    predictor: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probability of each token, and True if it is the most likely one.
+
+    `predictor` has, per token, the index of its position in `positions`.
+    """
     import torch
 
     device = runner.virtual.device
     vocabulary = runner.virtual.model.config.get_text_config().vocab_size
     step = max(1, LOGIT_BYTES // (4 * vocabulary))
-    values = torch.empty(len(targets.tokens), dtype=dtype)
-    best = torch.empty(len(targets.tokens), dtype=torch.bool)
-    for start in range(0, len(targets.positions), step):
-        stop = min(start + step, len(targets.positions))
-        logits = leaf.logits(targets.positions[start:stop].to(device))
+    values = torch.empty(len(tokens), dtype=dtype)
+    best = torch.empty(len(tokens), dtype=torch.bool)
+    for start in range(0, len(positions), step):
+        stop = min(start + step, len(positions))
+        logits = leaf.logits(positions[start:stop].to(device))
         logprobs = torch.log_softmax(logits, dim=-1, dtype=dtype)
-        here = (targets.predictor >= start) & (targets.predictor < stop)
-        predictor = (targets.predictor[here] - start).to(device)
-        tokens = targets.tokens[here].to(device)
-        values[here] = logprobs[predictor, tokens].cpu()
-        best[here] = (logprobs.argmax(dim=-1)[predictor] == tokens).cpu()
-    greedy = torch.stack([part.all() for part in torch.split(best, targets.lengths)])
-    return list(torch.split(values, targets.lengths)), greedy
+        here = (predictor >= start) & (predictor < stop)
+        rows, wanted = (predictor[here] - start).to(device), tokens[here].to(device)
+        values[here] = logprobs[rows, wanted].cpu()
+        best[here] = (logprobs.argmax(dim=-1)[rows] == wanted).cpu()
+    return values, best
 
 
 def merge_batches(parts: Iterable[Scores], members: Sequence[int], requests: int) -> Scores:
@@ -191,31 +182,19 @@ def why_no_shared_prefix(
     short = [
         [*row.tokens[:length], *row.tokens[prefix:][:CHECKED_TOKENS]] for row in rows[:CHECKED_ROWS]
     ]
-    inputs = {"input_ids": pad(short).to(virtual.device), "use_cache": False}
-    with torch.inference_mode():
+    inputs: dict[str, Any] = {"input_ids": pad(short).to(virtual.device), "use_cache": False}
+    chosen = sorted({members[0], members[-1]})
+
+    def differs() -> str | None:
         if not runner.check(inputs, members):
             return "its layers cannot be run one by one exactly"
-        try:
-            gap = _prefix_gap(runner, inputs, sorted({members[0], members[-1]}), length)
-        except torch.OutOfMemoryError:
-            raise
-        except SPLIT_ERRORS as error:
-            return f"{type(error).__name__}: {error}".splitlines()[0]
-    return None if gap is None else f"logits differ by up to {gap:.2g}"
+        whole = {leaf.members[0]: leaf.logits(None) for leaf in runner.run(inputs, chosen)}
+        every = torch.arange(inputs["input_ids"][:, length:].numel(), device=virtual.device)
+        for leaf in runner.run(inputs, chosen, prefix=length):
+            logits = leaf.logits(every)
+            expected = whole[leaf.members[0]][:, length:].reshape(logits.shape)
+            if (gap := gap_beyond_rounding(logits, expected)) is not None:
+                return f"logits differ by up to {gap:.2g}"
+        return None
 
-
-def _prefix_gap(
-    runner: Runner, inputs: Mapping[str, Any], members: Sequence[int], prefix: int
-) -> float | None:
-    """Return the largest difference of logits from whole rows, if it is more than rounding."""
-    import torch
-
-    whole = {leaf.members[0]: leaf.logits(None) for leaf in runner.run(inputs, members)}
-    positions = inputs["input_ids"][:, prefix:].numel()
-    every = torch.arange(positions, device=runner.virtual.device)
-    for leaf in runner.run(inputs, members, prefix=prefix):
-        logits = leaf.logits(every)
-        expected = whole[leaf.members[0]][:, prefix:].reshape(logits.shape)
-        if (gap := gap_beyond_rounding(logits, expected)) is not None:
-            return gap
-    return None
+    return reason_of(differs)

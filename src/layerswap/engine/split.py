@@ -9,7 +9,7 @@ layer, once to feed in the hidden state that comes out of the last layer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,16 +27,12 @@ if TYPE_CHECKING:
 class Call:
     """The arguments of a layer beside the hidden state."""
 
-    args: tuple[Any, ...]  # after the hidden state
-    kwargs: Mapping[str, Any]
-    keyword: str | None = None  # name of the hidden state, if it is passed by keyword
+    args: tuple[Any, ...]  # after the hidden state, which is every layer's first argument
+    kwargs: dict[str, Any]
 
     def __call__(self, layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """Run the layer on a hidden state, `[rows, tokens, width]`."""
-        if self.keyword is None:
-            output = layer(hidden, *self.args, **self.kwargs)
-        else:
-            output = layer(*self.args, **self.kwargs, **{self.keyword: hidden})
+        output = layer(hidden, *self.args, **self.kwargs)
         return output[0] if isinstance(output, tuple) else output  # type: ignore[no-any-return]
 
 
@@ -72,9 +68,9 @@ class SplitModel:
         entering: list[torch.Tensor] = []
 
         def record(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            hidden, call = _split_arguments(args, kwargs)
+            hidden, *rest = args or (kwargs.pop("hidden_states"),)
             entering.append(hidden)
-            calls.append(call)
+            calls.append(Call(tuple(rest), kwargs))
             if layer == len(self.layers) - 1:
                 raise _LastLayerReached
             return self._output(layer, hidden)
@@ -108,19 +104,15 @@ class SplitModel:
 
     def _learn_outputs(self) -> None:
         """Run one token, to learn the form of every layer's output."""
-        handles = []
-        for index, layer in enumerate(self.layers):
 
-            def keep(module: Any, args: Any, output: Any, index: int = index) -> None:
-                del module, args
-                self._output_rests[index] = output[1:] if isinstance(output, tuple) else None
+        def learn(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            module: Any = self.layers[layer]
+            output = type(module).forward(module, *args, **kwargs)
+            self._output_rests[layer] = output[1:] if isinstance(output, tuple) else None
+            return output
 
-            handles.append(layer.register_forward_hook(keep))
-        try:
+        with self._replaced(learn):
             read_one_token(self.model, self._device)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _output(self, layer: int, hidden: torch.Tensor) -> Any:
         rest = self._output_rests[layer]
@@ -142,14 +134,6 @@ class SplitModel:
         finally:
             for layer in self.layers:
                 layer.__dict__.pop("forward", None)
-
-
-def _split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Call]:
-    """Separate the hidden state from the other arguments of a layer."""
-    if args:
-        return args[0], Call(args[1:], kwargs)
-    rest = dict(kwargs)
-    return rest.pop("hidden_states"), Call((), rest, "hidden_states")
 
 
 def one_token(device: torch.device, rows: int = 1) -> dict[str, Any]:
@@ -175,7 +159,12 @@ def read_one_token(model: PreTrainedModel, device: torch.device) -> None:
             f"{type(model).__name__} cannot read a token ({why}); its config.json may contradict "
             "its weights"
         ) from None
-    check_head(model, output)
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.ndim != 3:
+        raise EvaluationError(
+            f"{type(model).__name__} has no language-model head, so there are no logits to "
+            "evaluate; `architectures` in its config.json must be a causal language model"
+        )
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -196,16 +185,6 @@ def reset_rotary(modules: Sequence[Any]) -> None:
             if suffix:
                 module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
                 setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
-def check_head(model: PreTrainedModel, output: Any) -> None:
-    """Refuse a model whose output for a token has no logits."""
-    logits = getattr(output, "logits", None)
-    if logits is None or logits.ndim != 3:
-        raise EvaluationError(
-            f"{type(model).__name__} has no language-model head, so there are no logits to "
-            "evaluate; `architectures` in its config.json must be a causal language model"
-        )
 
 
 def why_no_kv_cache(model: PreTrainedModel) -> str | None:
@@ -235,8 +214,7 @@ def transformers_cache(cache: LayerCache, layers: int) -> Cache:
     """Wrap a cache for a transformers model of this many layers."""
     from transformers import Cache
 
-    layer_class = _cache_layer_class()
-    return Cache(layers=[layer_class(cache, index) for index in range(layers)])
+    return Cache(layers=[_cache_layer_class()(cache, index) for index in range(layers)])
 
 
 @lru_cache

@@ -7,17 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.generation import (
-    Decoding,
-    Generation,
-    JointBatch,
-    Sampling,
-    generate_alone,
-    why_not_joint,
-)
-from layerswap.engine.memory import MemoryEstimate, MemoryModel, free_bytes, largest_fitting
+from layerswap.engine.decoding import Decoding, Generation, Sampling, acting_settings
+from layerswap.engine.generation import JointBatch, generate_alone, why_not_joint
+from layerswap.engine.memory import MemoryEstimate, estimate_memory, free_bytes, human
 from layerswap.engine.prefix import PrefixGroup, group_by_prefix
-from layerswap.engine.processors import acting_settings
 from layerswap.engine.rows import (
     Question,
     TokenRow,
@@ -45,7 +38,6 @@ from layerswap.merge.metadata import generation_file
 if TYPE_CHECKING:
     import torch
 
-    from layerswap.merge import Plan
 
 ROWS = 256
 """Default number of rows of generation: compositions times prompts."""
@@ -179,14 +171,19 @@ class Sweep(VirtualModel):
         """Check once that a row's logits do not depend on later tokens, padding and other rows."""
         if self._batches is None:
             reason = why_not_together(self.runner, members, [row.tokens for row in rows])
-            self._batches = reason is None
-            if reason is not None:
-                warnings.warn(
-                    f"{type(self.model).__name__} cannot read several requests together ({reason});"
-                    " every request is scored alone, at full price",
-                    stacklevel=4,
-                )
+            self._batches = self._can(
+                "read several requests together", reason, "every request is scored alone"
+            )
         return self._batches
+
+    def _can(self, what: str, reason: str | None, otherwise: str) -> bool:
+        """Warn if there is a reason why the model cannot do something."""
+        if reason is not None:
+            warnings.warn(
+                f"{type(self.model).__name__} cannot {what} ({reason}); {otherwise}, at full price",
+                stacklevel=5,
+            )
+        return reason is None
 
     def _prefix_groups(
         self, rows: Sequence[TokenRow], bounds: Sequence[int], size: int, members: Sequence[int]
@@ -230,8 +227,8 @@ class Sweep(VirtualModel):
 
         Greedy by default, with the settings of the generation configuration, such as
         `repetition_penalty`. In float32 the tokens are those of transformers' `generate` for each
-        composition, unless two tokens are equally likely except for rounding. With settings that
-        do not act row by row, such as `num_beams`, every composition generates alone.
+        composition, unless two tokens are equally likely except for rounding. Settings that do not
+        act row by row, such as `num_beams`, are refused.
 
         Args:
             prompts: token ids, none empty.
@@ -253,7 +250,9 @@ class Sweep(VirtualModel):
         """
         chosen = self.choose(members)
         self._check_generation_files(chosen)
-        decoding = self._decoding(max_new_tokens, eos, tuple(stop), tokenizer, sampling)
+        ends = eos_tokens(self.model) if eos is None else frozenset(eos)
+        own = acting_settings(self.model)
+        decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling, own)
         check_prompts(self.model, prompts, max_new_tokens)
         check_batch_size(batch_size)
         size = batch_size or max(1, ROWS // len(chosen))
@@ -263,15 +262,17 @@ class Sweep(VirtualModel):
         )
         groups = [PrefixGroup(rows, 0)]
         first = [row.tokens for row in rows[:size]]
-        if share_prefixes and self._joint(chosen, first, decoding):
+        if share_prefixes and self._decodes(chosen, first, max_new_tokens):
             bounds = [len(row.tokens) - 1 for row in rows]
             groups = self._prefix_groups(rows, bounds, size, chosen) or groups
         for group, prefix in groups:
             for batch in make_batches(group, size):
-                numbers = [row.requests[0] for row in batch]
-                texts = self._generate_batch(
-                    chosen, [row.tokens for row in batch], numbers, decoding, prefix
-                )
+                numbers, some = [row.requests[0] for row in batch], [row.tokens for row in batch]
+                if self._decodes(chosen, some, max_new_tokens):
+                    joint = JointBatch(self.runner, chosen, some, numbers, decoding, prefix=prefix)
+                    texts = joint.generate()
+                else:
+                    texts = generate_alone(self.runner, chosen, some, numbers, decoding)
                 yield [
                     ((member, number), texts[member, index])
                     for member in chosen
@@ -292,9 +293,10 @@ class Sweep(VirtualModel):
         gives its whole text at once.
         """
         chosen = self.choose(members)
-        decoding = self._decoding(max_new_tokens, sampling=sampling)
+        ends, own = eos_tokens(self.model), acting_settings(self.model)
+        decoding = Decoding(max_new_tokens, ends, sampling=sampling, own=own)
         check_prompts(self.model, [prompt], max_new_tokens)
-        if self._decodes(chosen, [prompt], decoding):
+        if self._decodes(chosen, [prompt], max_new_tokens):
             batch = JointBatch(self.runner, chosen, [prompt], [0], decoding)
             for newest in batch.steps({}):
                 yield [(member, token) for member, _, token in newest]
@@ -303,22 +305,11 @@ class Sweep(VirtualModel):
             texts = generate_alone(self.runner, [member], [prompt], [0], decoding)
             yield [(member, token) for token in texts[member, 0].tokens]
 
-    def _decoding(
-        self,
-        max_new_tokens: int,
-        eos: Iterable[int] | None = None,
-        stop: tuple[str, ...] = (),
-        tokenizer: Any = None,
-        sampling: Sampling | None = None,
-    ) -> Decoding:
-        ends = eos_tokens(self.model) if eos is None else frozenset(eos)
-        own = acting_settings(self.model)
-        return Decoding(max_new_tokens, ends, stop, tokenizer, sampling, own)
-
     def _check_generation_files(self, members: Sequence[int]) -> None:
         """Warn if compositions have other generation configurations than the model in memory."""
-        own = _generation_settings(self.plans[0])
-        other = next((m for m in members if _generation_settings(self.plans[m]) != own), None)
+        files = {member: generation_file(self.plans[member]) for member in (0, *members)}
+        texts = {member: file and file.read_bytes() for member, file in files.items()}
+        other = next((member for member in members if texts[member] != texts[0]), None)
         if other is not None:
             warnings.warn(
                 f"composition {other} has another generation_config.json than composition 0, whose "
@@ -326,41 +317,19 @@ class Sweep(VirtualModel):
                 stacklevel=4,
             )
 
-    def _generate_batch(
-        self,
-        members: Sequence[int],
-        prompts: Sequence[Sequence[int]],
-        numbers: Sequence[int],
-        decoding: Decoding,
-        prefix: int,
-    ) -> dict[tuple[int, int], Generation]:
-        if not self._decodes(members, prompts, decoding):
-            return generate_alone(self.runner, members, prompts, numbers, decoding)
-        batch = JointBatch(self.runner, members, prompts, numbers, decoding, prefix=prefix)
-        return batch.generate()
-
     def _decodes(
-        self, members: Sequence[int], prompts: Sequence[Sequence[int]], decoding: Decoding
+        self, members: Sequence[int], prompts: Sequence[Sequence[int]], new_tokens: int
     ) -> bool:
-        """Check that these texts can be decoded together."""
-        joint, limit = self._joint(members, prompts, decoding), rotary_limit(self.model)
-        longest = max(map(len, prompts)) + decoding.max_new_tokens
-        return joint and (limit is None or longest <= limit)
-
-    def _joint(
-        self, members: Sequence[int], prompts: Sequence[Sequence[int]], decoding: Decoding
-    ) -> bool:
-        """Check once, on some prompts, that compositions can be decoded together."""
+        """Check that these texts can be decoded together: once in general, then their length."""
         if self._decodes_jointly is None:
-            reason = why_not_joint(self.runner, members, prompts, decoding)
-            self._decodes_jointly = reason is None
-            if reason is not None:
-                warnings.warn(
-                    f"{type(self.model).__name__} cannot be decoded for several compositions "
-                    f"together ({reason}); every composition generates alone, at full price",
-                    stacklevel=4,
-                )
-        return self._decodes_jointly
+            self._decodes_jointly = self._can(
+                "be decoded for several compositions together",
+                why_not_joint(self.runner, members, prompts),
+                "every composition generates alone",
+            )
+        limit = rotary_limit(self.model)
+        longest = max(map(len, prompts)) + new_tokens
+        return self._decodes_jointly and (limit is None or longest <= limit)
 
     def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
         """Count the layers that run per batch, one by one and in the sweep."""
@@ -375,15 +344,16 @@ class Sweep(VirtualModel):
     ) -> MemoryEstimate:
         """Estimate the memory of scoring a batch, or of generating if there are new tokens."""
         experts, blends = self.weight_bytes()
-        model = MemoryModel(
+        return estimate_memory(
             self.model,
             experts=experts,
             blends=min(blends, self.pool.max_made_bytes),
             open_states=self.counts(members).open_states,
+            members=len(self.choose(members)),
+            rows=rows,
+            tokens=tokens,
+            new_tokens=new_tokens,
         )
-        if not new_tokens:
-            return model.scoring(rows, tokens)
-        return model.generating(len(self.choose(members)), rows, tokens, new_tokens)
 
     def fit_batch_size(
         self,
@@ -396,7 +366,9 @@ class Sweep(VirtualModel):
         """Return the largest batch size, a power of two, that fits into memory.
 
         `tokens` is the length of the longest row or prompt. `budget` is in bytes for everything,
-        experts included; when None, it is what they take now and 80% of the free memory.
+        experts included; when None, it is what they take now and 80% of the free memory. Other
+        sizes are left out because the shape of a batch decides the last bits of its results, and a
+        little more or less free memory must not.
 
         Raises:
             EvaluationError: not even one row fits.
@@ -404,11 +376,17 @@ class Sweep(VirtualModel):
         if budget is None:
             held = self.pool.kept_bytes + self.pool.made_bytes
             budget = held + int(0.8 * free_bytes(self.device))
-        return largest_fitting(
-            budget,
-            lambda rows: self.memory(rows, tokens, new_tokens, members),
-            "prompt" if new_tokens else "row",
-        )
+        one = self.memory(1, tokens, new_tokens, members)
+        if one.total > budget:
+            raise EvaluationError(
+                f"one {'prompt' if new_tokens else 'row'} at a time needs {one}, but there are "
+                f"{human(budget)}; evaluate fewer compositions at a time, set max_made_bytes, or "
+                "use a smaller dtype"
+            )
+        size = 1
+        while size < 1 << 16 and self.memory(2 * size, tokens, new_tokens, members).total <= budget:
+            size *= 2
+        return size
 
     def choose(self, members: Sequence[int] | None) -> list[int]:
         """Check numbers of compositions; return all numbers for None."""
@@ -422,8 +400,3 @@ class Sweep(VirtualModel):
                     f"there is no composition {member}; they are 0 to {len(self) - 1}"
                 )
         return list(members)
-
-
-def _generation_settings(plan: Plan) -> bytes | None:
-    file = generation_file(plan)
-    return None if file is None else file.read_bytes()

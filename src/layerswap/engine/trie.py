@@ -9,7 +9,7 @@ is not exact, every composition runs alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ from layerswap.engine.split import (
     read_one_token,
     reset_rotary,
 )
-from layerswap.engine.virtual import Numbering, VariantId, VariantPath, VirtualModel
+from layerswap.engine.virtual import VirtualModel
+from layerswap.errors import EvaluationError
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ class Node:
     """
 
     depth: int  # of its last variant: 0 before the layers, 1 + l for layer l
-    variant: VariantId  # its last variant
+    variant: Any  # its last variant
     members: list[int]  # numbers of the compositions with this beginning
     children: list[Node] = field(default_factory=list)
     open_states: int = 0  # hidden states held at one time in its branch; 0 for a leaf
@@ -63,16 +64,16 @@ class LayerCounts:
 
 
 def build_trie(
-    paths: Sequence[Sequence[VariantId]], members: Iterable[int] | None = None
+    paths: Sequence[Sequence[Hashable]], members: Iterable[int] | None = None
 ) -> list[Node]:
     """Build the trie of the paths of some compositions, or of all, and return its roots."""
     return _branches(paths, list(range(len(paths)) if members is None else members), 0)
 
 
 def _branches(
-    paths: Sequence[Sequence[VariantId]], members: Sequence[int], depth: int
+    paths: Sequence[Sequence[Hashable]], members: Sequence[int], depth: int
 ) -> list[Node]:
-    nodes: dict[VariantId, Node] = {}
+    nodes: dict[Hashable, Node] = {}
     for member in members:
         variant = paths[member][depth]
         nodes.setdefault(variant, Node(depth, variant, [])).members.append(member)
@@ -104,30 +105,25 @@ def count_layers(roots: Sequence[Node]) -> LayerCounts:
     return LayerCounts(naive, distinct, max((root.open_states for root in roots), default=0))
 
 
-def paths_of(compositions: Iterable[Composition]) -> list[VariantPath]:
+def paths_of(compositions: Iterable[Composition]) -> list[tuple[Hashable, ...]]:
     """Make paths from compositions alone, to count layers before any checkpoint is opened.
 
     Example: the 81 configurations of 32 layers that paper 1 found about equally good (b in 3..5,
     u, t_b and t_u in 0..2) need 398 layer evaluations; one by one they need 2,592.
     """
-    number = Numbering[Any]()
     return [
         (
-            VariantId(number(composition[Place(None, "embedding")])),
+            composition[Place(None, "embedding")],
             *(
-                VariantId(number(tuple(composition[Place(layer, role)] for role in LAYER_ROLES)))
+                tuple(composition[Place(layer, role)] for role in LAYER_ROLES)
                 for layer in range(composition.layers)
             ),
-            VariantId(number(tuple(composition[Place(None, role)] for role in OUTSIDE_ROLES))),
+            tuple(composition[Place(None, role)] for role in OUTSIDE_ROLES),
         )
         for composition in compositions
     ]
 
 
-BeforeLayer = Callable[[Node], None]
-"""Called before a layer of the trie runs."""
-SPLIT_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-"""Errors of a model whose layers cannot be called one by one."""
 CHECKED_ROWS, CHECKED_TOKENS = 2, 32
 """Size of the part of the first batch that is checked: rows, and tokens of a row."""
 ROUNDING = {"torch.float32": 1e-3, "torch.bfloat16": 0.1, "torch.float16": 0.02}
@@ -142,6 +138,21 @@ def gap_beyond_rounding(logits: torch.Tensor, expected: torch.Tensor) -> float |
 
 def _largest_gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits.float() - expected.float()).abs().max())
+
+
+def reason_of(check: Callable[[], str | None]) -> str | None:
+    """Return the reason that a check of the model finds, or the error that it raises."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            return check()
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        EvaluationError, RuntimeError, TypeError, ValueError, LookupError, AttributeError
+    ) as error:  # fmt: skip
+        return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -198,7 +209,8 @@ class Runner:
     def check(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
         """Check once, on a part of a batch, that the trie is exact."""
         if self.exact is None:
-            self.exact = self._is_exact(inputs, members)
+            reason = reason_of(lambda: self._why_not_exact(inputs, members))
+            self.exact = reason is None or self._give_up(reason)
         return self.exact
 
     def trie(self, members: Sequence[int]) -> list[Node]:
@@ -212,43 +224,36 @@ class Runner:
         self,
         roots: Sequence[Node],
         inputs: Mapping[str, Any],
-        before_layer: BeforeLayer | None = None,
+        before_layer: Callable[[Node], None] | None = None,
         prefix: PrefixCache | None = None,
     ) -> Iterator[tuple[Node, torch.Tensor]]:
         """Yield the leaves of a trie, each with the output of its last layer; pairs with a prefix.
 
         The model has the leaf's weights outside the layers until the next leaf is taken.
         """
-        held: dict[int, tuple[torch.Tensor, Entry]] = {}
-        children_left: dict[int, int] = {}
+        held: dict[int, tuple[torch.Tensor, Entry]] = {}  # of nodes whose children are left
         for node, parent in walk(roots):
+            self.virtual.use(node.depth, node.variant)
             if parent is None:
-                self.virtual.use_before(node.variant)
                 if prefix is None:
                     entry = self.stack.before(**inputs)
                 else:
                     entry = read_prefix(self.stack, inputs, prefix)
                 hidden = entry.hidden
             else:
-                children_left[id(parent)] -= 1
-                last = not children_left[id(parent)]
+                last = node is parent.children[-1]
                 hidden, entry = held.pop(id(parent)) if last else held[id(parent)]
                 if not node.children:
-                    self.virtual.use_outside(node.variant)
                     yield node, hidden
                     del hidden
                     continue
                 if before_layer is not None:
                     before_layer(node)
-                hidden = self._run_layer(node, entry, hidden)
-            held[id(node)], children_left[id(node)] = (hidden, entry), len(node.children)
+                self.evaluations += 1
+                layer = node.depth - 1
+                hidden = entry.calls[layer](self.stack.layers[layer], hidden)
+            held[id(node)] = hidden, entry
             del hidden
-
-    def _run_layer(self, node: Node, entry: Entry, hidden: torch.Tensor) -> torch.Tensor:
-        layer = node.depth - 1
-        self.virtual.use_layer(layer, node.variant)
-        self.evaluations += 1
-        return entry.calls[layer](self.stack.layers[layer], hidden)
 
     def _run_trie(
         self, inputs: Mapping[str, Any], members: Sequence[int], prefix: int = 0
@@ -284,14 +289,11 @@ class Runner:
 
     def logits_alone(self, inputs: Mapping[str, Any], member: int) -> torch.Tensor:
         """Return `[rows, tokens, vocabulary]` of a composition, by the model's own forward pass."""
-        return self._forward(inputs, member).logits  # type: ignore[no-any-return]
-
-    def _forward(self, inputs: Mapping[str, Any], member: int) -> Any:
         self.reset_rotary()
-        return self.virtual.switch(member)(**inputs)
+        return self.virtual.switch(member)(**inputs).logits  # type: ignore[no-any-return]
 
-    def _is_exact(self, inputs: Mapping[str, Any], members: Sequence[int]) -> bool:
-        """True if three compositions give the same bits along their trie as alone."""
+    def _why_not_exact(self, inputs: Mapping[str, Any], members: Sequence[int]) -> str | None:
+        """Compare the bits of three compositions along their trie with those alone."""
         import torch
 
         part = {
@@ -302,30 +304,24 @@ class Runner:
         order = [member for leaf in leaves for member in leaf.members]
         chosen = sorted({order[0], order[len(order) // 2], order[-1]})
         some = torch.arange(0, part["input_ids"].numel(), 3, device=self.virtual.device)
-        try:
-            results = {
-                leaf.members[0]: (leaf.logits(None), leaf.logits(some))
-                for leaf in self._run_trie(part, chosen)
-            }
-        except torch.OutOfMemoryError:
-            raise
-        except SPLIT_ERRORS as error:
-            return self._give_up(f"{type(error).__name__}: {error}")
+        results = {
+            leaf.members[0]: (leaf.logits(None), leaf.logits(some))
+            for leaf in self._run_trie(part, chosen)
+        }
         for member, (whole, picked) in results.items():
-            (alone,) = self._run_alone(part, [member])
             # Rows of padding alone may hold NaN, which equals nothing.
-            expected, logits = alone.logits(None).nan_to_num(), whole.nan_to_num()
+            expected, logits = self.logits_alone(part, member).nan_to_num(), whole.nan_to_num()
             if not torch.equal(logits, expected):
-                return self._give_up(f"logits differ by up to {_largest_gap(logits, expected):.2g}")
+                return f"logits differ by up to {_largest_gap(logits, expected):.2g}"
             same = expected.reshape(-1, expected.shape[-1])[some]
             if gap_beyond_rounding(picked.nan_to_num(), same) is not None:
-                return self._give_up("a hidden state's logits depend on its neighbours")
-        return True
+                return "a hidden state's logits depend on its neighbours"
+        return None
 
     def _give_up(self, reason: str) -> bool:
         warnings.warn(
             f"the layers of {type(self.virtual.model).__name__} cannot be run one by one exactly "
-            f"({reason.splitlines()[0]}); every composition runs alone, at full price",
+            f"({reason}); every composition runs alone, at full price",
             stacklevel=2,
         )
         return False

@@ -5,39 +5,38 @@ renames tensors while it loads them, ties some, and fuses others (the experts of
 parameter that shares its memory with a stored tensor is that tensor. The others were converted, and
 transformers converts them again whenever they are needed.
 
-Three numbers identify weights. An example: of a model with two layers, composition 0 takes layer 0
-from the language expert and composition 1 takes it from the task expert. Both take layer 1 from the
-task expert and blend the rest.
+An example: of a model with two layers, composition 0 takes layer 0 from the language expert and
+composition 1 takes it from the task expert. Both take layer 1 from the task expert and blend the
+rest.
 
-    depth                  0 before    1 layer 0      2 layer 1    3 outside
-    bindings               embedding   9 matrices     9 matrices   embedding, norm, head
-    path of composition 0  0           0 (language)   0 (task)     0
-    path of composition 1  0           1 (task)       0 (task)     0
+    depth                  0 before    1 layer 0    2 layer 1    3 outside
+    bindings               embedding   9 matrices   9 matrices   embedding, norm, head
+    path of composition 0  blend       language     task         blend
+    path of composition 1  blend       task         task         blend
 
 - A *depth* is a part of the model that is switched as a whole: 0 for the part before the layers,
   1 + l for layer l, and the last for everything outside the layers. The embedding belongs to both
   ends: a forward pass needs it at depth 0, and a head tied to it at the last depth.
-- A *variant* is one choice of weights at one depth. A composition's *path* has one variant per
-  depth. Equal variants at a depth are equal bytes, so compositions share their work.
-- A *content* is all that the tensors of one binding are made of, and the key of the weight pool. A
-  variant is one content per binding. Contents are shared across depths: the embedding of depth 0
-  and of depth 3 is one.
-
-A *binding* says which parameters are made of which stored tensors.
+- A *binding* says which parameters are made of which stored tensors.
+- A *content* is a binding with the sources of its stored tensors, and the key of the weight pool.
+  Contents with equal sources, which give equal bytes, are one object.
+- A *variant* is one choice of weights at one depth: a content per binding. A composition's *path*
+  has one variant per depth. Compositions with equal variants share their work.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NewType, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Place
 from layerswap.checkpoint.loading import check_dtype, open_device, without_progress_bars
 from layerswap.checkpoint.read import equal
 from layerswap.compose.blend import Operation
-from layerswap.engine.memory import ContentId, Tensors, WeightPool, moved
+from layerswap.engine.memory import Tensors, WeightPool, moved
 from layerswap.errors import EvaluationError
 from layerswap.merge import Plan
 from layerswap.merge.folder import build_model, load_tensor
@@ -50,37 +49,13 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-T = TypeVar("T")
-VariantId = NewType("VariantId", int)
-"""Number of one choice of weights at one depth; see the module."""
-VariantPath = tuple[VariantId, ...]
-"""A composition, as one variant per depth."""
-
-
-class Numbering(Generic[T]):
-    """Numbers for equal items, from 0 in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.items: list[T] = []
-        self._numbers: dict[T, int] = {}
-
-    def __call__(self, item: T) -> int:
-        """Return the number of an item."""
-        number = self._numbers.setdefault(item, len(self.items))
-        if number == len(self.items):
-            self.items.append(item)
-        return number
-
-
-# --- sources of tensors ---
-
 
 @dataclass(frozen=True)
 class WeightSource:
     """The source of one tensor of one composition: equal sources give equal bytes."""
 
     tensor: OutputTensor
-    thresholds: tuple[tuple[Operation, Any], ...] = ()  # see `measure_tensors`
+    thresholds: tuple[tuple[Operation, Any], ...]  # see `measure_tensors`
 
     def compute(self) -> torch.Tensor:
         """Compute the tensor on the CPU, bit for bit as `Plan.load` and `Plan.save` do."""
@@ -104,7 +79,12 @@ class Measurements:
         if merged not in self._thresholds:
             self._thresholds[merged] = measure_tensors(plan.tensors) if merged else {}
         thresholds = self._thresholds[merged]
-        return {t.name: _source(self._first_equal(t), thresholds) for t in plan.tensors}
+
+        def source(tensor: OutputTensor) -> WeightSource:
+            used = dict.fromkeys(part.operation for part in merged_tensors(tensor.inputs))
+            return WeightSource(tensor, tuple((o, thresholds[o]) for o in used if o in thresholds))
+
+        return {tensor.name: source(self._first_equal(tensor)) for tensor in plan.tensors}
 
     def _first_equal(self, tensor: OutputTensor) -> OutputTensor:
         """The first tensor that was met with the same bytes; itself if it is computed."""
@@ -118,18 +98,6 @@ class Measurements:
         return tensor
 
 
-def _source(tensor: OutputTensor, thresholds: dict[Operation, Any]) -> WeightSource:
-    used = dict.fromkeys(merged.operation for merged in merged_tensors(tensor.inputs))
-    return WeightSource(tensor, tuple((o, thresholds[o]) for o in used if o in thresholds))
-
-
-Content = tuple[WeightSource, ...]
-"""The sources of the tensors of one binding."""
-
-
-# --- parameters and stored tensors ---
-
-
 @dataclass(frozen=True)
 class Binding:
     """Parameters (or buffers) of a model, and the stored tensors that give their values."""
@@ -139,34 +107,41 @@ class Binding:
     converted: bool = False  # True if transformers computes the targets from the sources
 
 
-@dataclass(frozen=True)
-class ParameterMap:
-    """The bindings of a model, by the part that they belong to.
+@dataclass(frozen=True, eq=False)
+class Content:
+    """A binding with the source of each of its stored tensors; compared by identity, in no time."""
 
-    Attributes:
-        stack: name of the list of layers, such as `model.layers`. None if the model keeps its
-            layers elsewhere; then `before` and `outside` have all bindings.
-    """
+    binding: Binding
+    sources: tuple[WeightSource, ...]
 
-    stack: str | None
-    layers: tuple[tuple[Binding, ...], ...]  # of every layer
-    before: tuple[Binding, ...]  # outside the layers, act before them
-    outside: tuple[Binding, ...]  # all outside the layers
+    @cached_property
+    def verbatim(self) -> bool:
+        """True if the tensors are an expert's own."""
+        return all(source.tensor.verbatim for source in self.sources)
 
 
-def parameter_map(
+Variant = tuple[Content, ...]
+"""One choice of weights at one depth."""
+
+
+# --- parameters and stored tensors ---
+
+
+def map_parameters(
     model: PreTrainedModel, weights: Mapping[str, torch.Tensor], places: Mapping[str, Place]
-) -> ParameterMap:
+) -> tuple[str | None, list[tuple[Binding, ...]]]:
     """Map the parameters of a model to the stored tensors that they came from.
 
-    The model still shares memory with `weights`, as `merge.folder.build_model` leaves it.
+    Returns the name of the list of layers, such as `model.layers`, and the bindings by depth. If
+    the model keeps its layers elsewhere the name is None, and both depths have all bindings. The
+    model still shares memory with `weights`, as `merge.folder.build_model` leaves it.
     """
     direct, loose_sources, loose_targets = _match(model.state_dict(keep_vars=True), weights)
     layers = 1 + max(place.layer for place in places.values() if place.layer is not None)
     stack = _find_stack(model, direct, places, layers)
     if stack is None:
         loose = [Binding(tuple(loose_sources), tuple(loose_targets), True)] * bool(loose_targets)
-        return ParameterMap(None, (), (*direct, *loose), (*direct, *loose))
+        return None, [(*direct, *loose)] * 2
     by_layer: dict[int | None, list[Binding]] = {layer: [] for layer in (None, *range(layers))}
     for binding in direct:
         by_layer[places[binding.sources[0]].layer].append(binding)
@@ -175,11 +150,9 @@ def parameter_map(
         targets = tuple(n for n in loose_targets if _layer_of(n, stack, layers) == layer)
         if targets:
             bindings.append(Binding(sources, targets, converted=True))
-    outside = tuple(by_layer[None])
-    before = tuple(
-        b for b in outside if {places[name].role for name in b.sources} - {"final_norm", "head"}
-    )
-    return ParameterMap(stack, tuple(tuple(by_layer[i]) for i in range(layers)), before, outside)
+    outside = by_layer.pop(None)
+    before = [b for b in outside if {places[n].role for n in b.sources} - {"final_norm", "head"}]
+    return stack, [tuple(part) for part in (before, *by_layer.values(), outside)]
 
 
 def _match(
@@ -253,15 +226,6 @@ def convert(
 # --- the model ---
 
 
-@dataclass
-class _Part:
-    """The parameters at one depth."""
-
-    bindings: tuple[Binding, ...]
-    variants: Numbering[tuple[ContentId, ...]] = field(default_factory=Numbering)  # by binding
-    current: VariantId | None = None  # of the model now; None if another part has changed it
-
-
 class VirtualModel:
     """Compositions of the same experts that share one transformers model and their tensors.
 
@@ -305,17 +269,17 @@ class VirtualModel:
         self.device = open_device(device)
         self._dtype = dtype
         self.plans: list[Plan] = []
-        self.paths: list[VariantPath] = []
+        self.paths: list[tuple[Variant, ...]] = []
         self._measurements = Measurements()
         home = torch.device("cpu") if experts_on == "cpu" else self.device
         self.pool = WeightPool(max_made_bytes, self.device, home)
         self._signature = _signature(plans[0], dtype)
-        # Contents have numbers because hashing all that tensors are made of takes long.
-        self._contents = Numbering[Content]()
-        self.model, self.map = self._load(plans[0])
-        bindings = (self.map.before, *self.map.layers, self.map.outside)
-        self._parts = [_Part(of_part) for of_part in bindings]
-        self._owners = self._find_owners()
+        self._contents: dict[tuple[Binding, tuple[WeightSource, ...]], Content] = {}
+        self.model, self._stack, self._bindings = self._load(plans[0])
+        # Per depth, the variant that the model has; None if another depth has changed it.
+        self._current: list[Variant | None] = [None] * len(self._bindings)
+        targets = (t for part in self._bindings for binding in part for t in binding.targets)
+        self._owners = {target: _owner(self.model, target) for target in targets}
         self.add(plans)
 
     def __len__(self) -> int:
@@ -328,9 +292,7 @@ class VirtualModel:
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The model's layers; empty if they are not in one list."""
-        if self.map.stack is None:
-            return ()
-        stack: Any = self.model.get_submodule(self.map.stack)
+        stack: Any = () if self._stack is None else self.model.get_submodule(self._stack)
         return stack  # type: ignore[no-any-return]
 
     def add(self, plans: Sequence[Plan]) -> list[int]:
@@ -342,90 +304,67 @@ class VirtualModel:
                     "or dtype; set dtype, or evaluate them separately"
                 )
             sources = self._measurements.sources(plan)
-            self.paths.append(tuple(self._variant(part, sources) for part in self._parts))
+            self.paths.append(
+                tuple(tuple(self._content(b, sources) for b in part) for part in self._bindings)
+            )
             self.plans.append(plan)
         return list(range(len(self.plans) - len(plans), len(self.plans)))
 
     def switch(self, index: int) -> PreTrainedModel:
         """Give the model the weights of composition `index`; it is the same object every time."""
-        path = self.paths[index]
-        for layer, variant in enumerate(path[1:-1]):
-            self.use_layer(layer, variant)
-        self.use_outside(path[-1])
+        for depth, variant in enumerate(self.paths[index]):
+            if depth:  # the last depth has the parameters of the first
+                self.use(depth, variant)
         return self.model
 
     def weight_bytes(self) -> tuple[int, int]:
         """Return the bytes of all distinct tensors: the experts' own, and blended ones."""
         experts = blended = 0
-        for number, content in enumerate(self._contents.items):
-            nbytes = sum(source.tensor.elements for source in content) * self.model.dtype.itemsize
-            if self._is_verbatim(ContentId(number)):
+        for content in self._contents.values():
+            nbytes = sum(one.tensor.elements for one in content.sources) * self.model.dtype.itemsize
+            if content.verbatim:
                 experts += nbytes
             else:
                 blended += nbytes
         return experts, blended
 
-    def use_before(self, variant: VariantId) -> None:
-        """Give the part before the layers a variant."""
-        self._use(0, variant)
-
-    def use_layer(self, layer: int, variant: VariantId) -> None:
-        """Give one layer a variant."""
-        self._use(1 + layer, variant)
-
-    def use_outside(self, variant: VariantId) -> None:
-        """Give everything outside the layers a variant."""
-        self._use(len(self._parts) - 1, variant)
-
-    def _variant(self, part: _Part, sources: Mapping[str, WeightSource]) -> VariantId:
-        return VariantId(
-            part.variants(tuple(self._content(binding, sources) for binding in part.bindings))
-        )
-
-    def _content(self, binding: Binding, sources: Mapping[str, WeightSource]) -> ContentId:
-        return ContentId(self._contents(tuple(sources[name] for name in binding.sources)))
-
-    def _is_verbatim(self, content: ContentId) -> bool:
-        return all(source.tensor.verbatim for source in self._contents.items[content])
-
-    def _use(self, depth: int, variant: VariantId) -> None:
-        part = self._parts[depth]
-        if part.current == variant:
+    def use(self, depth: int, variant: Variant) -> None:
+        """Give one depth of the model a variant."""
+        if self._current[depth] == variant:
             return
-        contents = part.variants.items[variant]
-        for binding, content in zip(part.bindings, contents, strict=True):
-            tensors = self._tensors(binding, content)
-            for target, tensor in zip(binding.targets, tensors, strict=True):
+        for content in variant:
+            tensors = self._tensors(content)
+            for target, tensor in zip(content.binding.targets, tensors, strict=True):
                 owner, name = self._owners[target]
                 owner[name] = tensor
-        part.current = variant
-        last = len(self._parts) - 1
+        last = len(self._bindings) - 1
         if depth in (0, last):  # both have the parameters of the part before the layers
-            self._parts[last - depth].current = None
+            self._current[last - depth] = None
+        self._current[depth] = variant
 
-    def _tensors(self, binding: Binding, content: ContentId) -> Tensors:
-        """Return the tensors of a content for the targets of a binding."""
+    def _content(self, binding: Binding, sources: Mapping[str, WeightSource]) -> Content:
+        key = binding, tuple(sources[name] for name in binding.sources)
+        return self._contents.setdefault(key, Content(*key))
+
+    def _tensors(self, content: Content) -> Tensors:
+        """Return the tensors of a content for the targets of its binding, computed if need be."""
         tensors = self.pool.get(content)
         if tensors is None:
-            self._compute(binding, content)
+            self.pool.put(content, self._compute(content), stays=content.verbatim)
             tensors = self.pool.get(content)
             assert tensors is not None
         return tensors
 
-    def _compute(self, binding: Binding, content: ContentId) -> None:
-        """Compute the tensors of a content, and put them into the pool."""
-        stays = self._is_verbatim(content)
-        device = self.pool.home if stays else self.device
-        sources = self._contents.items[content]
+    def _compute(self, content: Content) -> Tensors:
+        binding = content.binding
+        device = self.pool.home if content.verbatim else self.device
         if binding.converted:
-            weights = {source.tensor.name: source.compute() for source in sources}
+            weights = {source.tensor.name: source.compute() for source in content.sources}
             computed = convert(self.model, binding, weights)
             pairs = zip(binding.targets, computed, strict=True)
-            tensors = tuple(self._fitted(target, tensor, device) for target, tensor in pairs)
-        else:
-            tensor = self._fitted(binding.targets[0], sources[0].compute(), device)
-            tensors = (tensor,) * len(binding.targets)
-        self.pool.put(content, tensors, stays=stays)
+            return tuple(self._fitted(target, tensor, device) for target, tensor in pairs)
+        tensor = self._fitted(binding.targets[0], content.sources[0].compute(), device)
+        return (tensor,) * len(binding.targets)
 
     def _fitted(self, target: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Give a tensor the dtype and class of its parameter or buffer, on a device."""
@@ -436,7 +375,7 @@ class VirtualModel:
         is_parameter = isinstance(owner[name], Parameter)
         return Parameter(fitted, requires_grad=False) if is_parameter else fitted
 
-    def _load(self, plan: Plan) -> tuple[PreTrainedModel, ParameterMap]:
+    def _load(self, plan: Plan) -> tuple[PreTrainedModel, str | None, list[tuple[Binding, ...]]]:
         """Load the model with one plan's weights, and put its tensors into the pool."""
         import torch
 
@@ -446,30 +385,26 @@ class VirtualModel:
         if dtype is not None:
             weights = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}
         model = build_model(plan, weights, dtype)
-        mapped = parameter_map(model, weights, plan.reference.places)
+        stack, bindings = map_parameters(model, weights, plan.reference.places)
         model.requires_grad_(False).to(self.pool.home)  # type: ignore[arg-type]
         state = model.state_dict(keep_vars=True)
-        for binding in (*mapped.outside, *(b for layer in mapped.layers for b in layer)):
+        for binding in dict.fromkeys(binding for part in bindings for binding in part):
             content = self._content(binding, sources)
-            stays = self._is_verbatim(content)
-            device = self.pool.home if stays else self.device
+            device = self.pool.home if content.verbatim else self.device
             placed = {id(t): moved(t, device) for t in (state[name] for name in binding.targets)}
             tensors = tuple(placed[id(state[name])] for name in binding.targets)
-            self.pool.put(content, tensors, stays=stays)
+            self.pool.put(content, tensors, stays=content.verbatim)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.device)
-        return model, mapped
+        return model, stack, bindings
 
-    def _find_owners(self) -> dict[str, tuple[dict[str, Any], str]]:
-        """Find, per parameter or buffer, the dictionary of its module and its name there."""
-        owners = {}
-        for target in (t for part in self._parts for b in part.bindings for t in b.targets):
-            path, _, name = target.rpartition(".")
-            module = self.model.get_submodule(path)
-            inside = module._parameters if name in module._parameters else module._buffers
-            owners[target] = (inside, name)
-        return owners
+
+def _owner(model: nn.Module, target: str) -> tuple[dict[str, Any], str]:
+    """Find the dictionary of the module that holds a parameter or buffer, and its name there."""
+    path, _, name = target.rpartition(".")
+    module = model.get_submodule(path)
+    return (module._parameters if name in module._parameters else module._buffers), name
 
 
 def _signature(plan: Plan, dtype: str | None) -> frozenset[tuple[str, tuple[int, ...], str | None]]:

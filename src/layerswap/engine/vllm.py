@@ -3,9 +3,6 @@
 vLLM starts once, on an expert's own checkpoint. The tensors of each composition are computed by the
 code that writes checkpoints, and loaded into the running engine by vLLM's own loader, which knows
 its fused projections. Nothing is written, and nothing is started again.
-
-Compositions of adapters over one base are adapters too: vLLM starts on the base, and each
-composition is a LoRA request.
 """
 
 from __future__ import annotations
@@ -16,16 +13,12 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from layerswap._types import EngineName
 from layerswap.checkpoint.loading import check_dtype
 from layerswap.compose import Blend, Composition
-from layerswap.engine.generation import Decoding, Generation
-from layerswap.engine.processors import acting_settings
+from layerswap.engine.decoding import Decoding, Generation, acting_settings
 from layerswap.engine.rows import (
     Question,
     check_prompts,
@@ -37,18 +30,16 @@ from layerswap.engine.rows import (
 from layerswap.engine.scoring import Scores
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
-from layerswap.engine.virtual import Measurements
-from layerswap.errors import EvaluationError, MergeError, one_line
+from layerswap.engine.virtual import Measurements, WeightSource
+from layerswap.errors import EvaluationError, one_line
 from layerswap.merge import Plan
-from layerswap.merge.adapters import served_rank
-from layerswap.merge.folder import build_empty_model, load_tensor
+from layerswap.merge.folder import build_empty_model
 from layerswap.merge.layout import with_base
-from layerswap.merge.lora import adapted_modules, as_adapter, saved_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from layerswap.engine.generation import Sampling
+    from layerswap.engine.decoding import Sampling
 
 PROBES, PROBE_TOKENS, PROBE_NEW = 4, 24, 8
 """Size of the opening check: prompts, tokens of a prompt, and new tokens."""
@@ -83,10 +74,10 @@ def open_engine(
 class RunningEngine:
     """A `vllm.LLM` that runs."""
 
+    key: str  # of all that it was started with
     llm: Any
     fresh: Plan  # that it was started with
     model: PreTrainedModel  # of that plan, without weights
-    shapes: dict[str, tuple[int, ...]]  # of every tensor, by name
     current: Plan | None  # whose weights it has; None while they are loaded
     answers: Answers  # to the opening check, with the first weights
     checked: bool = False  # True if the check has shown that its weights can be swapped
@@ -96,23 +87,20 @@ class VllmServer:
     """Starts vLLM, and keeps the last engine running: it takes most of a GPU."""
 
     def __init__(self) -> None:
-        self._key: str | None = None
         self._running: RunningEngine | None = None
 
     def engine_for(self, plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> RunningEngine:
         """Return the running engine if it suits a plan; otherwise stop it and start one."""
-        shapes = _shapes(plan)
         config = json.dumps(plan.reference.config, sort_keys=True, default=str)
-        key = repr((dtype, sorted(arguments.items()), sorted(shapes.items()), config))
-        if self._running is None or key != self._key:
+        shapes = sorted(_shapes(plan).items())
+        key = repr((dtype, sorted(arguments.items()), shapes, config))
+        if self._running is None or key != self._running.key:
             self._running = None
             gc.collect()
             fresh = _expert_alone(plan)
             llm = _start(fresh, dtype, arguments)
             model = build_empty_model(fresh)
-            answers = _probe(llm, model)
-            self._running = RunningEngine(llm, fresh, model, _shapes(fresh), fresh, answers)
-            self._key = key
+            self._running = RunningEngine(key, llm, fresh, model, fresh, _probe(llm, model))
         return self._running
 
 
@@ -123,10 +111,9 @@ SHARED_SERVER = VllmServer()
 class VllmSweep:
     """Compositions that one vLLM evaluates, one after the other.
 
-    If all compositions are adapters over one base, each is a LoRA request and the base stays as it
-    is; a check makes sure that a request changes the answers. Otherwise a check makes sure, before
-    the first answer, that the engine gives the log-probabilities and greedy tokens of its start
-    again after its weights were swapped for another composition and back.
+    A check makes sure, before the first answer, that the engine gives the log-probabilities and
+    greedy tokens of its start again after its weights were swapped for another composition and
+    back.
 
     `engine` has further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
     """
@@ -143,22 +130,10 @@ class VllmSweep:
         if not plans:
             raise EvaluationError("there is no composition to evaluate")
         self.plans: list[Plan] = []
-        self._server = server
         self._measurements = Measurements()
-        self._arguments = dict(engine or {})
-        self._dtype = dtype or plans[0].recipe.dtype or "auto"
-        self._adapters: _LoraRequests | None = _LoraRequests()
-        self._open(plans)
+        dtype = dtype or plans[0].recipe.dtype or "auto"
+        self._engine = server.engine_for(plans[0], dtype, engine or {})
         self.add(plans)
-
-    def _open(self, plans: Sequence[Plan]) -> None:
-        """Get an engine for all of these compositions."""
-        if self._adapters is not None and not all(map(self._adapters.adapter, plans)):
-            self._adapters = None
-        lora = {} if self._adapters is None else _lora_arguments(plans)
-        arguments = {**lora, **self._arguments}
-        self._engine = self._server.engine_for(plans[0], self._dtype, arguments)
-        self._llm = self._engine.llm
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -171,19 +146,14 @@ class VllmSweep:
     def add(self, plans: Sequence[Plan]) -> list[int]:
         """Add compositions, and return their numbers."""
         for plan in plans:
-            if _shapes(plan) != self._engine.shapes:
+            if _shapes(plan) != _shapes(self._engine.fresh):
                 raise EvaluationError(
                     "the engine vllm evaluates compositions with the experts' own tensors; these "
                     "differ in name or shape (another depth or vocabulary). Use --engine sweep"
                 )
         self.plans += plans
-        if self._adapters is not None:
-            self._open(self.plans)
         if not self._engine.checked:
-            if self._adapters is not None:
-                self._check_adapters(self._adapters)
-            else:
-                self._check_swapping()
+            self._check_swapping()
         return list(range(len(self.plans) - len(plans), len(self.plans)))
 
     def choose(self, members: Sequence[int] | None) -> list[int]:
@@ -275,33 +245,17 @@ class VllmSweep:
 
     def _answer(self, member: int, prompts: Sequence[Sequence[int]], parameters: Any) -> Any:
         """Swap in a composition, and let it answer prompts."""
-        request = self._swap_in(self.plans[member])
-        texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return self._llm.generate(texts, parameters, use_tqdm=False, lora_request=request)
+        self._swap_in(self.plans[member])
+        return _generate(self._engine.llm, prompts, parameters)
 
-    def _swap_in(self, plan: Plan) -> Any:
-        """Load a composition's tensors into the engine, or return its LoRA request."""
-        if self._adapters is not None:
-            return self._adapters.request(plan)
-        if plan is self._engine.current:
-            return None
-        self._engine.current = None
-        self._llm.collective_rpc(_load, args=(_Tensors(plan, self._measurements),))
-        self._llm.reset_prefix_cache()
-        self._engine.current = plan
-        return None
-
-    def _check_adapters(self, adapters: _LoraRequests) -> None:
-        """Refuse an engine on which adapters have no effect."""
-        request = next(filter(None, map(adapters.request, self.plans)), None)
-        if request is None:
-            return
-        if _probe(self._llm, self.model, request) == self._engine.answers:
-            raise EvaluationError(
-                "an adapter does not change vLLM's answers; vLLM may not support adapters of this "
-                "architecture. Use --engine sweep"
-            )
-        self._engine.checked = True
+    def _swap_in(self, plan: Plan) -> None:
+        """Load a composition's tensors into the engine."""
+        if plan is not self._engine.current:
+            self._engine.current = None
+            tensors = _Tensors(self._measurements.sources(plan))
+            self._engine.llm.collective_rpc(_load, args=(tensors,))
+            self._engine.llm.reset_prefix_cache()
+            self._engine.current = plan
 
     def _check_swapping(self) -> None:
         """Refuse an engine whose answers change when its weights are swapped and swapped back."""
@@ -311,9 +265,9 @@ class VllmSweep:
             return
         fresh = self._engine.answers
         self._swap_in(other)
-        swapped = _probe(self._llm, self.model)
+        swapped = _probe(self._engine.llm, self.model)
         self._swap_in(alone)
-        again = _probe(self._llm, self.model)
+        again = _probe(self._engine.llm, self.model)
         same = all(
             tokens == before and max(abs(a - b) for a, b in zip(p, q, strict=True)) <= TOLERANCE
             for (p, before), (q, tokens) in zip(fresh, again, strict=True)
@@ -370,24 +324,27 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for tensor in plan.tensors}
 
 
-def _probe(llm: Any, model: PreTrainedModel, request: Any = None) -> Answers:
+def _generate(llm: Any, prompts: Sequence[Sequence[int]], parameters: Any) -> Any:
+    texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    return llm.generate(texts, parameters, use_tqdm=False)
+
+
+def _probe(llm: Any, model: PreTrainedModel) -> Answers:
     """Let an engine answer the prompts of the opening check."""
     from vllm import SamplingParams
 
     draw = random.Random(0)
     tokens = range(vocabulary_size(model))
-    texts = [{"prompt_token_ids": draw.choices(tokens, k=PROBE_TOKENS)} for _ in range(PROBES)]
+    prompts = [draw.choices(tokens, k=PROBE_TOKENS) for _ in range(PROBES)]
     parameters = SamplingParams(temperature=0.0, max_tokens=PROBE_NEW, prompt_logprobs=0,
                                 logprobs=0, ignore_eos=True)  # fmt: skip
-    outputs = llm.generate(texts, parameters, use_tqdm=False, lora_request=request)
-    return [(_own_logprobs(output), list(output.outputs[0].token_ids)) for output in outputs]
-
-
-def _own_logprobs(output: Any) -> list[float]:
-    """Return the log-probabilities of a prompt's own tokens, and of the new tokens."""
-    prompt = [next(iter(places.values())).logprob for places in output.prompt_logprobs if places]
-    written = output.outputs[0].logprobs
-    return prompt + [next(iter(places.values())).logprob for places in written]
+    answers = []
+    for output in _generate(llm, prompts, parameters):
+        written = output.outputs[0]
+        candidates = [*filter(None, output.prompt_logprobs), *written.logprobs]
+        logprobs = [next(iter(one.values())).logprob for one in candidates]
+        answers.append((logprobs, list(written.token_ids)))
+    return answers
 
 
 def _generation(output: Any, ends: frozenset[int]) -> Generation:
@@ -397,88 +354,17 @@ def _generation(output: Any, ends: frozenset[int]) -> Generation:
     return Generation(tokens, "length" if output.finish_reason == "length" else "stop")
 
 
+@dataclass(frozen=True)
 class _Tensors:
     """The tensors of a composition, computed where they are iterated, maybe in another process."""
 
-    def __init__(self, plan: Plan, measurements: Measurements) -> None:
-        self.sources = measurements.sources(plan)
+    sources: Mapping[str, WeightSource]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         for name, source in self.sources.items():
-            yield name, load_tensor(source.tensor, dict(source.thresholds))
+            yield name, source.compute()
 
 
 def _load(worker: Any, tensors: _Tensors) -> None:
     """Load tensors into a worker of vLLM, in the format of checkpoints."""
     worker.reload_weights(weights_iterator=iter(tensors))
-
-
-# --- adapters ---
-
-_LORA_NUMBERS = count(1)
-"""Numbers of LoRA requests; an engine keeps what it has loaded under a number."""
-
-
-class _LoraRequests:
-    """Compositions of adapters, each written once as an adapter for vLLM."""
-
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="layerswap-")
-        self._adapters: dict[int, tuple[Plan, Plan | None]] = {}
-        self._requests: dict[int, Any] = {}
-
-    def adapter(self, plan: Plan) -> Plan | None:
-        """Return the same composition as an adapter; None if vLLM cannot serve it so."""
-        if id(plan) not in self._adapters:
-            self._adapters[id(plan)] = plan, _as_adapter(plan)
-        return self._adapters[id(plan)][1]
-
-    def request(self, plan: Plan) -> Any:
-        """Return the LoRA request of a composition; None for the base alone."""
-        from vllm.lora.request import LoRARequest
-
-        if id(plan) not in self._requests:
-            adapter, request = self.adapter(plan), None
-            assert adapter is not None, "all compositions are adapters"
-            if next(adapted_modules(adapter), None) is not None:
-                number = next(_LORA_NUMBERS)
-                folder = Path(self._folder.name) / str(number)
-                adapter.save(folder)
-                request = LoRARequest(str(number), number, str(folder))
-            self._requests[id(plan)] = request
-        return self._requests[id(plan)]
-
-
-def _lora_arguments(plans: Sequence[Plan]) -> dict[str, Any]:
-    """Return the arguments with which vLLM can serve compositions of adapters.
-
-    These are the largest rank that any of them can have, and the modules that they adapt: vLLM
-    gives no log-probabilities of prompts while it reserves an adapter of the head.
-    """
-    adapters = [
-        [expert.adapter.modules for expert in plan.experts.values() if expert.adapter is not None]
-        for plan in plans
-    ]
-    ranks = (
-        sum(max((low.rank for low in modules.values()), default=1) for modules in of_plan)
-        for of_plan in adapters
-    )
-    paths = {path for of_plan in adapters for modules in of_plan for path in modules}
-    return {
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": served_rank(max(ranks)),
-        "lora_target_modules": sorted({path.rpartition(".")[2] for path in paths}),
-    }
-
-
-def _as_adapter(plan: Plan) -> Plan | None:
-    """Return a composition as an adapter that vLLM can serve; None if it is more than that."""
-    if plan.base is None or any(expert.adapter is None for expert in plan.used.values()):
-        return None
-    try:
-        adapter = as_adapter(plan)
-    except MergeError:  # an operation on adapters gives full weights
-        return None
-    outside = any("layers." not in path for path, _ in adapted_modules(adapter))
-    return None if outside or next(saved_tensors(adapter), None) is not None else adapter

@@ -30,7 +30,7 @@ from layerswap.checkpoint.loading import (
     without_progress_bars,
 )
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.engine.generation import draw_tokens
+from layerswap.engine.decoding import draw_tokens
 from layerswap.errors import CheckpointError, MergeError, RecipeError
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
 from layerswap.merge.sources import FISHER_RECORD, FISHER_WEIGHTS

@@ -155,7 +155,7 @@ def _add_alone(
         entering = states[layer - 1] if layer else entry.hidden
         outputs = []
         for path in virtual.paths:
-            virtual.use_layer(layer, path[1 + layer])
+            virtual.use(1 + layer, path[1 + layer])
             outputs.append(entry.calls[layer](module, entering)[real])
         if not torch.allclose(outputs[BASE], states[layer][real], rtol=1e-3, atol=1e-5):
             warnings.warn(

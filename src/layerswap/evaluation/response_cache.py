@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap._types import Log
-from layerswap.engine.generation import Sampling
+from layerswap.engine.decoding import Sampling
 from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.engine.vllm import VllmSweep

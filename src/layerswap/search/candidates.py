@@ -69,7 +69,6 @@ def draw_sources(spec: RandomDraws, layers: int) -> list[Sources]:
 
 
 def _distinct(options: Sequence[Sequence[str]], rng: Random) -> Iterator[tuple[str, ...]]:
-    """Draws one of the options of the outside and of every place, in order."""
     seen, repeat = set(), REPEAT
     outside, *places = options
     while True:

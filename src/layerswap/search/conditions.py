@@ -19,8 +19,6 @@ NAMES = {
 }  # fmt: skip
 """Names that people read, of the methods whose name in files is another."""
 
-_SIZES = tuple(one.name for one in fields(Zones))
-
 
 @dataclass(frozen=True)
 class Condition:
@@ -53,12 +51,11 @@ class Condition:
         return f"{self.pair}: " * bool(self.pair) + ", ".join(part for part in parts if part)
 
     def __lt__(self, other: Condition) -> bool:
-        return self._key < other._key
+        def key(one: Condition) -> tuple[Any, ...]:
+            zones = (-1,) if one.zones is None else astuple(one.zones)
+            return one.pair, one.method, one.regime, one.outside, zones, one.variant
 
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        zones = (-1,) if self.zones is None else astuple(self.zones)
-        return self.pair, self.method, self.regime, self.outside, zones, self.variant
+        return key(self) < key(other)
 
     @property
     def treatment(self) -> Condition:
@@ -67,15 +64,16 @@ class Condition:
 
     def to_dict(self) -> dict[str, str | int | None]:
         """Returns the fields as columns of a table; without zones, their four counts are None."""
-        sizes = vars(self.zones) if self.zones else dict.fromkeys(_SIZES)
-        texts = {name: value for name, value in vars(self).items() if name != "zones"}
-        return {**texts, **sizes}
+        columns: dict[str, Any] = {**vars(self)}
+        zones = columns.pop("zones")
+        return columns | (vars(zones) if zones else {one.name: None for one in fields(Zones)})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Condition:
         """Reads a condition that `to_dict` stored; other keys are ignored."""
-        sizes = {name: data.get(name) for name in _SIZES}
-        zones = None if sizes["bottom"] is None else Zones(**sizes)  # type: ignore[arg-type]
+        zones = None
+        if data.get("bottom") is not None:
+            zones = Zones(**{one.name: data[one.name] for one in fields(Zones)})
         texts = {one.name: data[one.name] for one in fields(cls) if one.name in data}
         return cls(**{**texts, "zones": zones})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,14 +93,13 @@ def objectives(
         for one, values in shares.items()
         if one in development
     }
-    return {
-        one: Objectives(*mine, not any(_dominates(other, mine) for other in both.values()))
-        for one, mine in both.items()
-    }
 
+    def beaten(mine: tuple[float, float]) -> bool:
+        return any(
+            other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in both.values()
+        )
 
-def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one != other and all(a >= b for a, b in zip(one, other, strict=True))
+    return {one: Objectives(*mine, not beaten(mine)) for one, mine in both.items()}
 
 
 class Evaluator:
@@ -147,11 +146,17 @@ class Evaluator:
         )  # fmt: skip
         if split == TEST:
             self.tested |= dict(zip(conditions, scored, strict=True))
-        return [
-            row
-            for condition, result in zip(conditions, scored, strict=True)
-            for row in _rows(result, split, condition, self.spec.answer_language)
-        ]
+        rows = []
+        for condition, result in zip(conditions, scored, strict=True):
+            for task, samples in result["samples"].items():
+                first_filter = samples[0]["filter"] if samples else ""
+                rows += [
+                    DocumentScore(split, condition, task, metric, name, document, score)
+                    for metric, name, document, score in document_scores(
+                        samples, self.spec.answer_language, first_filter
+                    )
+                ]
+        return rows
 
     def prompts(self, split: str, most: int) -> list[tuple[str, str | None]]:
         """Returns the first prompts of a split without examples, with answers that are texts."""
@@ -160,10 +165,8 @@ class Evaluator:
         for name, numbers in self._documents[split].items():
             documents = list(tasks[name].eval_docs)
             for number in sorted(numbers)[:most]:
-                prompt, answer = (
-                    read(documents[number])
-                    for read in (tasks[name].doc_to_text, tasks[name].doc_to_target)
-                )
+                prompt = tasks[name].doc_to_text(documents[number])
+                answer = tasks[name].doc_to_target(documents[number])
                 found.append((str(prompt), answer if isinstance(answer, str) else None))
         return found[:most]
 
@@ -200,12 +203,3 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
         )
         documents[DEVELOPMENT][name], documents[TEST][name] = (part.tolist() for part in parts)
     return documents
-
-
-def _rows(
-    result: Mapping[str, Any], split: str, condition: Condition, language: str | None
-) -> Iterator[DocumentScore]:
-    for task, samples in result["samples"].items():
-        first = samples[0]["filter"] if samples else ""
-        for metric, name, document, score in document_scores(samples, language, first):
-            yield DocumentScore(split, condition, task, metric, name, document, score)

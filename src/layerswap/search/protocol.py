@@ -89,8 +89,7 @@ def select(
     """
     if default is None or default not in scores or chosen == default:
         return chosen
-    lead = paired_difference(np.asarray(scores[chosen]), np.asarray(scores[default]))
-    return chosen if lead.low > 0 else default
+    return chosen if paired_difference(scores[chosen], scores[default]).low > 0 else default
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class TestResult:
     @cached_property
     def intervals(self) -> dict[Condition, Interval]:
         """Mean and 95% bootstrap interval of every condition."""
-        return {one: mean_interval(np.asarray(values)) for one, values in self.scores.items()}
+        return {one: mean_interval(values) for one, values in self.scores.items()}
 
     @cached_property
     def differences(self) -> dict[Condition, Interval]:
@@ -117,21 +116,17 @@ class TestResult:
         """
         if self.selected not in self.scores:
             return {}
-        first = np.asarray(self.scores[self.selected])
-        return {
-            one: paired_difference(first, np.asarray(values))
-            for one, values in self.scores.items()
-            if one != self.selected
-        }
+        first, others = self.scores[self.selected], {**self.scores}
+        del others[self.selected]
+        return {one: paired_difference(first, values) for one, values in others.items()}
 
     def against(self, reference: Condition) -> dict[Condition, Interval]:
         """Every other condition minus a reference, paired over documents; computed once."""
         if reference not in self._against:
-            first = np.asarray(self.scores[reference])
+            first, others = self.scores[reference], {**self.scores}
+            del others[reference]
             self._against[reference] = {
-                one: paired_difference(np.asarray(values), first)
-                for one, values in self.scores.items()
-                if one != reference
+                one: paired_difference(values, first) for one, values in others.items()
             }
         return self._against[reference]
 
@@ -141,19 +136,11 @@ class TestResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns every condition with its fields, its interval and its difference."""
-        differences: dict[Condition, Any] = {
-            one: asdict(difference) for one, difference in self.differences.items()
-        }
-        return {
-            "chosen": None if self.chosen is None else self.chosen.to_dict(),
-            "selected": str(self.selected),
-            "test": [
-                {
-                    "condition": str(one),
-                    **one.to_dict(),
-                    **asdict(interval),
-                    "selected_minus": differences.get(one),
-                }
-                for one, interval in self.intervals.items()
-            ],
-        }
+        differences = {one: asdict(apart) for one, apart in self.differences.items()}
+        rows = [
+            {"condition": str(one), **one.to_dict(), **asdict(interval),
+             "selected_minus": differences.get(one)}
+            for one, interval in self.intervals.items()
+        ]  # fmt: skip
+        chosen = None if self.chosen is None else self.chosen.to_dict()
+        return {"chosen": chosen, "selected": str(self.selected), "test": rows}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
@@ -14,24 +14,19 @@ from layerswap._types import EngineName
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import Strict
-from layerswap.compose.yaml_file import Checked, Mistake, read_yaml, validate_whole
+from layerswap.compose.yaml_file import read_yaml
 from layerswap.errors import RecipeError
 from layerswap.evaluation.settings import EvaluationSettings
 
-ZONE_SIZES = tuple(field.name for field in fields(Zones))
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
 SCREEN = "`screen: {documents: 100, finalists: 9}`"
 REMOVED = {
-    "halving": f"was removed in 0.2; write {SCREEN}",
-    "limit_order": "was removed in 0.2; documents within the limit are drawn at random",
-    "item_response": f"was removed in 0.2; write {SCREEN}",
-    "search": "was removed in 0.2; write `random: 200`, or `random: {draws: 200, take: [...]}`",
+    "halving": f"write {SCREEN}",
+    "limit_order": "documents within the limit are drawn at random",
+    "item_response": f"write {SCREEN}",
+    "search": "write `random: 200`, or `random: {draws: 200, take: [...]}`",
 }
 """Keys of a sweep of 0.1, and the line that names their replacement."""
-REMOVED_SIGNALS = {
-    "text": "was removed in 0.2, with the signal fluency; give `prompts`",
-    "by": "is `agreement` or `consensus` since 0.2; the other signals chose no better zones",
-}
 
 
 def _read_sizes(value: object) -> object:
@@ -43,12 +38,10 @@ def _read_sizes(value: object) -> object:
 
 
 def _read_one(value: object) -> object:
-    """One name as a list of one."""
     return [value] if isinstance(value, str) else value
 
 
 def _read_draws(value: object) -> object:
-    """A number alone is the number of draws."""
     return {"draws": value} if type(value) is int else value
 
 
@@ -71,7 +64,7 @@ class Grid(Strict):
     @property
     def sizes(self) -> dict[str, list[int]]:
         """The sizes by the names that `zone_grid` takes."""
-        return {name: getattr(self, name) for name in ZONE_SIZES}
+        return {size.name: getattr(self, size.name) for size in fields(Zones)}
 
 
 class RandomDraws(Strict):
@@ -133,14 +126,6 @@ class WithoutLabels(Strict):
         """The signal that chooses."""
         return self.by or ("consensus" if self.parallel is None else "agreement")
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _known(cls, data: Any, handler: Callable[[Any], Self]) -> Self:
-        removed = dict(REMOVED_SIGNALS)
-        if isinstance(data, dict) and data.get("by") in ("agreement", "consensus", None):
-            del removed["by"]
-        return _checked(cls.__name__, data, removed, handler)
-
     @field_validator("answer")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
@@ -155,20 +140,6 @@ class WithoutLabels(Strict):
         if self.by == "agreement" and self.parallel is None:
             raise ValueError("`by: agreement` needs `parallel`, the prompts in the source language")
         return self
-
-
-def _checked(
-    title: str, data: Any, removed: Mapping[str, str], handler: Callable[[Any], Checked]
-) -> Checked:
-    """The checked data; keys that were removed are the only error, each with a line of its own."""
-    given = removed.keys() & data.keys() if isinstance(data, dict) else ()
-    if not given:
-        return handler(data)
-
-    def rules(_: object) -> list[Mistake]:
-        return [((key,), text) for key, text in removed.items() if key in given]
-
-    return validate_whole(title, data, lambda whole: whole, rules)  # type: ignore[no-any-return]
 
 
 class SweepSettings(EvaluationSettings):
@@ -192,10 +163,13 @@ class SweepSettings(EvaluationSettings):
     device: str = "cpu"
     engine: EngineName = "sweep"
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _known(cls, data: Any, handler: Callable[[Any], Self]) -> Self:
-        return _checked(cls.__name__, data, REMOVED, handler)
+    def _known(cls, data: Any) -> Any:
+        key = next((key for key in REMOVED if isinstance(data, dict) and key in data), None)
+        if key is not None:
+            raise ValueError(f"{key}: was removed in 0.2; {REMOVED[key]}")
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> SweepSettings:
@@ -249,19 +223,21 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
         raise RecipeError(
             f"{path}: random.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
         )
-    include = [str(folder / name) for name in spec.include]
-    missing = next((name for name in include if not Path(name).is_dir()), None)
-    if missing is not None:
-        raise RecipeError(f"{path}: include: {missing}: no such folder")
-    signal = spec.without_labels and _with_paths(spec.without_labels, path)
-    return spec.model_copy(update={"include": include, "without_labels": signal}), recipe
 
+    def beside(key: str, name: str, found: Callable[[Path], bool], kind: str) -> str:
+        if not found(folder / name):
+            raise RecipeError(f"{path}: {key}: {folder / name}: no such {kind}")
+        return str(folder / name)
 
-def _with_paths(signal: WithoutLabels, path: Path) -> WithoutLabels:
-    """The signal with its files relative to the sweep's file."""
-    given = {key: getattr(signal, key) for key in ("prompts", "parallel")}
-    files = {key: str(path.parent / name) for key, name in given.items() if name is not None}
-    for key, file in files.items():
-        if not Path(file).is_file():
-            raise RecipeError(f"{path}: without_labels.{key}: {file}: no such file")
-    return signal.model_copy(update=files)
+    changes: dict[str, Any] = {
+        "include": [beside("include", name, Path.is_dir, "folder") for name in spec.include]
+    }
+    if (signal := spec.without_labels) is not None:
+        given = {key: getattr(signal, key) for key in ("prompts", "parallel")}
+        files = {
+            key: beside(f"without_labels.{key}", name, Path.is_file, "file")
+            for key, name in given.items()
+            if name is not None
+        }
+        changes["without_labels"] = signal.model_copy(update=files)
+    return spec.model_copy(update=changes), recipe

@@ -35,7 +35,7 @@ from layerswap.search.evaluator import (
     objectives,
 )
 from layerswap.search.protocol import TestResult, Values, choose, ranked, select
-from layerswap.search.spec import Screen, SweepSettings, SweepSpec
+from layerswap.search.spec import SweepSettings, SweepSpec
 from layerswap.search.unlabelled import signal_values
 
 if TYPE_CHECKING:
@@ -177,14 +177,15 @@ def sweep_plans(
     if default is not None and default != chosen:
         lead = paired_difference(scored.finals[chosen], scored.finals[default])
     selected = select(scored.finals, chosen, default)
-    if spec.screen is not None and scored.screening is not None:
+    if scored.screening is not None:
         log(str(scored.screening))
     scores, rows, measure = _tested(evaluator, chosen, others, scored.measure)
     answers: list[Sample] = []
-    for one, result in evaluator.tested.items() if measure else ():
-        task, _, name = measure or ("", "", "")
-        model = str(CHOSEN if one == chosen else one)
-        answers += samples_of(model, task, result["samples"][task], name)
+    if measure is not None:
+        task, _, name = measure
+        for one, result in evaluator.tested.items():
+            model = str(CHOSEN if one == chosen else one)
+            answers += samples_of(model, task, result["samples"][task], name)
     layers = next(iter(candidates.values())).composition.layers
     zones = {one: one.zones for one in candidates if one.zones is not None}
     return SweepResult(
@@ -223,39 +224,32 @@ class _Scored:
 def _scored(
     evaluator: Evaluator, candidates: Sequence[Condition], default: Condition | None
 ) -> _Scored:
-    spec = evaluator.spec
-    every = list(dict.fromkeys([*candidates, *([default] if default else [])]))
+    """Scores the candidates; with a screen all on a part of the documents, the best few on all.
+
+    The default swap is scored on all documents, as it is what a choice is compared with.
+    """
+    spec, finalists = evaluator.spec, candidates
+    first: list[DocumentScore] = []
+    early: dict[Condition, Values] = {}
+    if spec.screen is not None:
+        first = evaluator.rows(DEVELOPMENT, candidates, first=spec.screen.documents)
+        early = by_condition(first, evaluator.measure(first))
+        finalists = ranked(early)[: spec.screen.finalists]
+    finalists = list(dict.fromkeys([*finalists, *([default] if default else [])]))
     if spec.without_labels is not None:
-        values = signal_values(evaluator, every)
+        values = signal_values(evaluator, finalists)
         means = {one: float(values[one].mean()) for one in candidates}
         return _Scored(means, values, f"{spec.without_labels.signal} (no labels)")
-    if spec.screen is None:
-        rows = evaluator.rows(DEVELOPMENT, every)
-        measure = evaluator.measure(rows)
-        values = by_condition(rows, measure)
-        means = {one: float(values[one].mean()) for one in candidates}
-        return _Scored(means, values, " ".join(measure), rows, measure)
-    return _screened(evaluator, spec.screen, candidates, default)
-
-
-def _screened(
-    evaluator: Evaluator, screen: Screen, candidates: Sequence[Condition], default: Condition | None
-) -> _Scored:
-    """Scores all candidates on a part of the documents, the best few and the default on all."""
-    first = evaluator.rows(DEVELOPMENT, candidates, first=screen.documents)
-    measure = evaluator.measure(first)
-    early = by_condition(first, measure)
-    finalists = ranked(early)[: screen.finalists]
-    finalists = list(dict.fromkeys([*finalists, *([default] if default else [])]))
     rows = evaluator.rows(DEVELOPMENT, finalists)
+    measure = evaluator.measure(rows)
     finals = by_condition(rows, measure)
-    values = {**early, **finals}
-    rows += [row for row in first if row.condition not in finals]
-    size, whole = (len(next(iter(by.values()))) for by in (early, finals))
-    return _Scored(
-        {one: float(values[one].mean()) for one in candidates}, finals, " ".join(measure), rows,
-        measure, Screening(len(candidates), len(finals), size, whole),
-    )  # fmt: skip
+    means = {one: float({**early, **finals}[one].mean()) for one in candidates}
+    screening = None
+    if early:
+        size, whole = (len(next(iter(by.values()))) for by in (early, finals))
+        screening = Screening(len(candidates), len(finals), size, whole)
+        rows += [row for row in first if row.condition not in finals]
+    return _Scored(means, finals, " ".join(measure), rows, measure, screening)
 
 
 def _tested(

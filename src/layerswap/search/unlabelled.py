@@ -57,18 +57,14 @@ def consensus(texts: Texts) -> list[Values]:
 
     A missing answer never agrees. Of answers given equally often the first in the alphabet counts.
     """
-    modes = [_mode(column) for column in zip(*texts, strict=True)]
+    modes = []
+    for column in zip(*texts, strict=True):
+        counts = Counter(filter(None, column))
+        modes.append(min(counts, key=lambda text: (-counts[text], text), default=None))
     return [
-        np.array(
-            [float(bool(text) and text == mode) for text, mode in zip(row, modes, strict=True)]
-        )
+        np.array([float(text == mode) for text, mode in zip(row, modes, strict=True)])
         for row in texts
     ]
-
-
-def _mode(texts: Sequence[str]) -> str:
-    counts = Counter(text for text in texts if text)
-    return min(counts, key=lambda text: (-counts[text], text)) if counts else ""
 
 
 def signal_values(evaluator: Evaluator, conditions: Sequence[Condition]) -> dict[Condition, Values]:
@@ -84,13 +80,19 @@ def signal_values(evaluator: Evaluator, conditions: Sequence[Condition]) -> dict
         "tokenizer": evaluator.tokenizer,
     }
     read = _reader(evaluator.tokenizer, spec.answer)
-    prompts = _prompts(evaluator, spec.prompts)
+
+    def read_prompts(path: str) -> list[list[int]]:
+        tokenizer = evaluator.tokenizer
+        examples = read_examples(Path(path))
+        return [evaluator.spec.prompt_ids(tokenizer, one.prompt + one.text) for one in examples]
+
+    prompts = read_prompts(spec.prompts)
     members = [evaluator.members[one] for one in conditions]
     texts = answers(sweep, prompts, read, members=members, **settings)
     if spec.signal == "consensus":
         return dict(zip(conditions, consensus(texts), strict=True))
     assert spec.parallel is not None, "the schema asks for it"
-    twins = _prompts(evaluator, spec.parallel)
+    twins = read_prompts(spec.parallel)
     if len(twins) != len(prompts):
         raise EvaluationError(
             f"{spec.parallel} has {len(twins)} prompts and {spec.prompts} {len(prompts)}; they "
@@ -99,14 +101,6 @@ def signal_values(evaluator: Evaluator, conditions: Sequence[Condition]) -> dict
     expert = evaluator.members[TASK_EXPERT]
     [reference] = answers(sweep, twins, read, members=[expert], **settings)
     return dict(zip(conditions, agreement(texts, reference), strict=True))
-
-
-def _prompts(evaluator: Evaluator, path: str) -> list[list[int]]:
-    """Reads the prompts in a file, as token ids."""
-    examples = read_examples(Path(path))
-    return [
-        evaluator.spec.prompt_ids(evaluator.tokenizer, each.prompt + each.text) for each in examples
-    ]
 
 
 def _reader(tokenizer: Any, pattern: str | None) -> Read:

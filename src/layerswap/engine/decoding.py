@@ -1,0 +1,243 @@
+"""Decoding: how tokens are chosen, and when a text ends.
+
+Random draws depend on the seed, the prompt's number and the position in the text alone. The
+settings of a model's generation configuration are applied by transformers' own processors.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from layerswap.errors import EvaluationError, one_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+
+ROW_BY_ROW = frozenset({
+    "bad_words_ids", "begin_suppress_tokens", "epsilon_cutoff", "eta_cutoff",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "min_length",
+    "min_new_tokens", "min_p", "no_repeat_ngram_size", "remove_invalid_values",
+    "renormalize_logits", "repetition_penalty", "sequence_bias", "suppress_tokens", "top_h",
+    "typical_p",
+})  # fmt: skip
+"""Settings whose processors change a row's logits by that row's tokens alone."""
+WITHOUT_EFFECT = frozenset({
+    "_from_model_config", "assistant_confidence_threshold", "bos_token_id", "cache_config",
+    "cache_implementation", "compile_config", "continuous_batching_config",
+    "decoder_start_token_id", "disable_compile", "diversity_penalty", "do_sample",
+    "early_stopping", "eos_token_id", "length_penalty", "low_memory", "max_cache_len", "max_length",
+    "max_new_tokens", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "output_attentions", "output_hidden_states", "output_logits", "output_scores", "pad_token_id",
+    "prefill_chunk_size", "return_dict_in_generate", "temperature", "top_k", "top_p",
+    "transformers_version", "use_cache",
+})  # fmt: skip
+"""Settings that the caller gives, that change only the cost, or that need one not in this list."""
+ONE_IS_NONE = frozenset({
+    "encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams",
+    "num_return_sequences",
+})  # fmt: skip
+"""Settings that change nothing at 1; all others change nothing at 0 or False."""
+FAILURES = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
+            ValueError)  # fmt: skip
+"""Errors of transformers where settings contradict each other, or the model."""
+
+
+Reason = Literal["eos", "stop", "length"]
+"""Why a text ends: the model ended it, a stop string appeared, or it has the maximum length."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    A draw depends on the seed, the prompt's position and the position in the text alone: every
+    composition answers a prompt with the same random numbers, whatever is generated beside it.
+
+    Attributes:
+        temperature: above 0; logits are divided by it.
+        top_k: draw among this many most likely tokens; 0 for all.
+        top_p: draw among the most likely tokens that together have this probability.
+        seed: of the random numbers.
+
+    Raises:
+        EvaluationError: a setting out of its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.temperature < math.inf:  # logits over less are not finite
+            raise EvaluationError(
+                f"temperature is {self.temperature}; it must be at least 0.000001 and finite"
+            )
+        if self.top_k < 0:
+            raise EvaluationError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise EvaluationError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+    def draws(self, prompts: Sequence[int], count: int) -> npt.NDArray[np.float64]:
+        """Return uniform numbers in [0, 1), `(prompts, count)`, by the prompts' numbers."""
+        import numpy as np
+
+        draws = np.empty((len(prompts), count))
+        for row, prompt in enumerate(prompts):
+            digest = hashlib.sha256(f"{self.seed}/{prompt}".encode()).digest()
+            key = np.frombuffer(digest[:16], dtype=np.uint64)
+            draws[row] = np.random.Generator(np.random.Philox(key=key)).random(count)
+        return draws
+
+
+def draw_tokens(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Draw one token per row, int64 `[rows]`, by the inverse of the distribution function.
+
+    `logits` is float32 `[rows, vocabulary]`, minus infinity for excluded tokens. `draws` is float64
+    `[rows]`, uniform in [0, 1).
+    """
+    import torch
+
+    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    # Scaled by the real sum, so that a draw close to 1 still finds a token.
+    thresholds = (draws * cumulative[:, -1])[:, None]
+    tokens = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
+    return tokens.clamp_max(logits.shape[1] - 1)
+
+
+class Generation(NamedTuple):
+    """A generated text."""
+
+    tokens: tuple[int, ...]  # all of them, with the token that ended the text
+    reason: str  # a `Reason`
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are chosen, and when a text ends."""
+
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()  # tokens that end a text
+    stop: tuple[str, ...] = ()  # strings that end a text, anywhere in the new tokens
+    tokenizer: Any = None  # decodes tokens for `stop`
+    sampling: Sampling | None = None  # greedy when None
+    own: frozenset[str] = frozenset()  # settings of the generation configuration that act
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise EvaluationError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is needed")
+        if self.stop and self.tokenizer is None:
+            raise EvaluationError("stop strings need the tokenizer that decodes them")
+        if other := self.own - ROW_BY_ROW:
+            raise EvaluationError(
+                f"generation_config.json sets {', '.join(sorted(other))}, which a sweep does not "
+                "apply; remove it there, or use --engine hf"
+            )
+        if "" in self.stop:
+            raise EvaluationError("a stop string is empty, and would stop everything at once")
+
+    def processors(self, model: PreTrainedModel, length: int) -> LogitsProcessorList:
+        """Return the processors that transformers' `generate` makes for prompts of one length.
+
+        They read rows without padding: int64 `[rows, tokens]`, the prompt and the new tokens.
+        """
+        import torch
+        from transformers import LogitsProcessorList
+
+        if not self.own and self.sampling is None:
+            return LogitsProcessorList()
+        made: list[LogitsProcessorList] = []
+
+        def keep(model: Any, ids: torch.Tensor, *, logits_processor: Any, **_: Any) -> torch.Tensor:
+            del model
+            made.append(logits_processor)
+            return ids
+
+        config: Any = copy.deepcopy(model.generation_config)
+        settings: dict[str, Any] = {"do_sample": False}
+        if (sampling := self.sampling) is not None:
+            settings = {
+                "do_sample": True, "temperature": float(sampling.temperature),
+                "top_k": sampling.top_k, "top_p": sampling.top_p,
+            }  # fmt: skip
+        ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
+        try:
+            config.update(
+                max_length=None, max_new_tokens=self.max_new_tokens, pad_token_id=0,
+                eos_token_id=sorted(self.eos) or None, cache_implementation=None, **settings,
+            )  # fmt: skip
+            with configured(model, config):
+                model.generate(  # type: ignore[operator]
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=config,
+                    custom_generate=keep,
+                )
+        except FAILURES as error:
+            raise settings_error(error) from None
+        return made[0]
+
+    def reasons(self, written: Sequence[Sequence[int]]) -> list[Reason | None]:
+        """Return why each text ends after its last token; None for texts that continue."""
+        reasons: list[Reason | None] = []
+        for tokens, stopped in zip(written, self._stopped(written), strict=True):
+            if tokens[-1] in self.eos:
+                reasons.append("eos")
+            elif stopped:
+                reasons.append("stop")
+            else:
+                reasons.append("length" if len(tokens) >= self.max_new_tokens else None)
+        return reasons
+
+    def _stopped(self, written: Sequence[Sequence[int]]) -> list[bool]:
+        if not self.stop:
+            return [False] * len(written)
+        # A token is at least a byte; two more, since some decode differently at the beginning.
+        longest = max(len(stop.encode()) for stop in self.stop) + 2
+        tails = [tuple(tokens[-longest:]) for tokens in written]
+        distinct = list(dict.fromkeys(tails))
+        texts = dict(zip(distinct, self.tokenizer.batch_decode(distinct), strict=True))
+        return [any(stop in texts[tail] for stop in self.stop) for tail in tails]
+
+
+def acting_settings(model: PreTrainedModel) -> frozenset[str]:
+    """Return the names of a model's own settings that can change what it writes."""
+    from transformers import GenerationConfig
+
+    # Names that transformers does not know have no effect there either.
+    known = vars(GenerationConfig()).keys() - WITHOUT_EFFECT  # type: ignore[no-untyped-call]
+    own = vars(getattr(model, "generation_config", None) or GenerationConfig())  # type: ignore[no-untyped-call]
+    return frozenset(
+        name
+        for name in known
+        if own.get(name) is not None
+        and (name in ROW_BY_ROW or own[name] != (1 if name in ONE_IS_NONE else 0))
+    )
+
+
+@contextmanager
+def configured(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
+    """Replace the generation configuration, from which `generate` takes missing settings."""
+    own: Any = model.generation_config
+    model.generation_config = config
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def settings_error(error: Exception) -> EvaluationError:
+    """Describe an error of generation with the model's own settings in one line."""
+    return EvaluationError(
+        f"transformers cannot generate with generation_config.json ({type(error).__name__}: "
+        f"{one_line(error)})"
+    )
