@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""
 CALIBRATED = "acc_calibrated"
 """Name of the metric of accuracy after batch calibration."""
+OPTION = re.compile(r"\W*[A-Za-z]\W*")
+"""A letter that stands for an option of a question, which is no label to balance."""
 FEWSHOT_SEED = 1234
 """lm-eval's own default for drawing few-shot examples."""
 Samples = Mapping[str, Sequence[int]]
@@ -485,7 +488,8 @@ def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def add_calibrated(result: Mapping[str, Any]) -> None:
     """Add the metric `acc_calibrated` to tasks with the same labels for every document, in place.
 
-    These are multiple-choice tasks with the metric `acc` and one filter.
+    These are multiple-choice tasks with the metric `acc` and one filter. Except where the labels
+    are letters of options, `answered` holds the right label and the answer, by metric.
     """
     for task, every in result["samples"].items():
         samples = [sample for sample in every if CALIBRATED not in sample["metrics"]]
@@ -496,10 +500,16 @@ def add_calibrated(result: Mapping[str, Any]) -> None:
         labels, logprobs, right = zip(*choices, strict=True)
         if len(set(labels)) != 1:
             continue
-        answers = calibrate(np.array(logprobs)).argmax(axis=1).tolist()
-        for sample, answer, gold in zip(samples, answers, right, strict=True):
-            sample[CALIBRATED] = float(answer == gold)
+        plain = np.argmax(logprobs, axis=1)
+        calibrated = calibrate(np.array(logprobs)).argmax(axis=1)
+        names, classes = labels[0], not all(OPTION.fullmatch(label) for label in labels[0])
+        for sample, answer, other, gold in zip(samples, plain, calibrated, right, strict=True):
+            sample[CALIBRATED] = float(other == gold)
             sample["metrics"] = [*sample["metrics"], CALIBRATED]
+            if classes:
+                sample["answered"] = {
+                    "acc": (names[gold], names[answer]), CALIBRATED: (names[gold], names[other])
+                }  # fmt: skip
         key = f"{CALIBRATED},{samples[0]['filter']}"
         result["results"][task][key] = float(np.mean([sample[CALIBRATED] for sample in samples]))
 

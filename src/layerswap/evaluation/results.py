@@ -7,10 +7,11 @@ has scores with intervals, and marks significant differences.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,13 @@ from layerswap.checkpoint.remote import local_name
 from layerswap.errors import EvaluationError, one_line
 from layerswap.evaluation.languages import known_language, sample_shares
 from layerswap.evaluation.statistics import (
+    Balanced,
+    Classified,
     Comparison,
     Interval,
+    classified_of,
     compare,
+    disagreements,
     holm,
     mean_interval,
     mean_over_groups,
@@ -96,6 +101,8 @@ class Score:
     document: int  # position in the task
     score: float  # 0 or 1 for wrong and right
     main: bool  # true for the headline metric of the benchmark
+    label: str = ""  # right label of a classification; empty for other tasks
+    predicted: str = ""  # label that the model answers
 
 
 def open_folder(out: Path) -> Path:
@@ -125,8 +132,8 @@ def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
 
 def document_scores(
     samples: Sequence[Mapping[str, Any]], language: str | None, filter_name: str
-) -> Iterator[tuple[str, str, int, float]]:
-    """Yield metric, filter, document and score of every number about one document.
+) -> Iterator[tuple[str, str, int, float, str, str]]:
+    """Yield metric, filter, document, score, label and answer of every number about one document.
 
     Metrics over a whole corpus, such as BLEU, have no such score. With `language`, the share of the
     answer in this language is another metric, under the filter `filter_name`.
@@ -135,11 +142,12 @@ def document_scores(
         document, name = int(sample["doc_id"]), sample["filter"]
         if language and name == filter_name:
             for metric, share in sample_shares(sample, language).items():
-                yield metric, name, document, share
+                yield metric, name, document, share, "", ""
         for metric in sample["metrics"]:
             value = sample[metric]
             if isinstance(value, bool | int | float):
-                yield metric, name, document, float(value)
+                answered = sample.get("answered", {}).get(metric, ("", ""))
+                yield metric, name, document, float(value), *answered
 
 
 def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
@@ -150,10 +158,12 @@ def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
             task = task_of(name, asked)
             main = task.document_metric or task.metric
             language = known_language(task.language) if task.in_language else None
-            for metric, filter_, document, score in document_scores(samples, language, main[1]):
+            for metric, filter_, document, score, *answered in document_scores(
+                samples, language, main[1]
+            ):
                 scores.append(Score(
                     model, task.benchmark, task.language, name, metric, filter_, document, score,
-                    main=(metric, filter_) == main,
+                    (metric, filter_) == main, *answered,
                 ))  # fmt: skip
     return scores
 
@@ -180,6 +190,38 @@ def by_task(
         if score.metric in metrics:
             groups.setdefault((score.model, score.task, score.metric), []).append(score.score)
     return groups
+
+
+def classified(
+    scores: Sequence[Score], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], Classified]:
+    """Collect the headline answers of classifications, by model and task."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.main:
+            groups.setdefault((score.model, task_of(score.task, asked).name), []).append(score)
+    found = {
+        key: classified_of([(score.label, score.predicted) for score in group])
+        for key, group in groups.items()
+    }
+    return {key: one for key, one in found.items() if one is not None}
+
+
+def uneven_labels(scores: Sequence[Score], metric: str) -> Iterator[str]:
+    """Warn about tasks whose labels are not equally frequent, which calibration assumes."""
+    labels: dict[str, dict[int, str]] = {}
+    for score in scores:
+        if score.metric == metric and score.label:
+            labels.setdefault(score.task, {})[score.document] = score.label
+    for task, by_document in labels.items():
+        counts = Counter(by_document.values()).most_common()
+        (most, often), (least, seldom) = counts[0], counts[-1]
+        if often >= 1.5 * seldom:
+            yield (
+                f"{task}: calibration assumes equally frequent labels, but of "
+                f"{len(by_document):,} documents {often:,} are {most!r} and {seldom:,} {least!r}; "
+                "calibrated accuracy can be much lower"
+            )
 
 
 def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
@@ -352,6 +394,8 @@ class ScoreCell:
     p: float | None  # of the comparison, corrected by Holm over the whole table
     best: bool  # true if no other model has a higher mean; false where documents are left out
     documents: int  # of the model, of which `score.n` are common to all models
+    balanced: Balanced | None = None  # of a classification
+    balanced_against: Balanced | None = None  # its paired differences to the first model
 
     @property
     def significant(self) -> bool:
@@ -378,6 +422,7 @@ class SideBySide:
     cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row and model; None without scores
     means: tuple[LanguageMean, ...]  # of benchmarks with several languages
     notes: tuple[str, ...]  # about documents that are left out
+    disagreement: str  # where accuracy and balanced accuracy disagree; empty if nowhere
 
 
 def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
@@ -414,12 +459,32 @@ def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -
         ))  # fmt: skip
     means = _means({name: scores[name] for name in names}, rows)
     notes = tuple(_left_out(names, dict(zip(rows, cells, strict=True))))
-    return SideBySide(tuple(names), tuple(rows), tuple(cells), tuple(means), notes)
+    gaps = {
+        f"{' '.join(filter(None, row[:2]))}, {name} against {names[0]}": (
+            cell.against.difference, cell.balanced_against.balanced_accuracy
+        )
+        for row, line in zip(rows, cells, strict=True)
+        for name, cell in zip(names, line, strict=True)
+        if cell is not None and cell.against is not None and cell.balanced_against is not None
+    }  # fmt: skip
+    return SideBySide(
+        tuple(names), tuple(rows), tuple(cells), tuple(means), notes, disagreements(gaps)
+    )
 
 
 _Row = tuple[str, str, str]
-_Documents = dict[tuple[str, int], float]
-"""Score by task and document."""
+
+
+class Answered(NamedTuple):
+    """One document of a comparison."""
+
+    score: float
+    label: str
+    predicted: str
+
+
+_Documents = dict[tuple[str, int], Answered]
+"""By task and document."""
 
 
 def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]], set[str]]:
@@ -435,7 +500,8 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
                 # Without a record of the weights, a model is one only within its run.
                 key = str(columns.get("weights") or ""), run
                 documents = read.setdefault(score.model, {}).setdefault(key, {})
-                documents.setdefault(_row(score), {})[score.task, score.document] = score.score
+                answered = Answered(score.score, score.label, score.predicted)
+                documents.setdefault(_row(score), {})[score.task, score.document] = answered
                 if columns.get("bottom") is not None:
                     flattered.add(score.model)
     by_model: dict[str, dict[_Row, _Documents]] = {}
@@ -455,8 +521,8 @@ def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> boo
     weights = {weights for weights, _ in places}
     found: dict[tuple[_Row, tuple[str, int]], float] = {}
     same = all(
-        found.setdefault((row, document), score) == score
-        for rows in places.values() for row, by in rows.items() for document, score in by.items()
+        found.setdefault((row, document), one.score) == one.score
+        for rows in places.values() for row, by in rows.items() for document, one in by.items()
     )  # fmt: skip
     return same and len(weights) == 1 and "" not in weights
 
@@ -514,6 +580,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
     if not common:
         raise EvaluationError(f"{' '.join(row)}: the models share no document")
     first = None if models[0] is None else _values(models[0], common)
+    reference = None if models[0] is None else _classified(models[0], common)
     cells: list[ScoreCell | None] = []
     for number, documents in enumerate(models):
         if documents is None:
@@ -522,8 +589,12 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
         values = _values(documents, common)
         against = compare(values, first) if number and first is not None else None
         p = None if against is None else against.p_bootstrap
-        cells.append(ScoreCell(mean_interval(values), against, p, best=False,
-                               documents=len(documents)))  # fmt: skip
+        answers = _classified(documents, common)
+        cells.append(ScoreCell(
+            mean_interval(values), against, p, best=False, documents=len(documents),
+            balanced=None if answers is None else answers.balanced,
+            balanced_against=answers.minus(reference) if number and answers and reference else None,
+        ))  # fmt: skip
     return cells
 
 
@@ -533,4 +604,8 @@ def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tupl
 
 
 def _values(documents: _Documents, common: Sequence[tuple[str, int]]) -> npt.NDArray[np.float64]:
-    return np.array([documents[document] for document in common])
+    return np.array([documents[document].score for document in common])
+
+
+def _classified(documents: _Documents, common: Sequence[tuple[str, int]]) -> Classified | None:
+    return classified_of([documents[document][1:] for document in common])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ class Interval:
     high: float
     n: int
 
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval lies above or below zero, else 0."""
+        return (self.low > 0) - (self.high < 0)
+
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
@@ -45,7 +51,7 @@ class Interval:
         ±7.0 points)`.
         """
         points = 100 * self.mean
-        if self.low > 0 or self.high < 0:
+        if self.sign:
             return f"{abs(points):.1f} points {'higher' if points > 0 else 'lower'}"
         reach = 100 * max(self.high - self.mean, self.mean - self.low)
         return f"no difference detected (n={self.n}, ±{reach:.1f} points)"
@@ -172,6 +178,108 @@ def _resampled_means(
         for start in range(0, resamples, rows)
     ]
     return np.concatenate(means)
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Measures of a classification in which every label has the same weight."""
+
+    balanced_accuracy: Interval  # mean recall over the labels that occur
+    macro_f1: Interval  # mean F1 over the labels that occur or are answered
+
+
+@dataclass(frozen=True, eq=False)
+class Classified:
+    """Answers to the same documents, of one model or of several whose measures are averaged.
+
+    Attributes:
+        labels: the right labels, `(documents,)`.
+        predicted: the answers, `(models, documents)`.
+    """
+
+    labels: npt.NDArray[np.str_]
+    predicted: npt.NDArray[np.str_]
+
+    @cached_property
+    def balanced(self) -> Balanced:
+        """The measures, with bootstrap intervals over documents."""
+        return self._intervals(self._drawn, mean_interval(self._right))
+
+    def minus(self, other: Classified) -> Balanced:
+        """The paired differences of the measures to those of other answers to the documents."""
+        return self._intervals(
+            self._drawn - other._drawn, paired_difference(self._right, other._right)
+        )
+
+    @property
+    def _right(self) -> Values:
+        right: Values = (self.predicted == self.labels).mean(axis=0)
+        return right
+
+    def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
+        """Make intervals of resamples; `exact` is that of the accuracy where nothing varies."""
+        return Balanced(*(
+            exact if (one == exact.mean).all()
+            else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))
+            for one in drawn
+        ))  # fmt: skip
+
+    @cached_property
+    def _drawn(self) -> npt.NDArray[np.float64]:
+        """Both measures of the documents, then of every resample: `(2, 1 + RESAMPLES)`."""
+        counts = _resampled_counts(len(self.labels))
+        names = np.unique([self.labels, *self.predicted])[:, None]
+        support = counts @ (self.labels == names).T.astype(np.float32)
+        drawn = []
+        for predicted in self.predicted:
+            answered = counts @ (predicted == names).T.astype(np.float32)
+            both = (predicted == names) & (self.labels == names)
+            right = counts @ both.T.astype(np.float32)
+            drawn.append([
+                _mean_ratio(right, support), _mean_ratio(2 * right, support + answered)
+            ])  # fmt: skip
+        means: npt.NDArray[np.float64] = np.mean(drawn, axis=0)
+        return means
+
+
+def classified_of(answers: Sequence[tuple[str, str]]) -> Classified | None:
+    """Collect the right label and the answer of every document; None if one has no label."""
+    labels, predicted = zip(*answers, strict=True)
+    return Classified(np.array(labels), np.array([predicted])) if all(labels) else None
+
+
+def _mean_ratio(
+    above: npt.NDArray[np.float32], below: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float64]:
+    """Average ratios over the columns whose denominator is not 0."""
+    ratios = np.divide(above, below, out=np.zeros(below.shape), where=below > 0)
+    mean: npt.NDArray[np.float64] = ratios.sum(axis=1) / (below > 0).sum(axis=1)
+    return mean
+
+
+@lru_cache(maxsize=1)
+def _resampled_counts(n: int) -> npt.NDArray[np.float32]:
+    """Count how often each document occurs: once, then in every resample."""
+    rng = np.random.default_rng(0)
+    drawn = [np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(RESAMPLES)]
+    return np.array([np.ones(n), *drawn], dtype=np.float32)
+
+
+def disagreements(differences: Mapping[str, tuple[Interval, Interval]]) -> str:
+    """Describe, in one line, pairs of models that accuracy and balanced accuracy order differently.
+
+    Differences in accuracy and in balanced accuracy disagree if their intervals have opposite
+    signs, or if only one of them excludes zero, and also excludes the mean of the other. Empty if
+    none do.
+    """
+    found = [
+        f"{name} (accuracy: {accuracy.in_words()}; balanced accuracy: {balanced.in_words()})"
+        for name, (accuracy, balanced) in differences.items()
+        if accuracy.sign != balanced.sign
+        and any(a.sign and not a.low <= b.mean <= a.high
+                for a, b in ((accuracy, balanced), (balanced, accuracy)))
+    ]  # fmt: skip
+    return f"Accuracy and balanced accuracy disagree: {'; '.join(found)}." if found else ""
 
 
 @dataclass(frozen=True)
