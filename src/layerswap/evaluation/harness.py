@@ -468,21 +468,16 @@ def calibrate(
     Returns:
         The same shape, up to a constant in each row; the largest is the calibrated answer.
     """
-    logs = _normalised(logprobs)
-    batch = logs if others is None else _normalised(others)
+    logs, batch = (
+        rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+        for rows in (logprobs, logprobs if others is None else others)
+    )
     prior = np.logaddexp.reduce(batch, axis=0) - np.log(len(batch))
     # A label that is impossible everywhere stays impossible.
     calibrated = np.full_like(logs, -np.inf)
     possible = np.isfinite(prior)
     calibrated[:, possible] = logs[:, possible] - prior[possible]
     return calibrated
-
-
-def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    normalised: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(
-        logprobs, axis=1, keepdims=True
-    )
-    return normalised
 
 
 def add_calibrated(result: Mapping[str, Any]) -> None:
@@ -532,9 +527,9 @@ def _choice(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], in
     target = sample["target"]
     if isinstance(target, str) and target.strip() in labels:
         target = labels.index(target.strip())
-    if not isinstance(target, Integral) or len(labels) != len(logprobs):
+    if not isinstance(target, Integral) or np.isnan(logprobs).any():
         return None
-    if np.isnan(logprobs).any() or not np.isfinite(logprobs).any():
+    if not np.isfinite(logprobs).any():
         return None
     # A task that counts otherwise is not a plain choice.
     counted = float(int(np.argmax(logprobs)) == target)

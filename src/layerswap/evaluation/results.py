@@ -121,12 +121,9 @@ def open_folder(out: Path) -> Path:
 
 def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
     """Find the task that an lm-eval task belongs to: itself, or its group."""
-    for task in asked:
-        if name == task.name:
-            return task
-    for task in asked:
-        if name.startswith(f"{task.name}_"):
-            return task
+    own = [task for task in asked if task.name == name]
+    for task in own or [task for task in asked if name.startswith(f"{task.name}_")]:
+        return task
     raise EvaluationError(f"task {name} is not part of this evaluation")
 
 
@@ -196,13 +193,9 @@ def classified(
     scores: Sequence[Score], asked: Sequence[WrittenTask]
 ) -> dict[tuple[str, str], Classified]:
     """Collect the headline answers of classifications, by model and task."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        if score.main:
-            groups.setdefault((score.model, task_of(score.task, asked).name), []).append(score)
     found = {
         key: classified_of([(score.label, score.predicted) for score in group])
-        for key, group in groups.items()
+        for key, group in _headlines(scores, asked).items()
     }
     return {key: one for key, one in found.items() if one is not None}
 
@@ -241,16 +234,24 @@ def intervals_of(
 
     None if the headline score is of a whole corpus, such as BLEU.
     """
-    groups: dict[tuple[str, str], list[float]] = {}
-    for score in scores:
-        if score.main:
-            task = task_of(score.task, asked)
-            groups.setdefault((score.model, task.name), []).append(score.score)
     corpus = {task.name for task in asked if task.document_metric is not None}
     return {
-        (model, task): None if task in corpus else mean_interval(np.array(values))
-        for (model, task), values in groups.items()
-    }
+        (model, task): None if task in corpus else mean_interval(
+            np.array([score.score for score in group])
+        )
+        for (model, task), group in _headlines(scores, asked).items()
+    }  # fmt: skip
+
+
+def _headlines(
+    scores: Sequence[Score], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], list[Score]]:
+    """Group the headline scores by model and task or group."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.main:
+            groups.setdefault((score.model, task_of(score.task, asked).name), []).append(score)
+    return groups
 
 
 def write_results(
@@ -275,26 +276,22 @@ def write_results(
     scores = tidy(results, asked)
     further = [columns[score.model] for score in scores] if columns else ()
     write_rows(out / SCORES_TABLE, scores, Score, further)
-    write_rows(out / SAMPLES_TABLE, _samples(results, asked), Sample)
+    samples = [
+        sample
+        for model, result in results.items()
+        for name, answers in sorted(result["samples"].items())
+        for sample in samples_of(model, name, answers, task_of(name, asked).metric[1])
+    ]
+    write_rows(out / SAMPLES_TABLE, samples, Sample)
     return scores
 
 
 def read_scores(out: Path) -> list[Score]:
-    """Read the scores in a folder of `write_results`."""
+    """Read the scores in a folder, as `read_all_scores` without the columns."""
     return [score for score, _ in read_all_scores(out)]
 
 
 def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
-    """Read the scores in a folder of `write_results`, each with all its columns."""
-    path = out / SCORES_TABLE
-    if not path.is_file():
-        raise EvaluationError(
-            f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval` wrote"
-        )
-    return read_rows(path, Score)
-
-
-def read_any_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
     """Read the scores in a folder of `layerswap eval`, `sweep` or `study`, with their columns.
 
     From a sweep these are the scores on the test split, with a task's first metric as the headline.
@@ -335,16 +332,6 @@ class Sample:
     question: str  # last block of the prompt, without exemplars
     target: str  # right answer, as the task has it
     answer: str  # text after the task's filter, or the choice of the model
-
-
-def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
-    """List every answer of every model, under the filter of the headline metric."""
-    return [
-        sample
-        for model, result in results.items()
-        for name, samples in sorted(result["samples"].items())
-        for sample in samples_of(model, name, samples, task_of(name, asked).metric[1])
-    ]
 
 
 def samples_of(
@@ -495,7 +482,7 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
     read: dict[str, dict[tuple[str, Path], dict[_Row, _Documents]]] = {}
     flattered = set()
     for run in runs:
-        for score, columns in read_any_scores(run):
+        for score, columns in read_all_scores(run):
             if score.main:
                 # Without a record of the weights, a model is one only within its run.
                 key = str(columns.get("weights") or ""), run

@@ -16,9 +16,9 @@ from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError, one_line
 
 LEVEL = 0.95
-"""Default level of an interval."""
+"""Level of an interval."""
 RESAMPLES = 2000
-"""Default number of bootstrap samples."""
+"""Number of bootstrap samples."""
 _CHUNK_CELLS = 4_000_000
 """Indices drawn at a time (32 MB), so that memory does not grow with the resamples."""
 
@@ -57,47 +57,29 @@ class Interval:
         return f"no difference detected (n={self.n}, ±{reach:.1f} points)"
 
 
-def mean_interval(
-    correct: Values, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """Compute the mean of one value per example, with a percentile bootstrap interval.
+def mean_interval(correct: Values) -> Interval:
+    """Compute the mean of one value per example, with its 95% percentile bootstrap interval.
 
     If every example is right, or every one wrong, each resample repeats that. The interval is then
     the exact one (Clopper & Pearson, 1934).
 
     Args:
-        correct: bool or numbers, `(n,)`, one per example.
-        level: level of the interval, between 0 and 1.
-        resamples: number of bootstrap samples.
-        seed: seed of the draws; equal arguments give equal intervals.
+        correct: bool or numbers, `(n,)`, one per example; equal ones give equal intervals.
 
     Raises:
-        RecipeError: `correct` is not a vector of at least one finite number, or a setting is
-            out of range.
+        RecipeError: `correct` is not a vector of at least one finite number.
     """
     values = _vector(correct)
-    if not 0.0 < level < 1.0 or resamples < 1:
-        raise RecipeError(
-            f"an interval needs a level between 0 and 1 and at least one resample, "
-            f"not level={level}, resamples={resamples}"
-        )
     first, count = float(values[0]), len(values)
     if first in (0.0, 1.0) and (values == first).all():
         # Of n draws, none is otherwise with probability (1 - p)^n.
-        reach = 1 - ((1 - level) / 2) ** (1 / count)
+        reach = 1 - ((1 - LEVEL) / 2) ** (1 / count)
         return Interval(first, max(0.0, first - reach), min(1.0, first + reach), count)
-    means = _resampled_means(values, resamples, np.random.default_rng(seed))
-    return Interval(float(values.mean()), *_percentiles(means, level), count)
+    means = _resampled_means(values, np.random.default_rng(0))
+    return Interval(float(values.mean()), *_percentiles(means), count)
 
 
-def paired_difference(
-    a: Values,
-    b: Values,
-    *,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Interval:
+def paired_difference(a: Values, b: Values) -> Interval:
     """Compute the mean of `a - b` over the same examples; above 0, `a` is better.
 
     Pairing cancels the difficulty of each example, so the interval is narrower than two separate
@@ -108,12 +90,10 @@ def paired_difference(
         RecipeError: as `mean_interval`, or `a` and `b` differ in length.
     """
     differences = _differences(a, b)
-    interval = mean_interval(differences, level=level, resamples=resamples, seed=seed)
+    interval = mean_interval(differences)
     if not differences.any():
-        binary = bool(np.isin(_vector(a), (0, 1)).all())
-        return Interval(
-            0.0, -interval.high if binary else 0.0, interval.high if binary else 0.0, interval.n
-        )
+        reach = interval.high if np.isin(_vector(a), (0, 1)).all() else 0.0
+        return Interval(0.0, -reach, reach, interval.n)
     return interval
 
 
@@ -129,7 +109,7 @@ def mean_over_groups(groups: Sequence[Values]) -> Interval:
     if len(vectors) == 1 or (values == values[0]).all():
         return mean_interval(values)
     rng = np.random.default_rng(0)
-    drawn = np.mean([_resampled_means(vector, RESAMPLES, rng) for vector in vectors], axis=0)
+    drawn = np.mean([_resampled_means(vector, rng) for vector in vectors], axis=0)
     mean = float(np.mean([vector.mean() for vector in vectors]))
     return Interval(mean, *_percentiles(drawn), len(values))
 
@@ -161,21 +141,19 @@ def _vector(values: Values) -> npt.NDArray[np.float64]:
     return vector
 
 
-def _percentiles(
-    drawn: npt.NDArray[np.float64] | list[float], level: float = LEVEL
-) -> tuple[float, float]:
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+def _percentiles(drawn: npt.NDArray[np.float64] | list[float]) -> tuple[float, float]:
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def _resampled_means(
-    values: npt.NDArray[np.float64], resamples: int, rng: np.random.Generator
+    values: npt.NDArray[np.float64], rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
     n = len(values)
     rows = max(1, _CHUNK_CELLS // n)
     means = [
-        values[rng.integers(n, size=(min(rows, resamples - start), n))].mean(axis=1)
-        for start in range(0, resamples, rows)
+        values[rng.integers(n, size=(min(rows, RESAMPLES - start), n))].mean(axis=1)
+        for start in range(0, RESAMPLES, rows)
     ]
     return np.concatenate(means)
 
@@ -303,7 +281,7 @@ def paired_bootstrap_p(first: Values, second: Values) -> float:
     """
     delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     observed = abs(delta.mean())
-    means = _resampled_means(delta - delta.mean(), RESAMPLES, np.random.default_rng(0))
+    means = _resampled_means(delta - delta.mean(), np.random.default_rng(0))
     # A little slack, so that a mean that ties with the observed one counts.
     extreme = int((np.abs(means) >= observed - 1e-12).sum())
     return (extreme + 1) / (RESAMPLES + 1)
@@ -341,7 +319,6 @@ class RankedPair:
     p_nemenyi: float  # accounts for all pairs
     p_conover: float  # corrected by Holm
     p_wilcoxon: float  # over conditions, corrected by Holm
-    effect: float  # matched-pairs rank-biserial correlation, -1..1 (Kerby, 2014)
 
 
 @dataclass(frozen=True)
@@ -391,7 +368,7 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
     pairs = tuple(
         RankedPair(
             names[i], names[j], float((table[:, i] - table[:, j]).mean()), _p(nemenyi[i, j]),
-            p_conover[k], p_wilcoxon[k], rank_biserial(table[:, i] - table[:, j]),
+            p_conover[k], p_wilcoxon[k],
         )
         for k, (i, j) in enumerate(both)
     )  # fmt: skip
@@ -407,21 +384,6 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
         pairs,
         conditions,
     )
-
-
-def rank_biserial(differences: npt.NDArray[np.float64]) -> float:
-    """Compute the matched-pairs rank-biserial correlation, the effect size of Wilcoxon's test.
-
-    The share of the rank sum with a positive difference, minus the share with a negative one
-    (Kerby, 2014); 0 if nothing differs.
-    """
-    from scipy.stats import rankdata
-
-    moved = differences[differences != 0]
-    if not len(moved):
-        return 0.0
-    ranks = rankdata(np.abs(moved))
-    return float((ranks[moved > 0].sum() - ranks[moved < 0].sum()) / ranks.sum())
 
 
 def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:

@@ -1,30 +1,6 @@
-r"""Reads benchmarks and suites from YAML files, and writes their lm-eval tasks in any language.
+"""Reads benchmarks and suites from YAML files, and writes their lm-eval tasks in any language.
 
-A new benchmark is one file, anywhere. `layerswap eval MODEL --suite greetings.yaml --language sw
---data DIR` evaluates on this one, whose texts are in `DIR/greetings/sw.test.tsv`:
-
-    title: Greetings
-    source: https://example.org/greetings
-    licence: CC BY 4.0
-    languages: [sw, en]                       # in the benchmark's own codes
-    metric: [acc, none]                       # lm-eval's metric and filter to report
-    size: {documents: 100, read: 20}          # for estimates
-    task_name: greetings_{code}_{shots}shot
-    splits: [test]
-    labels: [polite, rude]
-    data:
-      files: ["greetings/{code}.{split}.tsv"]
-      columns: {text: sentence, label: tone}  # the task's columns, from the file's
-    task:                                     # a task of lm-eval, its placeholders filled in
-      dataset_path: json
-      dataset_kwargs: {data_files: "{files}"}
-      output_type: multiple_choice
-      test_split: test
-      num_fewshot: "{shots}"
-      doc_to_text: "{{text}}\nThis is"
-      doc_to_target: "{{label}}"
-      doc_to_choice: "{labels}"
-      metric_list: [{metric: acc}]
+A new benchmark is one file, anywhere; docs/evaluation.md has a complete example.
 
 Placeholders are `{code}`, `{shots}`, `{files}`, `{labels}`, the keys of `variants`, and each of
 these with `_name` for the English name of a language. Benchmarks with rules of their own name
@@ -32,11 +8,9 @@ Python functions: `rows` reads the data, `modules` gives the task its metrics an
 lm-eval's own tasks, a file from somebody else can run code. Data files are looked for beside the
 YAML first, at the path that it gives, then in the folder of `--data`.
 
-A suite has the number of exemplars of each of its benchmarks, shipped or a file beside it. A
-benchmark alone is a suite too, with its default number of exemplars.
-
-    title: My suite
-    benchmarks: {mgsm: 8, greetings.yaml: 0}
+A suite has the number of exemplars of each of its benchmarks, shipped or a file beside it, such as
+`benchmarks: {mgsm: 8, greetings.yaml: 0}`. A benchmark alone is a suite too, with its default
+number of exemplars.
 """
 
 from __future__ import annotations
@@ -128,7 +102,7 @@ class Group(Strict):
 
 
 class Benchmark(Strict):
-    """A benchmark. The module's docstring has an example."""
+    """A benchmark. docs/evaluation.md has an example."""
 
     name: str = ""  # that of its file when not given
     title: str
