@@ -186,24 +186,16 @@ def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str
     logits = model(input_ids=ids, use_cache=False).logits[0, predicted - 1].float()
     chosen = ids[0, predicted]
     if labels == "model":
-        chosen = draw_labels(logits.detach(), key)
+        number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+        generator = torch.Generator().manual_seed(number)
+        uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
+        chosen = draw_tokens(logits.detach(), uniform.to(logits.device))
     return torch.log_softmax(logits, -1).gather(-1, chosen[:, None]).sum()
-
-
-def draw_labels(logits: torch.Tensor, key: str) -> torch.Tensor:
-    """Draw a token from each row of logits; equal keys give equal draws on any device."""
-    import torch
-
-    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
-    generator = torch.Generator().manual_seed(number)
-    uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
-    return draw_tokens(logits, uniform.to(logits.device))
 
 
 def _write(
     folder: Path, model: PreTrainedModel, fisher: dict[str, torch.Tensor], checkpoint: Checkpoint
 ) -> None:
-    """Write the Fisher under the checkpoint's names of tensors."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -424,7 +424,6 @@ def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
 
 
 def _files_hash(plan: Plan) -> str:
-    """Hash the tokenizer and the generation configuration."""
     digest = hashlib.sha256()
     files = [tokenizer_folder(plan) / name for name in COPIED[1]]
     for file in (generation_file(plan), *files):
@@ -433,7 +432,6 @@ def _files_hash(plan: Plan) -> str:
 
 
 def _transformers(plan: Plan, settings: EvaluationSettings) -> Any:
-    """Load one model as lm-eval's own class."""
     from lm_eval.models.huggingface import HFLM
 
     size, device = settings.batch_size, pick_device(settings.device)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from layerswap._types import PathLike
 from layerswap.checkpoint import open_checkpoint
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 BASE, TASK, LANGUAGE, BOTH = range(4)
 """The four models, by their position in the virtual model."""
+_Sums = dict[tuple[str, int], npt.NDArray[np.float64]]
+"""Squared norms of departures and changes, summed over batches."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ def additivity(
     plans = _four_plans(base, task, language, dtype)
     virtual = VirtualModel(plans, device=device)
     stack = SplitModel(virtual.switch(BASE), virtual.layers, virtual.device)
-    sums = _Sums()
+    sums: _Sums = defaultdict(lambda: np.zeros(2))
     exact = True
     with torch.inference_mode():
         for ids, mask in batches([text.ids for text in read], batch_size):
@@ -80,15 +86,19 @@ def additivity(
             states = [_states(virtual, index, inputs) for index in range(len(plans))]
             real = inputs["attention_mask"].bool()
             for step in range(len(states[BASE])):
-                sums.add(("whole", step), [state[step][real] for state in states])
+                sums["whole", step] += _squares([state[step][real] for state in states])
             del states[TASK:]
             if exact:
                 exact = _add_alone(virtual, stack, inputs, states[BASE], sums)
-    layers = len(stack.layers)
+    departures = {
+        key: float((departure / change) ** 0.5) if change else 0.0
+        for key, (departure, change) in sums.items()
+    }
+    layers = range(len(stack.layers))
     return Additivity(
-        tuple(sums.departure(("whole", layer)) for layer in range(layers)),
-        sums.departure(("whole", layers)),
-        tuple(sums.departure(("alone", layer)) for layer in range(layers)) if exact else (),
+        tuple(departures["whole", layer] for layer in layers),
+        departures["whole", len(layers)],
+        tuple(departures["alone", layer] for layer in layers) if exact else (),
     )
 
 
@@ -158,29 +168,16 @@ def _add_alone(
                 stacklevel=3,
             )
             return False
-        sums.add(("alone", layer), outputs)
+        sums["alone", layer] += _squares(outputs)
     return True
 
 
-class _Sums:
-    """Squared norms of departures and changes, summed over batches in float64."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, int], tuple[float, float]] = {}
-
-    def add(self, key: tuple[str, int], outputs: Sequence[torch.Tensor]) -> None:
-        base, task, language, both = (output.double() for output in outputs)
-        change = both - base
-        departure = change - (task - base) - (language - base)
-        before = self._sums.get(key, (0.0, 0.0))
-        self._sums[key] = (
-            before[0] + float(departure.square().sum()),
-            before[1] + float(change.square().sum()),
-        )
-
-    def departure(self, key: tuple[str, int]) -> float:
-        departure, change = self._sums[key]
-        return float((departure / change) ** 0.5) if change else 0.0
+def _squares(outputs: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
+    """Return the squared norms of the departure and of the change, in float64."""
+    base, task, language, both = (output.double() for output in outputs)
+    change = both - base
+    departure = change - (task - base) - (language - base)
+    return np.array([float(departure.square().sum()), float(change.square().sum())])
 
 
 @dataclass(frozen=True)

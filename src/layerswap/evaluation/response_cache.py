@@ -246,8 +246,6 @@ class ResponseCache:
 
     def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
         known = self._store.known(self._keys[number], keys)
-        if not known.keys() >= set(keys):
-            raise EvaluationError("the file of answers is damaged: it lost some; delete it")
         return [known[key] for key in keys]
 
 
@@ -328,12 +326,9 @@ def _sampling(settings: Mapping[str, Any], own: Any) -> Sampling | None:
     if not draws:
         return None
 
-    def setting(name: str, default: float) -> Any:
-        value = settings.get(name, getattr(own, name, None))
-        return default if value is None else value
-
+    top_k, top_p = (settings.get(name, getattr(own, name, None)) for name in ("top_k", "top_p"))
     return Sampling(
         temperature=temperature or 1.0,
-        top_k=setting("top_k", DEFAULT_TOP_K),
-        top_p=setting("top_p", 1.0),
+        top_k=DEFAULT_TOP_K if top_k is None else top_k,
+        top_p=1.0 if top_p is None else top_p,
     )

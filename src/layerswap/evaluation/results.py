@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,6 +41,7 @@ ANSWERS = "answers.sqlite"
 Results = Mapping[str, Mapping[str, Any]]
 """The results of lm-eval by model, with `samples`."""
 RowT = TypeVar("RowT")
+KeyT = TypeVar("KeyT")
 
 
 def write_rows(
@@ -178,26 +179,15 @@ def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
     return list(tasks.values())
 
 
-def by_task(
-    scores: Sequence[Score], metrics: Sequence[str]
-) -> dict[tuple[str, str, str], list[float]]:
-    """Group the scores under some metrics by model, task and metric."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    for score in scores:
-        if score.metric in metrics:
-            groups.setdefault((score.model, score.task, score.metric), []).append(score.score)
-    return groups
-
-
 def classified(
     scores: Sequence[Score], asked: Sequence[WrittenTask]
 ) -> dict[tuple[str, str], Classified]:
     """Collect the headline answers of classifications, by model and task."""
-    found = {
-        key: classified_of([(score.label, score.predicted) for score in group])
+    return {
+        key: found
         for key, group in _headlines(scores, asked).items()
+        if (found := classified_of([(score.label, score.predicted) for score in group]))
     }
-    return {key: one for key, one in found.items() if one is not None}
 
 
 def uneven_labels(scores: Sequence[Score], metric: str) -> Iterator[str]:
@@ -243,15 +233,19 @@ def intervals_of(
     }  # fmt: skip
 
 
+def grouped(scores: Iterable[Score], key: Callable[[Score], KeyT]) -> dict[KeyT, list[Score]]:
+    """Group scores by a key, in the order of its first scores."""
+    groups: dict[KeyT, list[Score]] = {}
+    for score in scores:
+        groups.setdefault(key(score), []).append(score)
+    return groups
+
+
 def _headlines(
     scores: Sequence[Score], asked: Sequence[WrittenTask]
 ) -> dict[tuple[str, str], list[Score]]:
-    """Group the headline scores by model and task or group."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        if score.main:
-            groups.setdefault((score.model, task_of(score.task, asked).name), []).append(score)
-    return groups
+    main = (score for score in scores if score.main)
+    return grouped(main, lambda score: (score.model, task_of(score.task, asked).name))
 
 
 def write_results(
@@ -368,10 +362,6 @@ def _answer(sample: Mapping[str, Any]) -> str:
     return str(answers[0]) if len(answers) == 1 else "; ".join(map(str, answers))
 
 
-SIGNIFICANCE_LEVEL = 0.05
-"""Corrected p-values below this level are marked."""
-
-
 @dataclass(frozen=True)
 class ScoreCell:
     """One model on one benchmark in one language."""
@@ -387,7 +377,7 @@ class ScoreCell:
     @property
     def significant(self) -> bool:
         """True if the model differs from the first after the correction."""
-        return self.p is not None and self.p < SIGNIFICANCE_LEVEL
+        return self.p is not None and self.p < 0.05
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,6 @@ def _read(pipe: IO[bytes], seconds: float, until: bytes = b"\0") -> tuple[bytes,
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

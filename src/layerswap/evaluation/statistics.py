@@ -279,7 +279,7 @@ def paired_bootstrap_p(first: Values, second: Values) -> float:
     The differences are shifted to a mean of 0 and resampled. The p-value is the share of means at
     least as far from 0 as the observed one, and never below 1 / (RESAMPLES + 1).
     """
-    delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    delta = _differences(first, second)
     observed = abs(delta.mean())
     means = _resampled_means(delta - delta.mean(), np.random.default_rng(0))
     # A little slack, so that a mean that ties with the observed one counts.
@@ -291,10 +291,8 @@ def wilcoxon_p(first: Values, second: Values) -> float | None:
     """Test by Wilcoxon's signed ranks, two-sided; None if no score differs."""
     from scipy.stats import wilcoxon
 
-    delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
-    if not np.any(delta):
-        return None
-    return float(wilcoxon(delta, zero_method="wilcox").pvalue)
+    delta = _differences(first, second)
+    return float(wilcoxon(delta, zero_method="wilcox").pvalue) if delta.any() else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -477,7 +475,6 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
 
 
 def _interval(test: Callable[..., Any], signal: Values, quality: Values) -> Interval:
-    """Compute a correlation with its percentile bootstrap interval over merges."""
     rng, count = np.random.default_rng(0), len(quality)
     drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
     resampled = [_correlation(test, signal[rows], quality[rows]) for rows in drawn]

@@ -210,8 +210,12 @@ def _scores(
         for metric, interval in vars(answers.balanced).items()
     ]
     metrics = (*([CALIBRATED] if calibrated else []), ANSWER, REASONING)
-    for (model, name, metric), shares in files.by_task(rows, metrics).items():
-        interval = mean_interval(np.array(shares))
+    shares = files.grouped(
+        (row for row in rows if row.metric in metrics),
+        lambda row: (row.model, row.task, row.metric),
+    )
+    for (model, name, metric), group in shares.items():
+        interval = mean_interval(np.array([row.score for row in group]))
         scores.append({"model": model, "task": name, "metric": metric, "score": interval.mean,
                        **_bounds(interval)})  # fmt: skip
     return scores

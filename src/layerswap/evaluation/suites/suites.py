@@ -176,18 +176,12 @@ class WrittenTask:
 
 def parts_of(suite: str) -> tuple[TaskPart, ...]:
     """Read the benchmarks of a suite, given by its name or its file (`.yaml`)."""
-    return _parts(Path(suite)) if suite.endswith(".yaml") else _shipped(suite)
-
-
-@cache
-def _shipped(suite: str) -> tuple[TaskPart, ...]:
-    known = suite_names()
-    if suite not in known:
-        raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
-    return _parts(Path(__file__).parent / f"{suite}.yaml")
-
-
-def _parts(path: Path) -> tuple[TaskPart, ...]:
+    path = Path(suite)
+    if path.suffix != ".yaml":
+        known = suite_names()
+        if suite not in known:
+            raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
+        path = Path(__file__).parent / f"{suite}.yaml"
     data, lines = parse_yaml(read_text(path), str(path))
     if not (isinstance(data, dict) and "benchmarks" in data):
         expected = "a benchmark is a mapping with `task` and `data`"
@@ -196,10 +190,10 @@ def _parts(path: Path) -> tuple[TaskPart, ...]:
         shipped = path.parent == Path(__file__).parent
         return (TaskPart(named, named.shots, None if shipped else path),)
     expected = "a suite is a mapping with `benchmarks`"
-    suite = validate(Suite, data, where=str(path), expected=expected, lines=lines)
+    whole = validate(Suite, data, where=str(path), expected=expected, lines=lines)
     return tuple(
         TaskPart(part.benchmark, shots, part.file)
-        for name, shots in suite.benchmarks.items()
+        for name, shots in whole.benchmarks.items()
         for part in parts_of(str(path.parent / name) if name.endswith(".yaml") else name)
     )
 
@@ -290,7 +284,6 @@ def write_suite(
 
 
 def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
-    """Find the benchmark's code of a language."""
     if benchmark.runs_code and not allow_code:
         raise EvaluationError(
             f"{benchmark.name} runs programs that a model writes; allow it with --allow-code, or "
@@ -449,7 +442,6 @@ def _write_task(
 
 
 def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
-    """Read the rows of a split in one language, with the columns of the task."""
     names = _file_names(table, code, split)
     path = data.find(*names)
     if path is not None:
@@ -482,7 +474,6 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
 
 
 def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
-    """Read a column of the task from a row of the table."""
     column = next((column for column in columns if column in row), None)
     if column is None:
         raise EvaluationError(f"{where}: has no column {columns[-1]!r}")
