@@ -34,6 +34,7 @@ from layerswap.evaluation.harness import CALIBRATED, calibrate
 from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
 from layerswap.evaluation.statistics import (
+    RESAMPLES,
     Interval,
     holm,
     mean_interval,
@@ -267,6 +268,39 @@ def labels_table(task: str, first: str, second: str) -> str:
         ]
         rows.append([name, str(number), *each, points(paired_over_groups(kept_a, kept_b))])
     return table(["", "n", *LANGUAGES.values(), "mean"], rows)
+
+
+def balanced(task: str, *models: str) -> Interval:
+    """Balanced accuracy of a model, or of the first minus the second.
+
+    The mean over languages and pairs. Documents are resampled; translations are drawn together.
+    """
+    rng = np.random.default_rng(0)
+    drawn = []
+    for number, code in enumerate(LANGUAGES):
+        first, *second = (over_pairs(task, one)[number] for one in models)
+        values = first - second[0] if second else first
+        own, n = np.array(labels(task)[code]), len(values)
+        if not (drawn and translations(task)):
+            rows = [np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(RESAMPLES)]
+            counts = np.array([np.ones(n), *rows])
+        masks = np.array([own == name for name in np.unique(own)]).T
+        held, right = counts @ masks, counts @ (masks * values[:, None])
+        drawn.append(np.nanmean(np.where(held > 0, right / np.maximum(held, 1), np.nan), axis=1))
+    whole = np.mean(drawn, axis=0)
+    return Interval(whole[0], *np.quantile(whole[1:], [0.025, 0.975]), len(whole))
+
+
+def balanced_table() -> str:
+    """Balanced accuracy of each model, and the default swap minus it."""
+    swap, rows = str(DEFAULT), []
+    for name, words in SEED_NAMES.items():
+        cells = across_pairs(lambda task, name=name: per_cent(balanced(task, name)), name)
+        gaps = across_pairs(lambda task, name=name: points(balanced(task, swap, name)), name)
+        gaps = gaps if name != swap else [""] * len(gaps)
+        rows.append([words, *(one for both in zip(cells, gaps, strict=True) for one in both)])
+    head = [part for task in TASKS for part in (task, "the swap minus it")]
+    return table(["balanced accuracy", *head], rows)
 
 
 @cache
@@ -683,6 +717,7 @@ def tables() -> dict[str, str]:
         "means": means_table(),
         "summary": summary_table(),
         "differences": differences_table(),
+        "balanced": balanced_table(),
         **{task: languages_table(task) for task in TASKS},
         "origins": origins_table(),
         "steps": steps_table(),

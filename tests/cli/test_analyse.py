@@ -149,12 +149,8 @@ def test_linearity_writes_a_table_and_figures(layerswap, experts, with_tokenizer
     assert (out / "linearity.svg").read_bytes() == svg
 
 
-def test_linearity_refuses_in_one_line(layerswap, experts, with_tokenizer, texts, tmp_path):
-    base, out = with_tokenizer(experts.base, "base"), tmp_path / "out"
-    wrong = layerswap(*linearity(experts, base, texts, out, "--elsewhere", "soup"))
-    assert (wrong.code, wrong.err) == (
-        2, "error: elsewhere is 'soup'; it is task, language or base\n",
-    )  # fmt: skip
+def test_linearity_refuses_in_one_line(layerswap, experts, texts, tmp_path):
+    out = tmp_path / "out"
     none = layerswap(*linearity(experts, experts.base, texts, out))
     assert none.code == 2
     assert none.err.startswith(f"error: {experts.base}: its tokenizer cannot be loaded (")
@@ -164,13 +160,13 @@ def test_linearity_refuses_in_one_line(layerswap, experts, with_tokenizer, texts
 
 def test_the_figure_of_linearity_shows_the_measured_values():
     line = Line((-0.5, 0.0, 0.5, 1.0, 1.5), (3.0, 1.0, 1.75, 2.0, 4.0))
-    found = Connectivity(line, (line, line, line), "base")
+    found = Connectivity(line, (line, line, line))
     sums = Additivity((0.1, 0.2, 0.3), 0.4, (0.01, 0.02, 0.03))
     left, middle, right, _ = draw_linearity(found, sums).figure.axes
     assert tuple(left.lines[0].get_ydata()) == line.losses
     assert tuple(left.lines[1].get_ydata()) == (1.0, 2.0)
     assert len(middle.lines) == 3
-    assert "base elsewhere" in middle.get_title()
+    assert "task expert elsewhere" in middle.get_title()
     assert [bar.get_width() for bar in right.patches] == [0.1, 0.2, 0.3, 0.01, 0.02, 0.03]
     assert right.lines[0].get_xdata()[0] == 0.4
     *_, right, _ = draw_linearity(found, Additivity(sums.layers, 0.4, ())).figure.axes

@@ -13,7 +13,6 @@ from layerswap.evaluation.languages import (
     identified_code,
     known_language,
     language_shares,
-    sample_shares,
     share_in,
 )
 from layerswap.evaluation.results import Score, tidy, write_results
@@ -69,11 +68,7 @@ def test_a_mixed_text_counts_its_letters():
 def test_code_formulas_markup_and_numbers_are_left_out(noise):
     assert share_in(noise, "en") is None
     assert share_in(f"{SWAHILI}\n{noise}", "sw") == 1
-
-
-def test_amounts_of_money_are_not_formulas():
-    text = f"She makes $18 from {ENGLISH} Then she has $5 left."
-    assert share_in(text, "en") == 1
+    assert share_in(f"She makes $18 from {ENGLISH} Then she has $5 left.", "en") == 1
 
 
 def test_reasoning_has_a_share_of_its_own():
@@ -111,11 +106,6 @@ def test_scores_hold_the_share_once_for_each_document():
     for other in (unknown, elsewhere):
         scores = tidy({"m": {"samples": {"mgsm_sw": samples}}}, other)
         assert ANSWER not in {score.metric for score in scores}
-
-
-def test_choices_have_no_language_share():
-    assert sample_shares({"resps": [[(-1.5, True)], [(-2.0, False)]]}, "sw") == {}
-    assert sample_shares({"resps": [[SWAHILI]]}, "sw") == {ANSWER: 1}
 
 
 def test_a_study_has_a_table_of_the_languages_that_its_models_wrote(tmp_path):

@@ -83,9 +83,10 @@ def test_eval_shows_calibrated_accuracy_on_request(world, tmp_path):
         assert done.exit_code == 0, done.output
         return {one["metric"]: one for one in json.loads(done.stdout)["scores"]}
 
-    assert set(rows()) == {"acc"}
+    plain = {"acc", "balanced_accuracy", "macro_f1"}
+    assert set(rows()) == plain
     shown = rows("--calibrate")
-    assert set(shown) == {"acc", CALIBRATED}
+    assert set(shown) == {*plain, CALIBRATED}
     assert shown[CALIBRATED]["n"] == len(QUESTIONS)
 
 
@@ -97,3 +98,8 @@ def test_a_sweep_chooses_by_it(world, tmp_path):
     done = CliRunner().invoke(app, ["sweep", str(sweep), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert CALIBRATED in done.output
+    assert "balanced accuracy, %" in done.output
+    board = json.loads((tmp_path / "out" / "board.json").read_text())
+    one = next(row for row in board["test"] if row["selected_minus"])
+    assert set(one["selected_minus_balanced"]) == {"balanced_accuracy", "macro_f1"}
+    assert 0 <= one["macro_f1"]["mean"] <= 1

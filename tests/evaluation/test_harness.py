@@ -168,17 +168,6 @@ def test_a_crash_between_two_batches_keeps_what_was_answered(world, tmp_path):
     assert [comparable(one) for one in found] == [comparable(one) for one in whole]
 
 
-def test_chosen_documents_and_members(world):
-    sweep = sweep_of(world)
-    tokenizer = AutoTokenizer.from_pretrained(world["task"])
-    found = evaluate(
-        sweep, tokenizer, ["maembe_choose"], include=[world["tasks"]], members=[4],
-        samples={"maembe_choose": [1, 3]},
-    )  # fmt: skip
-    assert len(found) == 1
-    assert [row["doc_id"] for row in found[0]["samples"]["maembe_choose"]] == [1, 3]
-
-
 def test_a_limit_that_leaves_out_answers_is_reported(world, tmp_path):
     rows = [{"question": q, "choices": ["1", "2"], "right": right} for q, right in
             (("one", 0), ("uno", 0), ("two", 1))]  # fmt: skip
@@ -348,16 +337,6 @@ def test_chats_are_those_of_lm_eval(world, settings, tmp_path):
     folder = sweep.plans[0].save(tmp_path / "merged")
     expected = with_lm_eval(world, str(folder), names, chat_tokenizer(world), **settings)
     assert_same(found, expected)
-
-
-def test_a_template_that_is_not_applied_is_reported(world):
-    lines = []
-    tokenizer = chat_tokenizer(world)
-    assert PromptOptions().with_chat_template(tokenizer, lines.append) is tokenizer
-    assert len(lines) == 1
-    assert "--apply-chat-template" in lines[0]
-    PromptOptions(apply_chat_template=True).with_chat_template(tokenizer, lines.append)
-    assert len(lines) == 1
 
 
 def test_a_template_that_is_not_applied_is_reported_once_for_all_models(world, tmp_path):

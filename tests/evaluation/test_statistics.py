@@ -14,7 +14,6 @@ from layerswap.evaluation.statistics import (
     paired_bootstrap_p,
     paired_difference,
     predictors,
-    rank_biserial,
     wilcoxon_p,
 )
 
@@ -23,7 +22,7 @@ RNG = np.random.default_rng(0)
 
 def test_the_interval_of_a_share_is_close_to_the_normal_one():
     right = np.arange(1000) < 300
-    interval = mean_interval(right, seed=1)
+    interval = mean_interval(right)
     half = 1.96 * (0.3 * 0.7 / 1000) ** 0.5
     assert interval.mean == pytest.approx(0.3)
     assert interval.low == pytest.approx(0.3 - half, abs=0.005)
@@ -35,9 +34,9 @@ def test_the_interval_of_a_share_is_close_to_the_normal_one():
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     hits = 0
     for _ in range(300):
-        interval = mean_interval(RNG.random(100) < 0.4, level=0.9, resamples=300, seed=0)
+        interval = mean_interval(RNG.random(100) < 0.4)
         hits += interval.low <= 0.4 <= interval.high
-    assert 0.83 < hits / 300 < 0.96
+    assert 0.88 < hits / 300 < 0.99
 
 
 @pytest.mark.parametrize("count", [1, 12, 100])
@@ -92,9 +91,7 @@ def test_invalid_scores_are_refused(values):
         mean_interval(values)
 
 
-def test_settings_out_of_range_are_refused():
-    with pytest.raises(RecipeError, match="level between 0 and 1"):
-        mean_interval(np.ones(3), level=95)
+def test_a_difference_of_other_examples_is_refused():
     with pytest.raises(RecipeError, match="same examples on both sides"):
         paired_difference(np.ones(3), np.ones(4))
 
@@ -137,8 +134,6 @@ def test_wilcoxon_is_that_of_demsar():
     # The same paper, section 3.1.3: C4.5 against C4.5+m, sums of ranks 12 and 93, z = -2.54.
     p = wilcoxon_p(np.array(DEMSAR["C4.5"]), np.array(DEMSAR["C4.5+m"]))
     assert p == pytest.approx(0.0109, abs=0.004)
-    delta = np.array(DEMSAR["C4.5+m"]) - np.array(DEMSAR["C4.5"])
-    assert rank_biserial(delta) > 0.7
 
 
 def test_holm_is_that_of_its_definition():
@@ -182,7 +177,6 @@ def test_equal_treatments_do_not_differ():
     found = friedman({name: [0.1, 0.2, 0.3] for name in "abc"})
     assert found.p == 1.0
     assert all(pair.p_nemenyi == 1.0 == pair.p_wilcoxon for pair in found.pairs)
-    assert all(pair.effect == 0 for pair in found.pairs)
 
 
 def test_the_signal_that_orders_the_merges_comes_first():

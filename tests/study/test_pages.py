@@ -21,12 +21,13 @@ from layerswap.evaluation.results import (
     compare_runs,
     write_rows,
 )
+from layerswap.evaluation.statistics import disagreements
 from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report
 from layerswap.search.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
 from layerswap.study.journal import PAGE, StudyJournal
 from layerswap.study.live import live_page, losses_of, progress_report
-from layerswap.study.report import FinishedSteps, verdict
+from layerswap.study.report import FinishedSteps, both_differences, verdict
 from layerswap.study.results import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.study.runner import run_graph
 from layerswap.study.step_functions import EXPERT, write_study_tables
@@ -57,6 +58,32 @@ def test_the_verdict_is_one_sentence():
         "Of 3 results, the selected swap is above the task expert in 1 (maths, sw) and below it in "
         "none; no difference is detected in 2."
     )
+
+
+def test_accuracy_and_balanced_accuracy_that_disagree_are_reported():
+    labels = np.array(["sport"] * 80 + ["health"] * 20)
+    answers = {DEFAULT: labels[:1].repeat(100), TASK_EXPERT: labels.copy(), SOUP: labels.copy()}
+    answers[TASK_EXPERT][:26] = "health"  # 74 right: 54 of 80, and 20 of 20
+    answers[SOUP][:40] = "health"
+    of_pair = {replace(one, pair=pair): given for pair in "ab" for one, given in answers.items()}
+    scores = {one: (given == labels) * 1.0 for one, given in of_pair.items()}
+    found = benchmark_result("sw", "topics", BenchmarkScores(scores, 0, labels, of_pair), None)
+    results = StudyResults([found], [])
+    assert found.selected == DEFAULT
+    balanced = found.over_pairs.classified[DEFAULT].balanced
+    assert balanced.balanced_accuracy.mean == 0.5
+    assert results.to_dict()["languages"]["sw"]["topics"][str(SOUP)]["balanced_accuracy"][
+        "mean"
+    ] == pytest.approx(0.75)
+    table = results.tables["topics, sw: balanced by label"]
+    assert [row[0] for row in table.rows] == [str(one) for one in answers]
+    assert table.rows[1][-1].startswith("+33.8 [")
+    line = disagreements(both_differences([found]))
+    assert line.startswith(
+        "Accuracy and balanced accuracy disagree: topics, sw, swap, default against task expert "
+        "(accuracy: no difference detected"
+    )
+    assert "against soup (accuracy: 20.0 points higher; balanced accuracy: 25.0 points lo" in line
 
 
 def test_one_pair_has_no_extremes_and_few_results_no_ranks():
@@ -102,8 +129,21 @@ def hostile_study(root, train=()):
             one = replace(recipe, pair="0-0")
             for document in range(20):
                 right = float(rng.random() < 0.5)
-                scores.append(Score(str(one), HOSTILE, "sw", HOSTILE, "acc", "none", document,
-                                    right, True))  # fmt: skip
+                scores.append(
+                    Score(
+                        str(one),
+                        HOSTILE,
+                        "sw",
+                        HOSTILE,
+                        "acc",
+                        "none",
+                        document,
+                        right,
+                        True,
+                        HOSTILE,
+                        HOSTILE if right else "other",
+                    )
+                )
                 question = f"What is said here? {story(document)} {HOSTILE}"
                 samples.append(Sample(str(one), HOSTILE, document, question, "7", HOSTILE))
                 columns.append(one.to_dict())

@@ -62,13 +62,6 @@ class Line(commands.Group):
     steps: Annotated[
         int, typer.Option(min=2, help="Number of steps from one expert to the other.")
     ] = 4
-    elsewhere: Annotated[
-        str,
-        typer.Option(
-            metavar="task|language|base",
-            help="Source of the other layers while one is interpolated.",
-        ),
-    ] = "task"
     max_length: Annotated[int, typer.Option(min=2, help="Largest length of a text, in tokens.")] = (
         256
     )

@@ -39,9 +39,9 @@ def sweep(
     with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
         result = run_sweep(checked, recipe, store=store, log=output.log)
         facts = files.write_result(result, folder)
-    table = files.results_table(result)
+    tables = [files.results_table(result), files.balanced_table(result)]
     lines: list[object] = [
-        *([table] if table else []),
+        *filter(None, tables),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
@@ -147,7 +147,7 @@ def compare(
     from layerswap.evaluation.results import compare_runs
 
     compared = compare_runs(runs, models=model)
-    lines: list[object] = []
+    lines: list[object] = [compared.disagreement, ""] if compared.disagreement else []
     for table in comparison_tables(compared):
         if to == "text":
             lines += [table, ""]

@@ -158,7 +158,7 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
     The total is compositions times requests: a document with one prompt is one request, a choice of
     four is four. Answers that the store already has are not counted.
     """
-    from layerswap.evaluation.response_cache import CountingStore
+    from layerswap.evaluation.response_cache import AnswerStore
 
     with _shown() as start:
         job = Job(label, 0, "answers")
@@ -168,7 +168,7 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
             job.total = total
             advance(done - job.done)
 
-        yield CountingStore(path, count)
+        yield AnswerStore(path, count)
 
 
 @contextmanager

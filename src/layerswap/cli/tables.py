@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.statistics import Interval
 from layerswap.report.tables import (
+    BALANCED,
     STAR,
     Table,
+    balanced_words,
     best_cells,
     difference_words,
     interval_words,
@@ -160,7 +162,24 @@ def comparison_tables(compared: SideBySide) -> list[Table]:
                  if (row[0], row[2]) == key}  # fmt: skip
         tables += _of_benchmark(compared.models, key, lines, means.get(key))
     legend = f"{STAR[:-1]}; **: also p < .05 after Holm's correction for all comparisons."
-    return [*tables[:-1], replace(tables[-1], caption=f"{tables[-1].caption}. {legend}")]
+    tables[-1] = replace(tables[-1], caption=f"{tables[-1].caption}. {legend}")
+    return [*tables, *_balanced_tables(compared)]
+
+
+def _balanced_tables(compared: SideBySide) -> Iterator[Table]:
+    """The balanced measures of every row that is a classification."""
+    for (benchmark, language, _), cells in zip(compared.rows, compared.cells, strict=True):
+        rows: list[list[Any]] = [
+            [model, *vars(cell.balanced).values(),
+             *balanced_words(cell.balanced_against)]
+            for model, cell in zip(compared.models, cells, strict=True) if cell and cell.balanced
+        ]  # fmt: skip
+        if rows:
+            where = ", ".join(filter(None, [benchmark, language and language_name(language)]))
+            columns = [f"{name}{minus}" for minus in ("", f" minus {compared.models[0]}")
+                       for name in BALANCED]  # fmt: skip
+            caption = f"{where}: mean recall and mean F1 over labels, %, with 95% intervals"
+            yield Table(["model", *columns], rows, caption)
 
 
 def _of_benchmark(

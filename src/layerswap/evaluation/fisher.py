@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from layerswap._types import Bars, no_bars
 from layerswap.checkpoint import (
     Checkpoint,
-    TensorInfo,
     atomic_folder,
     fingerprint,
     open_checkpoint,
@@ -100,7 +100,10 @@ def estimate_fisher(
     texts = read_examples(Path(data).expanduser())
     checkpoint = open_checkpoint(os.fspath(model))
     before = _fingerprints(checkpoint)
-    loaded, tokenizer = _load(checkpoint, device)
+    where = open_device(pick_device(device))
+    tokenizer = load_tokenizer(checkpoint.folder, named=checkpoint.identity)
+    loaded: Any = load_causal_lm(checkpoint.folder, dtype="float32", named=checkpoint.identity)
+    loaded = loaded.to(where).eval()
     chosen = sorted(random.Random(seed).sample(range(len(texts)), min(examples, len(texts))))
     rows = [(i, tokenize(texts[i], tokenizer, max_length)) for i in chosen]
     rows = [(i, row) for i, row in rows if row.predicted]
@@ -183,31 +186,16 @@ def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str
     logits = model(input_ids=ids, use_cache=False).logits[0, predicted - 1].float()
     chosen = ids[0, predicted]
     if labels == "model":
-        chosen = draw_labels(logits.detach(), key)
+        number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+        generator = torch.Generator().manual_seed(number)
+        uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
+        chosen = draw_tokens(logits.detach(), uniform.to(logits.device))
     return torch.log_softmax(logits, -1).gather(-1, chosen[:, None]).sum()
-
-
-def draw_labels(logits: torch.Tensor, key: str) -> torch.Tensor:
-    """Draw a token from each row of logits; equal keys give equal draws on any device."""
-    import torch
-
-    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
-    generator = torch.Generator().manual_seed(number)
-    uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
-    return draw_tokens(logits, uniform.to(logits.device))
-
-
-def _load(checkpoint: Checkpoint, device: str | None) -> tuple[PreTrainedModel, Any]:
-    where = open_device(pick_device(device))
-    tokenizer = load_tokenizer(checkpoint.folder, named=checkpoint.identity)
-    model: Any = load_causal_lm(checkpoint.folder, dtype="float32", named=checkpoint.identity)
-    return model.to(where).eval(), tokenizer
 
 
 def _write(
     folder: Path, model: PreTrainedModel, fisher: dict[str, torch.Tensor], checkpoint: Checkpoint
 ) -> None:
-    """Write the Fisher under the checkpoint's names of tensors."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -217,7 +205,9 @@ def _write(
         model.save_pretrained(draft, state_dict=fisher, max_shard_size="1000TB")
     stored = read_header(draft / "model.safetensors")
     expected = {n: t for n, t in checkpoint.tensors.items() if t.dtype in FLOAT_DTYPES}
-    other = sorted(n for n, t in stored.items() if t.shape != _shape(expected, n))
+    other = sorted(
+        n for n, t in stored.items() if n not in expected or t.shape != expected[n].shape
+    )
     if other:
         raise MergeError(
             f"{checkpoint.identity}: transformers has a tensor {other[0]!r} that the checkpoint "
@@ -230,13 +220,7 @@ def _write(
         save_file(whole, folder / FISHER_WEIGHTS, {"format": "pt"})
     else:
         (draft / "model.safetensors").rename(folder / FISHER_WEIGHTS)
-    for file in draft.iterdir():
-        file.unlink()
-    draft.rmdir()
-
-
-def _shape(tensors: dict[str, TensorInfo], name: str) -> tuple[int, ...] | None:
-    return tensors[name].shape if name in tensors else None
+    shutil.rmtree(draft)
 
 
 def _norm(fisher: dict[str, torch.Tensor]) -> float:

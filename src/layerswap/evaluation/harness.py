@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""
 CALIBRATED = "acc_calibrated"
 """Name of the metric of accuracy after batch calibration."""
+OPTION = re.compile(r"\W*[A-Za-z]\W*")
+"""A letter that stands for an option of a question, which is no label to balance."""
 FEWSHOT_SEED = 1234
 """lm-eval's own default for drawing few-shot examples."""
 Samples = Mapping[str, Sequence[int]]
@@ -421,7 +424,6 @@ def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
 
 
 def _files_hash(plan: Plan) -> str:
-    """Hash the tokenizer and the generation configuration."""
     digest = hashlib.sha256()
     files = [tokenizer_folder(plan) / name for name in COPIED[1]]
     for file in (generation_file(plan), *files):
@@ -430,7 +432,6 @@ def _files_hash(plan: Plan) -> str:
 
 
 def _transformers(plan: Plan, settings: EvaluationSettings) -> Any:
-    """Load one model as lm-eval's own class."""
     from lm_eval.models.huggingface import HFLM
 
     size, device = settings.batch_size, pick_device(settings.device)
@@ -465,8 +466,10 @@ def calibrate(
     Returns:
         The same shape, up to a constant in each row; the largest is the calibrated answer.
     """
-    logs = _normalised(logprobs)
-    batch = logs if others is None else _normalised(others)
+    logs, batch = (
+        rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+        for rows in (logprobs, logprobs if others is None else others)
+    )
     prior = np.logaddexp.reduce(batch, axis=0) - np.log(len(batch))
     # A label that is impossible everywhere stays impossible.
     calibrated = np.full_like(logs, -np.inf)
@@ -475,17 +478,11 @@ def calibrate(
     return calibrated
 
 
-def _normalised(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    normalised: npt.NDArray[np.float64] = logprobs - np.logaddexp.reduce(
-        logprobs, axis=1, keepdims=True
-    )
-    return normalised
-
-
 def add_calibrated(result: Mapping[str, Any]) -> None:
     """Add the metric `acc_calibrated` to tasks with the same labels for every document, in place.
 
-    These are multiple-choice tasks with the metric `acc` and one filter.
+    These are multiple-choice tasks with the metric `acc` and one filter. Except where the labels
+    are letters of options, `answered` holds the right label and the answer, by metric.
     """
     for task, every in result["samples"].items():
         samples = [sample for sample in every if CALIBRATED not in sample["metrics"]]
@@ -496,10 +493,16 @@ def add_calibrated(result: Mapping[str, Any]) -> None:
         labels, logprobs, right = zip(*choices, strict=True)
         if len(set(labels)) != 1:
             continue
-        answers = calibrate(np.array(logprobs)).argmax(axis=1).tolist()
-        for sample, answer, gold in zip(samples, answers, right, strict=True):
-            sample[CALIBRATED] = float(answer == gold)
+        plain = np.argmax(logprobs, axis=1)
+        calibrated = calibrate(np.array(logprobs)).argmax(axis=1)
+        names, classes = labels[0], not all(OPTION.fullmatch(label) for label in labels[0])
+        for sample, answer, other, gold in zip(samples, plain, calibrated, right, strict=True):
+            sample[CALIBRATED] = float(other == gold)
             sample["metrics"] = [*sample["metrics"], CALIBRATED]
+            if classes:
+                sample["answered"] = {
+                    "acc": (names[gold], names[answer]), CALIBRATED: (names[gold], names[other])
+                }  # fmt: skip
         key = f"{CALIBRATED},{samples[0]['filter']}"
         result["results"][task][key] = float(np.mean([sample[CALIBRATED] for sample in samples]))
 
@@ -522,9 +525,9 @@ def _choice(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], in
     target = sample["target"]
     if isinstance(target, str) and target.strip() in labels:
         target = labels.index(target.strip())
-    if not isinstance(target, Integral) or len(labels) != len(logprobs):
+    if not isinstance(target, Integral) or np.isnan(logprobs).any():
         return None
-    if np.isnan(logprobs).any() or not np.isfinite(logprobs).any():
+    if not np.isfinite(logprobs).any():
         return None
     # A task that counts otherwise is not a plain choice.
     counted = float(int(np.argmax(logprobs)) == target)

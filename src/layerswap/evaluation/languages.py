@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
 
@@ -66,19 +67,15 @@ def match(language: str, supported: Iterable[str]) -> str | None:
     """
     tag = standard_tag(language)
     wanted, script = _parts(tag)
-    same = {code: parts for code in supported if (parts := _parts_of(code)) and parts[0] == wanted}
+    same = {}
+    for code in supported:
+        with suppress(EvaluationError):  # not every code of a benchmark is a language
+            if (parts := _parts(standard_tag(code)))[0] == wanted:
+                same[code] = parts
     exact = [code for code, parts in same.items() if parts[1] == script]
     if exact:
         return exact[0]
     return next(iter(same)) if len(same) == 1 and "-" not in tag else None
-
-
-def _parts_of(code: str) -> tuple[str, str] | None:
-    """Return language and script of a benchmark's code; None if it is not a language."""
-    try:
-        return _parts(standard_tag(code))
-    except EvaluationError:
-        return None
 
 
 @cache

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from layerswap._types import PathLike
 from layerswap.checkpoint import open_checkpoint
@@ -19,13 +23,7 @@ from layerswap.engine.split import SplitModel
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.errors import EvaluationError
-from layerswap.evaluation.examples import (
-    Tokenized,
-    Tokens,
-    as_tokens,
-    read_examples,
-    tokenize,
-)
+from layerswap.evaluation.examples import Tokenized, as_tokens, read_examples, tokenize
 from layerswap.merge import Plan, make_plan
 
 if TYPE_CHECKING:
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
 BASE, TASK, LANGUAGE, BOTH = range(4)
 """The four models, by their position in the virtual model."""
+_Sums = dict[tuple[str, int], npt.NDArray[np.float64]]
+"""Squared norms of departures and changes, summed over batches."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def additivity(
     plans = _four_plans(base, task, language, dtype)
     virtual = VirtualModel(plans, device=device)
     stack = SplitModel(virtual.switch(BASE), virtual.layers, virtual.device)
-    sums = _Sums()
+    sums: _Sums = defaultdict(lambda: np.zeros(2))
     exact = True
     with torch.inference_mode():
         for ids, mask in batches([text.ids for text in read], batch_size):
@@ -86,15 +86,19 @@ def additivity(
             states = [_states(virtual, index, inputs) for index in range(len(plans))]
             real = inputs["attention_mask"].bool()
             for step in range(len(states[BASE])):
-                sums.add(("whole", step), [state[step][real] for state in states])
+                sums["whole", step] += _squares([state[step][real] for state in states])
             del states[TASK:]
             if exact:
                 exact = _add_alone(virtual, stack, inputs, states[BASE], sums)
-    layers = len(stack.layers)
+    departures = {
+        key: float((departure / change) ** 0.5) if change else 0.0
+        for key, (departure, change) in sums.items()
+    }
+    layers = range(len(stack.layers))
     return Additivity(
-        tuple(sums.departure(("whole", layer)) for layer in range(layers)),
-        sums.departure(("whole", layers)),
-        tuple(sums.departure(("alone", layer)) for layer in range(layers)) if exact else (),
+        tuple(departures["whole", layer] for layer in layers),
+        departures["whole", len(layers)],
+        tuple(departures["alone", layer] for layer in layers) if exact else (),
     )
 
 
@@ -164,34 +168,16 @@ def _add_alone(
                 stacklevel=3,
             )
             return False
-        sums.add(("alone", layer), outputs)
+        sums["alone", layer] += _squares(outputs)
     return True
 
 
-class _Sums:
-    """Squared norms of departures and changes, summed over batches in float64."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, int], tuple[float, float]] = {}
-
-    def add(self, key: tuple[str, int], outputs: Sequence[torch.Tensor]) -> None:
-        base, task, language, both = (output.double() for output in outputs)
-        change = both - base
-        departure = change - (task - base) - (language - base)
-        before = self._sums.get(key, (0.0, 0.0))
-        self._sums[key] = (
-            before[0] + float(departure.square().sum()),
-            before[1] + float(change.square().sum()),
-        )
-
-    def departure(self, key: tuple[str, int]) -> float:
-        departure, change = self._sums[key]
-        return float((departure / change) ** 0.5) if change else 0.0
-
-
-OtherLayers = Literal["task", "language", "base"]
-ORIGIN = "origin"
-"""Name of the base in recipes where the other layers come from it."""
+def _squares(outputs: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
+    """Return the squared norms of the departure and of the change, in float64."""
+    base, task, language, both = (output.double() for output in outputs)
+    change = both - base
+    departure = change - (task - base) - (language - base)
+    return np.array([float(departure.square().sum()), float(change.square().sum())])
 
 
 @dataclass(frozen=True)
@@ -217,8 +203,7 @@ class Connectivity:
     """Loss between two experts."""
 
     whole: Line  # all weights interpolated
-    layers: tuple[Line, ...]  # for each layer, only its weights interpolated
-    elsewhere: OtherLayers = "task"  # source of all other weights meanwhile
+    layers: tuple[Line, ...]  # for each layer, only its weights; the others are the task expert's
 
 
 def connectivity(
@@ -226,8 +211,6 @@ def connectivity(
     language: PathLike,
     texts: Sequence[Tokenized],
     *,
-    base: PathLike | None = None,
-    elsewhere: OtherLayers = "task",
     steps: int = 4,
     batch_size: int = 16,
     dtype: str = "float32",
@@ -236,53 +219,35 @@ def connectivity(
     """Measure the loss along the line between two experts, for the whole model and each layer.
 
     At position a the weights are `(1 - a) task + a language`. One sweep holds all models, writes
-    nothing, and shares the work of common layers. The other weights come from `elsewhere` while one
+    nothing, and shares the work of common layers. The other weights are the task expert's while one
     layer is interpolated (Adilova et al., 2024, interpolate one layer of a trained model).
     """
     if steps < 1:
         raise EvaluationError(f"a line has 1 step or more, not {steps}")
-    if elsewhere not in ("task", "language", "base"):
-        raise EvaluationError(f"elsewhere is {elsewhere!r}; it is task, language or base")
     read = as_tokens(texts)
-    experts, other = {"task": os.fspath(task), "language": os.fspath(language)}, str(elsewhere)
-    if elsewhere == "base":
-        if base is None:
-            raise EvaluationError("elsewhere is the base; give the base")
-        other = ORIGIN
-        experts[ORIGIN] = os.fspath(base)
+    experts = {"task": os.fspath(task), "language": os.fspath(language)}
     recipe = {"experts": experts, "soup": {"experts": ["task"]}, "bake": True, "dtype": dtype}
     opened = make_plan(check_recipe(recipe, where="linearity"))
     positions = tuple(step / steps for step in range(steps + 1))
     plans = [
-        _between(opened, at, layer, other)
+        _between(opened, at, layer)
         for layer in (None, *range(opened.composition.layers))
         for at in positions
     ]
-    losses = _losses(Sweep(plans, device=device), read, batch_size)
-    count = len(positions)
-    lines = [
-        Line(positions, tuple(losses[start : start + count]))
-        for start in range(0, len(losses), count)
-    ]
-    return Connectivity(lines[0], tuple(lines[1:]), elsewhere)
-
-
-def _between(opened: Plan, at: float, layer: int | None, other: str) -> Plan:
-    """Plan position `at` in one layer, or everywhere when None; all else comes from `other`."""
-    take = {name: share for name, share in (("task", 1 - at), ("language", at)) if share}
-    places = [Override(layers="all", take=take if layer is None else {other: 1.0})]
-    if layer is not None:
-        places.append(Override(layers=str(layer), take=take))
-    return opened.with_recipe(opened.recipe.model_copy(update={"places": places}))
-
-
-def _losses(sweep: Sweep, texts: Sequence[Tokens], batch_size: int) -> list[float]:
-    """Return the mean loss per predicted token of every composition, in nats."""
     requests = [(text.ids[: text.predicted.start], text.ids[text.predicted.start :])
-                for text in texts]  # fmt: skip
-    scores = sweep.loglikelihood(requests, batch_size=batch_size)
-    count = sum(len(text.predicted) for text in texts)
-    return [-float(row.sum()) / count for row in scores.logprob]
+                for text in read]  # fmt: skip
+    scores = Sweep(plans, device=device).loglikelihood(requests, batch_size=batch_size)
+    predicted = sum(len(text.predicted) for text in read)
+    losses = (-scores.logprob.sum(-1) / predicted).reshape(-1, len(positions))
+    whole, *layers = (Line(positions, tuple(map(float, row))) for row in losses)
+    return Connectivity(whole, tuple(layers))
+
+
+def _between(opened: Plan, at: float, layer: int | None) -> Plan:
+    """Plan position `at` in one layer of the task expert, or everywhere when None."""
+    take = {name: share for name, share in (("task", 1 - at), ("language", at)) if share}
+    places = [Override(layers="all" if layer is None else str(layer), take=take)]
+    return opened.with_recipe(opened.recipe.model_copy(update={"places": places}))
 
 
 @dataclass(frozen=True)
@@ -335,21 +300,21 @@ def measure_linearity(
     language: str,
     text: Path,
     *,
-    max_length: int = 256,
-    dtype: str = "float32",
-    device: str = "cpu",
+    max_length: int,
+    dtype: str,
+    device: str,
     **settings: Any,
 ) -> Linearity:
     """Measure two experts on the texts of a file, with the tokenizer of the base.
 
-    `settings` are `elsewhere` and `steps` of `connectivity`.
+    `settings` are those of `connectivity`.
     """
     examples = read_examples(text)
     checkpoint = open_checkpoint(base)
     tokenizer = load_tokenizer(checkpoint.folder, named=checkpoint.identity)
     read = [tokenize(example, tokenizer, max_length) for example in examples]
     texts = [tokens for tokens in read if tokens.predicted]
-    line = connectivity(task, language, texts, base=base, dtype=dtype, device=device, **settings)
+    line = connectivity(task, language, texts, dtype=dtype, device=device, **settings)
     sums = additivity(base, task, language, texts, dtype=dtype, device=device)
     predicted = sum(len(tokens.predicted) for tokens in texts)
     return Linearity(line, sums, len(texts), len(read) - len(texts), predicted)

@@ -7,7 +7,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,14 @@ class AnswerStore:
     """Answers by composition and request, in one SQLite file that survives a crash.
 
     Without a path they stay in memory. A damaged file or a full disk is an `EvaluationError`.
+    `count` is called with the requests without an answer so far, and with those answered.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path | None = None, count: Callable[[int, int], None] = lambda asked, done: None
+    ) -> None:
+        self._path, self._count = path, count
+        self._asked, self._answered = set[int](), 0
         with self._damage_named():
             self._database = sqlite3.connect(path or ":memory:", isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
@@ -50,17 +54,19 @@ class AnswerStore:
             known = {request: json.loads(answer) for request, answer in rows if request in wanted}
             if not all(isinstance(answer, list) for answer in known.values()):
                 raise ValueError("it holds other values")
+        self._asked |= {hash((composition, text)) for text in wanted if text not in known}
+        self._count(len(self._asked), self._answered)
         return known
 
     def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
         """Store answers by composition and request; they are on disk when this returns."""
+        rows = [(key, request, json.dumps(answer)) for key, request, answer in answers]
         with self._damage_named():
             self._database.execute("BEGIN")
-            self._database.executemany(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?)",
-                [(key, request, json.dumps(answer)) for key, request, answer in answers],
-            )
+            self._database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
+        self._answered += len(rows)
+        self._count(len(self._asked), self._answered)
 
     def adopt(self, path: Path, compositions: Iterable[str]) -> int:
         """Copy answers of some compositions from another store; return the number of new ones."""
@@ -91,29 +97,6 @@ class AnswerStore:
             raise EvaluationError(
                 f"{self._path}: cannot be used to keep answers ({error}); {advice}"
             ) from None
-
-
-class CountingStore(AnswerStore):
-    """A store that calls `count` with its requests without an answer so far, and those answered."""
-
-    def __init__(self, path: Path | None, count: Callable[[int, int], None]) -> None:
-        super().__init__(path)
-        self._count, self._asked, self._answered = count, set[int](), 0
-
-    def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
-        """Return the stored answers, and count the requests that have none."""
-        wanted = list(requests)
-        known = super().known(composition, wanted)
-        self._asked |= {hash((composition, text)) for text in wanted if text not in known}
-        self._count(len(self._asked), self._answered)
-        return known
-
-    def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
-        """Store answers, and count them."""
-        kept = list(answers)
-        super().keep(kept)
-        self._answered += len(kept)
-        self._count(len(self._asked), self._answered)
 
 
 def composition_key(plan: Plan) -> str:
@@ -263,8 +246,6 @@ class ResponseCache:
 
     def _answers(self, number: int, keys: Sequence[str]) -> list[Answer]:
         known = self._store.known(self._keys[number], keys)
-        if not known.keys() >= set(keys):
-            raise EvaluationError("the file of answers is damaged: it lost some; delete it")
         return [known[key] for key in keys]
 
 
@@ -282,12 +263,6 @@ def cached_model(sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache)
     Its attribute `number` is the position, among the members of the cache, of the composition that
     answers.
     """
-    return _model_class()(sweep, tokenizer, cache)
-
-
-@lru_cache
-def _model_class() -> Any:
-    """Define the class on first use, since lm-eval takes long to import."""
     import torch
     from lm_eval.models.huggingface import HFLM
 
@@ -302,19 +277,6 @@ def _model_class() -> Any:
                 self._device = torch.device("cpu")
             self.number = 0
             self._responses = cache
-
-        # A bar would count the requests of one composition of many.
-        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            """Answer as lm-eval does, without a progress bar."""
-            return super().loglikelihood(requests, disable_tqdm=True)
-
-        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            """Answer as lm-eval does, without a progress bar."""
-            return super().loglikelihood_rolling(requests, disable_tqdm=True)
-
-        def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            """Answer as lm-eval does, without a progress bar."""
-            return super().generate_until(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(
             self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
@@ -343,7 +305,10 @@ def _model_class() -> Any:
             texts = pad(written, fill=self.tokenizer.pad_token_id, width=new).to(context.device)
             return torch.cat([context, texts], dim=1)
 
-    return CachedModel
+    for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+        # A bar would count the requests of one composition of many.
+        setattr(CachedModel, name, partialmethod(getattr(HFLM, name), disable_tqdm=True))
+    return CachedModel(sweep, tokenizer, cache)
 
 
 def _sampling(settings: Mapping[str, Any], own: Any) -> Sampling | None:
@@ -361,12 +326,9 @@ def _sampling(settings: Mapping[str, Any], own: Any) -> Sampling | None:
     if not draws:
         return None
 
-    def setting(name: str, default: float) -> Any:
-        value = settings.get(name, getattr(own, name, None))
-        return default if value is None else value
-
+    top_k, top_p = (settings.get(name, getattr(own, name, None)) for name in ("top_k", "top_p"))
     return Sampling(
         temperature=temperature or 1.0,
-        top_k=setting("top_k", DEFAULT_TOP_K),
-        top_p=setting("top_p", 1.0),
+        top_k=DEFAULT_TOP_K if top_k is None else top_k,
+        top_p=1.0 if top_p is None else top_p,
     )

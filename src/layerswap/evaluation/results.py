@@ -7,10 +7,11 @@ has scores with intervals, and marks significant differences.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,13 @@ from layerswap.checkpoint.remote import local_name
 from layerswap.errors import EvaluationError, one_line
 from layerswap.evaluation.languages import known_language, sample_shares
 from layerswap.evaluation.statistics import (
+    Balanced,
+    Classified,
     Comparison,
     Interval,
+    classified_of,
     compare,
+    disagreements,
     holm,
     mean_interval,
     mean_over_groups,
@@ -36,6 +41,7 @@ ANSWERS = "answers.sqlite"
 Results = Mapping[str, Mapping[str, Any]]
 """The results of lm-eval by model, with `samples`."""
 RowT = TypeVar("RowT")
+KeyT = TypeVar("KeyT")
 
 
 def write_rows(
@@ -96,6 +102,8 @@ class Score:
     document: int  # position in the task
     score: float  # 0 or 1 for wrong and right
     main: bool  # true for the headline metric of the benchmark
+    label: str = ""  # right label of a classification; empty for other tasks
+    predicted: str = ""  # label that the model answers
 
 
 def open_folder(out: Path) -> Path:
@@ -114,19 +122,16 @@ def open_folder(out: Path) -> Path:
 
 def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
     """Find the task that an lm-eval task belongs to: itself, or its group."""
-    for task in asked:
-        if name == task.name:
-            return task
-    for task in asked:
-        if name.startswith(f"{task.name}_"):
-            return task
+    own = [task for task in asked if task.name == name]
+    for task in own or [task for task in asked if name.startswith(f"{task.name}_")]:
+        return task
     raise EvaluationError(f"task {name} is not part of this evaluation")
 
 
 def document_scores(
     samples: Sequence[Mapping[str, Any]], language: str | None, filter_name: str
-) -> Iterator[tuple[str, str, int, float]]:
-    """Yield metric, filter, document and score of every number about one document.
+) -> Iterator[tuple[str, str, int, float, str, str]]:
+    """Yield metric, filter, document, score, label and answer of every number about one document.
 
     Metrics over a whole corpus, such as BLEU, have no such score. With `language`, the share of the
     answer in this language is another metric, under the filter `filter_name`.
@@ -135,11 +140,12 @@ def document_scores(
         document, name = int(sample["doc_id"]), sample["filter"]
         if language and name == filter_name:
             for metric, share in sample_shares(sample, language).items():
-                yield metric, name, document, share
+                yield metric, name, document, share, "", ""
         for metric in sample["metrics"]:
             value = sample[metric]
             if isinstance(value, bool | int | float):
-                yield metric, name, document, float(value)
+                answered = sample.get("answered", {}).get(metric, ("", ""))
+                yield metric, name, document, float(value), *answered
 
 
 def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
@@ -150,10 +156,12 @@ def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
             task = task_of(name, asked)
             main = task.document_metric or task.metric
             language = known_language(task.language) if task.in_language else None
-            for metric, filter_, document, score in document_scores(samples, language, main[1]):
+            for metric, filter_, document, score, *answered in document_scores(
+                samples, language, main[1]
+            ):
                 scores.append(Score(
                     model, task.benchmark, task.language, name, metric, filter_, document, score,
-                    main=(metric, filter_) == main,
+                    (metric, filter_) == main, *answered,
                 ))  # fmt: skip
     return scores
 
@@ -171,15 +179,32 @@ def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
     return list(tasks.values())
 
 
-def by_task(
-    scores: Sequence[Score], metrics: Sequence[str]
-) -> dict[tuple[str, str, str], list[float]]:
-    """Group the scores under some metrics by model, task and metric."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
+def classified(
+    scores: Sequence[Score], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], Classified]:
+    """Collect the headline answers of classifications, by model and task."""
+    return {
+        key: found
+        for key, group in _headlines(scores, asked).items()
+        if (found := classified_of([(score.label, score.predicted) for score in group]))
+    }
+
+
+def uneven_labels(scores: Sequence[Score], metric: str) -> Iterator[str]:
+    """Warn about tasks whose labels are not equally frequent, which calibration assumes."""
+    labels: dict[str, dict[int, str]] = {}
     for score in scores:
-        if score.metric in metrics:
-            groups.setdefault((score.model, score.task, score.metric), []).append(score.score)
-    return groups
+        if score.metric == metric and score.label:
+            labels.setdefault(score.task, {})[score.document] = score.label
+    for task, by_document in labels.items():
+        counts = Counter(by_document.values()).most_common()
+        (most, often), (least, seldom) = counts[0], counts[-1]
+        if often >= 1.5 * seldom:
+            yield (
+                f"{task}: calibration assumes equally frequent labels, but of "
+                f"{len(by_document):,} documents {often:,} are {most!r} and {seldom:,} {least!r}; "
+                "calibrated accuracy can be much lower"
+            )
 
 
 def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
@@ -199,16 +224,28 @@ def intervals_of(
 
     None if the headline score is of a whole corpus, such as BLEU.
     """
-    groups: dict[tuple[str, str], list[float]] = {}
-    for score in scores:
-        if score.main:
-            task = task_of(score.task, asked)
-            groups.setdefault((score.model, task.name), []).append(score.score)
     corpus = {task.name for task in asked if task.document_metric is not None}
     return {
-        (model, task): None if task in corpus else mean_interval(np.array(values))
-        for (model, task), values in groups.items()
-    }
+        (model, task): None if task in corpus else mean_interval(
+            np.array([score.score for score in group])
+        )
+        for (model, task), group in _headlines(scores, asked).items()
+    }  # fmt: skip
+
+
+def grouped(scores: Iterable[Score], key: Callable[[Score], KeyT]) -> dict[KeyT, list[Score]]:
+    """Group scores by a key, in the order of its first scores."""
+    groups: dict[KeyT, list[Score]] = {}
+    for score in scores:
+        groups.setdefault(key(score), []).append(score)
+    return groups
+
+
+def _headlines(
+    scores: Sequence[Score], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], list[Score]]:
+    main = (score for score in scores if score.main)
+    return grouped(main, lambda score: (score.model, task_of(score.task, asked).name))
 
 
 def write_results(
@@ -233,26 +270,22 @@ def write_results(
     scores = tidy(results, asked)
     further = [columns[score.model] for score in scores] if columns else ()
     write_rows(out / SCORES_TABLE, scores, Score, further)
-    write_rows(out / SAMPLES_TABLE, _samples(results, asked), Sample)
+    samples = [
+        sample
+        for model, result in results.items()
+        for name, answers in sorted(result["samples"].items())
+        for sample in samples_of(model, name, answers, task_of(name, asked).metric[1])
+    ]
+    write_rows(out / SAMPLES_TABLE, samples, Sample)
     return scores
 
 
 def read_scores(out: Path) -> list[Score]:
-    """Read the scores in a folder of `write_results`."""
+    """Read the scores in a folder, as `read_all_scores` without the columns."""
     return [score for score, _ in read_all_scores(out)]
 
 
 def read_all_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
-    """Read the scores in a folder of `write_results`, each with all its columns."""
-    path = out / SCORES_TABLE
-    if not path.is_file():
-        raise EvaluationError(
-            f"{out}: no {SCORES_TABLE}; give a folder that `layerswap eval` wrote"
-        )
-    return read_rows(path, Score)
-
-
-def read_any_scores(out: Path) -> Iterator[tuple[Score, dict[str, Any]]]:
     """Read the scores in a folder of `layerswap eval`, `sweep` or `study`, with their columns.
 
     From a sweep these are the scores on the test split, with a task's first metric as the headline.
@@ -295,16 +328,6 @@ class Sample:
     answer: str  # text after the task's filter, or the choice of the model
 
 
-def _samples(results: Results, asked: Sequence[WrittenTask]) -> list[Sample]:
-    """List every answer of every model, under the filter of the headline metric."""
-    return [
-        sample
-        for model, result in results.items()
-        for name, samples in sorted(result["samples"].items())
-        for sample in samples_of(model, name, samples, task_of(name, asked).metric[1])
-    ]
-
-
 def samples_of(
     model: str, task: str, samples: Sequence[Mapping[str, Any]], name: str
 ) -> Iterator[Sample]:
@@ -339,10 +362,6 @@ def _answer(sample: Mapping[str, Any]) -> str:
     return str(answers[0]) if len(answers) == 1 else "; ".join(map(str, answers))
 
 
-SIGNIFICANCE_LEVEL = 0.05
-"""Corrected p-values below this level are marked."""
-
-
 @dataclass(frozen=True)
 class ScoreCell:
     """One model on one benchmark in one language."""
@@ -352,11 +371,13 @@ class ScoreCell:
     p: float | None  # of the comparison, corrected by Holm over the whole table
     best: bool  # true if no other model has a higher mean; false where documents are left out
     documents: int  # of the model, of which `score.n` are common to all models
+    balanced: Balanced | None = None  # of a classification
+    balanced_against: Balanced | None = None  # its paired differences to the first model
 
     @property
     def significant(self) -> bool:
         """True if the model differs from the first after the correction."""
-        return self.p is not None and self.p < SIGNIFICANCE_LEVEL
+        return self.p is not None and self.p < 0.05
 
 
 @dataclass(frozen=True)
@@ -378,6 +399,7 @@ class SideBySide:
     cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row and model; None without scores
     means: tuple[LanguageMean, ...]  # of benchmarks with several languages
     notes: tuple[str, ...]  # about documents that are left out
+    disagreement: str  # where accuracy and balanced accuracy disagree; empty if nowhere
 
 
 def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
@@ -414,12 +436,32 @@ def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -
         ))  # fmt: skip
     means = _means({name: scores[name] for name in names}, rows)
     notes = tuple(_left_out(names, dict(zip(rows, cells, strict=True))))
-    return SideBySide(tuple(names), tuple(rows), tuple(cells), tuple(means), notes)
+    gaps = {
+        f"{' '.join(filter(None, row[:2]))}, {name} against {names[0]}": (
+            cell.against.difference, cell.balanced_against.balanced_accuracy
+        )
+        for row, line in zip(rows, cells, strict=True)
+        for name, cell in zip(names, line, strict=True)
+        if cell is not None and cell.against is not None and cell.balanced_against is not None
+    }  # fmt: skip
+    return SideBySide(
+        tuple(names), tuple(rows), tuple(cells), tuple(means), notes, disagreements(gaps)
+    )
 
 
 _Row = tuple[str, str, str]
-_Documents = dict[tuple[str, int], float]
-"""Score by task and document."""
+
+
+class Answered(NamedTuple):
+    """One document of a comparison."""
+
+    score: float
+    label: str
+    predicted: str
+
+
+_Documents = dict[tuple[str, int], Answered]
+"""By task and document."""
 
 
 def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]], set[str]]:
@@ -430,12 +472,13 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
     read: dict[str, dict[tuple[str, Path], dict[_Row, _Documents]]] = {}
     flattered = set()
     for run in runs:
-        for score, columns in read_any_scores(run):
+        for score, columns in read_all_scores(run):
             if score.main:
                 # Without a record of the weights, a model is one only within its run.
                 key = str(columns.get("weights") or ""), run
                 documents = read.setdefault(score.model, {}).setdefault(key, {})
-                documents.setdefault(_row(score), {})[score.task, score.document] = score.score
+                answered = Answered(score.score, score.label, score.predicted)
+                documents.setdefault(_row(score), {})[score.task, score.document] = answered
                 if columns.get("bottom") is not None:
                     flattered.add(score.model)
     by_model: dict[str, dict[_Row, _Documents]] = {}
@@ -455,8 +498,8 @@ def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> boo
     weights = {weights for weights, _ in places}
     found: dict[tuple[_Row, tuple[str, int]], float] = {}
     same = all(
-        found.setdefault((row, document), score) == score
-        for rows in places.values() for row, by in rows.items() for document, score in by.items()
+        found.setdefault((row, document), one.score) == one.score
+        for rows in places.values() for row, by in rows.items() for document, one in by.items()
     )  # fmt: skip
     return same and len(weights) == 1 and "" not in weights
 
@@ -514,6 +557,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
     if not common:
         raise EvaluationError(f"{' '.join(row)}: the models share no document")
     first = None if models[0] is None else _values(models[0], common)
+    reference = None if models[0] is None else _classified(models[0], common)
     cells: list[ScoreCell | None] = []
     for number, documents in enumerate(models):
         if documents is None:
@@ -522,8 +566,12 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
         values = _values(documents, common)
         against = compare(values, first) if number and first is not None else None
         p = None if against is None else against.p_bootstrap
-        cells.append(ScoreCell(mean_interval(values), against, p, best=False,
-                               documents=len(documents)))  # fmt: skip
+        answers = _classified(documents, common)
+        cells.append(ScoreCell(
+            mean_interval(values), against, p, best=False, documents=len(documents),
+            balanced=None if answers is None else answers.balanced,
+            balanced_against=answers.minus(reference) if number and answers and reference else None,
+        ))  # fmt: skip
     return cells
 
 
@@ -533,4 +581,8 @@ def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tupl
 
 
 def _values(documents: _Documents, common: Sequence[tuple[str, int]]) -> npt.NDArray[np.float64]:
-    return np.array([documents[document] for document in common])
+    return np.array([documents[document].score for document in common])
+
+
+def _classified(documents: _Documents, common: Sequence[tuple[str, int]]) -> Classified | None:
+    return classified_of([documents[document][1:] for document in common])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from layerswap.compose.yaml_file import nearest
 from layerswap.errors import RecipeError, one_line
 
 LEVEL = 0.95
-"""Default level of an interval."""
+"""Level of an interval."""
 RESAMPLES = 2000
-"""Default number of bootstrap samples."""
+"""Number of bootstrap samples."""
 _CHUNK_CELLS = 4_000_000
 """Indices drawn at a time (32 MB), so that memory does not grow with the resamples."""
 
@@ -35,6 +36,11 @@ class Interval:
     high: float
     n: int
 
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval lies above or below zero, else 0."""
+        return (self.low > 0) - (self.high < 0)
+
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
@@ -45,53 +51,35 @@ class Interval:
         ±7.0 points)`.
         """
         points = 100 * self.mean
-        if self.low > 0 or self.high < 0:
+        if self.sign:
             return f"{abs(points):.1f} points {'higher' if points > 0 else 'lower'}"
         reach = 100 * max(self.high - self.mean, self.mean - self.low)
         return f"no difference detected (n={self.n}, ±{reach:.1f} points)"
 
 
-def mean_interval(
-    correct: Values, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """Compute the mean of one value per example, with a percentile bootstrap interval.
+def mean_interval(correct: Values) -> Interval:
+    """Compute the mean of one value per example, with its 95% percentile bootstrap interval.
 
     If every example is right, or every one wrong, each resample repeats that. The interval is then
     the exact one (Clopper & Pearson, 1934).
 
     Args:
-        correct: bool or numbers, `(n,)`, one per example.
-        level: level of the interval, between 0 and 1.
-        resamples: number of bootstrap samples.
-        seed: seed of the draws; equal arguments give equal intervals.
+        correct: bool or numbers, `(n,)`, one per example; equal ones give equal intervals.
 
     Raises:
-        RecipeError: `correct` is not a vector of at least one finite number, or a setting is
-            out of range.
+        RecipeError: `correct` is not a vector of at least one finite number.
     """
     values = _vector(correct)
-    if not 0.0 < level < 1.0 or resamples < 1:
-        raise RecipeError(
-            f"an interval needs a level between 0 and 1 and at least one resample, "
-            f"not level={level}, resamples={resamples}"
-        )
     first, count = float(values[0]), len(values)
     if first in (0.0, 1.0) and (values == first).all():
         # Of n draws, none is otherwise with probability (1 - p)^n.
-        reach = 1 - ((1 - level) / 2) ** (1 / count)
+        reach = 1 - ((1 - LEVEL) / 2) ** (1 / count)
         return Interval(first, max(0.0, first - reach), min(1.0, first + reach), count)
-    means = _resampled_means(values, resamples, np.random.default_rng(seed))
-    return Interval(float(values.mean()), *_percentiles(means, level), count)
+    means = _resampled_means(values, np.random.default_rng(0))
+    return Interval(float(values.mean()), *_percentiles(means), count)
 
 
-def paired_difference(
-    a: Values,
-    b: Values,
-    *,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Interval:
+def paired_difference(a: Values, b: Values) -> Interval:
     """Compute the mean of `a - b` over the same examples; above 0, `a` is better.
 
     Pairing cancels the difficulty of each example, so the interval is narrower than two separate
@@ -102,12 +90,10 @@ def paired_difference(
         RecipeError: as `mean_interval`, or `a` and `b` differ in length.
     """
     differences = _differences(a, b)
-    interval = mean_interval(differences, level=level, resamples=resamples, seed=seed)
+    interval = mean_interval(differences)
     if not differences.any():
-        binary = bool(np.isin(_vector(a), (0, 1)).all())
-        return Interval(
-            0.0, -interval.high if binary else 0.0, interval.high if binary else 0.0, interval.n
-        )
+        reach = interval.high if np.isin(_vector(a), (0, 1)).all() else 0.0
+        return Interval(0.0, -reach, reach, interval.n)
     return interval
 
 
@@ -123,7 +109,7 @@ def mean_over_groups(groups: Sequence[Values]) -> Interval:
     if len(vectors) == 1 or (values == values[0]).all():
         return mean_interval(values)
     rng = np.random.default_rng(0)
-    drawn = np.mean([_resampled_means(vector, RESAMPLES, rng) for vector in vectors], axis=0)
+    drawn = np.mean([_resampled_means(vector, rng) for vector in vectors], axis=0)
     mean = float(np.mean([vector.mean() for vector in vectors]))
     return Interval(mean, *_percentiles(drawn), len(values))
 
@@ -155,23 +141,123 @@ def _vector(values: Values) -> npt.NDArray[np.float64]:
     return vector
 
 
-def _percentiles(
-    drawn: npt.NDArray[np.float64] | list[float], level: float = LEVEL
-) -> tuple[float, float]:
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+def _percentiles(drawn: npt.NDArray[np.float64] | list[float]) -> tuple[float, float]:
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def _resampled_means(
-    values: npt.NDArray[np.float64], resamples: int, rng: np.random.Generator
+    values: npt.NDArray[np.float64], rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
     n = len(values)
     rows = max(1, _CHUNK_CELLS // n)
     means = [
-        values[rng.integers(n, size=(min(rows, resamples - start), n))].mean(axis=1)
-        for start in range(0, resamples, rows)
+        values[rng.integers(n, size=(min(rows, RESAMPLES - start), n))].mean(axis=1)
+        for start in range(0, RESAMPLES, rows)
     ]
     return np.concatenate(means)
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Measures of a classification in which every label has the same weight."""
+
+    balanced_accuracy: Interval  # mean recall over the labels that occur
+    macro_f1: Interval  # mean F1 over the labels that occur or are answered
+
+
+@dataclass(frozen=True, eq=False)
+class Classified:
+    """Answers to the same documents, of one model or of several whose measures are averaged.
+
+    Attributes:
+        labels: the right labels, `(documents,)`.
+        predicted: the answers, `(models, documents)`.
+    """
+
+    labels: npt.NDArray[np.str_]
+    predicted: npt.NDArray[np.str_]
+
+    @cached_property
+    def balanced(self) -> Balanced:
+        """The measures, with bootstrap intervals over documents."""
+        return self._intervals(self._drawn, mean_interval(self._right))
+
+    def minus(self, other: Classified) -> Balanced:
+        """The paired differences of the measures to those of other answers to the documents."""
+        return self._intervals(
+            self._drawn - other._drawn, paired_difference(self._right, other._right)
+        )
+
+    @property
+    def _right(self) -> Values:
+        right: Values = (self.predicted == self.labels).mean(axis=0)
+        return right
+
+    def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
+        """Make intervals of resamples; `exact` is that of the accuracy where nothing varies."""
+        return Balanced(*(
+            exact if (one == exact.mean).all()
+            else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))
+            for one in drawn
+        ))  # fmt: skip
+
+    @cached_property
+    def _drawn(self) -> npt.NDArray[np.float64]:
+        """Both measures of the documents, then of every resample: `(2, 1 + RESAMPLES)`."""
+        counts = _resampled_counts(len(self.labels))
+        names = np.unique([self.labels, *self.predicted])[:, None]
+        support = counts @ (self.labels == names).T.astype(np.float32)
+        drawn = []
+        for predicted in self.predicted:
+            answered = counts @ (predicted == names).T.astype(np.float32)
+            both = (predicted == names) & (self.labels == names)
+            right = counts @ both.T.astype(np.float32)
+            drawn.append([
+                _mean_ratio(right, support), _mean_ratio(2 * right, support + answered)
+            ])  # fmt: skip
+        means: npt.NDArray[np.float64] = np.mean(drawn, axis=0)
+        return means
+
+
+def classified_of(answers: Sequence[tuple[str, str]]) -> Classified | None:
+    """Collect the right label and the answer of every document; None if one has no label."""
+    labels, predicted = zip(*answers, strict=True)
+    return Classified(np.array(labels), np.array([predicted])) if all(labels) else None
+
+
+def _mean_ratio(
+    above: npt.NDArray[np.float32], below: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float64]:
+    """Average ratios over the columns whose denominator is not 0."""
+    ratios = np.divide(above, below, out=np.zeros(below.shape), where=below > 0)
+    mean: npt.NDArray[np.float64] = ratios.sum(axis=1) / (below > 0).sum(axis=1)
+    return mean
+
+
+@lru_cache(maxsize=1)
+def _resampled_counts(n: int) -> npt.NDArray[np.float32]:
+    """Count how often each document occurs: once, then in every resample."""
+    rng = np.random.default_rng(0)
+    drawn = [np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(RESAMPLES)]
+    return np.array([np.ones(n), *drawn], dtype=np.float32)
+
+
+def disagreements(differences: Mapping[str, tuple[Interval, Interval]]) -> str:
+    """Describe, in one line, pairs of models that accuracy and balanced accuracy order differently.
+
+    Differences in accuracy and in balanced accuracy disagree if their intervals have opposite
+    signs, or if only one of them excludes zero, and also excludes the mean of the other. Empty if
+    none do.
+    """
+    found = [
+        f"{name} (accuracy: {accuracy.in_words()}; balanced accuracy: {balanced.in_words()})"
+        for name, (accuracy, balanced) in differences.items()
+        if accuracy.sign != balanced.sign
+        and any(a.sign and not a.low <= b.mean <= a.high
+                for a, b in ((accuracy, balanced), (balanced, accuracy)))
+    ]  # fmt: skip
+    return f"Accuracy and balanced accuracy disagree: {'; '.join(found)}." if found else ""
 
 
 @dataclass(frozen=True)
@@ -193,9 +279,9 @@ def paired_bootstrap_p(first: Values, second: Values) -> float:
     The differences are shifted to a mean of 0 and resampled. The p-value is the share of means at
     least as far from 0 as the observed one, and never below 1 / (RESAMPLES + 1).
     """
-    delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    delta = _differences(first, second)
     observed = abs(delta.mean())
-    means = _resampled_means(delta - delta.mean(), RESAMPLES, np.random.default_rng(0))
+    means = _resampled_means(delta - delta.mean(), np.random.default_rng(0))
     # A little slack, so that a mean that ties with the observed one counts.
     extreme = int((np.abs(means) >= observed - 1e-12).sum())
     return (extreme + 1) / (RESAMPLES + 1)
@@ -205,10 +291,8 @@ def wilcoxon_p(first: Values, second: Values) -> float | None:
     """Test by Wilcoxon's signed ranks, two-sided; None if no score differs."""
     from scipy.stats import wilcoxon
 
-    delta = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
-    if not np.any(delta):
-        return None
-    return float(wilcoxon(delta, zero_method="wilcox").pvalue)
+    delta = _differences(first, second)
+    return float(wilcoxon(delta, zero_method="wilcox").pvalue) if delta.any() else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -233,7 +317,6 @@ class RankedPair:
     p_nemenyi: float  # accounts for all pairs
     p_conover: float  # corrected by Holm
     p_wilcoxon: float  # over conditions, corrected by Holm
-    effect: float  # matched-pairs rank-biserial correlation, -1..1 (Kerby, 2014)
 
 
 @dataclass(frozen=True)
@@ -283,7 +366,7 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
     pairs = tuple(
         RankedPair(
             names[i], names[j], float((table[:, i] - table[:, j]).mean()), _p(nemenyi[i, j]),
-            p_conover[k], p_wilcoxon[k], rank_biserial(table[:, i] - table[:, j]),
+            p_conover[k], p_wilcoxon[k],
         )
         for k, (i, j) in enumerate(both)
     )  # fmt: skip
@@ -299,21 +382,6 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
         pairs,
         conditions,
     )
-
-
-def rank_biserial(differences: npt.NDArray[np.float64]) -> float:
-    """Compute the matched-pairs rank-biserial correlation, the effect size of Wilcoxon's test.
-
-    The share of the rank sum with a positive difference, minus the share with a negative one
-    (Kerby, 2014); 0 if nothing differs.
-    """
-    from scipy.stats import rankdata
-
-    moved = differences[differences != 0]
-    if not len(moved):
-        return 0.0
-    ranks = rankdata(np.abs(moved))
-    return float((ranks[moved > 0].sum() - ranks[moved < 0].sum()) / ranks.sum())
 
 
 def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
@@ -407,7 +475,6 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
 
 
 def _interval(test: Callable[..., Any], signal: Values, quality: Values) -> Interval:
-    """Compute a correlation with its percentile bootstrap interval over merges."""
     rng, count = np.random.default_rng(0), len(quality)
     drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
     resampled = [_correlation(test, signal[rows], quality[rows]) for rows in drawn]

@@ -307,7 +307,7 @@ def _draw_layers(axes: Axes, line: Connectivity) -> None:
     bar = figure.colorbar(ScalarMappable(Normalize(0, last), shades), ax=axes, label="layer")
     bar.locator = MaxNLocator(integer=True)
     bar.update_ticks()
-    axes.set_title(f"one layer interpolated, {line.elsewhere} elsewhere")
+    axes.set_title("one layer interpolated, task expert elsewhere")
 
 
 def _draw_departures(axes: Axes, sums: Additivity) -> None:

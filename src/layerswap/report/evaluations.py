@@ -89,6 +89,9 @@ class ComparedModels(files.SideBySide):
                     "model": model, "score": cell.score.mean, **_bounds(cell.score),
                     **({} if gap is None else {"difference": gap.mean, "lower": gap.low,
                                                "upper": gap.high, "p": cell.p}),
+                    **({} if cell.balanced is None else {
+                        metric: interval.mean for metric, interval in vars(cell.balanced).items()
+                    }),
                 }  # fmt: skip
 
 
@@ -182,6 +185,8 @@ def run_evaluation(
     written = written or files.tasks_of(results, answer_language)
     weights = {name: {"weights": composition_key(plan)} for name, plan in plans.items()}
     rows = files.write_results(folder, results, written, columns=weights)
+    for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
+        log(warning)
     return Evaluation(_scores(results, written, rows, calibrated=calibrate), folder)
 
 
@@ -192,16 +197,25 @@ def _scores(
     *,
     calibrated: bool,
 ) -> list[dict[str, Any]]:
-    """A row for each model and task, and for the language shares of the answers."""
+    """A row for each model and task, for balanced measures, and for shares of languages."""
     intervals = files.intervals_of(rows, tasks)
     scores: list[dict[str, Any]] = [
         {"model": name, "benchmark": task.benchmark, "task": task.name, "metric": task.metric[0],
          "score": files.headline(result, task), **_bounds(intervals.get((name, task.name)))}
         for name, result in results.items() for task in tasks
     ]  # fmt: skip
+    scores += [
+        {"model": name, "task": task, "metric": metric, "score": interval.mean, **_bounds(interval)}
+        for (name, task), answers in files.classified(rows, tasks).items()
+        for metric, interval in vars(answers.balanced).items()
+    ]
     metrics = (*([CALIBRATED] if calibrated else []), ANSWER, REASONING)
-    for (model, name, metric), shares in files.by_task(rows, metrics).items():
-        interval = mean_interval(np.array(shares))
+    shares = files.grouped(
+        (row for row in rows if row.metric in metrics),
+        lambda row: (row.model, row.task, row.metric),
+    )
+    for (model, name, metric), group in shares.items():
+        interval = mean_interval(np.array([row.score for row in group]))
         scores.append({"model": model, "task": name, "metric": metric, "score": interval.mean,
                        **_bounds(interval)})  # fmt: skip
     return scores

@@ -20,8 +20,10 @@ from layerswap.report.charts import draw_grid
 from layerswap.report.page import Report, Section, side_by_side, write_report
 from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
 from layerswap.report.tables import (
+    BALANCED,
     STAR,
     Table,
+    balanced_words,
     best_cells,
     difference_words,
     interval_words,
@@ -67,7 +69,7 @@ def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
 
     facts = summary(board)
     texts = ("composition", "method", "variant", "outside", "regime", "pair", "split", "task",
-             "metric", "filter")  # fmt: skip
+             "metric", "filter", "label", "predicted")  # fmt: skip
     counts = (*vars(Zones(0, 0)), "document")
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(counts, pa.int64())
     schema = pa.schema({**types, "score": pa.float64()})
@@ -185,6 +187,25 @@ def results_table(board: SweepResult) -> Table | None:
     )  # fmt: skip
 
 
+def balanced_table(board: SweepResult) -> Table | None:
+    """The balanced measures of all models on the test split; None if the task has no labels."""
+    if not board.classified:
+        return None
+    differences = board.balanced_differences
+    rows: list[list[Any]] = [
+        [str(one), *vars(answers.balanced).values(),
+         *balanced_words(differences.get(one))]
+        for one, answers in board.classified.items()
+    ]  # fmt: skip
+    caption = (
+        "Every label has the same weight: mean recall and mean F1 over labels, with 95% bootstrap "
+        f"intervals and paired differences. {STAR} Nothing is chosen by them."
+    )
+    columns = [f"{name}, %" for name in BALANCED]
+    differ = [f"selected minus it, {name}" for name in BALANCED]
+    return Table(["model", *columns, *differ], rows, caption, bold=best_cells(rows))
+
+
 def lead(board: SweepResult) -> str:
     """The result in words: the selected composition, and its score on the test documents."""
     chosen = _zones_in_words(board.chosen)
@@ -217,7 +238,9 @@ def _contest(board: SweepResult) -> list[Section]:
     """The conditions on the test split, if a task is given."""
     table = results_table(board)
     note = f"The best of {len(board.development)} was chosen on other documents than these."
-    return [Section("On the test split", table=table, note=note)] if table else []
+    sections = [Section("On the test split", table=table, note=note)] if table else []
+    balanced = balanced_table(board)
+    return [*sections, *([Section("Balanced by label", table=balanced)] if balanced else [])]
 
 
 def _front(board: SweepResult) -> list[Section]:

@@ -21,7 +21,7 @@ from rich.cells import cell_len, chop_cells
 from layerswap.errors import visible
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.statistics import Interval
+    from layerswap.evaluation.statistics import Balanced, Interval
 
     Cell = str | int | float | Interval | None
 
@@ -63,6 +63,17 @@ def interval_words(interval: Interval, unit: str = "%") -> str:
 
 STAR = "*: the interval of the difference excludes zero."
 """The legend of `difference_words`."""
+
+
+BALANCED = ("balanced accuracy", "macro-F1")
+"""Headings of the measures in which every label has the same weight."""
+
+
+def balanced_words(differences: Balanced | None) -> list[str]:
+    """The differences of balanced accuracy and macro-F1 in words; empty cells for None."""
+    if differences is None:
+        return ["", ""]
+    return [difference_words(one) for one in vars(differences).values()]
 
 
 def range_words(low: str, high: str) -> str:

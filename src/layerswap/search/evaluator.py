@@ -21,6 +21,7 @@ from layerswap.evaluation.harness import (
 from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.results import document_scores
+from layerswap.evaluation.statistics import Classified, classified_of
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.search.conditions import Condition
@@ -47,6 +48,8 @@ class DocumentScore:
     filter: str  # lm-eval's name for how the answer was read
     document: int  # position in the task's documents
     score: float
+    label: str = ""  # right label of a classification
+    predicted: str = ""  # label that the composition answers
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the columns on disk: the condition's name as `composition`, and all fields."""
@@ -67,6 +70,21 @@ def by_condition(rows: Iterable[DocumentScore], measure: Measure) -> dict[Condit
         condition: np.array([scores[document] for document in sorted(scores)])
         for condition, scores in by_document.items()
     }
+
+
+def classified_by_condition(
+    rows: Iterable[DocumentScore], measure: Measure
+) -> dict[Condition, Classified]:
+    """Returns the answers of every composition to a classification; empty for other tasks."""
+    answers: dict[Condition, dict[int, tuple[str, str]]] = {}
+    for row in rows:
+        if (row.task, row.metric, row.filter) == measure:
+            answers.setdefault(row.condition, {})[row.document] = row.label, row.predicted
+    found = {
+        one: classified_of([by_document[document] for document in sorted(by_document)])
+        for one, by_document in answers.items()
+    }
+    return {one: answered for one, answered in found.items() if answered is not None}
 
 
 class Objectives(NamedTuple):
@@ -151,10 +169,8 @@ class Evaluator:
             for task, samples in result["samples"].items():
                 first_filter = samples[0]["filter"] if samples else ""
                 rows += [
-                    DocumentScore(split, condition, task, metric, name, document, score)
-                    for metric, name, document, score in document_scores(
-                        samples, self.spec.answer_language, first_filter
-                    )
+                    DocumentScore(split, condition, task, *numbers)
+                    for numbers in document_scores(samples, self.spec.answer_language, first_filter)
                 ]
         return rows
 

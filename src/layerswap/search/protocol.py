@@ -15,7 +15,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
+from layerswap.evaluation.statistics import (
+    Balanced,
+    Classified,
+    Interval,
+    mean_interval,
+    paired_difference,
+)
 from layerswap.search.conditions import CHOSEN, Condition
 
 Values = npt.NDArray[np.float64]
@@ -100,6 +106,8 @@ class TestResult:
     chosen: Condition | None = None  # the best on the development documents, reported as CHOSEN
     # The condition to save and to report first, CHOSEN or DEFAULT; see `select`.
     selected: Condition = field(default=CHOSEN, kw_only=True)
+    # The answers to a classification, on the same documents; empty for other tasks.
+    classified: Mapping[Condition, Classified] = field(default_factory=dict, kw_only=True)
 
     __test__ = False  # Pytest collects classes whose name begins with Test.
 
@@ -120,6 +128,15 @@ class TestResult:
         del others[self.selected]
         return {one: paired_difference(first, values) for one, values in others.items()}
 
+    @cached_property
+    def balanced_differences(self) -> dict[Condition, Balanced]:
+        """As `differences`, of the balanced measures of a classification; empty for other tasks."""
+        if self.selected not in self.classified:
+            return {}
+        first = self.classified[self.selected]
+        others = {one: all_ for one, all_ in self.classified.items() if one != self.selected}
+        return {one: first.minus(answers) for one, answers in others.items()}
+
     def against(self, reference: Condition) -> dict[Condition, Interval]:
         """Every other condition minus a reference, paired over documents; computed once."""
         if reference not in self._against:
@@ -139,8 +156,17 @@ class TestResult:
         differences = {one: asdict(apart) for one, apart in self.differences.items()}
         rows = [
             {"condition": str(one), **one.to_dict(), **asdict(interval),
-             "selected_minus": differences.get(one)}
+             "selected_minus": differences.get(one), **self._balanced(one)}
             for one, interval in self.intervals.items()
         ]  # fmt: skip
         chosen = None if self.chosen is None else self.chosen.to_dict()
         return {"chosen": chosen, "selected": str(self.selected), "test": rows}
+
+    def _balanced(self, one: Condition) -> dict[str, Any]:
+        if one not in self.classified:
+            return {}
+        gap = self.balanced_differences.get(one)
+        return {
+            **asdict(self.classified[one].balanced),
+            "selected_minus_balanced": gap and asdict(gap),
+        }

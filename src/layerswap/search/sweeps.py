@@ -32,6 +32,7 @@ from layerswap.search.evaluator import (
     Measure,
     Objectives,
     by_condition,
+    classified_by_condition,
     objectives,
 )
 from layerswap.search.protocol import TestResult, Values, choose, ranked, select
@@ -180,6 +181,7 @@ def sweep_plans(
     if scored.screening is not None:
         log(str(scored.screening))
     scores, rows, measure = _tested(evaluator, chosen, others, scored.measure)
+    classified = classified_by_condition(rows, measure) if measure else {}
     answers: list[Sample] = []
     if measure is not None:
         task, _, name = measure
@@ -193,7 +195,7 @@ def sweep_plans(
         best=plans[selected], development=scored.means, lead=lead,
         sources=sources or {one: zone_sources(z, layers) for one, z in zones.items()},
         chosen_by=scored.chosen_by, measure=measure, rows=[*scored.rows, *rows], counts=counts,
-        screening=scored.screening, answers=answers,
+        screening=scored.screening, answers=answers, classified=classified,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from layerswap.compose.recipe import read_recipe
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
+from layerswap.evaluation.statistics import Interval, disagreements
 from layerswap.merge import make_plan
 from layerswap.report.charts import draw_grid, draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
@@ -138,7 +139,12 @@ class FinishedSteps:
     def report(self) -> Report:
         """The content of the page."""
         left = [step.name for step in self.journal.graph if step.name not in self.records]
-        lead = [verdict(self.results.benchmarks), self.settings["description"], *self._cautions()]
+        lead = [
+            disagreements(both_differences(self.results.benchmarks)),
+            verdict(self.results.benchmarks),
+            self.settings["description"],
+            *self._cautions(),
+        ]
         lead.append(
             "Higher, lower and *: the 95% interval of the paired difference excludes zero. "
             "Intervals are over documents, not over trainings."
@@ -321,6 +327,17 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
     )
 
 
+def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:
+    """The selected swap minus every other, by accuracy and by balanced accuracy."""
+    return {
+        f"{result.heading}, {result.selected} against {one}": (
+            result.over_pairs.differences[one], gap.balanced_accuracy
+        )
+        for result in results
+        for one, gap in result.over_pairs.balanced_differences.items() if one != FLATTERED
+    }  # fmt: skip
+
+
 def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
     """The selected swap minus the main baselines, for each language and benchmark."""
     several = len({result.benchmark for result in results}) > 1
@@ -360,6 +377,9 @@ def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Sec
         ),
         table=tables[result.heading],
     )
+    balanced = f"{result.heading}: balanced by label"
+    if balanced in tables:
+        yield Section(balanced, table=tables[balanced])
     yield from _about_grid(result, tables)
 
 

@@ -7,13 +7,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from layerswap.evaluation.languages import ANSWER, REASONING
 from layerswap.evaluation.results import Score, read_all_scores
 from layerswap.evaluation.statistics import (
+    Classified,
     Friedman,
     Interval,
     friedman,
@@ -22,7 +24,7 @@ from layerswap.evaluation.statistics import (
     paired_over_groups,
 )
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
-from layerswap.report.tables import STAR, Table, best_cells, difference_words
+from layerswap.report.tables import BALANCED, STAR, Table, best_cells, difference_words
 from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
 from layerswap.search.protocol import (
     DocumentSplit,
@@ -42,6 +44,11 @@ Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
 
 
+T = TypeVar("T")
+Labels = npt.NDArray[np.str_]
+"""One label per document of a classification."""
+
+
 class BenchmarkScores(NamedTuple):
     """Scores of all documents of a benchmark in one language.
 
@@ -50,6 +57,8 @@ class BenchmarkScores(NamedTuple):
 
     scores: Scores
     published: int = 0
+    labels: Labels | None = None  # right labels of a classification
+    answers: Mapping[Condition, Labels] = {}  # by condition, its answers
 
     def split(self, development: float | None) -> DocumentSplit:
         """The documents to choose on and to report on: the published splits, or a drawn share.
@@ -79,6 +88,8 @@ class BenchmarkResult:
     # By pair, `CHOSEN` and `DEFAULT` on development documents; empty if nothing is chosen.
     development: Mapping[str, Scores]
     chosen_on: str = ""  # the development documents, in words
+    labels: Labels | None = None  # right labels of a classification, on test documents
+    answers: Mapping[str, Mapping[Condition, Labels]] = field(default_factory=dict)  # as `pairs`
 
     @property
     def heading(self) -> str:
@@ -95,7 +106,13 @@ class BenchmarkResult:
     def over_pairs(self) -> TestResult:
         """Every treatment, the mean over pairs."""
         means = {one: np.mean(all_, axis=0) for one, all_ in self._by_treatment.items()}
-        return TestResult(means, selected=self.selected)
+        classified = {} if self.labels is None else {
+            one: Classified(
+                self.labels, np.array([by[one] for by in self.answers.values() if one in by])
+            )
+            for one in means
+        }  # fmt: skip
+        return TestResult(means, selected=self.selected, classified=classified)
 
     @cached_property
     def selected(self) -> Condition:
@@ -160,7 +177,10 @@ def benchmark_result(
     choosing = len(split.development) > 0
     by_pair = _by_pair(found.scores)
     shared = by_pair.pop("", {})
+    answers_by_pair = _by_pair(found.answers)
+    shared_answers = answers_by_pair.pop("", {})
     pairs: dict[str, Scores] = {}
+    answers: dict[str, Mapping[Condition, Labels]] = {}
     chosen: dict[str, Condition] = {}
     flattered: dict[str, Condition] = {}
     grids: dict[Condition, list[Values]] = defaultdict(list)
@@ -168,12 +188,11 @@ def benchmark_result(
     for pair, own in by_pair.items():
         grid = {one: values for one, values in own.items() if one.zones is not None}
         tuned = _chosen_of_methods(own, split) if choosing else {}
-        others = {
-            one: values
-            for one, values in own.items()
+        others = [
+            one for one in own
             if one not in grid and (not choosing or one.method == "ties" or one.method not in TUNED)
-        }
-        kept = {**shared, **others, **tuned}
+        ]  # fmt: skip
+        reported = {one: one for one in (*shared, *others)} | tuned  # by name, what it reports
         if grid and choosing:
             tried = {one: values[split.development] for one, values in grid.items()}
             rest = {one: values[split.test] for one, values in grid.items()}
@@ -181,16 +200,22 @@ def benchmark_result(
                 grids[one].append(values)
             chosen[pair] = choose(tried, of_equals="first")
             flattered[pair] = choose(rest, of_equals="first")
-            kept |= {CHOSEN: grid[chosen[pair]], FLATTERED: grid[flattered[pair]]}
+            reported |= {CHOSEN: chosen[pair], FLATTERED: flattered[pair]}
+        every = {**shared, **own}
+        kept = {name: every[one] for name, one in reported.items()}
         if choosing:
             first[pair] = {
                 one: kept[one][split.development] for one in (CHOSEN, DEFAULT) if one in kept
             }
         pairs[pair] = {one: values[split.test] for one, values in kept.items()}
+        if found.labels is not None:
+            given = {**shared_answers, **answers_by_pair[pair]}
+            answers[pair] = {name: given[one][split.test] for name, one in reported.items()}
     grid_means = {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()}
     return BenchmarkResult(
         language, benchmark, pairs, grid_means, chosen, flattered, tuple(split.test.tolist()),
         frozenset(shared), first, _chosen_on(found, split),
+        None if found.labels is None else found.labels[split.test], answers,
     )  # fmt: skip
 
 
@@ -207,14 +232,14 @@ def _chosen_on(found: BenchmarkScores, split: DocumentSplit) -> str:
     )
 
 
-def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Values]:
+def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
     """The best weight, scale or density of every method that has one, on development."""
     found: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
     for one, values in own.items():
         if one.method in TUNED:
             found[replace(one, variant=CHOSEN.variant)][one] = values
     return {
-        chosen: tried[choose({one: v[split.development] for one, v in tried.items()})]
+        chosen: choose({one: v[split.development] for one, v in tried.items()})
         for chosen, tried in found.items()
         if len(tried) > 1
     }
@@ -319,6 +344,8 @@ class StudyResults:
                 yield f"{benchmark}, all languages", _over_languages(benchmark, same)
             for one in same:
                 yield one.heading, _in_detail(one)
+                if one.over_pairs.classified:
+                    yield f"{one.heading}: balanced by label", _balanced_table(one)
                 if one.grid:
                     yield f"{one.heading}: the compositions", _grid_table(one)
         yield from self.written.items()
@@ -338,6 +365,8 @@ class StudyResults:
                 low, high = found.extremes[one]
                 rows[str(one)] = {**one.to_dict(), **asdict(interval),
                                   "low_pair": low, "high_pair": high}  # fmt: skip
+                if one in found.over_pairs.classified:
+                    rows[str(one)] |= asdict(found.over_pairs.classified[one].balanced)
             facts["languages"].setdefault(found.language, {})[found.benchmark] = rows
             facts["grids"].setdefault(found.language, {})[found.benchmark] = {
                 "development": [{**one.to_dict(), **asdict(i)} for one, i in found.grid.items()],
@@ -420,7 +449,15 @@ def _in_order(by: Mapping[Condition, Sequence[Score]]) -> BenchmarkScores:
         one: np.array([fraction(score) for score in sorted(scores, key=place)])
         for one, scores in by.items()
     }
-    return BenchmarkScores(ordered, sum(score.task in published for score in first))
+    count = sum(score.task in published for score in first)
+    if not all(score.label for scores in by.values() for score in scores):
+        return BenchmarkScores(ordered, count)
+    answers = {
+        one: np.array([score.predicted for score in sorted(scores, key=place)])
+        for one, scores in by.items()
+    }
+    labels = np.array([score.label for score in sorted(first, key=place)])
+    return BenchmarkScores(ordered, count, labels, answers)
 
 
 def read_conditions(folder: Path) -> Iterator[tuple[Condition, Score]]:
@@ -434,9 +471,9 @@ def fraction(score: Score) -> float:
     return score.score / (100 if "chrf" in score.metric else 1)
 
 
-def _by_pair(scores: Scores) -> dict[str, dict[Condition, Values]]:
+def _by_pair(scores: Mapping[Condition, T]) -> dict[str, dict[Condition, T]]:
     """By pair, the scores of its treatments; those without a pair under an empty name."""
-    found: dict[str, dict[Condition, Values]] = defaultdict(dict)
+    found: dict[str, dict[Condition, T]] = defaultdict(dict)
     for one, values in scores.items():
         found[one.pair][one.treatment] = values
     return dict(found)
@@ -558,6 +595,27 @@ def _in_detail(found: BenchmarkResult) -> Table:
         columns, cells, caption=_honest(caption, names), bold=_best(cells, names),
         highlight=names.index(found.selected) if found.selected in names else None,
     )  # fmt: skip
+
+
+def _balanced_table(found: BenchmarkResult) -> Table:
+    """Treatments down: balanced accuracy, macro-F1, and the former against both swaps."""
+    classified = found.over_pairs.classified
+    references = _references(classified)
+    cells: list[list[Any]] = [
+        [str(one), *vars(answers.balanced).values(),
+         *("" if one == reference else
+           difference_words(answers.minus(classified[reference]).balanced_accuracy)
+           for reference in references)]
+        for one, answers in classified.items()
+    ]  # fmt: skip
+    columns = ["treatment", *(f"{name}, %" for name in BALANCED),
+               *(f"{BALANCED[0]} minus {one}" for one in references)]  # fmt: skip
+    caption = (
+        f"{found.heading}: mean recall and mean F1 over labels, mean over {_pairs(found)}, with "
+        f"95% bootstrap intervals and paired differences. {STAR} Nothing is chosen by them."
+    )
+    names = list(classified)
+    return Table(columns, cells, caption=_honest(caption, names), bold=_best(cells, names))
 
 
 def _best(cells: Sequence[Sequence[Any]], treatments: Sequence[Condition]) -> set[tuple[int, int]]:

@@ -273,7 +273,7 @@ def _evaluate(
 ) -> None:
     """Evaluate conditions on tasks, and write the results into a folder of the step."""
     from layerswap.evaluation.harness import common_dtype, evaluate_models
-    from layerswap.evaluation.response_cache import CountingStore
+    from layerswap.evaluation.response_cache import AnswerStore
 
     settings = context.step.settings
     named = {str(condition): plan for condition, plan in plans.items()}
@@ -302,7 +302,7 @@ def _evaluate(
             )
 
     context.log(f"loading {len(plans):,} models and the tasks")
-    with closing(CountingStore(context.folder / ANSWERS, answered)) as store:
+    with closing(AnswerStore(context.folder / ANSWERS, answered)) as store:
         _adopt_answers(context, store, plans.values())
         # Pairs share no layers. Swept one by one, they allow larger batches.
         for _, group in groupby(plans.items(), key=lambda item: item[0].pair):

@@ -158,8 +158,8 @@ class TaskFolder:
             files[split] = str(self._write(f"{name}.{split}.jsonl", "\n".join(lines) + "\n"))
         return files
 
-    def task(self, name: str, config: Mapping[str, Any]) -> str:
-        """Write the YAML of a task, or of a group if it has the key `group`; return the name."""
+    def task(self, name: str, config: Mapping[str, Any]) -> None:
+        """Write the YAML of a task, or of a group if it has the key `group`."""
         import yaml
 
         class Dumper(yaml.SafeDumper):
@@ -171,7 +171,6 @@ class TaskFolder:
         named = dict(config) if "group" in config else {"task": name, **config}
         text = yaml.dump(named, Dumper=Dumper, sort_keys=False, allow_unicode=True)
         self._write(f"{name}.yaml", text)
-        return name
 
     def _write(self, name: str, text: str) -> Path:
         if "/" in name or not name.isprintable():  # names come from files, and from rows

@@ -14,7 +14,6 @@ WANTED = "mbpp.jsonl of https://github.com/google-research/google-research/tree/
 TEST, EXEMPLARS = range(11, 511), range(2, 5)
 """Task ids of the test split, and of the three tasks that Austin et al. prompt with."""
 COLUMNS = ("task_id", "text", "code", "test_list", "test_setup_code")
-DEFINED = re.compile(r"^(?:async )?(?:def|class) +(\w+)", re.MULTILINE)
 FENCE = re.compile(r"```(?:\w+)?\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -23,9 +22,7 @@ def results(doc: dict[str, Any], written: list[str]) -> dict[str, float]:
     from layerswap.evaluation.sandbox import run_program
 
     source = "\n".join([_program(written[0]), doc.get("test_setup_code") or ""])
-    tested = DEFINED.findall(doc["code"])
-    ran = run_program(source, tests=doc["test_list"], tested=tested)
-    return {"pass_at_1": float(ran.outcome == "passed")}
+    return {"pass_at_1": float(run_program(source, tests=doc["test_list"]).outcome == "passed")}
 
 
 def _program(written: str) -> str:

@@ -89,7 +89,6 @@ def _value(written: str, group: str) -> str:
 
 
 def _all_thousands(body: str, marks: Sequence[str], group: str) -> bool:
-    """True if every mark in a number separates thousands."""
     last = marks[-1]
     head, _, tail = body.rpartition(last)
     if len(set(marks)) > 1:

@@ -1,30 +1,6 @@
-r"""Reads benchmarks and suites from YAML files, and writes their lm-eval tasks in any language.
+"""Reads benchmarks and suites from YAML files, and writes their lm-eval tasks in any language.
 
-A new benchmark is one file, anywhere. `layerswap eval MODEL --suite greetings.yaml --language sw
---data DIR` evaluates on this one, whose texts are in `DIR/greetings/sw.test.tsv`:
-
-    title: Greetings
-    source: https://example.org/greetings
-    licence: CC BY 4.0
-    languages: [sw, en]                       # in the benchmark's own codes
-    metric: [acc, none]                       # lm-eval's metric and filter to report
-    size: {documents: 100, read: 20}          # for estimates
-    task_name: greetings_{code}_{shots}shot
-    splits: [test]
-    labels: [polite, rude]
-    data:
-      files: ["greetings/{code}.{split}.tsv"]
-      columns: {text: sentence, label: tone}  # the task's columns, from the file's
-    task:                                     # a task of lm-eval, its placeholders filled in
-      dataset_path: json
-      dataset_kwargs: {data_files: "{files}"}
-      output_type: multiple_choice
-      test_split: test
-      num_fewshot: "{shots}"
-      doc_to_text: "{{text}}\nThis is"
-      doc_to_target: "{{label}}"
-      doc_to_choice: "{labels}"
-      metric_list: [{metric: acc}]
+A new benchmark is one file, anywhere; docs/evaluation.md has a complete example.
 
 Placeholders are `{code}`, `{shots}`, `{files}`, `{labels}`, the keys of `variants`, and each of
 these with `_name` for the English name of a language. Benchmarks with rules of their own name
@@ -32,11 +8,9 @@ Python functions: `rows` reads the data, `modules` gives the task its metrics an
 lm-eval's own tasks, a file from somebody else can run code. Data files are looked for beside the
 YAML first, at the path that it gives, then in the folder of `--data`.
 
-A suite has the number of exemplars of each of its benchmarks, shipped or a file beside it. A
-benchmark alone is a suite too, with its default number of exemplars.
-
-    title: My suite
-    benchmarks: {mgsm: 8, greetings.yaml: 0}
+A suite has the number of exemplars of each of its benchmarks, shipped or a file beside it, such as
+`benchmarks: {mgsm: 8, greetings.yaml: 0}`. A benchmark alone is a suite too, with its default
+number of exemplars.
 """
 
 from __future__ import annotations
@@ -128,7 +102,7 @@ class Group(Strict):
 
 
 class Benchmark(Strict):
-    """A benchmark. The module's docstring has an example."""
+    """A benchmark. docs/evaluation.md has an example."""
 
     name: str = ""  # that of its file when not given
     title: str
@@ -202,18 +176,12 @@ class WrittenTask:
 
 def parts_of(suite: str) -> tuple[TaskPart, ...]:
     """Read the benchmarks of a suite, given by its name or its file (`.yaml`)."""
-    return _parts(Path(suite)) if suite.endswith(".yaml") else _shipped(suite)
-
-
-@cache
-def _shipped(suite: str) -> tuple[TaskPart, ...]:
-    known = suite_names()
-    if suite not in known:
-        raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
-    return _parts(Path(__file__).parent / f"{suite}.yaml")
-
-
-def _parts(path: Path) -> tuple[TaskPart, ...]:
+    path = Path(suite)
+    if path.suffix != ".yaml":
+        known = suite_names()
+        if suite not in known:
+            raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
+        path = Path(__file__).parent / f"{suite}.yaml"
     data, lines = parse_yaml(read_text(path), str(path))
     if not (isinstance(data, dict) and "benchmarks" in data):
         expected = "a benchmark is a mapping with `task` and `data`"
@@ -222,10 +190,10 @@ def _parts(path: Path) -> tuple[TaskPart, ...]:
         shipped = path.parent == Path(__file__).parent
         return (TaskPart(named, named.shots, None if shipped else path),)
     expected = "a suite is a mapping with `benchmarks`"
-    suite = validate(Suite, data, where=str(path), expected=expected, lines=lines)
+    whole = validate(Suite, data, where=str(path), expected=expected, lines=lines)
     return tuple(
         TaskPart(part.benchmark, shots, part.file)
-        for name, shots in suite.benchmarks.items()
+        for name, shots in whole.benchmarks.items()
         for part in parts_of(str(path.parent / name) if name.endswith(".yaml") else name)
     )
 
@@ -316,7 +284,6 @@ def write_suite(
 
 
 def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
-    """Find the benchmark's code of a language."""
     if benchmark.runs_code and not allow_code:
         raise EvaluationError(
             f"{benchmark.name} runs programs that a model writes; allow it with --allow-code, or "
@@ -475,7 +442,6 @@ def _write_task(
 
 
 def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
-    """Read the rows of a split in one language, with the columns of the task."""
     names = _file_names(table, code, split)
     path = data.find(*names)
     if path is not None:
@@ -508,7 +474,6 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
 
 
 def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
-    """Read a column of the task from a row of the table."""
     column = next((column for column in columns if column in row), None)
     if column is None:
         raise EvaluationError(f"{where}: has no column {columns[-1]!r}")

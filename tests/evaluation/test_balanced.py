@@ -1,0 +1,133 @@
+"""Balanced accuracy and macro-F1: against scikit-learn, and beside accuracy where they disagree."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, f1_score
+from typer.testing import CliRunner
+
+from layerswap.cli import app
+from layerswap.evaluation.harness import CALIBRATED, add_calibrated
+from layerswap.evaluation.results import Score, compare_runs, uneven_labels, write_rows
+from layerswap.evaluation.statistics import (
+    Interval,
+    classified_of,
+    disagreements,
+    mean_interval,
+    paired_difference,
+)
+
+LABELS = ["sport"] * 80 + ["health"] * 20
+MAJORITY = ["sport"] * 100
+"""Right in 80 of 100, but for no document about health."""
+FAIR = ["sport"] * 56 + ["health"] * 24 + ["health"] * 18 + ["sport"] * 2
+"""Right in 74 of 100: 70% of sport and 90% of health."""
+
+
+def classified(predicted, labels=LABELS):
+    return classified_of(list(zip(labels, predicted, strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_measures_are_those_of_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.choice(["a", "bb", "c"], 50, p=[0.7, 0.2, 0.1]).tolist()
+    answers = np.where(rng.random(50) < 0.5, labels, rng.choice(["a", "bb", "c", "dd"], 50))
+    found = classified(answers.tolist(), labels).balanced
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an answer that is no label
+        right = balanced_accuracy_score(labels, answers)
+    assert found.balanced_accuracy.mean == pytest.approx(right)
+    assert found.macro_f1.mean == pytest.approx(f1_score(labels, answers, average="macro"))
+    for interval in vars(found).values():
+        assert interval.low < interval.mean < interval.high
+        assert interval.n == 50
+
+
+def test_intervals_are_percentiles_over_resampled_documents():
+    found = classified(FAIR).balanced.balanced_accuracy
+    rng = np.random.default_rng(1)
+    labels, answers = np.array(LABELS), np.array(FAIR)
+    drawn = []
+    for _ in range(1000):
+        rows = rng.integers(100, size=100)
+        drawn.append(balanced_accuracy_score(labels[rows], answers[rows]))
+    assert (found.low, found.high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.02)
+
+
+def test_several_models_are_averaged_and_equal_answers_are_not_proof():
+    both = classified(FAIR)
+    mean = type(both)(both.labels, np.array([FAIR, MAJORITY]))
+    assert mean.balanced.balanced_accuracy.mean == pytest.approx((0.8 + 0.5) / 2)
+    right = np.array(FAIR) == LABELS
+    assert both.minus(both).macro_f1 == paired_difference(right, right)
+    assert classified(LABELS).balanced.macro_f1 == mean_interval(np.ones(100))
+    assert classified_of([("", ""), ("sport", "sport")]) is None
+
+
+def written(folder, answers):
+    rows = [
+        Score(model, "topics", "sw", "topics_sw", "acc", "none", document,
+              float(label == answer), True, label, answer)
+        for model, given in answers.items()
+        for document, (label, answer) in enumerate(zip(LABELS, given, strict=True))
+    ]  # fmt: skip
+    folder.mkdir()
+    write_rows(folder / "scores.parquet", rows, Score)
+    return rows
+
+
+def test_compare_first_reports_where_accuracy_and_balanced_accuracy_disagree(tmp_path):
+    rows = written(tmp_path / "run", {"fair": FAIR, "majority": MAJORITY, "again": FAIR})
+    compared = compare_runs([tmp_path / "run"])
+    _, cell, same = compared.cells[0]
+    assert cell.score.mean == 0.8
+    assert cell.balanced.balanced_accuracy.mean == 0.5
+    assert cell.balanced_against.balanced_accuracy.high < 0
+    assert same.balanced_against.balanced_accuracy.mean == 0
+    words = "Accuracy and balanced accuracy disagree: topics sw, majority against fair (accuracy: "
+    assert compared.disagreement.startswith(words)
+    assert compared.disagreement.endswith("balanced accuracy: 30.0 points lower).")
+    asked = ["compare", str(tmp_path / "run")]
+    shown = CliRunner().invoke(app, asked).stdout
+    assert shown.startswith(words)
+    assert "macro-F1 minus fair" in shown
+    plain = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert plain["cells"][0][1]["balanced"]["balanced_accuracy"]["mean"] == 0.5
+    assert plain["disagreement"] == compared.disagreement
+    (line,) = uneven_labels(rows, "acc")
+    assert "of 100 documents 80 are 'sport' and 20 'health'" in line
+
+
+def test_a_difference_that_is_clear_by_a_hair_is_no_disagreement():
+    near = Interval(0.02, -0.01, 0.05, 100), Interval(0.03, 0.001, 0.06, 100)
+    opposite = Interval(0.02, 0.01, 0.05, 100), Interval(-0.02, -0.05, -0.01, 100)
+    assert disagreements({"near": near, "far": near[::-1]}) == ""
+    assert "far (" in disagreements({"near": near, "far": opposite})
+
+
+def test_models_in_the_same_order_are_no_news(tmp_path):
+    written(tmp_path / "run", {"right": LABELS, "majority": MAJORITY})
+    assert compare_runs([tmp_path / "run"]).disagreement == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "balanced"),
+    [(["sport", "health"], True), (["A", "B"], False), (["(a)", "(b)"], False)],
+)
+def test_letters_of_options_are_no_labels(names, balanced):
+    samples = [
+        {"metrics": ["acc"], "filter": "none", "acc": float(target == 0), "target": target,
+         "arguments": [("which?", f" {name}") for name in names],
+         "filtered_resps": [(-1.0, True), (-2.0, False)]}
+        for target in (0, 1)
+    ]  # fmt: skip
+    add_calibrated({"samples": {"task": samples}, "results": {"task": {}}})
+    assert all(CALIBRATED in sample for sample in samples)
+    assert [sample.get("answered", {}).get("acc") for sample in samples] == (
+        [(names[0], names[0]), (names[1], names[0])] if balanced else [None, None]
+    )
