@@ -34,10 +34,13 @@ from layerswap.study import estimate
 from layerswap.study import results as study_results
 from layerswap.study.conditions import models_to_run
 from layerswap.study.estimate import (
+    CORE,
     STARTING,
     USUAL,
     Costs,
     DataSize,
+    Size,
+    Speed,
     cost_study,
     mix_size,
     size_of,
@@ -797,19 +800,19 @@ def test_compositions_are_counted_by_the_layers_they_run():
                 "baselines": ["base", "experts", "soup"], "both": [], "variants": []}  # fmt: skip
     kept = {"task": 2, "sw": 3}
     # The base and five experts once; of each of six pairs the default swap and the soup.
-    assert models_to_run(settings, kept) == 1 + 5 + 6 * 2
+    assert models_to_run(settings, kept, 32) == 1 + 5 + 6 * 2
     # A thousand of each are counted as fast, by what one pair costs.
-    assert models_to_run(settings, {"task": 1000, "sw": 1000}) == 1 + 2000 + 2 * 10**6
+    assert models_to_run(settings, {"task": 1000, "sw": 1000}, 32) == 1 + 2000 + 2 * 10**6
     # 81 configurations of 32 layers take 398 layer evaluations (engine.trie); the default is one.
     settings |= {"grid": {"bottom": [3, 4, 5], **wide}, "baselines": []}
-    assert models_to_run(settings, {"task": 1, "sw": 1}) == 398 / 32
+    assert models_to_run(settings, {"task": 1, "sw": 1}, 32) == 398 / 32
     # Joint training and both partial experts with their swap.
     settings |= {"grid": None, "partitions": ["C"], "baselines": ["joint", "partial"]}
-    one = models_to_run(settings, {"task": 1, "sw": 1})
+    one = models_to_run(settings, {"task": 1, "sw": 1}, 32)
     settings["both"] = [{"method": "joint", "regime": "", "step": "both/sw/joint"}]
     settings["variants"] = [{"regime": "", "partition": "C", "task": "partial/task/C",
                              "language": "partial/sw/C"}]  # fmt: skip
-    assert 3 < models_to_run(settings, {"task": 1, "sw": 1}) - one <= 4
+    assert 3 < models_to_run(settings, {"task": 1, "sw": 1}, 32) - one <= 4
 
 
 def costs(billions, *, device="cuda"):
@@ -817,14 +820,40 @@ def costs(billions, *, device="cuda"):
     return Costs(size_of(spec, "a/b"), speed_of(device), 2)
 
 
-def test_a_mix_says_how_long_its_rows_are_before_it_is_built():
-    assert mix_size("total: 700\nrow_tokens: 40\n") == DataSize(700, 40)
-    assert mix_size("total: 700\n") == DataSize(700, USUAL.tokens)
-    assert mix_size("row_tokens: wrong\n") == USUAL
-    assert mix_size("total: all\nrow_tokens: 40\n") == DataSize(USUAL.rows, 40)
-    study, folder = find_study("topic-transfer")
-    costs = cost_study(study, plan_study(study, folder))
-    assert 3600 * costs.steps["train/task/0"].hours < 60  # on a GPU, 701 sentences three times
+def test_a_mix_says_how_long_its_rows_are_before_it_is_built(tmp_path):
+    head = "name: x\nsources: {a: {id: a/b, text: '{t}'}}\nkind: text\n"
+    for text, rows, tokens in (
+        ("total: 700\nrow_tokens: 40\n", 700, 40), ("total: 700\n", 700, USUAL.tokens),
+        ("total: all\nrow_tokens: 40\n", USUAL.rows, 40),
+    ):  # fmt: skip
+        assert mix_size(head + text, "") == DataSize(rows, tokens, packed=True)
+    assert mix_size("row_tokens: wrong\n", "") == USUAL
+    # Of local files the first rows are read: three characters are a token.
+    rows = [{"q": 50 * "x", "a": 9 * "y"}] * 3
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    local = "name: x\ntotal: 70\nsources: {a: {path: rows.jsonl, prompt: '{q}', completion: '{a}'}}"
+    assert mix_size(local, str(tmp_path)) == DataSize(70, 20)
+
+
+def test_hours_on_a_processor_are_those_that_were_measured(monkeypatch):
+    """research/headline-seeds: Gemma 3 270M on two processors, three task and language experts."""
+    monkeypatch.setattr(estimate, "autocast_pays", lambda parameters: True)
+    shares = {(layer, "mlp"): 0.374 / 18 for layer in range(18)} | {(None, "embedding"): 0.626}
+    speed = Speed(2 * CORE.train, 2 * CORE.read, 2 * CORE.loaded, "")
+    gemma = Costs(Size(0.268, shares, "its header"), speed, 4)
+    recorded = json.loads(Path("research/headline-seeds/steps.json").read_text())
+    seconds = {name: one["seconds"] for name, one in recorded.items()}
+    settings = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "max_length": 256}
+    places = {"places": [{"layers": "0-17"}]}
+    run = TrainingRun(train=places, hyperparameters=settings)
+    task = gemma.training_hours(run, [DataSize(1717, 27)]) * 3600
+    assert 0.5 < task / np.mean([seconds[f"train/task/{i}"] for i in range(3)]) < 2
+    packed = TrainingRun(train=places, hyperparameters={"max_length": 256})
+    # 80,000 tokens of text: 312 rows of 256, whatever the length of a line.
+    language = gemma.training_hours(packed, [DataSize(1883, 42, packed=True)]) * 3600
+    assert 0.5 < language / seconds["train/sw/0"] < 2
+    evaluation = gemma.evaluation_hours(EvaluationSpec(suite="masakhanews"), 34) * 3600
+    assert 0.5 < evaluation / seconds["evaluate/sw"] < 2
 
 
 def test_a_step_of_data_is_another_one_when_a_parallel_file_changes(tmp_path):
@@ -841,7 +870,7 @@ def test_a_step_of_data_is_another_one_when_a_parallel_file_changes(tmp_path):
 def test_hours_follow_from_documents_and_tokens():
     eight = EvaluationSpec(suite="belebele", num_fewshot=0)
     hours, start = costs(8).evaluation_hours, STARTING / 3600
-    assert hours(eight, 2) == pytest.approx(start + 2 * 900 * 400 * 16e9 / 1.2e14 / 3600)
+    assert hours(eight, 2) == pytest.approx(start + 2 * 900 * 400 * 0.9 * 16e9 / 1.2e14 / 3600)
     assert costs(16).evaluation_hours(eight, 1) == hours(eight, 2)
     slow = costs(8, device="cpu").evaluation_hours(eight, 2)
     assert slow - start > 100 * (hours(eight, 2) - start)
@@ -875,7 +904,7 @@ def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch):
     ):  # fmt: skip
         monkeypatch.setattr(estimate, "autocast_pays", lambda parameters, able=able: able)
         one = costs(1, device=device)
-        work = 6e9 * 2000 * 100 / speed_of(device).read / 3600
+        work = 6e9 * 2000 * 100 / speed_of(device).train / 3600
         found = one.training_hours(TrainingRun(hyperparameters=given), rows)
         assert found - start == pytest.approx(work / gain)
 

@@ -15,11 +15,10 @@ from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import Measured, check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files
 from layerswap.new.tasks import Task, found_in
-from layerswap.study.estimate import AUTOCAST, GPU, STARTING, Costs, StudyCosts, cost_study
+from layerswap.study.estimate import STARTING, StudyCosts, cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import read_study
-from layerswap.training.expert.hyperparameters import autocast_pays
 from layerswap.versions import need_extras
 
 HOUR = 1.0
@@ -115,22 +114,13 @@ def _memory(costs: StudyCosts) -> float:
 
 def _hours(costs: StudyCosts, speed: Measured) -> dict[str, float]:
     """Hours by kind of step: the work of the estimate at the measured speed."""
-    guess, hours = _guessed(costs.costs), defaultdict[str, float](float)
+    of, hours = costs.costs, defaultdict[str, float](float)
+    train, read = of.trained_tokens(of.size.inside) / speed.train, of.read_tokens / speed.read
     for name, one in costs.steps.items():
         kind = {"partial": "train"}.get(name.partition("/")[0], name.partition("/")[0])
-        factor = guess.train / speed.train if kind == "train" else guess.read / speed.read
         started = min(one.hours, STARTING / 3600)
-        hours[kind] += started + (one.hours - started) * factor
+        hours[kind] += started + (one.hours - started) * (train if kind == "train" else read)
     return {kind: one for kind, one in hours.items() if one}
-
-
-def _guessed(costs: Costs) -> Measured:
-    """The speed that the estimate assumes; the layers train."""
-    inside = sum(share for (layer, _), share in costs.size.shares.items() if layer is not None)
-    parameters = round(costs.size.billions * 1e9)
-    faster = AUTOCAST if costs.speed != GPU and autocast_pays(parameters) else 1
-    read = costs.speed.read / parameters
-    return Measured(faster * read / (4 + 2 * inside), read / 2)
 
 
 def _proof(inputs: Inputs, code: str) -> str:

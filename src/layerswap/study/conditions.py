@@ -21,8 +21,6 @@ from layerswap.search.spec import Grid
 
 REGIMES = {"": "", "LoRA": "lora-"}
 """Regimes of training, and prefixes of the names of their steps."""
-LAYERS = 32
-"""Assumed layers of a base, to count the layers that compositions share."""
 RecipeData = dict[str, Any]
 
 
@@ -56,16 +54,18 @@ def recipes(
                 }  # fmt: skip
 
 
-def models_to_run(settings: Mapping[str, Any], kept: Mapping[str, int], *, more: int = 0) -> float:
+def models_to_run(
+    settings: Mapping[str, Any], kept: Mapping[str, int], depth: int, *, more: int = 0
+) -> float:
     """The cost of evaluating a language, as a number of whole models.
 
     Compositions of one pair run the layers that they share once, and an expert that is in several
     pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of
-    experts of each kind; `more` counts further models of each pair.
+    experts of each kind; `depth` is that of the base; `more` counts further models of each pair.
     """
     steps = [one["step"] for one in settings["both"]]
     steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")]
-    first = LanguageModels({kind: [kind] for kind in kept}, {step: step for step in steps}, LAYERS)
+    first = LanguageModels({kind: [kind] for kind in kept}, {step: step for step in steps}, depth)
     task, language = kept["task"], kept[settings["language"]]
     pairs = task if settings["pairs"] == "same" else task * language
     times = {("task",): task, ("language",): language}
@@ -74,12 +74,12 @@ def models_to_run(settings: Mapping[str, Any], kept: Mapping[str, int], *, more:
         composed = []
         for _, recipe in group:
             if "swap" in recipe or "partition" in recipe:
-                composed.append(check_recipe(recipe, where="plan").resolve(LAYERS))
+                composed.append(check_recipe(recipe, where="plan").resolve(depth))
             else:
                 experts = tuple(recipe.get("soup", recipe)["experts"])
                 total += times.get(experts, pairs) if pair else 1
         layers = count_layers(build_trie(paths_of(composed))).distinct
-        total += (layers / LAYERS + more) * pairs if pair else layers / LAYERS
+        total += (layers / depth + more) * pairs if pair else layers / depth
     return total
 
 
