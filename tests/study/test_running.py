@@ -15,10 +15,9 @@ import pytest
 from layerswap.errors import RecipeError, StudyError
 from layerswap.study import journal as journals
 from layerswap.study import runner as running
-from layerswap.study.journal import StudyJournal, read_journal
+from layerswap.study.journal import Storage, StudyJournal, read_journal
 from layerswap.study.runner import run_graph
 from layerswap.study.steps import Graph, Step
-from layerswap.study.storage import Storage
 
 
 def chain(**settings):

@@ -46,12 +46,11 @@ from layerswap.study.estimate import (
     size_of,
     speed_of,
 )
-from layerswap.study.journal import StudyJournal, read_journal
+from layerswap.study.journal import Storage, StudyJournal, read_journal
 from layerswap.study.plan import mix_fingerprints, plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan, refuse_other_study
 from layerswap.study.report import (
     _sentence,
-    contaminations,
     merge_best,
     write_study_report,
 )
@@ -65,7 +64,6 @@ from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
 from layerswap.study.step_functions import evaluate_language, expert_of, step_functions
 from layerswap.study.steps import Graph, Resources
-from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.select import candidates
 from layerswap.training.expert.spec import check_expert
@@ -191,7 +189,7 @@ def test_the_page_of_a_study(finished):
     for fact in ("Models and evaluation", str(shipped().base),
                  "at most 12 of a task, drawn by label", "lab_problem_{language}",
                  "layerswap study merge", "Of 2 results, the selected swap", "selected in nela.",
-                 "Text in training and test data",
+                 "Losses of the trainings",
                  'data-panel="maps"', "<details>",
                  "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
         assert fact in page
@@ -428,15 +426,6 @@ def test_baselines_with_a_setting_are_chosen_on_development_too():
         }
     )
     assert found.over_pairs.intervals[DEFAULT].n == 30
-
-
-def test_evaluation_items_in_the_data_are_a_caution_of_the_report(tmp_path):
-    data = [{"name": "swahili", "contaminated": {"mgsm_sw": 1200}}, {"name": "other"}]
-    write_json(tmp_path / TRAINING, {"key": "k", "data": data})
-    assert list(contaminations({"train/sw/0": tmp_path})) == [
-        "train/sw/0 trained on 1,200 rows of swahili that contain an item of mgsm_sw: scores on it "
-        "are flattered."
-    ]
 
 
 def test_in_other_languages_nothing_is_chosen_anew():

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,26 +57,6 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
     return graph
 
 
-@dataclass(frozen=True)
-class _ExpertSteps:
-    """The steps that make the experts of one kind."""
-
-    data: list[Step]  # builds the mix, if there is one to build
-    runs: list[Step]  # trainings from whose checkpoints the experts are selected
-    variants: dict[tuple[str, str], Step]  # other trainings, by regime and partition (or empty)
-    select: Step
-
-    @property
-    def in_order(self) -> list[Step]:
-        """All of them, in the order in which a reader expects them."""
-        return [*self.data, *self.runs, *self.variants.values(), self.select]
-
-    @property
-    def kept(self) -> list[str]:
-        """Names of the selection, and of the trainings to whose folders it points."""
-        return [self.select.name, *(run.name for run in self.runs)]
-
-
 class _Planner:
     """Makes the steps of one study, whose paths are relative to a folder."""
 
@@ -92,16 +72,25 @@ class _Planner:
     def steps(self) -> Iterator[Step]:
         """Every step, in the order in which a reader expects them."""
         spec = self.spec
-        experts = {kind: self._expert_steps(kind, one) for kind, one in spec.kinds.items()}
-        for of_kind in experts.values():
-            yield from of_kind.in_order
+        variants: dict[str, dict[tuple[str, str], Step]] = {}  # by kind, regime and partition
+        for kind, experts in spec.kinds.items():
+            if self._is_mix(experts.data):
+                yield self._data(kind, experts.data)
+            runs = [
+                self._train(name, [kind], run, selected_from=True)
+                for name, run in zip(run_names(kind, experts), experts.trainings, strict=True)
+            ]
+            yield from runs
+            variants[kind] = dict(self._variants(kind, experts))
+            yield from variants[kind].values()
+            yield self._select(kind, experts, runs)
         last: list[str] = []
         for language in spec.languages:
             joints = dict(self._joints(language))
             yield from joints.values()
-            steps = [self._evaluate(language, experts, joints)]
+            steps = [self._evaluate(language, variants[TASK], variants[language], joints)]
             if spec.change:
-                steps.append(self._change(language, experts))
+                steps.append(self._change(language))
             yield from steps
             last += [step.name for step in steps]
         settings: dict[str, Any] = {
@@ -110,14 +99,13 @@ class _Planner:
         }  # fmt: skip
         yield Step("tables", "tables", settings, tuple(last), version=VERSIONS["tables"])
 
-    def _expert_steps(self, kind: str, experts: Experts) -> _ExpertSteps:
-        data = [self._data(kind, experts.data)] if self._is_mix(experts.data) else []
-        runs = [
-            self._train(f"train/{kind}/{i}", [kind], run, selected_from=True)
-            for i, run in enumerate(experts.trainings)
+    def _kept(self, *kinds: str) -> list[str]:
+        """Names of the selections, each with the trainings to whose folders it points."""
+        return [
+            name
+            for kind in kinds
+            for name in (f"select/{kind}", *run_names(kind, self.spec.kinds[kind]))
         ]
-        select = self._select(kind, experts, runs)
-        return _ExpertSteps(data, runs, dict(self._variants(kind, experts)), select)
 
     def _data(self, kind: str, data: Any) -> Step:
         where = data if data in ready_recipes() else str(self.folder / data)
@@ -237,7 +225,11 @@ class _Planner:
         )  # fmt: skip
 
     def _evaluate(
-        self, language: str, experts: dict[str, _ExpertSteps], joints: dict[Condition, Step]
+        self,
+        language: str,
+        of_task: dict[tuple[str, str], Step],
+        of_language: dict[tuple[str, str], Step],
+        joints: dict[Condition, Step],
     ) -> Step:
         spec, asked = self.spec, self.spec.evaluate.model_dump(mode="json")
         asked["development"] = spec.development
@@ -253,7 +245,6 @@ class _Planner:
         kinds = [TASK, language]
         if "multilingual soup" in spec.baselines:
             kinds += [one for one in spec.languages if one != language]
-        of_task, of_language = experts[TASK].variants, experts[language].variants
         settings = {
             "language": language,
             "base": self.base,
@@ -271,18 +262,16 @@ class _Planner:
             ],
         }  # fmt: skip
         trained = [*of_task.values(), *of_language.values(), *joints.values()]
-        beside = [step.name for step in trained]
-        kept = [name for kind in kinds for name in experts[kind].kept]
+        needs = (*self._kept(*kinds), *(step.name for step in trained))
         return Step(
-            f"evaluate/{language}", "evaluate", settings, (*kept, *beside), inputs,
+            f"evaluate/{language}", "evaluate", settings, needs, inputs,
             self._resources("evaluate"), VERSIONS["evaluate"],
         )  # fmt: skip
 
-    def _change(self, language: str, experts: dict[str, _ExpertSteps]) -> Step:
+    def _change(self, language: str) -> Step:
         return Step(
             f"change/{language}", "change", {"language": language, "base": self.base},
-            (*experts[TASK].kept, *experts[language].kept), self.base_fingerprint,
-            self._resources("change"),
+            tuple(self._kept(TASK, language)), self.base_fingerprint, self._resources("change"),
         )  # fmt: skip
 
     def _is_mix(self, data: Data | None) -> bool:
@@ -293,6 +282,11 @@ class _Planner:
 
     def _resources(self, kind: StepKind) -> Resources:
         return self.spec.resources.of(kind, device=self.spec.device)
+
+
+def run_names(kind: str, experts: Experts) -> list[str]:
+    """The names of the trainings from whose checkpoints the experts of a kind are selected."""
+    return [f"train/{kind}/{i}" for i in range(len(experts.trainings))]
 
 
 def model_of(source: str, folder: Path, key: str) -> str:

@@ -21,11 +21,10 @@ from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.merge import make_plan
 from layerswap.search.spec import Grid
-from layerswap.study.journal import INDEX, read_journal
+from layerswap.study.journal import INDEX, Storage, read_journal
 from layerswap.study.plan import existing_path, files_of
 from layerswap.study.step_functions import expert_of
 from layerswap.study.steps import Graph, Step
-from layerswap.study.storage import Storage
 from layerswap.training.expert.hyperparameters import check_hyperparameters
 from layerswap.training.expert.job import load_rows
 from layerswap.training.expert.spec import Files, check_expert

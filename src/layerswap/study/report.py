@@ -20,7 +20,7 @@ from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
 from layerswap.merge import make_plan
-from layerswap.report.charts import draw_grid, draw_intervals, draw_ranks
+from layerswap.report.charts import draw_grid, draw_intervals, draw_losses, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, side_by_side, write_report
@@ -37,7 +37,7 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
-from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
+from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
 from layerswap.study.results import (
     RESULTS,
     BenchmarkResult,
@@ -46,9 +46,7 @@ from layerswap.study.results import (
     read_conditions,
     study_results,
 )
-from layerswap.study.shared_text import shared_text
 from layerswap.study.step_functions import EXPERT, MAP_FOLDER, recipes_of, selection
-from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
 
@@ -92,6 +90,14 @@ class FinishedSteps:
         self.atlases = {
             language: Atlas.load(folder / MAP_FOLDER)
             for language, folder in self._of_kind("change").items()
+        }
+        trainings = [step.name for step in journal.graph if step.kind == "train"]
+        folders = {name: journal.folder(name) / EXPERT for name in trainings}
+        # Only those on this machine: a training is too large to fetch for a sentence.
+        self.trainings = {
+            name: read_training(folder)
+            for name, folder in folders.items()
+            if name in self.records and (folder / TRAINING).is_file()
         }
 
     def write(self) -> Path:
@@ -156,12 +162,13 @@ class FinishedSteps:
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""
         selects = [step.settings for step in self.journal.graph if step.kind == "select"]
-        trainings = (step.name for step in self.journal.graph if step.kind == "train")
-        folders = {name: self.journal.folder(name) / EXPERT for name in trainings}
-        # Only those on this machine; a training is too large to fetch for a sentence.
-        yield from contaminations(
-            {name: one for name, one in folders.items() if (one / TRAINING).is_file()}
-        )
+        for name, training in self.trainings.items():
+            for data in training["data"]:
+                for items, count in data.get("contaminated", {}).items():
+                    yield (
+                        f"{name} trained on {count:,} rows of {data['name']} that contain an item "
+                        f"of {items}: scores on it are flattered."
+                    )
         tasks = dict.fromkeys(task for one in selects for task in one.get("tasks", ()))
         for said in dict.fromkeys(one.chosen_on for one in self.results.benchmarks):
             if not said.endswith("the development split."):
@@ -171,6 +178,14 @@ class FinishedSteps:
                 f"Checkpoints were selected on all documents of {', '.join(tasks)}: scores on "
                 "these are flattered."
             )
+
+    def _losses(self) -> dict[str, list[tuple[int, float]]]:
+        """The training loss by step of each training."""
+        found = {
+            name: [(one["step"], one["loss"]) for one in training.get("log", ()) if "loss" in one]
+            for name, training in self.trainings.items()
+        }
+        return {name: points for name, points in found.items() if points}
 
     def _sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
@@ -193,10 +208,9 @@ class FinishedSteps:
             )
         for one in self.results.benchmarks:
             yield from examples_of(one, self.evaluations[one.language] / RESULTS)
-        shared = shared_text(self.journal, self.results.benchmarks, self.evaluations)
-        if shared is not None:
-            yield Section("Text in training and test data", table=shared)
         yield self._asked()
+        if losses := self._losses():
+            yield Section("Losses of the trainings", figure=draw_losses(losses))
         steps = [step for step in self.journal.graph if step.name in self.records]
         yield provenance(
             list(self.records.values()),
@@ -286,17 +300,6 @@ def merge_best(root: Path, languages: Sequence[str] = (), *, log: Log) -> Iterat
         (root / MERGED).mkdir(exist_ok=True)
         plan = make_plan(read_recipe(known[language]))
         yield plan.save(root / MERGED / language, overwrite=True)
-
-
-def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
-    """A caution for each data set of a training that contains evaluation items."""
-    for name, folder in trainings.items():
-        for data in read_training(folder)["data"]:
-            for items, count in data.get("contaminated", {}).items():
-                yield (
-                    f"{name} trained on {count:,} rows of {data['name']} that contain an item of "
-                    f"{items}: scores on it are flattered."
-                )
 
 
 def verdict(results: Sequence[BenchmarkResult]) -> str:

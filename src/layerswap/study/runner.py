@@ -16,9 +16,8 @@ from typing import Any
 
 from layerswap._types import Log, duration
 from layerswap.errors import LayerswapError, StudyError, one_line
-from layerswap.study.journal import LOG, State, StepRecord, StudyJournal
+from layerswap.study.journal import LOG, State, StepRecord, Storage, StudyJournal
 from layerswap.study.steps import Graph, Step
-from layerswap.study.storage import Storage
 from layerswap.versions import install
 
 StepFunction = Callable[["Context"], None]
