@@ -8,8 +8,8 @@ import pytest
 from layerswap.errors import RecipeError, TrainingError
 from layerswap.training.expert import hyperparameters
 from layerswap.training.expert.hyperparameters import (
-    accelerate_configuration,
     check_distributed,
+    launch_configuration,
     sft_config,
 )
 from layerswap.training.expert.spec import PRESETS, check_expert
@@ -94,7 +94,7 @@ def test_accelerate_reads_the_configurations_that_ship(name, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     file = tmp_path / "config.yaml"
-    file.write_text(accelerate_configuration(name))
+    file.write_text(launch_configuration(name))
     read = load_config_from_file(str(file))
     kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero3": "DEEPSPEED"}
     assert read.distributed_type.value == kinds[name]
@@ -107,7 +107,7 @@ def test_accelerate_reads_the_configurations_that_ship(name, tmp_path):
 
 def test_an_unknown_configuration_is_refused():
     with pytest.raises(RecipeError, match="did you mean 'fsdp2'"):
-        accelerate_configuration("fsdp")
+        launch_configuration("fsdp")
 
 
 def test_deepspeed_refuses_turns(monkeypatch):

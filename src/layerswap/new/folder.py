@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Log
+from layerswap._types import Log, duration
 from layerswap.checkpoint import atomic_folder
 from layerswap.errors import StudyError
 from layerswap.new.inputs import Inputs, Request, check_request
@@ -71,18 +71,10 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         words |= {
             "found": found, "languages": proofs, "speed": speed, "kinds": hours,
             "total": sum(hours.values()), "disk": disk, "memory": made.memory_gb,
-            "duration": duration,
+            "duration": lambda hours: duration(3600 * hours),
         }  # fmt: skip
         (folder / "README.md").write_text(render("README.md", words), "utf-8")
     return made
-
-
-def duration(hours: float) -> str:
-    """Hours in words."""
-    minutes = 60 * hours
-    if minutes < 2:
-        return f"{60 * minutes:.0f} s"
-    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
 def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[str, Any]]:

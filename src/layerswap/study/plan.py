@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -63,7 +63,7 @@ class _Planner:
     def __init__(self, spec: StudySpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
         self.base = model_of(spec.base, folder, "base")
-        self.base_fingerprint = folder_fingerprint(self.base)
+        self.base_fingerprint = folder_fingerprints(self.base)
         self.selected_alone = spec.keep_checkpoints == "selected"
         self.regimes: dict[str, dict[str, Any]] = {"": {}}
         if spec.lora:
@@ -205,7 +205,7 @@ class _Planner:
         name, by, spec = f"select/{kind}", experts.by, self.spec
         if experts.experts is not None:
             models = [model_of(one, self.folder, f"{kind}.experts") for one in experts.experts]
-            inputs = _together(map(folder_fingerprint, models))
+            inputs = folder_fingerprints(*models)
             return Step(name, "select", {"experts": models, "base": self.base}, inputs=inputs)
         settings = {"keep": experts.keep, **by.model_dump(mode="json")}
         needs = tuple(run.name for run in runs)
@@ -220,7 +220,7 @@ class _Planner:
             "include": include, "device": spec.device, "dtype": spec.dtype, "base": self.base,
         }  # fmt: skip
         return Step(
-            name, "select", settings, needs, _together(map(task_fingerprints, include)),
+            name, "select", settings, needs, task_fingerprints(*include),
             self._resources("select"), delete_checkpoints=self.selected_alone,
         )  # fmt: skip
 
@@ -235,9 +235,9 @@ class _Planner:
         asked["development"] = spec.development
         grid = None if spec.evaluate.development == "none" else spec.grid
         asked["include"] = [existing_path(self.folder / one) for one in spec.evaluate.include]
-        inputs = self.base_fingerprint | _together(map(task_fingerprints, asked["include"]))
+        inputs = self.base_fingerprint | task_fingerprints(*asked["include"])
         if spec.evaluate.suite or spec.evaluate.other_languages:
-            inputs |= folder_fingerprint(os.environ.get(VARIABLE))
+            inputs |= folder_fingerprints(os.environ.get(VARIABLE))
         there = spec.evaluate.other_languages
         for suite in filter(None, [spec.evaluate.suite, *(there.suites if there else ())]):
             for one in [language, *(there.languages if there else ())]:
@@ -333,10 +333,6 @@ def _with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
     return run.model_copy(update={"train": places})
 
 
-def _together(several: Iterable[dict[str, str]]) -> dict[str, str]:
-    return {name: one for mapping in several for name, one in mapping.items()}
-
-
 def fingerprints(*paths: str | None) -> dict[str, str]:
     """Fingerprints of every file of these paths, folders or patterns; a Hub id has none."""
     return {
@@ -347,24 +343,28 @@ def fingerprints(*paths: str | None) -> dict[str, str]:
     }
 
 
-def folder_fingerprint(path: str | None) -> dict[str, str]:
-    """One fingerprint of all files of a folder, by their names in it; a missing folder has none."""
-    if path is None or not Path(path).is_dir():
-        return {}
-    lines = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
-    return {str(path): hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+def folder_fingerprints(*paths: str | None) -> dict[str, str]:
+    """One fingerprint of all files of each folder, by their names in it; missing ones have none."""
+    found = {}
+    for path in paths:
+        if path is not None and Path(path).is_dir():
+            files = fingerprints(path).items()
+            lines = "\n".join(f"{Path(name).relative_to(path)} {one}" for name, one in files)
+            found[path] = hashlib.sha256(lines.encode()).hexdigest()
+    return found
 
 
-def task_fingerprints(folder: str) -> dict[str, str]:
-    """Fingerprints of a folder of lm-eval tasks, and of other files that its YAMLs name."""
+def task_fingerprints(*folders: str) -> dict[str, str]:
+    """Fingerprints of folders of lm-eval tasks, and of other files that their YAMLs name."""
     named = {
         token
+        for folder in folders
         for path in files_of(Path(folder))
         if path.suffix in (".yaml", ".yml")
         for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
         if "/" in token and Path(token).is_file()
     }
-    return folder_fingerprint(folder) | fingerprints(*sorted(named))
+    return folder_fingerprints(*folders) | fingerprints(*sorted(named))
 
 
 def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:

@@ -221,21 +221,14 @@ class FinishedSteps:
 
     def result_sections(self) -> Iterator[Section]:
         """The tables, grids and ranks."""
-        tables = self.results.tables
-        for benchmark in dict.fromkeys(one.benchmark for one in self.results.benchmarks):
-            heading = f"{benchmark}, all languages"
-            if heading in tables:
-                yield Section(heading, table=tables[heading])
-            for one in self.results.benchmarks:
-                if one.benchmark == benchmark:
-                    yield from _about(one, tables)
-        for heading, table in self.results.written.items():
-            yield Section(heading, table=table)
-        for other in self.results.other_languages:
-            yield Section(other.heading, table=tables[other.heading])
-        if "Ranks" in tables:
-            assert self.results.ranked is not None
-            yield Section("Ranks", figure=draw_ranks(self.results.ranked), table=tables["Ranks"])
+        results = {one.heading: one for one in self.results.benchmarks}
+        grids = {f"{heading}: the compositions" for heading in results}
+        for heading, table in self.results.tables.items():
+            if heading in results:
+                yield from _about(results[heading], self.results.tables)
+            elif heading not in grids:
+                ranked = self.results.ranked if heading == "Ranks" else None
+                yield Section(heading, figure=draw_ranks(ranked) if ranked else None, table=table)
 
     def _asked(self) -> Section:
         """The models of the study, and the settings of their evaluation."""
