@@ -230,7 +230,12 @@ def cost_study(spec: StudySpec, graph: Graph) -> StudyCosts:
         if step.kind == "train":
             found = _training(costs, graph, step, selection)
         elif step.kind == "select" and step.settings.get("tasks"):
-            found = _selection(costs, graph, step)
+            runs = [graph[name] for name in step.needs]
+            tasks = EvaluationSpec(
+                tasks=step.settings["tasks"], include=["."], limit=step.settings["limit"]
+            )
+            models = sum(_checkpoints(_run_of(run), _data_of(graph, run)) for run in runs)
+            found = Estimate(costs.evaluation_hours(tasks, models), memory_gb=costs.model_gb)
         elif step.kind == "evaluate":
             hours = _language_hours(costs, spec, step.settings)
             # Two experts and their compositions, which share layers.
@@ -294,16 +299,6 @@ def _training(costs: Costs, graph: Graph, step: Step, selection: Step | None) ->
     memory = billions * ((2 if run.lora and costs.speed == GPU else 4) + 12 * trained)
     hours = costs.training_hours(run, sets)
     return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
-
-
-def _selection(costs: Costs, graph: Graph, step: Step) -> Estimate:
-    runs = [graph[name] for name in step.needs]
-    checkpoints = sum(_checkpoints(_run_of(run), _data_of(graph, run)) for run in runs)
-    tasks = EvaluationSpec(
-        tasks=step.settings["tasks"], include=["."], limit=step.settings["limit"]
-    )
-    hours = costs.evaluation_hours(tasks, checkpoints)
-    return Estimate(hours, memory_gb=costs.model_gb)
 
 
 def _language_hours(costs: Costs, study: StudySpec, settings: Mapping[str, Any]) -> float:

@@ -162,14 +162,9 @@ class _Planner:
         turns: dict[str, Any] | None = None,
         selected_from: bool = False,
     ) -> Step:
-        """A training on the data of one kind or of two.
+        """A training on the data of one kind or of two, from which a later step may select.
 
-        Args:
-            name: of the step.
-            kinds: whose data.
-            run: its settings.
-            turns: settings of simultaneous partition SFT, if it is one.
-            selected_from: a later step selects from its checkpoints.
+        `turns` has the settings of simultaneous partition SFT, if it is one.
         """
         run = _with_recipe(run, self.folder)
         if run.train and run.train.partition and run.train.part is None and turns is None:

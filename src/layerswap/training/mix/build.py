@@ -128,14 +128,15 @@ def _check_languages(mix: Mix) -> None:
     settings = mix.filters.language
     if settings is None:
         return
-    if settings.allow is not None:
-        with error_context("filters.language.allow"):
-            check_languages(settings.allow)
-        return
-    for name, source in mix.sources.items():
-        if source.language and "language" not in source.skip:
-            with error_context(f"source {name!r}"):
-                check_languages([source.language])
+    named = {
+        f"source {name!r}": [source.language]
+        for name, source in mix.sources.items()
+        if source.language and "language" not in source.skip
+    }
+    codes = named if settings.allow is None else {"filters.language.allow": settings.allow}
+    for where, languages in codes.items():
+        with error_context(where):
+            check_languages(languages)
 
 
 def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
