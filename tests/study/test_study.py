@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accessibility import AXE, open_browser, violations
-from lm_eval_world import LABEL
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -23,7 +22,6 @@ from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.evaluation.results import Score, compare_runs, read_samples, read_scores
-from layerswap.evaluation.suites import suites
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.exports import export_tasks
@@ -56,7 +54,6 @@ from layerswap.study.report import (
 )
 from layerswap.study.results import (
     BenchmarkScores,
-    StudyResults,
     benchmark_result,
     in_other_languages,
 )
@@ -320,17 +317,6 @@ def test_development_alone_decides_what_is_saved_and_headed():
     assert _sentence(found).startswith("mgsm in sw: the swap, default, reaches 50.0")
 
 
-def test_a_lead_that_may_be_luck_selects_the_default():
-    split = split_documents(40, 0.5).development
-    default, lucky = np.zeros(40), np.zeros(40)
-    default[split[:10]] = 1
-    lucky[split[7:19]] = 1  # 12 of 20 against 10
-    scores = {replace(DEFAULT, pair="0-0"): default, swapped(1, "0-0"): lucky}
-    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
-    assert found.chosen["0-0"] == swapped(1)
-    assert found.selected == DEFAULT
-
-
 def test_the_headline_names_what_it_differs_from():
     half = np.tile([0.0, 1.0], 20)
     scores = {replace(DEFAULT, pair="0-0"): half, swapped(1, "0-0"): half.copy(), BASE: 0 * half,
@@ -386,20 +372,6 @@ def test_only_a_published_development_split_is_chosen_on_whole(
     monkeypatch.setattr(study_results, "read_conditions", lambda folder: rows)
     (scores,) = study_results.read_condition_scores(Path("results")).values()
     assert scores.published == published
-
-
-@pytest.mark.parametrize("count", [4, 5])
-def test_treatments_are_ranked_over_five_conditions_or_more(count):
-    scores = {one: np.full(10, level) for one, level in ((BASE, 0.1), (SOUP, 0.2), (DEFAULT, 0.3))}
-    scores = {one if one == BASE else replace(one, pair="0-0"): v for one, v in scores.items()}
-    results = StudyResults(
-        [benchmark_result(f"l{i}", "sib200", BenchmarkScores(scores), None) for i in range(count)],
-        [],
-    )
-    assert ("Ranks" in results.tables) == (count == 5)
-    detail = results.tables["sib200, l0"]
-    assert "lowest pair" not in detail.columns  # of one pair
-    assert detail.rows[detail.highlight][0] == str(DEFAULT)
 
 
 def test_baselines_with_a_setting_are_chosen_on_development_too():
@@ -522,12 +494,6 @@ def test_missing_data_of_a_task_are_named_before_training(folder, tmp_path):
             check(list(graph))
 
 
-def test_a_damaged_index_is_not_written_over(folder, tmp_path):
-    (tmp_path / "study.json").write_text('{"steps": [')
-    with pytest.raises(StudyError, match=r"study\.json is damaged"):
-        refuse_other_study(spec(folder), tmp_path, None)
-
-
 def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):
     graph = spec(folder, name="one")
     StudyJournal(tmp_path, graph).open()
@@ -537,6 +503,9 @@ def test_a_folder_of_another_study_is_left_alone(folder, tmp_path):
     StudyJournal(tmp_path / "steps", Graph([graph["train/task/0"]])).open()
     with pytest.raises(StudyError, match="holds the steps of another command"):
         refuse_other_study(graph, tmp_path / "steps", None)
+    (tmp_path / "study.json").write_text('{"steps": [')
+    with pytest.raises(StudyError, match=r"study\.json is damaged"):
+        refuse_other_study(graph, tmp_path, None)
 
 
 def test_files_outside_the_study_are_part_of_the_keys(folder, tmp_path, monkeypatch):
@@ -734,47 +703,13 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     assert open_checkpoint(str(merged)).layers == 8
 
 
-def test_a_study_can_report_calibrated_accuracy(folder, tmp_path):
-    models = shipped().base.parent
-    rows = [{"question": f"{37 * a % 11} x {a}", "label": ("moja", "mbili")[a % 2]}
-            for a in range(20)]  # fmt: skip
-    (tmp_path / "labelled.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    text = LABEL.format(labelled=tmp_path / "labelled.jsonl")
-    (tmp_path / "label.yaml").write_text(text.replace("[ndogo, kubwa, sawa]", "[moja, mbili]"))
-    graph = spec(
-        folder, task={"experts": [str(models / "task-1")]},
-        languages={"nela": {"experts": [str(models / "language-nela-1")]}},
-        baselines=["experts", "soup"], grid=None, partitions=[], lora=None,
-        evaluate={"tasks": ["maembe_label"], "include": [str(tmp_path)],
-                  "metric": ["acc_calibrated", "none"]},
-    )  # fmt: skip
-    check_plan(graph)
-    check_here(graph, device=True)
-    journal = completed(graph, tmp_path / "out")
-    found = read_scores(journal.folder("evaluate/nela") / "results")
-    calibrated, plain = (
-        {(one.model, one.document): one.score for one in found if one.metric == metric}
-        for metric in ("acc_calibrated", "acc")
-    )
-    assert calibrated != plain
-    (rows,) = numbers_of(journal)["languages"]["nela"].values()
-    for name, row in rows.items():
-        assert row["mean"] == np.mean([
-            score for (model, document), score in calibrated.items()
-            if model.endswith(name)  # all documents: nothing was chosen on any
-        ])  # fmt: skip
-
-
-def test_an_expert_of_another_base_is_refused_before_anything_runs(folder, tmp_path):
+def test_an_expert_that_does_not_fit_or_is_nowhere_is_refused(folder, tmp_path, monkeypatch):
     other = shutil.copytree(shipped().base, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
     with pytest.raises(LayerswapError, match="hidden_size"):
         check_plan(spec(folder, task={"experts": [str(other)]}, **ALONE))
-
-
-def test_an_expert_that_is_nowhere_is_refused_before_anything_runs(folder, monkeypatch):
-    """What is no folder is asked of the Hub, as a mistyped path is."""
+    # What is no folder is asked of the Hub, as a mistyped path is.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     graph = spec(folder, task={"experts": ["experts/math"]}, **ALONE)
     check_plan(graph)
@@ -875,14 +810,6 @@ def test_hours_follow_from_documents_and_tokens():
     assert costs(1).training_hours(twice, [rows]) == pytest.approx(one)
     steps = TrainingRun(effective_batch=10, hyperparameters={"max_steps": 300})
     assert costs(1).training_hours(steps, [rows]) == pytest.approx(start + 3 * work)
-
-
-def test_a_benchmark_in_a_file_has_hours_too(tmp_path):
-    shipped_file = Path(suites.__file__).with_name("belebele.yaml")
-    new = shutil.copy(shipped_file, tmp_path / "new.yaml")
-    known, added = (EvaluationSpec(suite=str(name)) for name in ("belebele", new))
-    assert costs(8).evaluation_hours(added, 2) == costs(8).evaluation_hours(known, 2)
-    assert costs(8).evaluation_hours(added, 2) > STARTING / 3600
 
 
 def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch):

@@ -181,7 +181,7 @@ def processor(monkeypatch):
 
 @pytest.mark.parametrize(("able", "large", "given", "bf16"), [
     (True, True, {}, True), (False, True, {}, False), (True, False, {}, False),
-    (True, True, {"bf16": False}, False),
+    (True, True, {"bf16": False}, False), (True, True, {"fp16": True}, False),
 ])  # fmt: skip
 def test_bfloat16_is_the_default_where_it_is_faster(
     tmp_path, base, rows, monkeypatch, processor, able, large, given, bf16
@@ -224,10 +224,3 @@ def test_a_training_resumes_in_the_precision_it_started_with(tmp_path, base, row
         chosen = spec.model_copy(update={"hyperparameters": {"bf16": not able}})
         assert plan_training(chosen, out, resume=True).config.bf16 != able
         shutil.rmtree(out)
-
-
-def test_fp16_turns_the_default_bf16_off(tmp_path, base, rows, processor):
-    processor(amx_bf16=True)
-    spec = {"base": str(base), "data": data_files(rows, "task"), "hyperparameters": {"fp16": True}}
-    config = plan_training(check_expert(spec), tmp_path / "out").config
-    assert (config.fp16, config.bf16) == (True, False)
