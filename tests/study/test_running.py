@@ -180,8 +180,7 @@ def test_a_running_step_is_shown_with_its_progress(tmp_path, works, monkeypatch)
     # A sign of life of a process that is gone, or of another machine long ago, is none.
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    (journal.folder("c") / "step.json").unlink()
-    place = journal.folder("c") / "running.json"
+    place = journal.folder("c") / "step.json"
     for where, process, ago, state in (
         (socket.gethostname(), child.pid, 0, "waiting"), ("elsewhere", 1, 3600, "waiting"),
         ("elsewhere", 1, 5, "running"),
@@ -309,12 +308,12 @@ def test_a_record_of_other_values_is_none(tmp_path, works, changes):
 def test_a_sign_of_life_of_other_values_is_none(tmp_path, works, changes):
     run_graph(chain(), tmp_path, works[1])
     journal = StudyJournal(tmp_path, chain())
-    record = json.loads((journal.folder("c") / "step.json").read_text())
-    (journal.folder("c") / "step.json").unlink()
+    place = journal.folder("c") / "step.json"
+    record = json.loads(place.read_text())
     sign = {**record, "state": "running", "process": os.getpid(), "seen": time.time(),
             "since": "2026-01-01T00:00:00+00:00"}  # fmt: skip
     for content, state in ((sign, "running"), (sign | changes, "waiting")):
-        (journal.folder("c") / "running.json").write_text(json.dumps(content))
+        place.write_text(json.dumps(content))
         assert journal.status()[-1].state == state
 
 

@@ -29,9 +29,8 @@ from layerswap.versions import versions
 
 State = Literal["waiting", "running", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
-RUNNING = "running.json"
 LOOK, HEARTBEAT, SILENCE = 0.5, 30.0, 300.0
-"""Seconds between two looks for new progress, between two writes of `running.json`, and of silence
+"""Seconds between two looks for new progress, between two writes of its record, and of silence
 after which a step on another machine counts as lost."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
@@ -126,8 +125,8 @@ def place(out: str) -> tuple[Path, Storage | None]:
 class StepRecord:
     """The state of a step.
 
-    The folder of a step that ended holds its record. `StudyJournal.status` derives those of the
-    others.
+    The folder of a step that runs or ended holds its record. `StudyJournal.status` derives those of
+    the others.
     """
 
     name: str
@@ -149,7 +148,9 @@ class StepRecord:
 
     @property
     def alive(self) -> bool:
-        """True unless the process of a running step ended, or is silent on another machine."""
+        """True of a running step whose process is there, or wrote of late on another machine."""
+        if self.state != "running":
+            return False
         if self.where != socket.gethostname():
             return time.time() - self.seen < SILENCE
         try:
@@ -184,17 +185,13 @@ class StudyJournal:
         """The folder of a step's output, which need not exist yet."""
         return self.root / STEPS / self.graph.folder(name)
 
-    def _place(self, name: str, file: str) -> str:
-        """A file of a step, relative to the study's folder or storage."""
-        return f"{STEPS}/{self.graph.folder(name)}/{file}"
-
     def record(self, name: str) -> StepRecord | None:
-        """The record of a step that ended; None if it was not tried, or was cut short."""
+        """The record of a step that runs or ended; None if it was not tried."""
         here = self._here(name)
         if self.storage is None or (here is not None and here.state == "done"):
             return here
         # Another machine may have finished what failed here.
-        there = self.storage.read(self._place(name, RECORD))
+        there = self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
         return here if there is None else self._parse(name, there)
 
     def _here(self, name: str) -> StepRecord | None:
@@ -244,49 +241,25 @@ class StudyJournal:
         finished = self.finished()
         for step in self.graph:
             record = finished.get(step.name) or self.record(step.name)
-            if record is None or (record.state == "done" and step.name not in finished):
-                record = self._unfinished(step, blocked.get(step.name, ""))
-            elif record.state == "failed":
+            if record is not None and record.state == "failed":
                 blocked |= dict.fromkeys(self.graph.followers(step.name), step.name)
+            elif record is not None and record.alive:
+                passed = time.time() - datetime.fromisoformat(record.since).timestamp()
+                record = replace(record, seconds=round(passed, 1))
+            elif step.name not in finished:
+                # Not tried yet, cut short, or a step that it needs was run again.
+                by, key = blocked.get(step.name, ""), self.graph.keys[step.name]
+                record = StepRecord(step.name, step.kind, key, "blocked" if by else "waiting",
+                                    why=f"needs {by}" if by else "", blocked_by=by)  # fmt: skip
+            assert record is not None
             records.append(record)
         return records
 
-    def _unfinished(self, step: Step, blocked_by: str) -> StepRecord:
-        """The state of a step that has not ended, or whose needed steps ran again."""
-        # Not tried yet, cut short, or a step that it needs was run again.
-        waiting = StepRecord(step.name, step.kind, self.graph.keys[step.name], "waiting")
-        if blocked_by:
-            why = f"needs {blocked_by}"
-            return replace(waiting, state="blocked", why=why, blocked_by=blocked_by)
-        if (sign := self._running(step.name)) is None:
-            return waiting
-        started = datetime.fromisoformat(sign.since).timestamp()
-        return replace(sign, seconds=round(time.time() - started, 1))
-
-    def _running(self, name: str) -> StepRecord | None:
-        """The record of a step that runs, here or on another machine."""
-        place = self._place(name, RUNNING)
-        try:
-            here = (self.root / place).read_bytes()
-        except OSError:
-            here = None
-        for content in (here, self.storage.read(place) if self.storage and not here else None):
-            sign = self._parse(name, content or b"{}")
-            if sign is not None and sign.alive:
-                return sign
-        return None
-
-    def begin(self, step: Step) -> Path:
-        """The folder to work in; it holds the output of an earlier attempt."""
-        folder = self.folder(step.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).unlink(missing_ok=True)
-        return folder
-
     @contextmanager
     def running(self, step: Step) -> Iterator[Callable[[str], None]]:
-        """Show that a step runs, from its start to its end; yields the log of its progress."""
-        place = self._place(step.name, RUNNING)
+        """Record that a step runs, until the block ends; yields the log of its progress."""
+        folder = self.folder(step.name)
+        folder.mkdir(parents=True, exist_ok=True)
         sign = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], "running",
             where=socket.gethostname(), since=datetime.now().astimezone().isoformat("T", "seconds"),
@@ -306,12 +279,14 @@ class StudyJournal:
                     written, seen = progress, time.time()
                     with suppress(OSError):  # a sign of life is no reason to fail
                         content = asdict(replace(sign, progress=written, seen=seen))
-                        write_json(self.root / place, content)
+                        write_json(folder / RECORD, content)
                         if self.storage is not None:
-                            self.storage.write(place, (self.root / place).read_bytes())
+                            there = f"{STEPS}/{folder.name}/{RECORD}"
+                            self.storage.write(there, (folder / RECORD).read_bytes())
                 if ended.wait(LOOK):
                     return
 
+        (folder / RECORD).unlink(missing_ok=True)
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
         try:
@@ -319,9 +294,9 @@ class StudyJournal:
         finally:
             ended.set()
             thread.join()
-            (self.root / place).unlink(missing_ok=True)
+            (folder / RECORD).unlink(missing_ok=True)
             if self.storage is not None:
-                self.storage.remove(place)
+                self.storage.remove(f"{STEPS}/{folder.name}/{RECORD}")
 
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int

@@ -132,7 +132,7 @@ def run_step(
     An interruption (Ctrl-C, a kill) leaves the step without a record.
     """
     started = time.monotonic()
-    folder = journal.begin(step)
+    folder = journal.folder(step.name)
     with journal.running(step) as note:
 
         def both(line: str) -> None:
@@ -214,7 +214,7 @@ class ClusterExecutor(ABC):
                 if record is not None and record.state == "done":
                     done.add(step.name)
                 else:
-                    log(f"{step.name} failed: {record.why if record else 'it left no record'}")
+                    log(f"{step.name} failed: {(record and record.why) or 'it left no record'}")
 
     @abstractmethod
     def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
