@@ -198,7 +198,14 @@ class FinishedSteps:
             merge,
             figure=self._stack(first),
         )
-        yield from self.result_sections()
+        results = {one.heading: one for one in self.results.benchmarks}
+        grids = {f"{heading}: the compositions" for heading in results}
+        for heading, table in self.results.tables.items():
+            if heading in results:
+                yield from _about(results[heading], self.results.tables)
+            elif heading not in grids:
+                ranked = self.results.ranked if heading == "Ranks" else None
+                yield Section(heading, figure=draw_ranks(ranked) if ranked else None, table=table)
         for language, atlas in self.atlases.items():
             yield Section(
                 f"What fine-tuning changed, {language}",
@@ -218,17 +225,6 @@ class FinishedSteps:
             "composed of the experts that the steps select/... kept.",
             {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
         )
-
-    def result_sections(self) -> Iterator[Section]:
-        """The tables, grids and ranks."""
-        results = {one.heading: one for one in self.results.benchmarks}
-        grids = {f"{heading}: the compositions" for heading in results}
-        for heading, table in self.results.tables.items():
-            if heading in results:
-                yield from _about(results[heading], self.results.tables)
-            elif heading not in grids:
-                ranked = self.results.ranked if heading == "Ranks" else None
-                yield Section(heading, figure=draw_ranks(ranked) if ranked else None, table=table)
 
     def _asked(self) -> Section:
         """The models of the study, and the settings of their evaluation."""

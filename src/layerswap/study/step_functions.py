@@ -25,7 +25,7 @@ from layerswap.merge import Plan, make_plan
 from layerswap.merge.trained import base_notes
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
-from layerswap.study.conditions import LanguageModels, RecipeData, recipes
+from layerswap.study.conditions import RecipeData, recipes
 from layerswap.study.results import (
     OTHER_LANGUAGES,
     RESULTS,
@@ -239,7 +239,10 @@ def asked_tasks(settings: Mapping[str, Any], languages: Iterable[str]) -> dict[s
     spec = settings["evaluate"]
     metric = (spec["metric"][0], spec["metric"][1])
     return {
-        name: WrittenTask(name, benchmark_of(task), language, metric)
+        # The name in all languages: `mgsm_{language}` is `mgsm`.
+        name: WrittenTask(
+            name, task.replace("{language}", "").strip("_-") or task, language, metric
+        )
         for task in spec["tasks"]
         for language in languages
         for name in [task.format(language=language)]
@@ -280,12 +283,9 @@ def recipes_of(
     `settings` are those of the step that evaluates it; `inputs` has the folders of the steps that
     it needs, by name.
     """
-    models = LanguageModels(
-        {kind: selected(inputs, kind) for kind in settings["kinds"]},
-        {step: str(folder / EXPERT) for step, folder in inputs.items()},
-        open_checkpoint(settings["base"]).layers,
-    )
-    return recipes(settings, models)
+    kept = {kind: selected(inputs, kind) for kind in settings["kinds"]}
+    trained = {step: str(folder / EXPERT) for step, folder in inputs.items()}
+    return recipes(settings, kept, trained, open_checkpoint(settings["base"]).layers)
 
 
 def _evaluate(
@@ -403,8 +403,3 @@ def _tasks(
         return tasks.root, [one for of_suite in written for one in of_suite]
     asked = asked_tasks(context.step.settings, languages)
     return Path(settings["include"][0]), list(asked.values())
-
-
-def benchmark_of(task: str) -> str:
-    """The name of a task in all languages: `mgsm_{language}` is `mgsm`."""
-    return task.replace("{language}", "").strip("_-") or task
