@@ -18,7 +18,6 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.cli import app
-from layerswap.cli.tables import plan_table
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.evaluation.results import Score, compare_runs, read_samples, read_scores
@@ -841,19 +840,6 @@ def test_the_size_of_a_base_is_read_or_in_its_name():
     assert 0.2 < size_of(spec, "a/b").trained(parts[1]) < 0.25
 
 
-def test_a_small_study_on_a_processor_costs_little(folder):
-    """Not the hours and the memory of 8 billion parameters."""
-    graph = spec(folder, billions=None)
-    found = cost_study(read_study(folder / "study.yaml"), graph)
-    assert 0 < sum(one.hours for one in found.steps.values()) < 0.2
-    assert 0 < max(one.memory_gb for one in found.steps.values()) < 0.1
-    assert 0 < found.disk_gb + found.passing_gb < 1
-    assert (found.costs.size.known_by, found.costs.bytes_each) == ("its header", 4)
-    printed = " ".join(str(plan_table(graph, found)).split())
-    assert "processors" in printed
-    assert "parameters, by its header" in printed
-
-
 def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
     def plan():
         given = ["study", "run", str(folder / "study.yaml"), "--out", str(tmp_path), "--dry-run"]
@@ -866,7 +852,10 @@ def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
             raise ValueError("enough")
 
     graph = spec(folder)
-    assert f"{len(graph)} steps, about" in " ".join(plan().split())
+    printed = " ".join(plan().split())
+    assert f"{len(graph)} steps, about" in printed
+    assert "parameters, by its header" in printed
+    assert "processors" in printed
     assert not any(tmp_path.iterdir())
     run_graph(graph, tmp_path, dict.fromkeys({step.kind for step in graph}, trained))
     printed = plan()
