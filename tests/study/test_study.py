@@ -185,7 +185,6 @@ def test_the_page_of_a_study(finished):
     for fact in ("Models and evaluation", str(shipped().base),
                  "at most 12 of a task, drawn by label", "lab_problem_{language}",
                  "layerswap study merge", "Of 2 results, the selected swap", "selected in nela.",
-                 "Losses of the trainings",
                  'data-panel="maps"', "<details>",
                  "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
         assert fact in page
