@@ -1,7 +1,7 @@
 """Zones of a swap from parallel text alone, after Tran et al. (Findings of ACL 2026).
 
-    python -m research.parallel lab                        # the lab's pairs, on development problems
-    python -m research.parallel zones MODEL TEXT ENGLISH   # the zones of any language expert
+    python -m research.parallel lab                       # the lab's pairs, on development problems
+    python -m research.parallel zones MODEL TEXT ENGLISH  # the zones of any language expert
 
 Sentences and their translations are read by the language expert. After each layer, the mean of the
 hidden states over the tokens of a sentence should lie nearest to that of its translation, by

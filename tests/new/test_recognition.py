@@ -10,9 +10,8 @@ from lab_files import write_tsv
 from layerswap.errors import DataError
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
-from layerswap.new.columns import recognise
 from layerswap.new.study import _dump
-from layerswap.new.tables import Table, read_parallel, read_table, read_texts
+from layerswap.new.tables import Table, read_parallel, read_table, read_texts, recognise
 from layerswap.new.tasks import Task, found_in, read_task, target
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import MixSource

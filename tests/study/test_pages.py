@@ -1,8 +1,7 @@
-"""The pages of a study: verdict, hostile names, text in training and test, and a running study."""
+"""The pages of a study: verdict, hostile names, and text in training and test."""
 
 import json
 import re
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -26,13 +25,11 @@ from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report
 from layerswap.search.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
 from layerswap.study.journal import PAGE, StudyJournal
-from layerswap.study.live import live_page, losses_of, progress_report
 from layerswap.study.report import FinishedSteps, both_differences, verdict
 from layerswap.study.results import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.study.runner import run_graph
 from layerswap.study.step_functions import EXPERT, write_study_tables
 from layerswap.study.steps import Graph, Step
-from layerswap.training.expert.save import CHECKPOINTS
 
 HOSTILE = "<script>window.hacked=1</script>&\"'<img src=x onerror=window.hacked=2>|[a](b)"
 RECIPES = (DEFAULT, TASK_EXPERT, SOUP, Condition("swap", zones=Zones(1, 0)),
@@ -106,8 +103,8 @@ def hostile_study(root, train=()):
     """A study whose names, questions and answers are `HOSTILE`, evaluated without a model."""
     rows = root / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"text": text}) for text in (*train, "other words")))
+    given = {"data": [{"given": {"train": str(rows)}}]}
     name = f"evaluate/{HOSTILE}"
-    data = {"data": [{"given": {"train": str(rows)}}]}
     settings = {
         "language": HOSTILE, "base": str(shipped().base), "device": "cpu", "dtype": None,
         "evaluate": {"suite": HOSTILE, "limit": None, "num_fewshot": None},
@@ -115,7 +112,7 @@ def hostile_study(root, train=()):
     tables = {"languages": [HOSTILE], "development": 0.5, "name": HOSTILE, "merge": False,
               "description": f"A study of {HOSTILE}."}  # fmt: skip
     graph = Graph([
-        Step("train/task/0", "train", {**data, "seed": 1}),
+        Step("train/task/0", "train", {**given, "seed": 1}),
         Step(name, "evaluate", settings, ("train/task/0",)),
         Step("tables", "tables", tables, (name,)),
     ])  # fmt: skip
@@ -129,30 +126,22 @@ def hostile_study(root, train=()):
             one = replace(recipe, pair="0-0")
             for document in range(20):
                 right = float(rng.random() < 0.5)
-                scores.append(
-                    Score(
-                        str(one),
-                        HOSTILE,
-                        "sw",
-                        HOSTILE,
-                        "acc",
-                        "none",
-                        document,
-                        right,
-                        True,
-                        HOSTILE,
-                        HOSTILE if right else "other",
-                    )
-                )
+                answered = HOSTILE if right else "other"
+                scores.append(Score(str(one), HOSTILE, "sw", HOSTILE, "acc", "none", document,
+                                    right, True, HOSTILE, answered))  # fmt: skip
                 question = f"What is said here? {story(document)} {HOSTILE}"
                 samples.append(Sample(str(one), HOSTILE, document, question, "7", HOSTILE))
                 columns.append(one.to_dict())
         write_rows(folder / SCORES_TABLE, scores, Score, columns)
         write_rows(folder / SAMPLES_TABLE, samples, Sample)
 
-    functions = {
-        "train": lambda context: None, "evaluate": evaluate, "tables": write_study_tables,
-    }  # fmt: skip
+    def train(context):
+        (context.folder / EXPERT).mkdir()
+        data = [{"name": "other", "contaminated": {"mgsm_sw": 1200}}]
+        log = [{"step": step, "loss": 2.0 - step} for step in (1, 2)]
+        write_json(context.folder / EXPERT / TRAINING, {"key": "k", "data": data, "log": log})
+
+    functions = {"train": train, "evaluate": evaluate, "tables": write_study_tables}
     return StudyJournal(root / "out", graph), functions
 
 
@@ -178,6 +167,16 @@ def test_names_and_answers_with_markup_are_text(hostile):
     assert 'd="<' not in without
     compared, *_ = comparison_tables(compare_runs([study.evaluations[HOSTILE] / "results"]))
     assert "<script>" not in compared.markdown()
+
+
+def test_the_page_has_the_losses_and_the_cautions_of_the_trainings(hostile):
+    _, page, study = hostile
+    (losses,) = [one for one in study.report().sections if one.heading.startswith("Losses")]
+    assert losses.figure is not None
+    assert (
+        "train/task/0 trained on 1,200 rows of other that contain an item of mgsm_sw: scores on "
+        "it are flattered." in page.read_text()
+    )
 
 
 def test_a_study_counts_the_test_documents_that_share_text_with_its_training(hostile):
@@ -213,50 +212,3 @@ def test_a_browser_runs_nothing_of_a_hostile_study(hostile):
         assert page.locator(".command").first.inner_text().startswith("layerswap study merge")
         if AXE is not None:
             assert violations(browser, path) == []
-
-
-def test_the_page_of_a_running_study(tmp_path):
-    journal, functions = hostile_study(tmp_path)
-    page, lines, seen = journal.root / PAGE, [], []
-
-    def train(context):
-        run = context.folder / EXPERT
-        (run / CHECKPOINTS).mkdir(parents=True)
-        write_json(run / TRAINING, {"key": "k"})
-        history = [{"step": step, "loss": 2.0 - step / 10} for step in (1, 2)]
-        state = {"global_step": 2, "log_history": [*history, {"step": 2, "eval_loss": 3}]}
-        write_json(run / CHECKPOINTS / "trainer_state.json", state)
-        assert losses_of(journal) == {"train/task/0": [(1, 1.9), (2, 1.8)]}
-        context.log("step 2 of 9, loss 1.800")
-        until = time.monotonic() + 60
-        while "step 2 of 9, loss 1.800" not in (seen[-1] if seen else ""):
-            assert time.monotonic() < until
-            time.sleep(0.1)
-            seen.append(page.read_text() if page.is_file() else "")
-
-    with live_page(StudyJournal(journal.root, journal.graph), lines.append):
-        summary = run_graph(journal.graph, journal.root, {**functions, "train": train})
-    summary.check()
-    running, after = seen[-1], page.read_text()
-    assert str(page) in lines[0]
-    assert '<meta http-equiv="refresh" content="5">' in running
-    assert "0 of 3 steps done" in running
-    assert "Training loss by step" in running
-    assert 'http-equiv="refresh' not in after
-    assert "3 of 3 steps done" in after
-    assert "Results so far" in after
-    page.write_text("the report")
-    with live_page(StudyJournal(journal.root, journal.graph), lines.append):
-        pass
-    assert page.read_text() == "the report"  # nothing was left to run
-
-
-def test_a_failed_step_is_named_on_the_page(tmp_path):
-    journal, functions = hostile_study(tmp_path)
-    broken = {**functions, "evaluate": lambda context: 1 / 0}
-    with live_page(StudyJournal(journal.root, journal.graph), lambda line: None):
-        run_graph(journal.graph, journal.root, broken)
-    report = progress_report(journal)
-    assert "ZeroDivisionError" in report.lead
-    assert "1 of 3 steps done" in report.title
-    assert "ZeroDivisionError" in (journal.root / PAGE).read_text()

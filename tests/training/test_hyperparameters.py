@@ -8,8 +8,8 @@ import pytest
 from layerswap.errors import RecipeError, TrainingError
 from layerswap.training.expert import hyperparameters
 from layerswap.training.expert.hyperparameters import (
-    accelerate_configuration,
     check_distributed,
+    launch_configuration,
     sft_config,
 )
 from layerswap.training.expert.spec import PRESETS, check_expert
@@ -37,12 +37,8 @@ def test_presets_are_the_rows_of_table_4(tmp_path, row):
     assert settings.lr_scheduler_type == ("warmup_stable_decay" if stable else "linear")
     assert decay == (0.1 if stable else None)
     assert settings.num_train_epochs == 1
-
-
-def test_the_table_and_the_presets_have_the_same_rows():
-    assert {row.replace(" #", "-") for row in TABLE_4} == set(PRESETS) - {
-        "unreasonable", "unreasonable-simultaneous",
-    }  # fmt: skip
+    papers = {row.replace(" #", "-") for row in TABLE_4}
+    assert set(PRESETS) == papers | {"unreasonable", "unreasonable-simultaneous"}
 
 
 def test_the_second_papers_batches(tmp_path):
@@ -57,18 +53,10 @@ def test_hyperparameters_override_the_preset_and_may_be_texts(tmp_path):
     settings, _ = config(tmp_path, preset="math-1", hyperparameters={"learning_rate": "3e-5"})
     assert settings.learning_rate == 3e-5
     assert settings.max_length == 2048
-
-
-def test_a_decay_in_steps_overrides_the_fraction(tmp_path):
     steps = {"lr_scheduler_kwargs": {"num_decay_steps": 7}}
-    settings, decay = config(tmp_path, preset="swh-1", hyperparameters=steps)
+    settings, decay = config(tmp_path, preset="swh-1", hyperparameters=steps, seed=9)
     assert decay is None
     assert settings.lr_scheduler_kwargs == {"num_decay_steps": 7}
-
-
-def test_texts_are_packed_and_the_seed_orders_the_data(tmp_path):
-    settings, _ = config(tmp_path, rows="text", seed=9)
-    assert settings.packing
     assert (settings.seed, settings.data_seed) == (9, 9)
 
 
@@ -94,7 +82,7 @@ def test_accelerate_reads_the_configurations_that_ship(name, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     file = tmp_path / "config.yaml"
-    file.write_text(accelerate_configuration(name))
+    file.write_text(launch_configuration(name))
     read = load_config_from_file(str(file))
     kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero3": "DEEPSPEED"}
     assert read.distributed_type.value == kinds[name]
@@ -103,11 +91,8 @@ def test_accelerate_reads_the_configurations_that_ship(name, tmp_path):
         assert read.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
     if name == "zero3":
         assert read.mixed_precision == "no"
-
-
-def test_an_unknown_configuration_is_refused():
     with pytest.raises(RecipeError, match="did you mean 'fsdp2'"):
-        accelerate_configuration("fsdp")
+        launch_configuration("fsdp")
 
 
 def test_deepspeed_refuses_turns(monkeypatch):

@@ -131,36 +131,34 @@ def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
 
 
-def test_topics_of_english_sentences_have_the_prompts_of_the_suite(tmp_path):
-    rows = [{"index_id": i, "category": "travel", "text": f"Trip {i}."} for i in range(200)]
-    write_jsonl(tmp_path / "Davlan/sib200/eng_Latn/train.jsonl", rows)
-    built = build_mix(read_mix("sib200-english"), local=tmp_path)
-    assert (len(built.train), len(built.validation)) == (130, 70)
-    assert re.fullmatch(r"Text: Trip \d+\.\nTopic:", built.train[0]["prompt"])
-    assert built.train[0]["completion"] == " travel"
+LABELS = ("negative", "neutral", "positive")
+ENGLISH = {
+    "sib200-english": ("Davlan/sib200/eng_Latn/train.jsonl", 200, 70, "Text: Row", "Topic"),
+    "masakhanews-english": ("masakhane/masakhanews/data/eng/train.tsv", 200, 100, "Text: Row",
+                            "Topic"),
+    "tweeteval-english": ("cardiffnlp/tweet_eval/sentiment/train-00000-of-00001.parquet", 300, 100,
+                          "Tweet: Row", "Sentiment"),
+}  # fmt: skip
 
 
-def test_topics_of_english_headlines_have_the_prompts_of_the_suite(tmp_path):
-    folder = tmp_path / "masakhane" / "masakhanews" / "data" / "eng"
-    folder.mkdir(parents=True)
-    rows = "".join(f'sports\tMatch {i}\t"A match,\nplayed."\thttps://\n' for i in range(200))
-    (folder / "train.tsv").write_text("category\theadline\ttext\turl\n" + rows)
-    built = build_mix(read_mix("masakhanews-english"), local=tmp_path)
-    assert (len(built.train), len(built.validation)) == (100, 100)
-    assert re.fullmatch(r"Text: Match \d+\nTopic:", built.train[0]["prompt"])
-    assert built.train[0]["completion"] == " sports"
-
-
-def test_sentiments_of_english_tweets_have_the_prompts_of_the_suite(tmp_path):
-    folder = tmp_path / "cardiffnlp" / "tweet_eval" / "sentiment"
-    folder.mkdir(parents=True)
-    rows = {"text": [f"Tweet {i}" for i in range(300)], "label": [i % 3 for i in range(300)]}
-    Dataset.from_dict(rows).to_parquet(folder / "train-00000-of-00001.parquet")
-    built = build_mix(read_mix("tweeteval-english"), local=tmp_path)
-    assert (len(built.train), len(built.validation)) == (200, 100)
+@pytest.mark.parametrize("name", ENGLISH)
+def test_english_tasks_have_the_prompts_of_the_suite(name, tmp_path):
+    path, count, held_out, before, after = ENGLISH[name]
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    rows = [{"text": f"Row {i}", "label": i % 3, "category": LABELS[i % 3]} for i in range(count)]
+    if file.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(file)
+    elif file.suffix == ".tsv":
+        lines = [f'{row["category"]}\t{row["text"]}\t"A match,\nplayed."\thttps://' for row in rows]
+        file.write_text("\n".join(["category\theadline\ttext\turl", *lines]) + "\n")
+    else:
+        write_jsonl(file, rows)
+    built = build_mix(read_mix(name), local=tmp_path)
+    assert (len(built.train), len(built.validation)) == (count - held_out, held_out)
     for row in built.train:
-        number = int(re.fullmatch(r"Tweet: Tweet (\d+)\nSentiment:", row["prompt"])[1])
-        assert row["completion"] == f" {('negative', 'neutral', 'positive')[number % 3]}"
+        number = int(re.fullmatch(rf"{before} (\d+)\n{after}:", row["prompt"])[1])
+        assert row["completion"] == f" {LABELS[number % 3]}"
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -110,14 +110,10 @@ def test_a_card_that_declares_configurations_decides_their_files(tmp_path):
         ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no such file"),
         ({"path": "x.unknown"}, "{tmp}/x.unknown: unknown format '.unknown'; give format: jsonl, "
          "json, csv, parquet, text or paragraphs"),
-        ({"path": "bad.json"}, "cannot be read ("),
-        ({"path": "empty.csv"}, "{tmp}/empty.csv: is empty"),
     ],
 )  # fmt: skip
 def test_a_missing_or_unreadable_file_is_named(tmp_path, origin, message):
     (tmp_path / "x.unknown").write_text("x")
-    (tmp_path / "bad.json").write_text("{not json")
-    (tmp_path / "empty.csv").write_text("")
     with pytest.raises(DataError) as caught:
         rows_of(tmp_path, **origin)
     assert str(caught.value).startswith(message.format(tmp=tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ import typer
 from layerswap.cli import commands, output
 
 if TYPE_CHECKING:
-    from layerswap.study.steps import Graph
+    from layerswap.study.steps import Graph, Step
 
 
 WATCH = 2.0
@@ -60,10 +61,9 @@ def run(
     """
     from layerswap.cli.tables import amount, plan_table
     from layerswap.study.estimate import cost_study
-    from layerswap.study.journal import StudyJournal
+    from layerswap.study.journal import StudyJournal, place
     from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study
-    from layerswap.study.storage import place
     from layerswap.versions import missing_of
 
     spec, folder = find_study(study)
@@ -102,12 +102,10 @@ def run_file(
     """Run a planned study, and print its states and results; `hours` are estimates by step."""
     from layerswap.cli.tables import status_table
     from layerswap.errors import StudyError
-    from layerswap.study.journal import STEPS, StudyJournal, read_journal
-    from layerswap.study.live import live_page
-    from layerswap.study.report import BEST, FinishedSteps
+    from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
+    from layerswap.study.report import BEST, FinishedSteps, write_study_report
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
-    from layerswap.study.storage import place
     from layerswap.versions import need_extras
 
     need_extras("a study", "train", "eval")
@@ -117,19 +115,24 @@ def run_file(
     root, storage = place(out)
     preflight.refuse_other_study(graph, root, storage)
     preflight.check_plan(graph)
+
+    def page_so_far(step: Step) -> None:
+        if step.kind == "evaluate" and "tables" in graph:
+            with suppress(StudyError):  # no reason for the study to fail
+                output.log(f"results so far: {write_study_report(root, storage)}")
+
     try:
-        with StudyJournal(root, graph, storage).checking() as left:
-            preflight.check_here(left, device=on is None, log=output.log)
+        left = StudyJournal(root, graph, storage).left()
+        preflight.check_here(left, device=on is None, log=output.log)
         executor = None
         if on is not None:
             from layerswap.study.runner import executor_of
 
             executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
-        with live_page(StudyJournal(root, graph, storage), output.log):
-            summary = run_graph(
-                graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
-                hours=hours,
-            )  # fmt: skip
+        summary = run_graph(
+            graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
+            hours=hours, ended=page_so_far,
+        )  # fmt: skip
     except KeyboardInterrupt:
         output.log(f"stopped; run the same command again to resume in {out}")
         raise
@@ -241,8 +244,7 @@ def status(
     Example: layerswap study status study
     """
     from layerswap.cli.tables import status_table
-    from layerswap.study.journal import read_journal
-    from layerswap.study.storage import place
+    from layerswap.study.journal import place, read_journal
 
     journal = read_journal(*place(folder))
     records = journal.status()
@@ -271,7 +273,7 @@ def report(
 
     Example: layerswap study report study
     """
+    from layerswap.study.journal import place
     from layerswap.study.report import write_study_report
-    from layerswap.study.storage import place
 
     output.say(f"wrote {write_study_report(*place(folder))}")

@@ -135,9 +135,9 @@ def train(
     Example: layerswap train swahili.yaml --out experts/swahili
     """
     if launch_config is not None:
-        from layerswap.training.expert.hyperparameters import accelerate_configuration
+        from layerswap.training.expert.hyperparameters import launch_configuration
 
-        typer.echo(accelerate_configuration(launch_config), nl=False)
+        typer.echo(launch_configuration(launch_config), nl=False)
         return
     if spec is None or out is None:
         raise RecipeError("give EXPERT.yaml, and --out, the folder to create")

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Log
+from layerswap._types import Log, duration
 from layerswap.checkpoint import atomic_folder
 from layerswap.errors import StudyError
 from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import Measured, check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files
 from layerswap.new.tasks import Task, found_in
-from layerswap.study.estimate import AUTOCAST, GPU, STARTING, Costs, StudyCosts, cost_study
+from layerswap.study.estimate import STARTING, StudyCosts, cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import read_study
-from layerswap.training.expert.hyperparameters import autocast_pays
 from layerswap.versions import need_extras
 
 HOUR = 1.0
@@ -72,18 +71,10 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         words |= {
             "found": found, "languages": proofs, "speed": speed, "kinds": hours,
             "total": sum(hours.values()), "disk": disk, "memory": made.memory_gb,
-            "duration": duration,
+            "duration": lambda hours: duration(3600 * hours),
         }  # fmt: skip
         (folder / "README.md").write_text(render("README.md", words), "utf-8")
     return made
-
-
-def duration(hours: float) -> str:
-    """Hours in words."""
-    minutes = 60 * hours
-    if minutes < 2:
-        return f"{60 * minutes:.0f} s"
-    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
 def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[str, Any]]:
@@ -115,22 +106,13 @@ def _memory(costs: StudyCosts) -> float:
 
 def _hours(costs: StudyCosts, speed: Measured) -> dict[str, float]:
     """Hours by kind of step: the work of the estimate at the measured speed."""
-    guess, hours = _guessed(costs.costs), defaultdict[str, float](float)
+    of, hours = costs.costs, defaultdict[str, float](float)
+    train, read = of.trained_tokens(of.size.inside) / speed.train, of.read_tokens / speed.read
     for name, one in costs.steps.items():
         kind = {"partial": "train"}.get(name.partition("/")[0], name.partition("/")[0])
-        factor = guess.train / speed.train if kind == "train" else guess.read / speed.read
         started = min(one.hours, STARTING / 3600)
-        hours[kind] += started + (one.hours - started) * factor
+        hours[kind] += started + (one.hours - started) * (train if kind == "train" else read)
     return {kind: one for kind, one in hours.items() if one}
-
-
-def _guessed(costs: Costs) -> Measured:
-    """The speed that the estimate assumes; the layers train."""
-    inside = sum(share for (layer, _), share in costs.size.shares.items() if layer is not None)
-    parameters = round(costs.size.billions * 1e9)
-    faster = AUTOCAST if costs.speed != GPU and autocast_pays(parameters) else 1
-    read = costs.speed.read / parameters
-    return Measured(faster * read / (4 + 2 * inside), read / 2)
 
 
 def _proof(inputs: Inputs, code: str) -> str:

@@ -137,7 +137,8 @@ class Inputs:
 
 def check_request(request: Request) -> Inputs:
     """Read and check everything that was given."""
-    _refuse_folder(request.folder)
+    if request.folder.exists():
+        raise StudyError(f"{request.folder}: exists already; choose another name, or delete it")
     device = choose_device(request.device)
     base, tokenizer = _open_base(request.base)
     codes = [standard_tag(one) for one in request.languages]
@@ -145,7 +146,8 @@ def check_request(request: Request) -> Inputs:
         raise RecipeError(f"--language: {twice} is given twice")
     ready = request.task in ready_recipes() and not Path(request.task).exists()
     task: Task | str = request.task if ready else read_task(request.task, request.columns)
-    suites = {one for one in request.tests.values() if _is_suite(one)}
+    named = {*request.tests.values()} & {*suite_names()}
+    suites = {one for one in named if not Path(one).exists()}
     suite = _check_suites(request, suites, ready)
     languages = [_language(request, code, task, suite) for code in codes]
     held: list[int] = []
@@ -153,11 +155,6 @@ def check_request(request: Request) -> Inputs:
         step = max(10, len(task.table.rows) // HELD_OUT)
         held = [*range(0, len(task.table.rows), step)][:HELD_OUT]
     return Inputs(request, base, tokenizer, device, task, suite, languages, held)
-
-
-def _refuse_folder(folder: Path) -> None:
-    if folder.exists():
-        raise StudyError(f"{folder}: exists already; choose another name, or delete it")
 
 
 def _open_base(given: str) -> tuple[Checkpoint, Any]:
@@ -170,10 +167,6 @@ def _open_base(given: str) -> tuple[Checkpoint, Any]:
     if tokenizer.eos_token is None:
         raise StudyError(f"--base {given}: its tokenizer has no end-of-sequence token")
     return base, tokenizer
-
-
-def _is_suite(given: str) -> bool:
-    return given in suite_names() and not Path(given).exists()
 
 
 def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None:

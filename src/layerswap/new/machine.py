@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -39,15 +38,12 @@ def choose_device(given: str | None) -> str:
 
 def memory_gb(device: str) -> float:
     """Memory that is free on the device, GB."""
+    import psutil  # type: ignore[import-untyped]
     import torch
 
     if device.startswith("cuda"):
         return float(torch.cuda.mem_get_info(device)[0]) / 1e9
-    pages = "SC_AVPHYS_PAGES" if not Path("/proc/meminfo").is_file() else None
-    if pages is None:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return float(lines["MemAvailable"].split()[0]) * 1024 / 1e9
-    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return float(psutil.virtual_memory().available) / 1e9
 
 
 def check_disk(folder: Path, needed_gb: float) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from layerswap.errors import DataError
 from layerswap.evaluation.suites.mgsm import last_number
-from layerswap.new.columns import Shape, examples, recognise
-from layerswap.new.tables import Table, read_table
+from layerswap.new.tables import Shape, Table, examples, read_table, recognise
 
 PROMPTS = {
     "labels": "Text: {text}\n",  # and the label's noun, as the suites have it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import groupby, product
 from typing import Any
 
@@ -21,32 +21,31 @@ from layerswap.search.spec import Grid
 
 REGIMES = {"": "", "LoRA": "lora-"}
 """Regimes of training, and prefixes of the names of their steps."""
-LAYERS = 32
-"""Assumed layers of a base, to count the layers that compositions share."""
 RecipeData = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class LanguageModels:
-    """The checkpoints that the conditions of a language are composed of."""
-
-    kept: Mapping[str, Sequence[str]]  # selected experts, the best first, by kind of expert
-    trained: Mapping[str, str]  # folder of each further training, by the name of its step
-    layers: int  # of the base
-
-
 def recipes(
-    settings: Mapping[str, Any], models: LanguageModels
+    settings: Mapping[str, Any],
+    kept: Mapping[str, Sequence[str]],
+    trained: Mapping[str, str],
+    layers: int,
 ) -> Iterator[tuple[Condition, RecipeData]]:
-    """The recipe of every condition of a language; those that all pairs share have no pair."""
+    """The recipe of every condition of a language; those that all pairs share have no pair.
+
+    Args:
+        settings: of the step that evaluates the language.
+        kept: the selected experts, the best first, by kind of expert.
+        trained: the folder of each further training, by the name of its step.
+        layers: of the base.
+    """
     base, one_to_one = settings["base"], settings["pairs"] == "same"
     if "base" in settings["baselines"]:
         yield BASE, _alone(base, base)
     for regime in REGIMES:
-        yield from _trained(settings, models, regime)
-    yield from _soups(settings, models)
-    treatments = list(_treatments(settings, models.layers))
-    tasks, languages = models.kept["task"], models.kept[settings["language"]]
+        yield from _trained(settings, trained, regime)
+    yield from _soups(settings, kept)
+    treatments = list(_treatments(settings, layers))
+    tasks, languages = kept["task"], kept[settings["language"]]
     for (i, task), (j, language) in product(enumerate(tasks), enumerate(languages)):
         if i == j or not one_to_one:
             experts = {"task": task, "language": language}
@@ -56,30 +55,34 @@ def recipes(
                 }  # fmt: skip
 
 
-def models_to_run(settings: Mapping[str, Any], kept: Mapping[str, int], *, more: int = 0) -> float:
+def models_to_run(
+    settings: Mapping[str, Any], kept: Mapping[str, int], depth: int, *, more: int = 0
+) -> float:
     """The cost of evaluating a language, as a number of whole models.
 
     Compositions of one pair run the layers that they share once, and an expert that is in several
     pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of
-    experts of each kind; `more` counts further models of each pair.
+    experts of each kind; `depth` is that of the base; `more` counts further models of each pair.
     """
     steps = [one["step"] for one in settings["both"]]
     steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")]
-    first = LanguageModels({kind: [kind] for kind in kept}, {step: step for step in steps}, LAYERS)
+    first = recipes(
+        settings, {kind: [kind] for kind in kept}, dict(zip(steps, steps, strict=True)), depth
+    )
     task, language = kept["task"], kept[settings["language"]]
     pairs = task if settings["pairs"] == "same" else task * language
     times = {("task",): task, ("language",): language}
     total = 0.0
-    for pair, group in groupby(recipes(settings, first), key=lambda one: one[0].pair):
+    for pair, group in groupby(first, key=lambda one: one[0].pair):
         composed = []
         for _, recipe in group:
             if "swap" in recipe or "partition" in recipe:
-                composed.append(check_recipe(recipe, where="plan").resolve(LAYERS))
+                composed.append(check_recipe(recipe, where="plan").resolve(depth))
             else:
                 experts = tuple(recipe.get("soup", recipe)["experts"])
                 total += times.get(experts, pairs) if pair else 1
         layers = count_layers(build_trie(paths_of(composed))).distinct
-        total += (layers / LAYERS + more) * pairs if pair else layers / LAYERS
+        total += (layers / depth + more) * pairs if pair else layers / depth
     return total
 
 
@@ -104,10 +107,10 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[Cond
 
 
 def _trained(
-    settings: Mapping[str, Any], models: LanguageModels, regime: str
+    settings: Mapping[str, Any], trained: Mapping[str, str], regime: str
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """Models trained beside the pairs: on both data sets, with LoRA, or in part (paper 2)."""
-    base, trained = settings["base"], models.trained
+    base = settings["base"]
     for one in settings["both"]:
         if one["regime"] == regime:
             yield Condition.from_dict(one), _alone(trained[one["step"]], base)
@@ -131,18 +134,18 @@ def _trained(
 
 
 def _soups(
-    settings: Mapping[str, Any], models: LanguageModels
+    settings: Mapping[str, Any], kept: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """Swaps of soups (paper 1, table 6)."""
-    every = [kind for kind in models.kept if kind != "task"]
+    every = [kind for kind in kept if kind != "task"]
     wanted = {
         "soups": (Condition("swap of soups"), [settings["language"]]),
         "multilingual soup": (Condition("swap", "multilingual soup"), every),
     }
-    tasks = {f"t{i}": one for i, one in enumerate(models.kept["task"])}
+    tasks = {f"t{i}": one for i, one in enumerate(kept["task"])}
     for baseline, (condition, kinds) in wanted.items():
         if baseline in settings["baselines"]:
-            paths = [path for kind in kinds for path in models.kept[kind]]
+            paths = [path for kind in kinds for path in kept[kind]]
             languages = {f"l{i}": path for i, path in enumerate(paths)}
             soups = {"task": {"soup": list(tasks)}, "language": {"soup": list(languages)}}
             yield condition, {"base": settings["base"], "swap": {},

@@ -1,7 +1,7 @@
 """Estimated costs of the steps of a study: hours, memory and disk.
 
 They follow from the parameters of the base, the device, the rows of the data and the documents of
-the benchmarks. Nothing is fetched.
+the benchmarks. Nothing is fetched; of local data that is not built yet the first rows are read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.composition import LAYER_ROLES, all_places
 from layerswap.compose.presets import partition
-from layerswap.errors import RecipeError
+from layerswap.errors import LayerswapError, RecipeError
+from layerswap.evaluation.suites.suites import Size as BenchmarkSize
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.study.conditions import models_to_run
 from layerswap.study.plan import files_of
@@ -29,6 +28,9 @@ from layerswap.study.steps import Graph, Step
 from layerswap.training.expert.hyperparameters import autocast_pays
 from layerswap.training.expert.spec import PRESETS
 from layerswap.training.mix.card import CARD
+from layerswap.training.mix.examples import ExampleMaker
+from layerswap.training.mix.schema import Mix, parse_mix
+from layerswap.training.mix.sources import open_rows
 
 ADAPTER = 0.02
 """Share of the parameters that an adapter of a usual rank trains."""
@@ -47,16 +49,25 @@ AUTOCAST = 3
 """Speed-up of training on a processor that multiplies in bfloat16."""
 
 
+LONGEST = 1024
+"""TRL's default of `max_length`, in tokens."""
+SAMPLE = 100
+"""Rows of a local source that are read to estimate their length."""
+
+
 class Speed(NamedTuple):
     """The usual speed of a device."""
 
-    read: float  # floating-point operations a second in training and in reading
+    train: float  # floating-point operations a second in training
+    read: float  # floating-point operations a second in evaluation
     loaded: float  # bytes of weights that it loads a second when it generates
     name: str  # words for the caption of a plan
 
 
-GPU = Speed(1.2e14, 1e12, "on an A100")
+GPU = Speed(1.2e14, 1.2e14, 1e12, "on an A100")
 """About 40% of its peak in bfloat16, and half of its memory bandwidth."""
+CORE = Speed(4e10, 1.2e11, 5e9, "")
+"""One processor in float32; training also runs the head, the optimiser and padding."""
 
 
 class DataSize(NamedTuple):
@@ -64,21 +75,20 @@ class DataSize(NamedTuple):
 
     rows: int
     tokens: int
+    packed: bool = False  # raw text: TRL packs its rows into rows of `max_length` tokens
+
+    def shown(self, run: TrainingRun) -> DataSize:
+        """The rows as a training shows them to the model: limited, and cut or packed."""
+        rows = min(self.rows, run.limit or self.rows)
+        longest = _setting(run, "max_length") or LONGEST
+        if run.hyperparameters.get("packing", self.packed):
+            return DataSize(max(1, rows * self.tokens // longest), longest)
+        return DataSize(rows, min(self.tokens, longest))
 
 
 USUAL = DataSize(80_000, 512)
 """Assumed size of a data set (paper 2, section 3.4)."""
-
-
-class Documents(NamedTuple):
-    """The size of a benchmark."""
-
-    number: int
-    read: int  # tokens of one document, and of one exemplar
-    written: int = 0  # tokens generated for a document; 0 if answers are only scored
-
-
-OTHER = Documents(1000, 300, 128)
+OTHER = BenchmarkSize(documents=1000, read=300, written=128)
 """Assumed size of a task that is no benchmark of ours."""
 
 
@@ -90,6 +100,16 @@ class Size:
     shares: Mapping[tuple[int | None, str], float]  # of them, by layer (None outside) and role
     known_by: str  # the source of this knowledge, in words
 
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return 1 + max(layer for layer, _ in self.shares if layer is not None)
+
+    @property
+    def inside(self) -> float:
+        """The share of the parameters in the layers."""
+        return sum(share for (layer, _), share in self.shares.items() if layer is not None)
+
     def trained(self, run: TrainingRun) -> float:
         """The share of the parameters that a training changes."""
         if run.lora:
@@ -97,7 +117,7 @@ class Size:
         chosen = run.train
         if chosen is None:
             return 1.0
-        layers = 1 + max(layer for layer, _ in self.shares if layer is not None)
+        layers = self.layers
         places = set(all_places(layers))
         try:
             if chosen.places:
@@ -123,52 +143,57 @@ class Costs:
         """Memory of one model that is evaluated, GB."""
         return self.bytes_each * self.size.billions
 
-    def training_hours(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
-        """Hours of a training on data sets, one after the other or mixed.
+    def trained_tokens(self, share: float, *, bf16: bool = True) -> float:
+        """Tokens a second in a training that changes a share of the parameters.
 
         2 operations a parameter and token forward, 2 backward, and 2 for each gradient of a
         weight that trains.
         """
-        longest = _setting(run, "max_length")
-        rows = [min(one.rows, run.limit or one.rows) for one in sets]
-        tokens = sum(
-            count * min(one.tokens, longest or one.tokens)
-            for count, one in zip(rows, sets, strict=True)
-        )
-        times = _examples(run, sets) / (sum(rows) or 1)
-        each = 4 + 2 * self.size.trained(run)
-        able = self.speed != GPU and autocast_pays(round(self.size.billions * 1e9))
-        lower = able and run.hyperparameters.get("bf16", True) is not False
-        speed = self.speed.read * (AUTOCAST if lower else 1)
-        seconds = each * self.size.billions * 1e9 * tokens * times / speed
-        return (STARTING + seconds) / 3600
+        parameters = self.size.billions * 1e9
+        faster = bf16 and self.speed != GPU and autocast_pays(round(parameters))
+        return self.speed.train * (AUTOCAST if faster else 1) / (parameters * (4 + 2 * share))
+
+    @property
+    def read_tokens(self) -> float:
+        """Tokens a second that a model reads, by 2 operations a parameter of its layers.
+
+        Embeddings are only looked up, and the head reads the answers alone.
+        """
+        return self.speed.read / (2 * self.size.billions * 1e9 * self.size.inside)
+
+    def training_hours(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
+        """Hours of a training on data sets, one after the other or mixed."""
+        shown = [one.shown(run) for one in sets]
+        mean = sum(one.rows * one.tokens for one in shown) / (sum(one.rows for one in shown) or 1)
+        bf16 = run.hyperparameters.get("bf16", True) is not False
+        speed = self.trained_tokens(self.size.trained(run), bf16=bf16)
+        return (STARTING + _examples(run, sets) * mean / speed) / 3600
 
     def evaluation_hours(self, spec: EvaluationSpec, models: float) -> float:
         """Hours of evaluating models in one language; compositions that share layers count less.
 
-        2 operations a parameter and token that is read; the weights are loaded once for each
-        token that a batch generates.
+        The weights are loaded once for each token that a batch generates.
         """
         seconds = 0.0
-        for documents, shots in self._benchmarks(spec):
-            number = min(documents.number, spec.limit or spec.limit_first or documents.number)
-            read = number * documents.read * (1 + shots) * 2 * self.size.billions * 1e9
-            loaded = self.bytes_each * self.size.billions * 1e9
-            seconds += read / self.speed.read
-            seconds += number * documents.written * loaded / self.speed.loaded / BATCH
+        weights = self.bytes_each * self.size.billions * 1e9
+        for size, shots in self._benchmarks(spec):
+            number = min(size.documents, spec.limit or spec.limit_first or size.documents)
+            seconds += number * size.read * (1 + shots) / self.read_tokens
+            seconds += number * size.written * weights / self.speed.loaded / BATCH
         return (STARTING + models * seconds) / 3600 if seconds else 0.0
 
-    def _benchmarks(self, spec: EvaluationSpec) -> Iterator[tuple[Documents, int]]:
-        """The documents of each benchmark, and its examples in a prompt."""
+    def _benchmarks(self, spec: EvaluationSpec) -> Iterator[tuple[BenchmarkSize, int]]:
+        """The size of each benchmark, and its examples in a prompt."""
         if spec.suite is None:
             for _ in spec.tasks:
                 yield OTHER, spec.num_fewshot or 0
             return
         for part in parts_of(spec.suite):
             if not part.benchmark.runs_code or spec.allow_code:
-                shots = part.shots if spec.num_fewshot is None else spec.num_fewshot
-                size = part.benchmark.size
-                yield Documents(size.documents, size.read, size.written), shots
+                yield (
+                    part.benchmark.size,
+                    (part.shots if spec.num_fewshot is None else spec.num_fewshot),
+                )
 
 
 @dataclass(frozen=True)
@@ -205,7 +230,12 @@ def cost_study(spec: StudySpec, graph: Graph) -> StudyCosts:
         if step.kind == "train":
             found = _training(costs, graph, step, selection)
         elif step.kind == "select" and step.settings.get("tasks"):
-            found = _selection(costs, graph, step)
+            runs = [graph[name] for name in step.needs]
+            tasks = EvaluationSpec(
+                tasks=step.settings["tasks"], include=["."], limit=step.settings["limit"]
+            )
+            models = sum(_checkpoints(_run_of(run), _data_of(graph, run)) for run in runs)
+            found = Estimate(costs.evaluation_hours(tasks, models), memory_gb=costs.model_gb)
         elif step.kind == "evaluate":
             hours = _language_hours(costs, spec, step.settings)
             # Two experts and their compositions, which share layers.
@@ -223,7 +253,9 @@ def speed_of(device: str) -> Speed:
     if device != "cpu":
         return GPU
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Speed(4e10 * (cores or 1), 5e9, f"on {cores or 1} processors")
+    cores = cores or 1
+    name = f"on {cores} processors"
+    return Speed(CORE.train * cores, CORE.read * cores, CORE.loaded, name)
 
 
 def size_of(spec: StudySpec, base: str) -> Size:
@@ -269,23 +301,15 @@ def _training(costs: Costs, graph: Graph, step: Step, selection: Step | None) ->
     return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
 
 
-def _selection(costs: Costs, graph: Graph, step: Step) -> Estimate:
-    runs = [graph[name] for name in step.needs]
-    checkpoints = sum(_checkpoints(_run_of(run), _data_of(graph, run)) for run in runs)
-    tasks = EvaluationSpec(
-        tasks=step.settings["tasks"], include=["."], limit=step.settings["limit"]
-    )
-    hours = costs.evaluation_hours(tasks, checkpoints)
-    return Estimate(hours, memory_gb=costs.model_gb)
-
-
 def _language_hours(costs: Costs, study: StudySpec, settings: Mapping[str, Any]) -> float:
     """Hours of evaluating a language's models, in it and in the other languages."""
     spec = study.evaluate
     kept = {kind: study.kinds[kind].keep for kind in settings["kinds"]}
-    hours = costs.evaluation_hours(spec, models_to_run(settings, kept))
+    hours = costs.evaluation_hours(spec, models_to_run(settings, kept, costs.size.layers))
     if (there := spec.other_languages) is not None:
-        models = models_to_run({**settings, "grid": None}, kept, more=CHOSEN_OF_GRID)
+        models = models_to_run(
+            {**settings, "grid": None}, kept, costs.size.layers, more=CHOSEN_OF_GRID
+        )
         others = [one for one in there.languages if one != settings["language"]]
         suites: list[str | None] = [*there.suites]
         for suite in suites or [spec.suite]:
@@ -296,21 +320,34 @@ def _language_hours(costs: Costs, study: StudySpec, settings: Mapping[str, Any])
 
 def _data_of(graph: Graph, step: Step) -> list[DataSize]:
     """The sizes of the data sets of a training."""
-    mixes = {one.name: one.settings["mix"] for one in graph if one.kind == "data"}
     return [
-        mix_size(mixes[data["step"]]) if "step" in data else data_size(data["given"])
+        mix_size(**graph[data["step"]].settings) if "step" in data else data_size(data["given"])
         for data in step.settings["data"]
     ]
 
 
-def mix_size(text: str) -> DataSize:
-    """The size of a mix that is not built yet: its `total` and `row_tokens`, where it has them."""
-    mix = yaml.safe_load(text)
-    rows, tokens = mix.get("total"), mix.get("row_tokens")
-    return DataSize(
-        rows if isinstance(rows, int) else USUAL.rows,
-        tokens if isinstance(tokens, int) else USUAL.tokens,
-    )
+def mix_size(mix: str, folder: str) -> DataSize:
+    """The size of a mix that is not built yet.
+
+    Its `total` and `row_tokens` count, else the first rows of its local sources.
+    """
+    try:
+        parsed = parse_mix(mix)
+        tokens = parsed.row_tokens or _sampled(parsed, Path(folder)) or USUAL.tokens
+    except (LayerswapError, ImportError):  # refused elsewhere
+        return USUAL
+    return DataSize(parsed.total or USUAL.rows, tokens, parsed.kind == "text")
+
+
+def _sampled(mix: Mix, folder: Path) -> int | None:
+    """The mean tokens of the first rows of a mix's local sources; None without any."""
+    lengths = []
+    for name, source in mix.sources.items():
+        if source.id is None:
+            maker = ExampleMaker(source, name)
+            examples = map(maker.make, open_rows(source, folder=folder, limit=SAMPLE).rows)
+            lengths += [len(one.whole) for one in examples if one is not None]
+    return _tokens(sum(lengths) / len(lengths)) if lengths else None
 
 
 def data_size(given: Any) -> DataSize:
@@ -326,15 +363,17 @@ def data_size(given: Any) -> DataSize:
             ) / sum(one["kept"] for one in kept)
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError):
             return USUAL
-        return DataSize(rows, _tokens(characters))
+        return DataSize(rows, _tokens(characters), card.get("kind") == "text")
     files = [file for file in files_of(Path(given["train"])) if file.suffix == ".jsonl"]
-    rows = 0
+    rows, packed = 0, False
     for file in files:
         with file.open("rb") as lines:
-            rows += sum(bool(line.strip()) for line in lines)
+            for line in filter(bytes.strip, lines):
+                packed = packed or (not rows and b'"text":' in line)
+                rows += 1
     if not rows:
         return USUAL
-    return DataSize(rows, _tokens(sum(file.stat().st_size for file in files) / rows))
+    return DataSize(rows, _tokens(sum(file.stat().st_size for file in files) / rows), packed)
 
 
 def _tokens(characters: float) -> int:
@@ -360,7 +399,7 @@ def _examples(run: TrainingRun, sets: Sequence[DataSize]) -> int:
         batch = run.effective_batch or _setting(run, "per_device_train_batch_size") or 8
         return steps * batch
     times = epochs if isinstance(epochs, int | float) and epochs > 0 else 1
-    return int(times * sum(min(one.rows, run.limit or one.rows) for one in sets))
+    return int(times * sum(one.shown(run).rows for one in sets))
 
 
 def _setting(run: TrainingRun, name: str) -> int | None:

@@ -1,7 +1,11 @@
-"""Journal of a study on disk: a small file in each step's folder records how the step ended."""
+"""Journal of a study: a small file in each step's folder records how the step ended.
+
+Finished steps can be kept on any fsspec file system.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -13,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from pydantic import TypeAdapter
@@ -20,14 +25,12 @@ from pydantic import TypeAdapter
 from layerswap.checkpoint.commit import write_json
 from layerswap.errors import StudyError, one_line
 from layerswap.study.steps import Graph, Step
-from layerswap.study.storage import Storage
 from layerswap.versions import versions
 
 State = Literal["waiting", "running", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
-RUNNING = "running.json"
 LOOK, HEARTBEAT, SILENCE = 0.5, 30.0, 300.0
-"""Seconds between two looks for new progress, between two writes of `running.json`, and of silence
+"""Seconds between two looks for new progress, between two writes of its record, and of silence
 after which a step on another machine counts as lost."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
@@ -36,12 +39,94 @@ OF_RUNNING = ("blocked_by", "since", "progress", "process", "seen")
 """Fields that the record of a step that ended does not have."""
 
 
+CACHE = Path("~/.cache/layerswap/studies")
+
+
+class Storage:
+    """A folder of an fsspec file system, such as `s3://bucket/study` or `memory://study`.
+
+    Steps work on a local disk. A finished step is copied to the storage, its record last, and a
+    machine that needs it copies it back. So the machines need no common disk.
+
+    Raises:
+        StudyError: the file system does not exist, or its package is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url = url
+        try:
+            urlsplit(url)  # refuses hosts that cannot be
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError, OSError) as error:
+            why = one_line(error)
+            raise StudyError(f"{url}: cannot be reached ({why})") from None
+
+    def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
+        """Pickle the URL alone: each worker opens its own connection."""
+        return Storage, (self.url,)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it does not exist."""
+        try:
+            return bytes(self._fs.cat_file(self._at(name)))
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file."""
+        self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
+        self._fs.pipe_file(self._at(name), content)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(name))
+
+    def put(self, folder: Path, name: str, *, last: str) -> None:
+        """Copy a local folder to the storage, and its file `last` after all others.
+
+        A reader who finds that file finds the whole folder.
+        """
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        files.sort(key=lambda path: path == folder / last)
+        for path in files:
+            target = self._at(f"{name}/{path.relative_to(folder).as_posix()}")
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._fs.put_file(str(path), target)
+
+    def get(self, name: str, folder: Path) -> None:
+        """Copy a folder of the storage to a local one."""
+        start = self._at(name)
+        for path in self._fs.find(start):
+            target = folder / path[path.index(start) + len(start) + 1 :]
+            if ".." in target.parts:  # object stores have such names
+                raise StudyError(f"{self.url}: {path} leads out of its folder")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._fs.get_file(path, str(target))
+
+    def _at(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+
+def place(out: str) -> tuple[Path, Storage | None]:
+    """The local folder of a study, and its storage if `out` is a URL.
+
+    The local folder of a URL is in the user's cache.
+    """
+    if "://" not in out:
+        return Path(out), None
+    key = hashlib.sha256(out.encode()).hexdigest()[:16]
+    return CACHE.expanduser() / key, Storage(out)
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """The state of a step.
 
-    The folder of a step that ended holds its record. `StudyJournal.status` derives those of the
-    others.
+    The folder of a step that runs or ended holds its record. `StudyJournal.status` derives those of
+    the others.
     """
 
     name: str
@@ -63,7 +148,9 @@ class StepRecord:
 
     @property
     def alive(self) -> bool:
-        """True unless the process of a running step ended, or is silent on another machine."""
+        """True of a running step whose process is there, or wrote of late on another machine."""
+        if self.state != "running":
+            return False
         if self.where != socket.gethostname():
             return time.time() - self.seen < SILENCE
         try:
@@ -98,17 +185,13 @@ class StudyJournal:
         """The folder of a step's output, which need not exist yet."""
         return self.root / STEPS / self.graph.folder(name)
 
-    def _place(self, name: str, file: str) -> str:
-        """A file of a step, relative to the study's folder or storage."""
-        return f"{STEPS}/{self.graph.folder(name)}/{file}"
-
     def record(self, name: str) -> StepRecord | None:
-        """The record of a step that ended; None if it was not tried, or was cut short."""
+        """The record of a step that runs or ended; None if it was not tried."""
         here = self._here(name)
         if self.storage is None or (here is not None and here.state == "done"):
             return here
         # Another machine may have finished what failed here.
-        there = self.storage.read(self._place(name, RECORD))
+        there = self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
         return here if there is None else self._parse(name, there)
 
     def _here(self, name: str) -> StepRecord | None:
@@ -158,81 +241,25 @@ class StudyJournal:
         finished = self.finished()
         for step in self.graph:
             record = finished.get(step.name) or self.record(step.name)
-            if record is None or (record.state == "done" and step.name not in finished):
-                record = self._unfinished(step, blocked.get(step.name, ""))
-            elif record.state == "failed":
+            if record is not None and record.state == "failed":
                 blocked |= dict.fromkeys(self.graph.followers(step.name), step.name)
+            elif record is not None and record.alive:
+                passed = time.time() - datetime.fromisoformat(record.since).timestamp()
+                record = replace(record, seconds=round(passed, 1))
+            elif step.name not in finished:
+                # Not tried yet, cut short, or a step that it needs was run again.
+                by, key = blocked.get(step.name, ""), self.graph.keys[step.name]
+                record = StepRecord(step.name, step.kind, key, "blocked" if by else "waiting",
+                                    why=f"needs {by}" if by else "", blocked_by=by)  # fmt: skip
+            assert record is not None
             records.append(record)
         return records
 
-    def _unfinished(self, step: Step, blocked_by: str) -> StepRecord:
-        """The state of a step that has not ended, or whose needed steps ran again."""
-        # Not tried yet, cut short, or a step that it needs was run again.
-        waiting = StepRecord(step.name, step.kind, self.graph.keys[step.name], "waiting")
-        if blocked_by:
-            why = f"needs {blocked_by}"
-            return replace(waiting, state="blocked", why=why, blocked_by=blocked_by)
-        if (sign := self._running(step.name)) is None:
-            return waiting
-        started = datetime.fromisoformat(sign.since).timestamp()
-        return replace(sign, seconds=round(time.time() - started, 1))
-
-    def _running(self, name: str) -> StepRecord | None:
-        """The record of a step that runs, here or on another machine."""
-        place = self._place(name, RUNNING)
-        try:
-            here = (self.root / place).read_bytes()
-        except OSError:
-            here = None
-        for content in (here, self.storage.read(place) if self.storage and not here else None):
-            sign = self._parse(name, content or b"{}")
-            if sign is not None and sign.alive:
-                return sign
-        return None
-
-    def begin(self, step: Step) -> Path:
-        """The folder to work in; it holds the output of an earlier attempt."""
-        folder = self.folder(step.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).unlink(missing_ok=True)
-        return folder
-
-    @contextmanager
-    def checking(self) -> Iterator[list[Step]]:
-        """Show the first step that is left as running, while the machine is checked for all.
-
-        Yields the steps that are left. A check that fails leaves the folder as it was.
-        """
-        index, left, there = self.root / INDEX, self.left(), self.root.is_dir()
-        before = index.read_bytes() if index.is_file() else None
-        if self.storage is not None or not left:
-            yield left
-            return
-        self.open()
-        folder = self.folder(left[0].name)
-        new = not folder.is_dir()
-        folder.mkdir(exist_ok=True)
-        try:
-            with self.running(left[0]) as note:
-                note("checking files, columns, settings and the device")
-                yield left
-        except BaseException:
-            with suppress(OSError):
-                if new:
-                    folder.rmdir()
-                if before is None:
-                    (self.root / STEPS).rmdir()
-                    index.unlink()
-                else:
-                    index.write_bytes(before)
-                if not there:
-                    self.root.rmdir()
-            raise
-
     @contextmanager
     def running(self, step: Step) -> Iterator[Callable[[str], None]]:
-        """Show that a step runs, from its start to its end; yields the log of its progress."""
-        place = self._place(step.name, RUNNING)
+        """Record that a step runs, until the block ends; yields the log of its progress."""
+        folder = self.folder(step.name)
+        folder.mkdir(parents=True, exist_ok=True)
         sign = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], "running",
             where=socket.gethostname(), since=datetime.now().astimezone().isoformat("T", "seconds"),
@@ -252,12 +279,14 @@ class StudyJournal:
                     written, seen = progress, time.time()
                     with suppress(OSError):  # a sign of life is no reason to fail
                         content = asdict(replace(sign, progress=written, seen=seen))
-                        write_json(self.root / place, content)
+                        write_json(folder / RECORD, content)
                         if self.storage is not None:
-                            self.storage.write(place, (self.root / place).read_bytes())
+                            there = f"{STEPS}/{folder.name}/{RECORD}"
+                            self.storage.write(there, (folder / RECORD).read_bytes())
                 if ended.wait(LOOK):
                     return
 
+        (folder / RECORD).unlink(missing_ok=True)
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
         try:
@@ -265,9 +294,9 @@ class StudyJournal:
         finally:
             ended.set()
             thread.join()
-            (self.root / place).unlink(missing_ok=True)
+            (folder / RECORD).unlink(missing_ok=True)
             if self.storage is not None:
-                self.storage.remove(place)
+                self.storage.remove(f"{STEPS}/{folder.name}/{RECORD}")
 
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int

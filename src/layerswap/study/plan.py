@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,33 +57,13 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
     return graph
 
 
-@dataclass(frozen=True)
-class _ExpertSteps:
-    """The steps that make the experts of one kind."""
-
-    data: list[Step]  # builds the mix, if there is one to build
-    runs: list[Step]  # trainings from whose checkpoints the experts are selected
-    variants: dict[tuple[str, str], Step]  # other trainings, by regime and partition (or empty)
-    select: Step
-
-    @property
-    def in_order(self) -> list[Step]:
-        """All of them, in the order in which a reader expects them."""
-        return [*self.data, *self.runs, *self.variants.values(), self.select]
-
-    @property
-    def kept(self) -> list[str]:
-        """Names of the selection, and of the trainings to whose folders it points."""
-        return [self.select.name, *(run.name for run in self.runs)]
-
-
 class _Planner:
     """Makes the steps of one study, whose paths are relative to a folder."""
 
     def __init__(self, spec: StudySpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
         self.base = model_of(spec.base, folder, "base")
-        self.base_fingerprint = folder_fingerprint(self.base)
+        self.base_fingerprint = folder_fingerprints(self.base)
         self.selected_alone = spec.keep_checkpoints == "selected"
         self.regimes: dict[str, dict[str, Any]] = {"": {}}
         if spec.lora:
@@ -92,16 +72,25 @@ class _Planner:
     def steps(self) -> Iterator[Step]:
         """Every step, in the order in which a reader expects them."""
         spec = self.spec
-        experts = {kind: self._expert_steps(kind, one) for kind, one in spec.kinds.items()}
-        for of_kind in experts.values():
-            yield from of_kind.in_order
+        variants: dict[str, dict[tuple[str, str], Step]] = {}  # by kind, regime and partition
+        for kind, experts in spec.kinds.items():
+            if self._is_mix(experts.data):
+                yield self._data(kind, experts.data)
+            runs = [
+                self._train(name, [kind], run, selected_from=True)
+                for name, run in zip(run_names(kind, experts), experts.trainings, strict=True)
+            ]
+            yield from runs
+            variants[kind] = dict(self._variants(kind, experts))
+            yield from variants[kind].values()
+            yield self._select(kind, experts, runs)
         last: list[str] = []
         for language in spec.languages:
             joints = dict(self._joints(language))
             yield from joints.values()
-            steps = [self._evaluate(language, experts, joints)]
+            steps = [self._evaluate(language, variants[TASK], variants[language], joints)]
             if spec.change:
-                steps.append(self._change(language, experts))
+                steps.append(self._change(language))
             yield from steps
             last += [step.name for step in steps]
         settings: dict[str, Any] = {
@@ -110,14 +99,13 @@ class _Planner:
         }  # fmt: skip
         yield Step("tables", "tables", settings, tuple(last), version=VERSIONS["tables"])
 
-    def _expert_steps(self, kind: str, experts: Experts) -> _ExpertSteps:
-        data = [self._data(kind, experts.data)] if self._is_mix(experts.data) else []
-        runs = [
-            self._train(f"train/{kind}/{i}", [kind], run, selected_from=True)
-            for i, run in enumerate(experts.trainings)
+    def _kept(self, *kinds: str) -> list[str]:
+        """Names of the selections, each with the trainings to whose folders it points."""
+        return [
+            name
+            for kind in kinds
+            for name in (f"select/{kind}", *run_names(kind, self.spec.kinds[kind]))
         ]
-        select = self._select(kind, experts, runs)
-        return _ExpertSteps(data, runs, dict(self._variants(kind, experts)), select)
 
     def _data(self, kind: str, data: Any) -> Step:
         where = data if data in ready_recipes() else str(self.folder / data)
@@ -174,14 +162,9 @@ class _Planner:
         turns: dict[str, Any] | None = None,
         selected_from: bool = False,
     ) -> Step:
-        """A training on the data of one kind or of two.
+        """A training on the data of one kind or of two, from which a later step may select.
 
-        Args:
-            name: of the step.
-            kinds: whose data.
-            run: its settings.
-            turns: settings of simultaneous partition SFT, if it is one.
-            selected_from: a later step selects from its checkpoints.
+        `turns` has the settings of simultaneous partition SFT, if it is one.
         """
         run = _with_recipe(run, self.folder)
         if run.train and run.train.partition and run.train.part is None and turns is None:
@@ -217,7 +200,7 @@ class _Planner:
         name, by, spec = f"select/{kind}", experts.by, self.spec
         if experts.experts is not None:
             models = [model_of(one, self.folder, f"{kind}.experts") for one in experts.experts]
-            inputs = _together(map(folder_fingerprint, models))
+            inputs = folder_fingerprints(*models)
             return Step(name, "select", {"experts": models, "base": self.base}, inputs=inputs)
         settings = {"keep": experts.keep, **by.model_dump(mode="json")}
         needs = tuple(run.name for run in runs)
@@ -232,20 +215,24 @@ class _Planner:
             "include": include, "device": spec.device, "dtype": spec.dtype, "base": self.base,
         }  # fmt: skip
         return Step(
-            name, "select", settings, needs, _together(map(task_fingerprints, include)),
+            name, "select", settings, needs, task_fingerprints(*include),
             self._resources("select"), delete_checkpoints=self.selected_alone,
         )  # fmt: skip
 
     def _evaluate(
-        self, language: str, experts: dict[str, _ExpertSteps], joints: dict[Condition, Step]
+        self,
+        language: str,
+        of_task: dict[tuple[str, str], Step],
+        of_language: dict[tuple[str, str], Step],
+        joints: dict[Condition, Step],
     ) -> Step:
         spec, asked = self.spec, self.spec.evaluate.model_dump(mode="json")
         asked["development"] = spec.development
         grid = None if spec.evaluate.development == "none" else spec.grid
         asked["include"] = [existing_path(self.folder / one) for one in spec.evaluate.include]
-        inputs = self.base_fingerprint | _together(map(task_fingerprints, asked["include"]))
+        inputs = self.base_fingerprint | task_fingerprints(*asked["include"])
         if spec.evaluate.suite or spec.evaluate.other_languages:
-            inputs |= folder_fingerprint(os.environ.get(VARIABLE))
+            inputs |= folder_fingerprints(os.environ.get(VARIABLE))
         there = spec.evaluate.other_languages
         for suite in filter(None, [spec.evaluate.suite, *(there.suites if there else ())]):
             for one in [language, *(there.languages if there else ())]:
@@ -253,7 +240,6 @@ class _Planner:
         kinds = [TASK, language]
         if "multilingual soup" in spec.baselines:
             kinds += [one for one in spec.languages if one != language]
-        of_task, of_language = experts[TASK].variants, experts[language].variants
         settings = {
             "language": language,
             "base": self.base,
@@ -271,18 +257,16 @@ class _Planner:
             ],
         }  # fmt: skip
         trained = [*of_task.values(), *of_language.values(), *joints.values()]
-        beside = [step.name for step in trained]
-        kept = [name for kind in kinds for name in experts[kind].kept]
+        needs = (*self._kept(*kinds), *(step.name for step in trained))
         return Step(
-            f"evaluate/{language}", "evaluate", settings, (*kept, *beside), inputs,
+            f"evaluate/{language}", "evaluate", settings, needs, inputs,
             self._resources("evaluate"), VERSIONS["evaluate"],
         )  # fmt: skip
 
-    def _change(self, language: str, experts: dict[str, _ExpertSteps]) -> Step:
+    def _change(self, language: str) -> Step:
         return Step(
             f"change/{language}", "change", {"language": language, "base": self.base},
-            (*experts[TASK].kept, *experts[language].kept), self.base_fingerprint,
-            self._resources("change"),
+            tuple(self._kept(TASK, language)), self.base_fingerprint, self._resources("change"),
         )  # fmt: skip
 
     def _is_mix(self, data: Data | None) -> bool:
@@ -293,6 +277,11 @@ class _Planner:
 
     def _resources(self, kind: StepKind) -> Resources:
         return self.spec.resources.of(kind, device=self.spec.device)
+
+
+def run_names(kind: str, experts: Experts) -> list[str]:
+    """The names of the trainings from whose checkpoints the experts of a kind are selected."""
+    return [f"train/{kind}/{i}" for i in range(len(experts.trainings))]
 
 
 def model_of(source: str, folder: Path, key: str) -> str:
@@ -339,10 +328,6 @@ def _with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
     return run.model_copy(update={"train": places})
 
 
-def _together(several: Iterable[dict[str, str]]) -> dict[str, str]:
-    return {name: one for mapping in several for name, one in mapping.items()}
-
-
 def fingerprints(*paths: str | None) -> dict[str, str]:
     """Fingerprints of every file of these paths, folders or patterns; a Hub id has none."""
     return {
@@ -353,24 +338,28 @@ def fingerprints(*paths: str | None) -> dict[str, str]:
     }
 
 
-def folder_fingerprint(path: str | None) -> dict[str, str]:
-    """One fingerprint of all files of a folder, by their names in it; a missing folder has none."""
-    if path is None or not Path(path).is_dir():
-        return {}
-    lines = [f"{Path(name).relative_to(path)} {one}" for name, one in fingerprints(path).items()]
-    return {str(path): hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+def folder_fingerprints(*paths: str | None) -> dict[str, str]:
+    """One fingerprint of all files of each folder, by their names in it; missing ones have none."""
+    found = {}
+    for path in paths:
+        if path is not None and Path(path).is_dir():
+            files = fingerprints(path).items()
+            lines = "\n".join(f"{Path(name).relative_to(path)} {one}" for name, one in files)
+            found[path] = hashlib.sha256(lines.encode()).hexdigest()
+    return found
 
 
-def task_fingerprints(folder: str) -> dict[str, str]:
-    """Fingerprints of a folder of lm-eval tasks, and of other files that its YAMLs name."""
+def task_fingerprints(*folders: str) -> dict[str, str]:
+    """Fingerprints of folders of lm-eval tasks, and of other files that their YAMLs name."""
     named = {
         token
+        for folder in folders
         for path in files_of(Path(folder))
         if path.suffix in (".yaml", ".yml")
         for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
         if "/" in token and Path(token).is_file()
     }
-    return folder_fingerprint(folder) | fingerprints(*sorted(named))
+    return folder_fingerprints(*folders) | fingerprints(*sorted(named))
 
 
 def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:

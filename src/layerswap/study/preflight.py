@@ -21,11 +21,10 @@ from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.merge import make_plan
 from layerswap.search.spec import Grid
-from layerswap.study.journal import INDEX, read_journal
+from layerswap.study.journal import INDEX, Storage, read_journal
 from layerswap.study.plan import existing_path, files_of
-from layerswap.study.step_functions import expert_of
+from layerswap.study.step_functions import asked_suites, asked_tasks, expert_of
 from layerswap.study.steps import Graph, Step
-from layerswap.study.storage import Storage
 from layerswap.training.expert.hyperparameters import check_hyperparameters
 from layerswap.training.expert.job import load_rows
 from layerswap.training.expert.spec import Files, check_expert
@@ -227,18 +226,11 @@ def _include(settings: Mapping[str, Any]) -> list[Path]:
 
 
 def _tasks(settings: Mapping[str, Any]) -> list[str]:
-    """The study's own tasks, in the language and in others that have no suite."""
-    spec = settings["evaluate"]
-    there = spec["other_languages"] or {"languages": [], "suites": []}
-    languages = [settings["language"], *([] if there["suites"] else there["languages"])]
-    pairs = product(spec["tasks"], languages)
-    return list(dict.fromkeys(task.format(language=one) for task, one in pairs))
+    """The study's own tasks, in all languages that they are asked in."""
+    languages = [one for suites, of in asked_suites(settings) if not suites for one in of]
+    return list(asked_tasks(settings, languages))
 
 
 def _suites(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The suites to run, each with a language."""
-    spec = settings["evaluate"]
-    own = [spec["suite"]] if spec["suite"] else []
-    there = spec["other_languages"] or {"languages": [], "suites": []}
-    others = product(there["suites"] or own, there["languages"])
-    return [*product(own, [settings["language"]]), *others]
+    return [pair for asked in asked_suites(settings) for pair in product(*asked)]

@@ -21,7 +21,7 @@ from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
 from layerswap.evaluation.statistics import Interval, disagreements
 from layerswap.merge import make_plan
-from layerswap.report.charts import draw_grid, draw_intervals, draw_ranks
+from layerswap.report.charts import draw_grid, draw_intervals, draw_losses, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, side_by_side, write_report
@@ -38,7 +38,7 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
-from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
+from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
 from layerswap.study.results import (
     RESULTS,
     BenchmarkResult,
@@ -49,7 +49,6 @@ from layerswap.study.results import (
 )
 from layerswap.study.shared_text import shared_text
 from layerswap.study.step_functions import EXPERT, MAP_FOLDER, recipes_of, selection
-from layerswap.study.storage import Storage
 from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
 
@@ -93,6 +92,14 @@ class FinishedSteps:
         self.atlases = {
             language: Atlas.load(folder / MAP_FOLDER)
             for language, folder in self._of_kind("change").items()
+        }
+        trainings = [step.name for step in journal.graph if step.kind == "train"]
+        folders = {name: journal.folder(name) / EXPERT for name in trainings}
+        # Only those on this machine: a training is too large to fetch for a sentence.
+        self.trainings = {
+            name: read_training(folder)
+            for name, folder in folders.items()
+            if name in self.records and (folder / TRAINING).is_file()
         }
 
     def write(self) -> Path:
@@ -162,12 +169,13 @@ class FinishedSteps:
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""
         selects = [step.settings for step in self.journal.graph if step.kind == "select"]
-        trainings = (step.name for step in self.journal.graph if step.kind == "train")
-        folders = {name: self.journal.folder(name) / EXPERT for name in trainings}
-        # Only those on this machine; a training is too large to fetch for a sentence.
-        yield from contaminations(
-            {name: one for name, one in folders.items() if (one / TRAINING).is_file()}
-        )
+        for name, training in self.trainings.items():
+            for data in training["data"]:
+                for items, count in data.get("contaminated", {}).items():
+                    yield (
+                        f"{name} trained on {count:,} rows of {data['name']} that contain an item "
+                        f"of {items}: scores on it are flattered."
+                    )
         tasks = dict.fromkeys(task for one in selects for task in one.get("tasks", ()))
         for said in dict.fromkeys(one.chosen_on for one in self.results.benchmarks):
             if not said.endswith("the development split."):
@@ -177,6 +185,14 @@ class FinishedSteps:
                 f"Checkpoints were selected on all documents of {', '.join(tasks)}: scores on "
                 "these are flattered."
             )
+
+    def _losses(self) -> dict[str, list[tuple[int, float]]]:
+        """The training loss by step of each training."""
+        found = {
+            name: [(one["step"], one["loss"]) for one in training.get("log", ()) if "loss" in one]
+            for name, training in self.trainings.items()
+        }
+        return {name: points for name, points in found.items() if points}
 
     def _sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
@@ -189,7 +205,14 @@ class FinishedSteps:
             merge,
             figure=self._stack(first),
         )
-        yield from self.result_sections()
+        results = {one.heading: one for one in self.results.benchmarks}
+        grids = {f"{heading}: the compositions" for heading in results}
+        for heading, table in self.results.tables.items():
+            if heading in results:
+                yield from _about(results[heading], self.results.tables)
+            elif heading not in grids:
+                ranked = self.results.ranked if heading == "Ranks" else None
+                yield Section(heading, figure=draw_ranks(ranked) if ranked else None, table=table)
         for language, atlas in self.atlases.items():
             yield Section(
                 f"What fine-tuning changed, {language}",
@@ -203,6 +226,8 @@ class FinishedSteps:
         if shared is not None:
             yield Section("Text in training and test data", table=shared)
         yield self._asked()
+        if losses := self._losses():
+            yield Section("Losses of the trainings", figure=draw_losses(losses))
         steps = [step for step in self.journal.graph if step.name in self.records]
         yield provenance(
             list(self.records.values()),
@@ -210,24 +235,6 @@ class FinishedSteps:
             "composed of the experts that the steps select/... kept.",
             {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
         )
-
-    def result_sections(self) -> Iterator[Section]:
-        """The tables, grids and ranks."""
-        tables = self.results.tables
-        for benchmark in dict.fromkeys(one.benchmark for one in self.results.benchmarks):
-            heading = f"{benchmark}, all languages"
-            if heading in tables:
-                yield Section(heading, table=tables[heading])
-            for one in self.results.benchmarks:
-                if one.benchmark == benchmark:
-                    yield from _about(one, tables)
-        for heading, table in self.results.written.items():
-            yield Section(heading, table=table)
-        for other in self.results.other_languages:
-            yield Section(other.heading, table=tables[other.heading])
-        if "Ranks" in tables:
-            assert self.results.ranked is not None
-            yield Section("Ranks", figure=draw_ranks(self.results.ranked), table=tables["Ranks"])
 
     def _asked(self) -> Section:
         """The models of the study, and the settings of their evaluation."""
@@ -292,17 +299,6 @@ def merge_best(root: Path, languages: Sequence[str] = (), *, log: Log) -> Iterat
         (root / MERGED).mkdir(exist_ok=True)
         plan = make_plan(read_recipe(known[language]))
         yield plan.save(root / MERGED / language, overwrite=True)
-
-
-def contaminations(trainings: Mapping[str, Path]) -> Iterator[str]:
-    """A caution for each data set of a training that contains evaluation items."""
-    for name, folder in trainings.items():
-        for data in read_training(folder)["data"]:
-            for items, count in data.get("contaminated", {}).items():
-                yield (
-                    f"{name} trained on {count:,} rows of {data['name']} that contain an item of "
-                    f"{items}: scores on it are flattered."
-                )
 
 
 def verdict(results: Sequence[BenchmarkResult]) -> str:

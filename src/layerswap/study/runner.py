@@ -16,12 +16,12 @@ from typing import Any
 
 from layerswap._types import Log, duration
 from layerswap.errors import LayerswapError, StudyError, one_line
-from layerswap.study.journal import LOG, State, StepRecord, StudyJournal
+from layerswap.study.journal import LOG, State, StepRecord, Storage, StudyJournal
 from layerswap.study.steps import Graph, Step
-from layerswap.study.storage import Storage
 from layerswap.versions import install
 
 StepFunction = Callable[["Context"], None]
+Ended = Callable[[Step], None]
 """Runs a step: reads the folders of the steps that it needs, and writes into its own."""
 TRANSIENT: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError)
 """Errors that a retry may avoid, mostly of the network."""
@@ -71,6 +71,7 @@ def run_graph(
     storage: Storage | None = None,
     log: Log = lambda line: None,
     hours: Mapping[str, float] | None = None,
+    ended: Ended = lambda step: None,
 ) -> Summary:
     """Run every step of a graph that is not done yet.
 
@@ -82,6 +83,7 @@ def run_graph(
         storage: keeps finished steps; the study's folder by default.
         log: called with each line of progress.
         hours: estimated hours by step, for the time left of a study that runs here.
+        ended: called with each step that is done.
 
     Raises:
         StudyError: the folder holds something else, or cannot be written.
@@ -92,9 +94,9 @@ def run_graph(
         waiting = journal.left()
         log(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
         if executor is None:
-            _run_here(journal, waiting, functions, log, hours or {})
+            _run_here(journal, waiting, functions, log, hours=hours or {}, ended=ended)
         else:
-            executor.run(journal, waiting, functions, log)
+            executor.run(journal, waiting, functions, log, ended)
     except OSError as error:  # of the journal; the error of a step is in its record
         raise StudyError(f"{journal.root}: cannot be written ({error})") from None
     return Summary({record.name: record for record in journal.status()})
@@ -105,7 +107,9 @@ def _run_here(
     steps: list[Step],
     functions: Mapping[str, StepFunction],
     log: Log,
+    *,
     hours: Mapping[str, float],
+    ended: Ended,
 ) -> None:
     """Run these steps one after the other in this process; skip those that need a failed one."""
     done = set(journal.finished())
@@ -122,6 +126,7 @@ def _run_here(
             if record.state == "done":
                 done.add(step.name)
                 taken, planned = taken + (record.seconds or 0), planned + left[step.name]
+                ended(step)
         del left[step.name]
 
 
@@ -133,7 +138,7 @@ def run_step(
     An interruption (Ctrl-C, a kill) leaves the step without a record.
     """
     started = time.monotonic()
-    folder = journal.begin(step)
+    folder = journal.folder(step.name)
     with journal.running(step) as note:
 
         def both(line: str) -> None:
@@ -192,6 +197,7 @@ class ClusterExecutor(ABC):
         steps: list[Step],
         functions: Mapping[str, StepFunction],
         log: Log,
+        ended: Ended,
     ) -> None:
         """Run these steps, each after those it needs, and record the end of each."""
         waiting = {step.name: step for step in steps}
@@ -214,8 +220,9 @@ class ClusterExecutor(ABC):
                 record = journal.record(step.name)
                 if record is not None and record.state == "done":
                     done.add(step.name)
+                    ended(step)
                 else:
-                    log(f"{step.name} failed: {record.why if record else 'it left no record'}")
+                    log(f"{step.name} failed: {(record and record.why) or 'it left no record'}")
 
     @abstractmethod
     def submit(self, step: Step, call: tuple[Any, ...]) -> Any:

@@ -25,7 +25,7 @@ from layerswap.merge import Plan, make_plan
 from layerswap.merge.trained import base_notes
 from layerswap.report.tables import write_tables
 from layerswap.search.conditions import Condition
-from layerswap.study.conditions import LanguageModels, RecipeData, recipes
+from layerswap.study.conditions import RecipeData, recipes
 from layerswap.study.results import (
     OTHER_LANGUAGES,
     RESULTS,
@@ -204,8 +204,7 @@ def evaluate_language(context: Context) -> None:
 
     In other languages, evaluate the baselines and the chosen compositions.
     """
-    settings, spec = context.step.settings, context.step.settings["evaluate"]
-    language, there = settings["language"], spec["other_languages"] or {}
+    settings = context.step.settings
     plans = {
         one: make_plan(check_recipe({**recipe, "bake": True}, where=f"study, {one}"))
         for one, recipe in recipes_of(settings, context.inputs)
@@ -213,13 +212,41 @@ def evaluate_language(context: Context) -> None:
     experts = {one.source: one for plan in plans.values() for one in plan.experts.values()}
     for note in base_notes(experts, open_checkpoint(settings["base"])):
         context.log(f"note: {note}")
-    own = [spec["suite"]] if spec["suite"] else []
-    folder, asked = _tasks(context, own, [language])
+    own, *others = asked_suites(settings)
+    folder, asked = _tasks(context, *own)
     _evaluate(context, plans, asked, folder, RESULTS)
+    for suites, languages in others:
+        folder, asked = _tasks(context, suites, languages)
+        _evaluate(context, _without_losers(context, plans), asked, folder, OTHER_LANGUAGES)
+
+
+def asked_suites(settings: Mapping[str, Any]) -> Iterator[tuple[list[str], list[str]]]:
+    """The suites and languages of an evaluation: its own language's, then the others'.
+
+    Without a suite the study's own tasks are asked.
+    """
+    spec, language = settings["evaluate"], settings["language"]
+    own = [spec["suite"]] if spec["suite"] else []
+    yield own, [language]
+    there = spec["other_languages"] or {}
     others = [one for one in there.get("languages", ()) if not same_language(one, language)]
     if others:
-        folder, asked = _tasks(context, there["suites"] or own, others)
-        _evaluate(context, _without_losers(context, plans), asked, folder, OTHER_LANGUAGES)
+        yield there["suites"] or own, others
+
+
+def asked_tasks(settings: Mapping[str, Any], languages: Iterable[str]) -> dict[str, WrittenTask]:
+    """The study's own tasks in some languages, by name."""
+    spec = settings["evaluate"]
+    metric = (spec["metric"][0], spec["metric"][1])
+    return {
+        # The name in all languages: `mgsm_{language}` is `mgsm`.
+        name: WrittenTask(
+            name, task.replace("{language}", "").strip("_-") or task, language, metric
+        )
+        for task in spec["tasks"]
+        for language in languages
+        for name in [task.format(language=language)]
+    }
 
 
 def write_study_tables(context: Context) -> None:
@@ -256,12 +283,9 @@ def recipes_of(
     `settings` are those of the step that evaluates it; `inputs` has the folders of the steps that
     it needs, by name.
     """
-    models = LanguageModels(
-        {kind: selected(inputs, kind) for kind in settings["kinds"]},
-        {step: str(folder / EXPERT) for step, folder in inputs.items()},
-        open_checkpoint(settings["base"]).layers,
-    )
-    return recipes(settings, models)
+    kept = {kind: selected(inputs, kind) for kind in settings["kinds"]}
+    trained = {step: str(folder / EXPERT) for step, folder in inputs.items()}
+    return recipes(settings, kept, trained, open_checkpoint(settings["base"]).layers)
 
 
 def _evaluate(
@@ -377,15 +401,5 @@ def _tasks(
             for suite in suites
         )  # fmt: skip
         return tasks.root, [one for of_suite in written for one in of_suite]
-    metric = (settings["metric"][0], settings["metric"][1])
-    asked = [
-        WrittenTask(name.format(language=language), benchmark_of(name), language, metric)
-        for name in settings["tasks"]
-        for language in languages
-    ]
-    return Path(settings["include"][0]), asked
-
-
-def benchmark_of(task: str) -> str:
-    """The name of a task in all languages: `mgsm_{language}` is `mgsm`."""
-    return task.replace("{language}", "").strip("_-") or task
+    asked = asked_tasks(context.step.settings, languages)
+    return Path(settings["include"][0]), list(asked.values())

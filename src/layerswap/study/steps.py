@@ -51,10 +51,20 @@ class Graph:
             if step.name in by_name:
                 raise StudyError(f"step {step.name} is defined twice")
             by_name[step.name] = step
-        sorter = TopologicalSorter(dict.fromkeys(by_name, ()))  # keeps the given order
+        TopologicalSorter({step.name: step.needs for step in steps}).prepare()  # refuses circles
+        self._steps: dict[str, Step] = {}
+
+        def add(name: str) -> None:
+            if name not in self._steps:
+                for need in by_name[name].needs:
+                    add(need)
+                self._steps[name] = by_name[name]
+
+        # Depth first: a language is evaluated as soon as its experts are there.
+        needed = {name for step in steps for name in step.needs}
         for step in steps:
-            sorter.add(step.name, *step.needs)
-        self._steps = {name: by_name[name] for name in sorter.static_order()}
+            if step.name not in needed:
+                add(step.name)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self._steps.values())

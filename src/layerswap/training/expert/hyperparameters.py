@@ -188,23 +188,21 @@ def autocast_pays(parameters: int) -> bool:
     return able and parameters >= LARGE
 
 
-def accelerate_configuration(name: str) -> str:
-    """Return the YAML of `ddp`, `fsdp2` or `zero3` for `accelerate launch --config_file`."""
-    folder = resources.files("layerswap.training.expert") / "launch"
-    known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir())
+def launch_configuration(name: str, folder: Path | None = None) -> str:
+    """Return the YAML of `ddp`, `fsdp2` or `zero3` for `accelerate launch --config_file`.
+
+    With a folder, `name` may be a file relative to it too.
+    """
+    if folder is not None and name.endswith((".yaml", ".yml", ".json")):
+        path = folder / Path(name).expanduser()
+        if not path.is_file():
+            raise RecipeError(f"resources: train: launch: {path}: no such file")
+        return path.read_text("utf-8")
+    shipped = resources.files("layerswap.training.expert") / "launch"
+    known = sorted(file.name.removesuffix(".yaml") for file in shipped.iterdir())
     if name not in known:
         raise RecipeError(f"no configuration {name!r}{nearest(name, known)}")
-    return (folder / f"{name}.yaml").read_text("utf-8")
-
-
-def launch_configuration(name: str, folder: Path) -> str:
-    """Return the YAML of `ddp`, `fsdp2`, `zero3` or of a file, relative to `folder`."""
-    if not name.endswith((".yaml", ".yml", ".json")):
-        return accelerate_configuration(name)
-    path = folder / Path(name).expanduser()
-    if not path.is_file():
-        raise RecipeError(f"resources: train: launch: {path}: no such file")
-    return path.read_text("utf-8")
+    return (shipped / f"{name}.yaml").read_text("utf-8")
 
 
 def launched_with(engine: str) -> bool:
@@ -249,14 +247,10 @@ def launch_training(
         )
     if ended.returncode:
         text = log.read_text("utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error:")]
+        last = (errors or lines or [""])[-1][:REPEATED]
         raise StudyError(
             f"the training failed with exit status {ended.returncode}; its log is {log}, "
-            f"last line: {_last_line(text)}"
+            f"last line: {last}"
         )
-
-
-def _last_line(text: str) -> str:
-    """Return the error that a process wrote, or its last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")]
-    return (errors or lines or [""])[-1][:REPEATED]

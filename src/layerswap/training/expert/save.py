@@ -24,8 +24,7 @@ LIBRARIES = ("layerswap", "torch", "transformers", "trl", "peft", "accelerate", 
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", _ADAPTER, CONFIG)
 STATE = "trainer_state.json"
-"""The last file of a checkpoint; a checkpoint that has it is complete. While a training runs, its
-losses are in such a file beside the checkpoints."""
+"""The last file of a checkpoint; a checkpoint that has it is complete."""
 _OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*")
 """Optimiser states of a checkpoint; the last two are folders of shards."""
 _NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)

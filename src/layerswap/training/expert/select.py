@@ -157,18 +157,13 @@ def scorer(
         chosen = settings or EvaluationSettings()
         sweep, tokenizer = open_sweep([plan], chosen), plan_tokenizer(plan)
         (result,) = evaluate(sweep, tokenizer, tasks, include=include, settings=chosen)
-        return _first_metrics(result)
+        metrics = {
+            task: [float(values[key]) for key in values if "," in key and "stderr" not in key]
+            for task, values in result["results"].items()
+        }
+        return {task: found[0] for task, found in metrics.items() if found}
 
     return score
-
-
-def _first_metrics(result: dict[str, Any]) -> dict[str, float]:
-    metrics = {}
-    for task, values in result["results"].items():
-        name = next((key for key in values if "," in key and "stderr" not in key), None)
-        if name is not None:
-            metrics[task] = float(values[name])
-    return metrics
 
 
 def _validation_losses(record: dict[str, Any], newest: Path | None) -> dict[int, float]:

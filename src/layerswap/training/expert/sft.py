@@ -20,7 +20,7 @@ from trl import SFTTrainer
 
 from layerswap._types import Log, duration
 from layerswap.training.expert.head import use_labelled_positions
-from layerswap.training.expert.save import STATE, checkpoints, forget_older_states
+from layerswap.training.expert.save import checkpoints, forget_older_states
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
 """Columns of prepared rows that are kept when data sets are joined."""
@@ -150,10 +150,8 @@ class ProgressLines(TrainerCallback):
         self.shown = self.started
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Note the loss, and write all losses beside the checkpoints, where a report reads them."""
+        """Note the loss."""
         if logs and "loss" in logs:
-            if state.is_world_process_zero:
-                state.save_to_json(str(Path(args.output_dir) / STATE))
             self.loss = f", loss {float(logs['loss']):.3f}"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -166,11 +164,6 @@ class ProgressLines(TrainerCallback):
             left = duration(passed / (step - self.first) * (steps - step))
             speed = self.tokens() * args.world_size / passed
             self.log(f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s, {left} left")
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove the losses, which the record of the training has from now on."""
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / STATE).unlink(missing_ok=True)
 
 
 class ExpertTrainer(SFTTrainer):  # type: ignore[misc]

@@ -181,33 +181,27 @@ def _run(trainer: Any) -> None:
 
 
 def _load_model(job: TrainingJob) -> PreTrainedModel:
-    from transformers import set_seed
+    import torch
+    from transformers import BitsAndBytesConfig, set_seed
 
     set_seed(job.spec.seed)
     # On a CPU weights are float32, whatever the products are in; on a GPU a frozen base keeps its
     # dtype.
     frozen = job.spec.lora and not job.config.use_cpu
     dtype = job.spec.dtype or ("auto" if frozen else "float32")
-    options = _quantization() if job.spec.load_in_4bit else {}
+    options: dict[str, Any] = {}
+    if job.spec.load_in_4bit:  # as QLoRA: 4-bit NormalFloat, scales too (Dettmers et al., 2023)
+        options["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+        )
     model = load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source, **options)
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not parameter.isfinite().all():
             raise TrainingError(f"{job.base.source}: tensor {name!r} holds NaN or infinity")
     return model
-
-
-def _quantization() -> dict[str, Any]:
-    """Quantize as QLoRA does: 4-bit NormalFloat, scales quantized too (Dettmers et al., 2023)."""
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
-    )
-    return {"quantization_config": config}
 
 
 def _lora_config(job: TrainingJob, model: PreTrainedModel) -> Any:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerswap.errors import DataError, LayerswapError, error_context
+from layerswap.errors import DataError, error_context
 from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
 from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
-from layerswap.training.mix.schema import Mix, Origin
+from layerswap.training.mix.schema import Mix
 from layerswap.training.mix.sources import check_columns, open_rows, where_filter
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def build_mix(
     # Open every source before reading any, so that a missing one fails at once.
     streams, tallies = {}, {}
     for name, source in mix.sources.items():
-        with _naming(f"source {name!r}", source):
+        with error_context(f"source {name!r} ({source.named})"):
             rows, origin = open_rows(source, folder=folder, local=local, limit=limit)
             tallies[name] = Tally(origin, len(rows))
             streams[name] = _stream(
@@ -129,14 +128,15 @@ def _check_languages(mix: Mix) -> None:
     settings = mix.filters.language
     if settings is None:
         return
-    if settings.allow is not None:
-        with error_context("filters.language.allow"):
-            check_languages(settings.allow)
-        return
-    for name, source in mix.sources.items():
-        if source.language and "language" not in source.skip:
-            with error_context(f"source {name!r}"):
-                check_languages([source.language])
+    named = {
+        f"source {name!r}": [source.language]
+        for name, source in mix.sources.items()
+        if source.language and "language" not in source.skip
+    }
+    codes = named if settings.allow is None else {"filters.language.allow": settings.allow}
+    for where, languages in codes.items():
+        with error_context(where):
+            check_languages(languages)
 
 
 def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:
@@ -145,7 +145,7 @@ def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None
         return None
     index = ItemIndex(settings.words, settings.characters)
     for name, origin in settings.against.items():
-        with _naming(f"evaluation set {name!r}", origin):
+        with error_context(f"evaluation set {name!r} ({origin.named})"):
             rows = open_rows(origin, folder=folder, local=local).rows
             keep = where_filter(origin, rows)
             check_columns(origin.columns, rows.column_names, "columns")
@@ -174,7 +174,7 @@ def _stream(
             if not keep(row):
                 tally.not_wanted += 1
                 continue
-            with _naming(f"source {name!r}", source):
+            with error_context(f"source {name!r} ({source.named})"):
                 example = maker.make(row)
             if example is None:
                 tally.empty += 1
@@ -229,15 +229,6 @@ def _nothing_left(mix: Mix, tallies: dict[str, Tally], filters: FilterPipeline) 
     }
     dropped = ", ".join(f"{name} {count:,}" for name, count in reasons.items() if count)
     return f"mix {mix.name!r}: no example is left; dropped: {dropped}"
-
-
-@contextmanager
-def _naming(what: str, origin: Origin) -> Iterator[None]:
-    """Name the source in every error."""
-    try:
-        yield
-    except LayerswapError as error:
-        raise error.within(f"{what} ({origin.named})") from None
 
 
 def _order(count: int, seed: int, name: str) -> NDArray[np.int64]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from layerswap.training.mix.build import BuiltMix
-    from layerswap.training.mix.filters import ItemIndex
 
 CARD = "data_card.json"
 """The file that marks a folder as written by `save_mix`."""
@@ -88,6 +87,7 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         for evaluation_set, count in tally.contaminated.items()
     ]
     boundary = boundary_warning(built.train, tokenizer)
+    training = [example.whole for example in built.examples[: len(built.train)]]
     return {
         "name": mix.name,
         "description": mix.description,
@@ -101,7 +101,11 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         "sources": sources,
         "filters": _filter_facts(built),
         "evaluation_sets": {
-            name: statistics._asdict() | {"shared_runs": _shared_runs(built, built.index, name)}
+            name: {
+                **statistics._asdict(),
+                # Items that share a run of words with the training text.
+                "shared_runs": len(overlap(training, built.index.texts[name])),
+            }
             for name, statistics in built.index.sets.items()
         }
         if built.index
@@ -114,12 +118,6 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         ],
         "versions": versions(*_LIBRARIES),
     }
-
-
-def _shared_runs(built: BuiltMix, index: ItemIndex, name: str) -> int:
-    """Number of items of an evaluation set that share a run of words with the training text."""
-    training = built.examples[: len(built.train)]
-    return len(overlap((example.whole for example in training), index.texts[name]))
 
 
 def _source_facts(built: BuiltMix, name: str, tokenizer: Any | None) -> dict[str, Any]:

@@ -63,9 +63,12 @@ def math_features(prompt: str, completion: str = "") -> MathFeatures:
     ask, answer = _plain(prompt).strip(), _plain(completion).strip()
     body = _CHOICE.sub("", ask).strip()
     numbers = _NUMBER.findall(body)
-    years = sum(1 for number in numbers if _is_year(number))
+    years = sum(
+        len(number) == 4 and number.isdecimal() and 1500 <= int(number) <= 2100
+        for number in numbers
+    )
     given = len(numbers) - years
-    asked = _last_sentence(body)
+    asked = next((part for part in reversed(_SENTENCES.split(body)) if part.strip()), "").strip()
     question, amount = asked.endswith(_QUESTION_MARKS), bool(_AMOUNT.search(asked))
     relations = min(len(_RELATION.findall(body)), 4)
     return MathFeatures(
@@ -104,14 +107,6 @@ def _plain(text: str) -> str:
     if folded.isascii():
         return folded
     return _DIGIT.sub(lambda match: str(unicodedata.digit(match[0])), folded)
-
-
-def _last_sentence(text: str) -> str:
-    return next((part for part in reversed(_SENTENCES.split(text)) if part.strip()), "").strip()
-
-
-def _is_year(number: str) -> bool:
-    return len(number) == 4 and number.isdecimal() and 1500 <= int(number) <= 2100
 
 
 def _holds(left: str, right: str) -> bool:

@@ -43,7 +43,10 @@ def open_rows(
     `<name>`; the others come from the Hub.
     """
     count = min((n for n in (origin.read, limit) if n is not None), default=None)
-    copy = _downloaded_copy(origin, local)
+    copies = (
+        [local / origin.id, local / origin.id.rpartition("/")[2]] if local and origin.id else []
+    )
+    copy = next((one for one in copies if one.is_dir()), None)
     try:
         if origin.path is not None:
             files = matching_files(folder, origin.path)
@@ -87,13 +90,6 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
     if not files:
         raise DataError(f"{path}: no such file")
     return [str(file) for file in files]
-
-
-def _downloaded_copy(origin: Origin, local: Path | None) -> Path | None:
-    if local is None or origin.id is None:
-        return None
-    copies = (local / origin.id, local / origin.id.rpartition("/")[2])
-    return next((copy for copy in copies if copy.is_dir()), None)
 
 
 def _read_copy(copy: Path, origin: Origin, count: int | None) -> Dataset:
