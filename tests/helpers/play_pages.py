@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from layerswap.lab.play import open_lab_pair
-from layerswap.play.serve import Page, Served
+from layerswap.play.player import Player
+from layerswap.play.serve import Served
 
 TASK, LANGUAGE, DEFAULT = "task", "language", "swap.1.1.0.0.blend"
 
@@ -68,4 +69,4 @@ def serve(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> 
     monkeypatch.chdir(folder)
     plan, documents = open_lab_pair()
     settings = {"documents": documents, "history": folder / "history.jsonl", **settings}
-    return Served(Page(plan, device="cpu", length=8, **settings))
+    return Served(Player(plan, device="cpu", length=8, **settings))

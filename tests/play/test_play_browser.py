@@ -116,11 +116,12 @@ def test_a_restarted_server_is_found_again_with_its_history(browser, tmp_path, m
     assert [line["kind"] for line in lines] == ["ask"]
     from play_pages import open_lab_pair
 
-    from layerswap.play.serve import Page, Served
+    from layerswap.play.player import Player
+    from layerswap.play.serve import Served
 
     plan, documents = open_lab_pair()
     again = Served(
-        Page(plan, documents=documents, history=tmp_path / "history.jsonl", length=8), port
+        Player(plan, documents=documents, history=tmp_path / "history.jsonl", length=8), port
     )
     try:
         page.wait_for_selector("#status.ready")

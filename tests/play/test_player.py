@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from merging import save_adapter
+from play_pages import DEFAULT
 
 import layerswap as ls
 from layerswap.errors import RecipeError
@@ -11,39 +12,42 @@ from layerswap.lab.assets import shipped
 from layerswap.lab.play import open_lab_pair
 from layerswap.play.documents import Prompt, read_prompts
 from layerswap.play.pair import Pair
-from layerswap.play.player import Player, Question
+from layerswap.play.player import Merge, OfComposition, Player, Question
 
 PROMPT = "Tom pomi fesi 6. Tom seru fesi 3. deka fesi Tom?"
 
 
 def opened(plan, documents=None):
-    player = Player(Pair.of(plan), documents, device="cpu", dtype=None)
+    player = Player(plan, documents=documents, device="cpu")
     player.load()
+    assert player.state == "ready", player.fault
     return player
 
 
-def test_adapters_answer_and_are_written_as_an_adapter(tmp_path):
+def asked(player, *compositions, prompt=PROMPT, **settings):
+    """The answers of some compositions, by composition."""
+    question = Question(page="", prompt=prompt, compositions=[*compositions], **settings)
+    *_, answered, _ = player.ask(question)
+    return answered["answers"]
+
+
+def test_adapters_answer_and_are_written_as_an_adapter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     pytest.importorskip("peft")
     base = shipped().base
     task, language = (save_adapter(tmp_path / n, base, i) for i, n in enumerate("ab", 1))
     player = opened(ls.swap(task=task, language=language, base=base))
-    *_, answered = player.ask(Question(PROMPT, ("task", "soup", "swap.2.2.0.0.task"), 4))
-    assert {len(one["tokens"]) for one in answered["answers"].values()} <= {1, 2, 3, 4}
-
-    class Job:
-        cancelled = False
-
-        def publish(self, event):
-            pass
-
-    (merged,) = player.merge(Job(), "swap.2.2.0.0.task", tmp_path / "out")
+    answers = asked(player, "task", "soup", "swap.2.2.0.0.task", length=4)
+    assert {len(one["tokens"]) for one in answers.values()} <= {1, 2, 3, 4}
+    *_, merged, _ = player.merge(Merge(page="", composition="swap.2.2.0.0.task", out="out"))
     assert (tmp_path / "out" / "adapter_config.json").is_file()
     assert merged["bytes"] > 0
 
 
 def test_the_change_beside_each_layer_is_that_of_the_map():
-    player = Player(Pair.of(open_lab_pair()[0]), None, device="cpu", dtype=None)
-    shares = player.change()
+    player = Player(open_lab_pair()[0], device="cpu")
+    player.measure()
+    shares = player.change
     assert {name: len(own) for name, own in shares.items()} == {"task": 8, "language": 8}
     for own in shares.values():
         assert sum(own) / 8 == pytest.approx(0.15, abs=0.02)
@@ -53,16 +57,16 @@ def test_the_change_beside_each_layer_is_that_of_the_map():
 def test_tasks_of_lm_eval_fill_the_map_and_offer_their_prompts(tmp_path):
     pytest.importorskip("lm_eval")
     from layerswap.lab.exports import export_tasks
-    from layerswap.play.open import open_tasks
+    from layerswap.play.documents import Tasks
 
     export_tasks(tmp_path / "tasks", n=12)
     plan, _ = open_lab_pair()
-    player = opened(plan, open_tasks(["lab_problem_furo"], [tmp_path / "tasks"]))
+    player = opened(plan, Tasks(["lab_problem_furo"], [tmp_path / "tasks"]))
     rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl", answers=True)
     assert len(player.documents.prompts) == 6
     assert {*player.documents.prompts} <= {*rows}
-    (cell,) = player.score(["swap.2.0.0.0.blend"], "development")
-    assert (cell["n"], cell["zones"]) == (6, [2, 0])
+    cells = next(player.map(OfComposition(page="", composition="swap.2.0.0.0.blend")))["cells"]
+    assert [(cell["key"], cell["n"]) for cell in cells] == [(DEFAULT, 6)]
     assert player.documents.measure == "exact_match of lab_problem_furo"
 
 

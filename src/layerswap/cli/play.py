@@ -75,18 +75,19 @@ def play(
     Example: layerswap play --task-expert math-expert --language-expert swahili-expert
     """
     from layerswap.play.documents import read_prompts
+    from layerswap.play.player import Player
     from layerswap.play.security import is_local
-    from layerswap.play.serve import Page, make_server, open_socket
+    from layerswap.play.serve import make_server, open_socket
     from layerswap.versions import need_extras
 
     need_extras("the page", "play")
     token = served.token or (None if is_local(served.host) else secrets.token_urlsafe(24))
     plan, documents, length = _opened(described, shown)
     prompts = read_prompts(shown.prompts, answers=False) if shown.prompts else []
-    page = Page(plan, documents=documents, prompts=prompts, history=served.history,
-                device=device, length=length)  # fmt: skip
+    player = Player(plan, documents=documents, prompts=prompts, history=served.history,
+                    device=device, length=length)  # fmt: skip
     socket = open_socket(served.host, served.port)
-    server = make_server(page, served.host, token=token)
+    server = make_server(player, served.host, token=token)
     name = f"[{served.host}]" if ":" in served.host else served.host
     url = f"http://{name}:{socket.getsockname()[1]}/" + (f"?token={token}" if token else "")
     output.say(f"{url}")
@@ -104,7 +105,7 @@ def play(
 def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | None, int]:
     """The plan, the documents, and the length of an answer to begin with."""
     from layerswap.merge.api import make_plan
-    from layerswap.play.documents import read_prompts, split_prompts
+    from layerswap.play.documents import Tasks, open_suite, read_prompts, split_prompts
 
     documents: Documents | None = None
     length = 64
@@ -114,7 +115,7 @@ def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | N
         plan, documents = open_lab_pair(shown.target_language)
         length = LENGTH
     elif described.file is not None and described.file.is_dir():
-        from layerswap.play.open import open_study
+        from layerswap.play.documents import open_study
 
         recipe, documents = open_study(described.file, shown.target_language)
         plan = make_plan(recipe, log=output.log)
@@ -126,12 +127,8 @@ def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | N
         found = read_prompts(shown.documents, answers=True)
         documents = split_prompts(shown.documents.name, found)
     elif shown.tasks:
-        from layerswap.play.open import open_tasks
-
-        documents = open_tasks(options.task_names(shown.tasks), shown.include or [])
+        documents = Tasks(options.task_names(shown.tasks), shown.include or [])
     elif shown.suite:
-        from layerswap.play.open import open_suite
-
         if shown.target_language is None:
             raise RecipeError("--suite needs --target-language")
         documents = open_suite(shown.suite, shown.target_language)

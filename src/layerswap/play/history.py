@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,38 +18,34 @@ class History:
     """Entries in a file, or in memory alone where there is none; `who` names the experts."""
 
     def __init__(self, path: Path | None, who: Mapping[str, str]) -> None:
-        self.path, self._who = path, dict(who)
-        self._lock = threading.Lock()
-        self._entries: list[dict[str, Any]] = self._read()
-
-    def _read(self) -> list[dict[str, Any]]:
-        """Read the entries of the same experts; lines of others stay in the file."""
-        if self.path is None or not self.path.exists():
-            return []
+        self._path, self._who = path, dict(who)
+        self._entries: list[dict[str, Any]] = []
+        if path is None:
+            return
         try:
-            lines = self.path.read_text("utf-8").split("\n")
+            with path.open("a+", encoding="utf-8") as file:
+                file.seek(0)
+                lines = file.read().split("\n")
         except (OSError, ValueError) as error:
-            raise LayerswapError(f"{self.path}: cannot be read ({error})") from None
-        entries = []
+            raise LayerswapError(f"{path}: cannot keep the history ({error})") from None
         for line in lines:
             try:
-                entry = json.loads(line) if line else None
+                entry = json.loads(line or "null")
             except (ValueError, RecursionError):
                 continue  # a line that was cut off
+            # Entries of other experts stay in the file.
             if isinstance(entry, dict) and entry.get("experts") == self._who:
-                entries.append(entry)
-        return entries
+                self._entries.append(entry)
 
     def add(self, kind: str, **content: Any) -> dict[str, Any]:
-        """Append an entry, and return it."""
+        """Append an entry, and return the event that tells pages of it."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         entry = {"kind": kind, "at": now, "experts": self._who, **content}
-        with self._lock:
-            self._entries.append(entry)
-            if self.path is not None:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        return entry
+        self._entries.append(entry)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        return {"type": "history", "entry": entry}
 
     @property
     def newest(self) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ given                the recipe that the page was opened with
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +31,8 @@ OUTSIDES = ("blend", "language", "task")
 PARTITIONS = ("A", "B", "C")
 METHODS = ("swap", "soup", "partition", "merge", "instruct", "mergekit", "places")
 """Keys of a recipe that say the composition; `weights` say the blends of all."""
+FLAGS = {"task": "task-expert", "language": "language-expert", "name": "partition"}
+"""Options of the command line whose names differ from those of recipes."""
 WIDEST = 8
 """Most layers of a zone on the map."""
 ZONES = ("bottom", "top", "bottom_transition", "top_transition")
@@ -90,13 +91,13 @@ class Pair:
         if self.plan.recipe.places or self.plan.recipe.stack:
             return GIVEN
         if swap is not None:
-            return self.swap_key(swap.zones(self.layers), swap.outside)
+            return self._swap_key(swap.zones(self.layers), swap.outside)
         if along is not None and along.name in PARTITIONS and along.outside is None:
             return f"partition.{along.name}"
         return "soup" if self.plan.recipe.soup else GIVEN
 
     @staticmethod
-    def swap_key(zones: Zones, outside: str = "blend") -> str:
+    def _swap_key(zones: Zones, outside: str = "blend") -> str:
         """The text of a swap."""
         return ".".join(["swap", *(str(vars(zones)[name]) for name in ZONES), outside])
 
@@ -106,7 +107,7 @@ class Pair:
         given = {"as given": GIVEN} if self.start == GIVEN else {}
         return {
             **given,
-            "the paper's default": self.swap_key(default_zones(self.layers)),
+            "the paper's default": self._swap_key(default_zones(self.layers)),
             **{f"partition {name}": f"partition.{name}" for name in PARTITIONS},
             "soup": "soup",
             "task expert": "task",
@@ -115,14 +116,17 @@ class Pair:
 
     def grid(self, key: str) -> list[str]:
         """The swaps of the map around a composition: the default first, then bottom by bottom."""
-        zones, outside = read_swap(key) or (Zones(0, 0), "blend")
+        swap = read_swap(key)
+        if swap is None:
+            raise RecipeError(f"{key[:80]!r} is no swap, which a map is around")
+        zones, outside = swap
         inner = {name: getattr(zones, name) for name in ZONES[2:]}
         sizes = range(min(WIDEST, self.layers) + 1)
         across = zone_grid(self.layers - sum(inner.values()), bottom=sizes, top=sizes)
         fitting = [replace(one, **inner) for one in across]
         default = default_zones(self.layers)
         fitting.sort(key=lambda one: (one.bottom, one.top) != (default.bottom, default.top))
-        return [self.swap_key(one, outside) for one in fitting]
+        return [self._swap_key(one, outside) for one in fitting]
 
     # --- one composition ---
 
@@ -172,7 +176,7 @@ class Pair:
         A row of the stack has parts; a part has roles and the share of every expert.
         """
         composition = self.plan_of(key).composition
-        rows = stack_rows(composition)
+        rows, (command, python) = stack_rows(composition), self._lines(key)
         zones, outside = read_swap(key) or (None, None)
         return {
             "key": key,
@@ -187,8 +191,8 @@ class Pair:
             ],
             "sentence": "; ".join(z.words for z in stack_zones(rows, self.layers, self.labels)),
             "recipe": yaml.safe_dump(self.recipe(key), sort_keys=False, allow_unicode=True),
-            "command": self.command(key),
-            "python": self.python(key),
+            "command": command,
+            "python": python,
         }  # fmt: skip
 
     @property
@@ -203,48 +207,39 @@ class Pair:
         found = {name: one.source for name, one in self.plan.recipe.experts.items() if one.source}
         return {name: visible(local_name(Path(source))) for name, source in found.items()}
 
+    def _lines(self, key: str) -> tuple[str, str]:
+        """The command line that writes a composition, and the Python line that plans it."""
+        recipe, sources = self.recipe(key), self._sources_alone
+        command = "layerswap merge recipe.yaml --out merged"
+        if sources is None or key == GIVEN:
+            return command, 'plan = ls.make_plan("recipe.yaml")'
+        if "soup" in recipe:
+            own = {self.task: sources["task"], self.language: sources["language"]}
+            experts = {name: own[name] for name in recipe["soup"]["experts"]}
+            return command, f"plan = ls.soup({experts!r})"
+        method = "swap" if "swap" in recipe else "partition"
+        options = {**sources, **recipe[method], **sources}
+        words = [f"--{FLAGS.get(name, name).replace('_', '-')} {shlex.quote(str(value))}"
+                 for name, value in options.items()]  # fmt: skip
+        label = options.pop("name", None)
+        given = [repr(label)] if label else []
+        given += [f"{name}={value!r}" for name, value in options.items()]
+        return (
+            f"layerswap merge {' '.join(words)} --out merged",
+            f"plan = ls.{method}({', '.join(given)})",
+        )
+
     @property
-    def _plain(self) -> Mapping[str, str] | None:
-        """Options for both experts and the base; None where a recipe says more than these."""
+    def _sources_alone(self) -> dict[str, str] | None:
+        """The sources of both experts and the base; None where a recipe says more than these."""
         recipe = self.plan.recipe
-        data = recipe.model_dump(exclude_defaults=True)
-        both = {"task": self.task, "language": self.language}
-        sources = {kind: recipe.experts[name] for kind, name in both.items()}
+        sources = {"task": recipe.experts[self.task], "language": recipe.experts[self.language]}
         sources |= {"base": recipe.base} if recipe.base else {}
-        plain = all(one.model_fields_set <= {"source"} and one.source for one in sources.values())
-        if set(data) - {"experts", "base", *METHODS} or len(recipe.experts) > 2 or not plain:
+        alone = all(one.model_fields_set <= {"source"} and one.source for one in sources.values())
+        more = set(recipe.model_dump(exclude_defaults=True)) - {"experts", "base", *METHODS}
+        if more or len(recipe.experts) > 2 or not alone:
             return None
         return {kind: str(one.source) for kind, one in sources.items()}
-
-    def command(self, key: str) -> str:
-        """The command line that writes a composition."""
-        options, sources = self.recipe(key), self._plain
-        if sources is None or not {"swap", "partition"} & set(options) or key == GIVEN:
-            return "layerswap merge recipe.yaml --out merged"
-        flags = {"task": "task-expert", "language": "language-expert", "base": "base"}
-        words = [f"--{flags[kind]} {shlex.quote(source)}" for kind, source in sources.items()]
-        if along := options.get("partition"):
-            words.append(f"--partition {along['name']}")
-        chosen = options.get("swap") or {}
-        words += [f"--{name.replace('_', '-')} {value}" for name, value in chosen.items()
-                  if name not in ("task", "language")]  # fmt: skip
-        return " ".join(["layerswap merge", *words, "--out merged"])
-
-    def python(self, key: str) -> str:
-        """The Python line that plans a composition."""
-        options, sources = self.recipe(key), self._plain
-        if sources is None or key == GIVEN:
-            return 'plan = ls.make_plan("recipe.yaml")'
-        given = [f"{kind}={source!r}" for kind, source in sources.items()]
-        if "swap" in options:
-            given += [f"{name}={value!r}" for name, value in options["swap"].items()
-                      if name not in ("task", "language")]  # fmt: skip
-            return f"plan = ls.swap({', '.join(given)})"
-        if "partition" in options:
-            return f"plan = ls.partition({options['partition']['name']!r}, {', '.join(given)})"
-        names = {self.task: sources["task"], self.language: sources["language"]}
-        experts = {name: names[name] for name in options["soup"]["experts"]}
-        return f"plan = ls.soup({experts!r})"
 
 
 def _brief(expert: dict[str, Any]) -> Any:
