@@ -10,11 +10,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from layerswap.lab.play import open_lab_pair
+from layerswap.lab.assets import shipped
+from layerswap.lab.quickstart import lab_documents, lab_plan
+from layerswap.merge import Plan
 from layerswap.play.player import Player
 from layerswap.play.serve import Served
+from layerswap.search.documents import Answered
 
 TASK, LANGUAGE, DEFAULT = "task", "language", "swap.1.1.0.0.blend"
+
+
+def open_lab_pair(language: str = "furo") -> tuple[Plan, Answered]:
+    """The lab as `layerswap play` opens it."""
+    return lab_plan(shipped(), language), lab_documents(shipped(), language)
 
 
 class Client:

@@ -56,7 +56,7 @@ def test_dragging_a_boundary_asks_the_composition_that_is_shown(page):
     page.keyboard.press("Control+Enter")
     card = page.locator('.answer.live[data-key="swap.3.1.0.0.blend"]')
     page.wait_for_selector("#history button >> text=Eva seru foku 7. deka")
-    plan = Pair.of(lab_plan(shipped(), "furo")).plan_of(live(page))
+    plan = Pair(lab_plan(shipped(), "furo")).plan_of(live(page))
     tokenizer = load_tokenizer(shipped().base)
     ids = tokenizer(page.input_value("#prompt"), return_tensors="pt").input_ids
     written = plan.load().generate(ids, max_new_tokens=8, do_sample=False, use_cache=True)

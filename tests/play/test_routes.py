@@ -8,20 +8,21 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from play_pages import DEFAULT, Client, serve
+from play_pages import DEFAULT, Client, open_lab_pair, serve
 
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import parse_recipe
 from layerswap.errors import RecipeError
 from layerswap.lab.assets import shipped
-from layerswap.lab.play import open_lab_pair
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan
 from layerswap.play.desk import Desk
-from layerswap.play.documents import read_prompts, split_prompts
+from layerswap.play.open import read_prompts
 from layerswap.play.pair import Pair
 from layerswap.play.player import Player
+from layerswap.play.security import guard
 from layerswap.play.serve import make_app, make_server
+from layerswap.search.documents import Answered
 
 
 def written_alone(plan, prompt, length):
@@ -38,10 +39,9 @@ def test_answers_are_those_of_the_loaded_plans(client):
     events = client.run("ask", prompt=prompt, compositions=keys, length=8)
     streamed = dict.fromkeys(keys, "")
     for event in events:
-        for key, change in event.get("answers", {}).items() if event["type"] == "tokens" else ():
-            streamed[key] = change.get("text", streamed[key] + change.get("add", ""))
+        streamed |= event.get("texts", {})
     (whole,) = [event["answers"] for event in events if event["type"] == "answered"]
-    pair = Pair.of(lab_plan(shipped(), "furo"))
+    pair = Pair(lab_plan(shipped(), "furo"))
     for key in keys:
         assert whole[key]["tokens"] == written_alone(pair.plan_of(key), prompt, 8), key
         assert whole[key]["text"] == streamed[key]
@@ -79,8 +79,8 @@ def test_the_map_has_the_scores_of_a_sweep(tmp_path, monkeypatch):
     spec = SweepSpec(recipe="-", grid={"bottom": [1, 2], "top": [0, 1]},
                      tasks=["lab_problem_furo"], include=[str(tmp_path / "tasks")])  # fmt: skip
     result = run_sweep(spec, plan.recipe)
-    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl", answers=True)
-    page = serve(tmp_path, monkeypatch, documents=split_prompts("furo", rows))
+    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl")
+    page = serve(tmp_path, monkeypatch, documents=Answered.split("furo", rows))
     try:
         client = Client(page.url)
         cells = {
@@ -181,7 +181,7 @@ def test_requests_of_other_pages_are_refused(served, client):
     assert status(host="evil.example") == 403
     assert status("POST", "/api/ask", origin="https://evil.example") == 403
     assert status("GET", "/api/events", **{"sec-fetch-site": "cross-site"}) == 403
-    assert status("POST", "/api/ask", **{"content-type": "text/plain"}) == 415
+    assert status("POST", "/api/ask", **{"content-type": "text/plain"}) == 403
     assert client.post("ask", prompt="x" * 70_000, compositions=["task"]).status_code == 413
     body = iter([b"[" * 40_000] * 3)
     chunked = httpx.post(f"{served.url}api/ask", content=body,
@@ -199,7 +199,7 @@ def test_another_address_needs_a_token(tmp_path, monkeypatch):
     player = Player(open_lab_pair()[0])
     with pytest.raises(RecipeError, match="needs a token"):
         make_server(player, "0.0.0.0")
-    app = make_app(player, Desk(), host="0.0.0.0", token="secret")
+    app = make_app(player, Desk(), guard("0.0.0.0", "secret"))
     client = TestClient(app, follow_redirects=False)
     assert client.get("/").status_code == 403
     assert client.get("/?token=wrong").status_code == 403
@@ -219,7 +219,7 @@ def test_another_address_needs_a_token(tmp_path, monkeypatch):
 def test_the_recipe_and_the_python_line_make_the_same_plan(key):
     import layerswap as ls
 
-    pair = Pair.of(lab_plan(shipped(), "furo"))
+    pair = Pair(lab_plan(shipped(), "furo"))
     shown = pair.describe(key)
     expected = pair.plan_of(key).composition
     assert make_plan(parse_recipe(shown["recipe"])).composition.blends == expected.blends
@@ -234,4 +234,4 @@ def test_a_recipe_of_three_experts_is_refused():
     plan = make_plan(parse_recipe(f"{{experts: {json.dumps(sources)}, "
                                   f"soup: {{experts: {[*sources]}}}}}"))  # fmt: skip
     with pytest.raises(RecipeError, match="composes two experts"):
-        Pair.of(plan)
+        Pair(plan)

@@ -30,6 +30,14 @@ FOR_ALL = ("status", "change", "history")
 """Types of events that every page gets."""
 
 
+def explain(error: Exception) -> str:
+    """The line that a page shows of an error; ours are printed, and the thread lives on."""
+    if isinstance(error, LayerswapError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"internal error ({type(error).__name__})"
+
+
 @dataclass(eq=False)
 class Job:
     """Work of a page; other jobs may run between the events of a `background` one."""
@@ -49,14 +57,10 @@ class Job:
         try:
             if self.cancelled:
                 self.events.close()  # frees what the work holds
-                event = {"type": "stopped"}
-            else:
-                event = next(self.events, {"type": "done"})
-        except LayerswapError as error:
-            event = {"type": "failed", "message": str(error)}
-        except Exception as error:  # ours; the thread must live on
-            traceback.print_exc()
-            event = {"type": "failed", "message": f"internal error ({type(error).__name__})"}
+            end = {"type": "stopped" if self.cancelled else "done"}
+            event = next(self.events, end)
+        except Exception as error:
+            event = {"type": "failed", "message": explain(error)}
         return {**event, "job": self.number}
 
 
@@ -120,12 +124,10 @@ class Desk:
         try:
             while event is not None:
                 yield f"data: {json.dumps(event, allow_nan=False)}\n\n"
-                while True:
-                    try:
-                        event = await asyncio.wait_for(queue.get(), PING)
-                        break
-                    except TimeoutError:
-                        yield ": still here\n\n"
+                try:
+                    event = await asyncio.wait_for(queue.get(), PING)
+                except TimeoutError:
+                    event = {"type": "alive"}
         finally:
             del self.pages[page]
             self.cancel(page)

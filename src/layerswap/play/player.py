@@ -6,16 +6,17 @@ thread.
 
 from __future__ import annotations
 
+import json
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict
-from itertools import groupby, product
+from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field
 
 from layerswap.checkpoint.loading import pick_device
@@ -29,13 +30,14 @@ from layerswap.evaluation.statistics import mean_interval
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.play.desk import Event, Events
-from layerswap.play.documents import Documents, Prompt, Split
-from layerswap.play.history import History
 from layerswap.play.pair import Pair
+from layerswap.search.documents import Documents, Prompt, Split
 from layerswap.search.protocol import Values
 
 EVERY = 0.1
 """Seconds between two events of a merge."""
+MOST = 200
+"""Most entries of the history that the page shows, the newest."""
 Key = Annotated[str, Field(min_length=1, max_length=80)]
 
 
@@ -57,15 +59,48 @@ class Question(Request):
 
 
 class OfComposition(Request):
-    """A request about one composition."""
+    """A request about one composition; `out` is the folder to write it into."""
 
     composition: Key
+    out: Annotated[str, Field(max_length=200, pattern=r"^[^\x00]+$")] = "merged"
 
 
-class Merge(OfComposition):
-    """Writes a composition into a folder."""
+class History:
+    """Entries in a file, or in memory alone where there is none; `who` names the experts."""
 
-    out: Annotated[str, Field(max_length=200, pattern=r"^[^\x00]+$")]
+    def __init__(self, path: Path | None, who: Mapping[str, str]) -> None:
+        self._path, self._who = path, dict(who)
+        self.entries: list[dict[str, Any]] = []
+        if path is None:
+            return
+        try:
+            with path.open("a+", encoding="utf-8") as file:
+                file.seek(0)
+                lines = file.read().split("\n")
+        except (OSError, ValueError) as error:
+            raise LayerswapError(f"{path}: cannot keep the history ({error})") from None
+        for line in lines:
+            try:
+                entry = json.loads(line or "null")
+            except (ValueError, RecursionError):
+                continue  # a line that was cut off
+            # Entries of other experts stay in the file.
+            if isinstance(entry, dict) and entry.get("experts") == self._who:
+                self.entries.append(entry)
+
+    def add(self, kind: str, **content: Any) -> dict[str, Any]:
+        """Append an entry, and return the event that tells pages of it."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        entry = {"kind": kind, "at": now, "experts": self._who, **content}
+        self.entries.append(entry)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        return {"type": "history", "entry": entry}
+
+    def tests(self, documents: str) -> int:
+        """How often the test split of some documents was asked."""
+        return sum(e["kind"] == "test" and e.get("documents") == documents for e in self.entries)
 
 
 class Player:
@@ -82,36 +117,22 @@ class Player:
         prompts: Sequence[Prompt] = (),
         history: Path | None = None,
         device: str | None = None,
-        dtype: str | None = None,
         length: int = 64,
     ) -> None:
-        self.pair, self.documents = Pair.of(plan), documents
+        self.pair, self.documents = Pair(plan), documents
         self.history = History(history, self.pair.sources)
         self.change: Mapping[str, Sequence[float]] | None = None
         self.state, self.fault, self.chats = "loading", "", False
         self._prompts, self._length, self._root = prompts, length, Path.cwd().resolve()
-        self._device, self._dtype = pick_device(device), dtype
+        self._device = pick_device(device)
         self._members: dict[str, int] = {}
         self._scores: dict[tuple[str, Split], Values] = {}
 
     def load(self) -> None:
-        """Load both experts, and read every layer of both once, so that switching is fast.
-
-        A failure is `state` "failed", with one line in `fault`.
-        """
-        try:
-            self._load()
-            self.state = "ready"
-        except LayerswapError as error:
-            self.state, self.fault = "failed", str(error)
-        except Exception as error:  # ours
-            traceback.print_exc()
-            self.state, self.fault = "failed", f"internal error ({type(error).__name__})"
-
-    def _load(self) -> None:
+        """Load both experts, and read every layer of both once, so that switching is fast."""
         keys = dict.fromkeys(("task", "language", self.pair.start))
         plans = [self.pair.plan_of(key, in_memory=True) for key in keys]
-        self.sweep = Sweep(plans, device=self._device, dtype=self._dtype)
+        self.sweep = Sweep(plans, device=self._device)
         self._members = {key: number for number, key in enumerate(keys)}
         for number in self._members.values():
             self.sweep.switch(number)
@@ -122,6 +143,7 @@ class Player:
             pass
         if self.documents is not None:
             self.documents.open(self.sweep, plans[-1], self._tokenizer)
+        self.state = "ready"
 
     def facts(self) -> Event:
         """What the page shows before anything is asked."""
@@ -134,12 +156,12 @@ class Player:
                         for name, label in pair.labels.items()],
             "presets": pair.presets,
             "start": pair.start,
-            "prompts": [one._asdict() for one in prompts],
+            "prompts": [{"prompt": prompt, "answer": answer} for prompt, answer in prompts],
             "chats": self.chats,
             "length": self._length,
             "documents": documents and {"name": documents.name, "measure": documents.measure,
                                         "tests": self.history.tests(documents.name)},
-            "history": self.history.newest,
+            "history": self.history.entries[: -MOST - 1 : -1],
             "change": self.change,
         }  # fmt: skip
 
@@ -159,7 +181,6 @@ class Player:
         heat = question.temperature
         sampling = Sampling(heat, seed=question.seed) if heat else None
         written: dict[str, list[int]] = {key: [] for key in members.values()}
-        texts = dict.fromkeys(written, "")
         first = None
         for newest in self.sweep.stream(
             ids, max_new_tokens=room, members=list(members), sampling=sampling
@@ -167,14 +188,10 @@ class Player:
             first = first or time.perf_counter() - started
             for member, token in newest:
                 written[members[member]].append(token)
-            changes: dict[str, Event] = {}
-            for key in {members[member] for member, _ in newest}:
-                # The bytes of a letter may be several tokens.
-                old, text = texts[key], self._text(written[key]).rstrip("\ufffd")
-                add = text.startswith(old)
-                changes[key] = {"add": text[len(old) :]} if add else {"text": text}
-                texts[key] = text
-            yield {"type": "tokens", "answers": changes}
+            # The bytes of a letter may be several tokens.
+            texts = {members[member]: self._text(written[members[member]]).rstrip("\ufffd")
+                     for member, _ in newest}  # fmt: skip
+            yield {"type": "tokens", "texts": texts}
         texts = {key: self._text(tokens) for key, tokens in written.items()}
         yield {
             "type": "answered",
@@ -206,7 +223,7 @@ class Player:
         numbers = {name: score[name] for name in ("mean", "low", "high", "n")}
         yield self.history.add("test", composition=key, score=numbers, **about)
 
-    def merge(self, request: Merge) -> Events:
+    def merge(self, request: OfComposition) -> Events:
         """Write a composition below the folder that the page was started in."""
         out = (self._root / request.out).resolve()
         if out == self._root or not out.is_relative_to(self._root):
@@ -258,26 +275,15 @@ class Player:
         return [{"key": key, **asdict(mean_interval(self._scores[key, split]))} for key in keys]
 
     def measure(self) -> None:
-        """Measure `change`, the share of each layer's rows that each expert's training changed.
+        """Measure `change`: by expert, the share of each layer's rows that training changed.
 
-        A row counts above the MAV of the expert's top 15%, as on the delta map. Runs in any thread;
-        `change` stays None without a base.
+        Runs in any thread. `change` stays None without a base.
         """
-        pair, plan = self.pair, self.pair.in_memory
-        names = [name for name in (pair.task, pair.language) if name in plan.experts]
-        if plan.base is None or len(names) < 2 or plan.recipe.stack:
+        plan = self.pair.in_memory
+        experts = {name: plan.experts[name] for name in self.pair.experts.values()
+                   if name in plan.experts}  # fmt: skip
+        if plan.base is None or len(experts) < 2 or plan.recipe.stack:
             return
-        try:
-            atlas = measure(Subjects(plan.base, {name: plan.experts[name] for name in names}))
-        except (LayerswapError, KeyError, ValueError):  # such as another vocabulary
-            return
-        above: dict[tuple[str, int], list[Any]] = {}
-        limits = {name: atlas.threshold(name) for name in names}
-        for (layer, _), tensors in atlas.matrices().items():
-            for name, tensor in product(names, tensors):
-                rows = atlas.changes[name, tensor].rows > limits[name]
-                above.setdefault((name, layer), []).append(rows)
-        self.change = {
-            name: [float(np.concatenate(above[name, i]).mean()) for i in range(atlas.layers)]
-            for name in names
-        }
+        with suppress(LayerswapError, KeyError, ValueError):  # such as another vocabulary
+            atlas = measure(Subjects(plan.base, experts))
+            self.change = {name: atlas.changed(name) for name in experts}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    from starlette.middleware.base import DispatchFunction as Dispatch
+    from starlette.middleware.base import RequestResponseEndpoint as Next
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -23,6 +24,13 @@ POLICY = (
 )
 NOTEBOOKS = "http://localhost:* http://127.0.0.1:*"
 """Pages that may frame the page, if it is opened in a notebook."""
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
 
 
 def is_local(host: str) -> bool:
@@ -33,64 +41,45 @@ def is_local(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-class Guard:
-    """Refuses requests that may not be answered, and adds the headers of every answer."""
+def guard(host: str, token: str | None = None, frames: str = "'none'") -> Dispatch:
+    """A middleware that refuses requests, and adds the headers of every answer."""
+    from starlette.responses import PlainTextResponse, RedirectResponse
 
-    def __init__(
-        self, app: ASGIApp, *, host: str, token: str | None = None, frames: str = "'none'"
-    ) -> None:
-        self._app, self._token, self._local = app, token, is_local(host)
-        self._headers = {
-            "content-security-policy": POLICY.format(frames=frames),
-            "x-content-type-options": "nosniff",
-            "referrer-policy": "no-referrer",
-            "cross-origin-resource-policy": "same-origin",
-            "cross-origin-opener-policy": "same-origin",
-            "cache-control": "no-store",
-        }
+    def fits(given: str | None) -> bool:
+        return token is None or hmac.compare_digest((given or "").encode(), token.encode())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
-        from starlette.datastructures import MutableHeaders
-        from starlette.requests import Request
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._headers)
-            await send(message)
-
-        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
-        await (refusal or self._app)(scope, receive, guarded)
-
-    def _refusal(self, request: Request) -> Response | None:
-        """The refusal or redirection of a request; None to go on."""
-        from starlette.responses import PlainTextResponse, RedirectResponse
-
-        def refused(status: int, text: str) -> Response:
-            return PlainTextResponse(f"{text}\n", status)
-
+    def refusal(request: Request) -> Response | None:
         headers, path = request.headers, request.url.path
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if self._local and not is_local(urlsplit(f"//{host}").hostname or ""):
-            return refused(403, "this address is served on this machine alone")
-        foreign = origin is not None and urlsplit(origin).netloc != host
-        site = headers.get("sec-fetch-site", "none")
-        if foreign or (path.startswith("/api/") and site not in ("none", "same-origin")):
-            return refused(403, "requests of other pages are refused")
+        named, origin = headers.get("host", ""), headers.get("origin")
+        foreign = origin is not None and urlsplit(origin).netloc != named
+        same_site = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         kind = headers.get("content-type", "").partition(";")[0].strip()
-        if request.method == "POST" and kind != "application/json":
-            return refused(415, "send JSON")
-        if self._token is None:
-            return None
-        name = f"layerswap-{request.url.port}"
+        cookie = f"layerswap-{request.url.port}"
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(bearer) or self._is_token(request.cookies.get(name)):
+        known = fits(bearer) or fits(request.cookies.get(cookie))
+        opens = path == "/" and fits(request.query_params.get("token"))
+        refusals = {
+            "this address is served on this machine alone":
+                is_local(host) and not is_local(urlsplit(f"//{named}").hostname or ""),
+            "requests of other pages are refused":
+                foreign or (path.startswith("/api/") and not same_site),
+            # Forms of other sites cannot send this type.
+            "send JSON": request.method == "POST" and kind != "application/json",
+            "open the address with its ?token=..., which layerswap play has printed":
+                not (known or opens),
+        }  # fmt: skip
+        for line, refused in refusals.items():
+            if refused:
+                return PlainTextResponse(f"{line}\n", 403)
+        if known:
             return None
-        if path == "/" and self._is_token(request.query_params.get("token")):
-            kept = RedirectResponse("/", 303)
-            kept.set_cookie(name, self._token, httponly=True, samesite="lax")
-            return kept
-        return refused(403, "open the address with its ?token=..., which layerswap play printed")
+        kept = RedirectResponse("/", 303)
+        kept.set_cookie(cookie, str(token), httponly=True, samesite="lax")
+        return kept
 
-    def _is_token(self, given: Any) -> bool:
-        return hmac.compare_digest(str(given).encode(), str(self._token).encode())
+    async def dispatch(request: Request, call_next: Next) -> Response:
+        answer = refusal(request) or await call_next(request)
+        answer.headers.update({"content-security-policy": POLICY.format(frames=frames), **HEADERS})
+        return answer
+
+    return dispatch

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.compose.yaml_file import validate
 from layerswap.errors import LayerswapError, RecipeError
-from layerswap.play.desk import MOST_PAGES, Desk, Events
-from layerswap.play.documents import Documents, Prompt
-from layerswap.play.player import Merge, OfComposition, Player, Question, Request
-from layerswap.play.security import NOTEBOOKS, Guard, is_local
+from layerswap.play.desk import MOST_PAGES, Desk, Events, explain
+from layerswap.play.player import OfComposition, Player, Question, Request
+from layerswap.play.security import NOTEBOOKS, guard, is_local
 from layerswap.report.drawing import EXPERTS, variables
+from layerswap.search.documents import Documents
 from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.applications import Starlette
+    from starlette.middleware.base import DispatchFunction
     from starlette.requests import Request as WebRequest
     from starlette.responses import Response
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
 DEFAULT_PORT = 8765
-HISTORY = "layerswap-play.jsonl"
 
 
 class Stop(Request):
@@ -43,19 +44,17 @@ class Stop(Request):
     job: int
 
 
-def make_app(
-    player: Player, desk: Desk, *, host: str, token: str | None = None, frames: str = "'none'"
-) -> Guard:
+def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlette:
     """The web application of a page."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
     def refused(request: WebRequest, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            return JSONResponse({"error": error.detail}, error.status_code)
         return JSONResponse({"error": str(error)}, 400)
 
     def colours(request: WebRequest) -> Response:
@@ -69,27 +68,11 @@ def make_app(
     def composition(request: WebRequest) -> Response:
         return JSONResponse(player.pair.describe(request.query_params.get("key", "")))
 
-    async def read(request: WebRequest, kind: type[Request]) -> Any:
-        """The checked body of a request of an open page, within its bound."""
-        content = b""
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > LARGEST_BODY:
-                raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
-        try:
-            data = json.loads(content)
-        except (ValueError, RecursionError):
-            raise RecipeError("the request is not JSON") from None
-        body = validate(kind, data, where="request", expected="a request is an object")
-        if body.page not in desk.pages:
-            raise HTTPException(409, "this page's stream has ended; reload it")
-        return body
-
     def work(
         name: str, kind: type[Request], events: Callable[[Any], Events], *, background: bool = False
     ) -> Route:
         async def submit(request: WebRequest) -> Response:
-            body = await read(request, kind)
+            body = await _read(request, kind, desk)
             if player.state == "failed":
                 raise HTTPException(409, player.fault)
             number = desk.submit(body.page, events(body), background=background)
@@ -98,12 +81,15 @@ def make_app(
         return Route(f"/api/{name}", submit, methods=["POST"])
 
     async def stop(request: WebRequest) -> Response:
-        body = await read(request, Stop)
+        body = await _read(request, Stop, desk)
         desk.cancel(body.page, body.job)
         return JSONResponse({})
 
     async def prepare() -> None:
-        await asyncio.get_running_loop().run_in_executor(desk.thread, player.load)
+        try:
+            await asyncio.get_running_loop().run_in_executor(desk.thread, player.load)
+        except Exception as error:
+            player.state, player.fault = "failed", explain(error)
         desk.send(player.facts())
         if player.state == "ready":
             await asyncio.to_thread(player.measure)
@@ -124,13 +110,34 @@ def make_app(
         work("ask", Question, player.ask),
         work("map", OfComposition, player.map, background=True),
         work("test", OfComposition, player.test),
-        work("merge", Merge, player.merge, background=True),
+        work("merge", OfComposition, player.merge, background=True),
         Route("/api/stop", stop, methods=["POST"]),
         Mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True)),
     ]
-    handlers: Any = {LayerswapError: refused, HTTPException: refused}
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    return Guard(app, host=host, token=token, frames=frames)
+    handlers: Any = {LayerswapError: refused}
+    return Starlette(
+        routes=routes, lifespan=lifespan, exception_handlers=handlers,
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=dispatch)],
+    )  # fmt: skip
+
+
+async def _read(request: WebRequest, kind: type[Request], desk: Desk) -> Any:
+    """The checked body of a request of an open page, within its bound."""
+    from starlette.exceptions import HTTPException
+
+    content = b""
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > LARGEST_BODY:
+            raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        raise RecipeError("the request is not JSON") from None
+    body = validate(kind, data, where="request", expected="a request is an object")
+    if body.page not in desk.pages:
+        raise HTTPException(409, "this page's stream has ended; reload it")
+    return body
 
 
 def _colours() -> str:
@@ -142,11 +149,7 @@ def _colours() -> str:
 
 
 def open_socket(host: str, port: int | None) -> socket.socket:
-    """A socket that listens on an address; on the next free port if none is given.
-
-    Raises:
-        LayerswapError: the address cannot be used.
-    """
+    """A socket that listens on an address; on port 8765 or a free one if none is given."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for one in [DEFAULT_PORT, 0] if port is None else [port]:
         try:
@@ -166,7 +169,7 @@ def make_server(
     if token is None and not is_local(host):
         raise RecipeError(f"{host}: an address that other machines reach needs a token")
     desk = Desk()
-    app: Any = make_app(player, desk, host=host, token=token, frames=frames)
+    app = make_app(player, desk, guard(host, token, frames))
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -216,9 +219,8 @@ def play(
     *,
     documents: Documents | None = None,
     prompts: Sequence[str] = (),
-    history: Path | str | None = HISTORY,
+    history: Path | str | None = "layerswap-play.jsonl",
     device: str | None = None,
-    dtype: str | None = None,
     port: int | None = None,
 ) -> Served:
     """Serve a page on this machine to compose a plan's two experts, ask, and compare.
@@ -229,7 +231,6 @@ def play(
         prompts: prompts to offer.
         history: file that keeps what was tried; None for none.
         device: where the model runs; a GPU if there is one.
-        dtype: of the model; as stored when None.
         port: of the address; a free one when None.
 
     Returns:
@@ -238,9 +239,7 @@ def play(
     Raises:
         LayerswapError: the plan is not of two experts, or the extra `play` is missing.
     """
-    need_extras("the page", "play")
-    player = Player(
-        plan, documents=documents, prompts=[Prompt(one) for one in prompts],
-        history=None if history is None else Path(history), device=device, dtype=dtype,
-    )  # fmt: skip
+    kept = None if history is None else Path(history)
+    offered = [(one, None) for one in prompts]
+    player = Player(plan, documents=documents, prompts=offered, history=kept, device=device)
     return Served(player, port)

@@ -68,7 +68,7 @@ function listen() {
     if (event.type === "status") learn(event);
     else if (event.type === "change") { facts.change = event.change; draw(); }
     else if (event.type === "history") remember(event.entry);
-    else deliver(event);
+    else if (event.job) deliver(event);
   };
   stream.onerror = () => {
     page = null;
@@ -137,10 +137,8 @@ async function go(next) {
   draw();
   if (before && before !== next && $("again").checked && $("prompt").value) askSoon();
 }
-const move = changes => {
-  const next = { ...zones, ...changes };
-  go(["swap", next.bottom, next.top, next.bottom_transition, next.top_transition, outside].join(".")).catch(() => draw());
-};
+const swapKey = sizes => ["swap", sizes.bottom, sizes.top, sizes.bottom_transition, sizes.top_transition, outside].join(".");
+const move = changes => go(swapKey({ ...zones, ...changes })).catch(() => draw());
 const room = name => facts.layers - Object.entries(zones).reduce((sum, [other, count]) => sum + (other === name ? 0 : count), 0);
 
 function strip(target, description) {
@@ -288,11 +286,8 @@ async function ask() {
     const body = { prompt: $("prompt").value, compositions, temperature: +$("temperature").value, seed: +$("seed").value, length: +$("length").value, chat: !$("chat-label").hidden && $("chat").checked };
     current.job = await start("api/ask", body, (event, ended) => {
       if (asked !== current) return;
-      for (const [one, change] of Object.entries(event.answers ?? {})) {
-        const card = cards.get(one);
-        card.text = change.text ?? card.text + change.add;
-        if (change.tokens) card.tokens = change.tokens;
-      }
+      for (const [one, text] of Object.entries(event.texts ?? {})) cards.get(one).text = text;
+      for (const [one, answer] of Object.entries(event.answers ?? {})) Object.assign(cards.get(one), answer);
       if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
       if (event.type === "answered" || ended) for (const card of cards.values()) card.waiting = false;
       if (ended) { asked = null; $("stop").disabled = true; }
@@ -421,7 +416,7 @@ $("fill").addEventListener("click", async () => {
   const current = { done: 0 };
   $("fill").disabled = true;
   try {
-    current.job = await start("api/map", { composition: key }, (event, ended) => {
+    current.job = await start("api/map", { composition: swapKey(zones) }, (event, ended) => {
       for (const cell of event.cells ?? []) cells.set(cell.key, cell);
       if (event.cells) [$("filled").hidden, $("filled").max, $("filled").value] = [false, event.of, current.done += event.cells.length];
       if (ended) [$("fill").disabled, $("halt").disabled, $("filled").hidden, filling] = [false, true, true, null];
