@@ -54,8 +54,6 @@ DENSITIES = (0.2, 0.5)
 """Of TIES: as published, and milder."""
 DEVELOPMENT_QUESTIONS = 500
 TEST_QUESTIONS = 1000
-PROBLEMS = 200
-"""Problems of each split on the page of `layerswap play`."""
 SHOWN = 100
 """Test problems whose answers are in the report."""
 
@@ -225,11 +223,11 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
     return make_plan(check_recipe(recipe, where="lab"))
 
 
-def lab_documents(lab: Lab, language: str) -> Answered:
-    """Problems in the scarce language, on which a page scores compositions of the lab."""
+def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
+    """Problems of each split in the scarce language, on which a page scores compositions."""
     return Answered(f"problems in {language}", {
         split: [(one.prompt, one.completion) for one in
-                questions("task_target", language, split, PROBLEMS, world=lab.world)]
+                questions("task_target", language, split, problems, world=lab.world)]
         for split in get_args(Split)
     })  # fmt: skip
 

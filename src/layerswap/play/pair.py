@@ -39,9 +39,6 @@ WIDEST = 8
 class Pair:
     """Two experts that a plan composes.
 
-    Raises:
-        RecipeError: the plan's method has another number of experts, or no model in memory.
-
     Attributes:
         plan: the plan, which writes checkpoints in its own form.
         experts: names of the task expert and of the language expert in the plan's recipe.

@@ -1,7 +1,6 @@
 """The one model in memory: answers, scores and merges of compositions, event by event.
 
-An event is a JSON object with a `type`; docs/play.md lists them. Generators of events run in one
-thread.
+An event is a JSON object with a `type`; docs/play.md lists them. Generators run in one thread.
 """
 
 from __future__ import annotations
@@ -42,9 +41,10 @@ Key = Annotated[str, Field(min_length=1, max_length=80)]
 
 
 class Request(Strict):
-    """A request of an open page."""
+    """A request of an open page; `job` is the one to stop, all of the page when None."""
 
     page: Annotated[str, Field(max_length=40)]
+    job: int | None = None
 
 
 class Question(Request):
@@ -199,7 +199,7 @@ class Player:
             "first_s": first,
             "seconds": time.perf_counter() - started,
         }
-        settings = question.model_dump(exclude={"page", "compositions"})
+        settings = question.model_dump(exclude={"page", "job", "compositions"})
         yield self.history.add("ask", **settings, answers=texts)
 
     def map(self, request: OfComposition) -> Events:

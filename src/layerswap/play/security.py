@@ -1,8 +1,7 @@
 """What a request must be before the page answers it, and the headers of every answer.
 
-The page is served on this machine alone, where a `Host` of another name is refused: a site whose
-name resolves to 127.0.0.1 is no page of ours. On other addresses a token is needed. Requests that
-other origins make are refused everywhere.
+On this machine alone a `Host` of another name is refused: a site whose name resolves to 127.0.0.1
+is no page of ours. On other addresses a token is needed. Other origins are refused everywhere.
 """
 
 from __future__ import annotations

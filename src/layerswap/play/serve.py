@@ -1,8 +1,4 @@
-"""Serves the page: a few JSON routes, one stream of events per page, and one model.
-
-docs/play.md lists the routes. A request with work answers with the number of a job, whose events
-come over the stream of the page.
-"""
+"""Serves the page: JSON routes and a stream of events per page, which docs/play.md lists."""
 
 from __future__ import annotations
 
@@ -35,13 +31,6 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
-DEFAULT_PORT = 8765
-
-
-class Stop(Request):
-    """Cancels a job of the page."""
-
-    job: int
 
 
 def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlette:
@@ -81,7 +70,7 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
         return Route(f"/api/{name}", submit, methods=["POST"])
 
     async def stop(request: WebRequest) -> Response:
-        body = await _read(request, Stop, desk)
+        body = await _read(request, Request, desk)
         desk.cancel(body.page, body.job)
         return JSONResponse({})
 
@@ -151,12 +140,12 @@ def _colours() -> str:
 def open_socket(host: str, port: int | None) -> socket.socket:
     """A socket that listens on an address; on port 8765 or a free one if none is given."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for one in [DEFAULT_PORT, 0] if port is None else [port]:
+    for one in [8765, 0] if port is None else [port]:
         try:
             return socket.create_server((host, one), family=family)
         except (OSError, OverflowError) as error:
             why = error
-    raise LayerswapError(f"{host}:{port or DEFAULT_PORT}: cannot be used ({why}); choose --port")
+    raise LayerswapError(f"{host}:{port or 8765}: cannot be used ({why}); choose --port")
 
 
 def make_server(
@@ -183,11 +172,7 @@ def make_server(
 
 
 class Served:
-    """A page that a thread serves; a notebook shows it.
-
-    Attributes:
-        url: its address.
-    """
+    """A page that a thread serves at `url`; a notebook shows it."""
 
     def __init__(self, player: Player, port: int | None = None) -> None:
         self._socket = open_socket("127.0.0.1", 0 if port is None else port)

@@ -3,7 +3,7 @@
 const $ = id => document.getElementById(id);
 const HIGH = 0.732;  // as drawing.HIGH
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-let facts = null, page = null, key = null, shown = null, asked = null, filling = null;
+let facts = null, page = null, key = null, shown = null, asked = null, filling = null, soon = 0;
 let zones = { bottom: 0, top: 0, bottom_transition: 0, top_transition: 0 }, outside = "blend";
 const described = new Map(), jobs = new Map(), early = new Map(), cards = new Map(), cells = new Map();
 const pinned = new Set();
@@ -80,9 +80,7 @@ function listen() {
 function learn(event) {
   page = event.page ?? page;
   facts = event;
-  if (facts.state === "ready") say("ready", "ready");
-  if (facts.state === "loading") say("loading the model", "busy");
-  if (facts.state === "failed") say("not loaded", "failed");
+  say(...{ ready: ["ready", "ready"], loading: ["loading the model", "busy"], failed: ["not loaded", "failed"] }[facts.state]);
   fail();
   $("experts").replaceChildren(...facts.experts.map((expert, i) => {
     const item = make("li"), swatch = make("i", `e${i % 8}`);
@@ -108,7 +106,6 @@ function learn(event) {
   if (!key) {
     $("length").value = facts.length;
     go(decodeURIComponent(location.hash.slice(1)) || facts.start).catch(() => go(facts.start));
-    if (offered.length && !$("prompt").value) take(0);
   } else draw();
   if (!$("prompt").value && offered.length) take(0);
   if (facts.state === "ready" && page && $("prompt").value && !cards.size && $("again").checked) ask();
@@ -264,11 +261,7 @@ function take(index) {
   $("prompt").value = facts.prompts[index].prompt;
 }
 const answer = () => facts.prompts.find(one => one.prompt === $("prompt").value)?.answer?.trim();
-let soon = 0;
-function askSoon() {
-  clearTimeout(soon);
-  soon = setTimeout(ask, 120);
-}
+const askSoon = () => { clearTimeout(soon); soon = setTimeout(ask, 120); };
 async function ask() {
   if (!page || !facts || facts.state !== "ready" || !$("ask").reportValidity()) return;
   if (asked) stop(asked);
@@ -280,26 +273,23 @@ async function ask() {
   for (const one of compositions) cards.set(one, { text: "", waiting: true, live: one === mine, known });
   drawAnswers();
   $("stop").disabled = false;
-  const current = {};
-  asked = current;
+  const current = asked = {};
+  const heard = (event, ended) => {
+    if (asked !== current) return;
+    for (const [one, text] of Object.entries(event.texts ?? {})) cards.get(one).text = text;
+    for (const [one, answer] of Object.entries(event.answers ?? {})) Object.assign(cards.get(one), answer);
+    if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
+    if (event.type === "answered" || ended) for (const card of cards.values()) card.waiting = false;
+    if (ended) [asked, $("stop").disabled] = [null, true];
+    drawAnswers();
+  };
   try {
     const body = { prompt: $("prompt").value, compositions, temperature: +$("temperature").value, seed: +$("seed").value, length: +$("length").value, chat: !$("chat-label").hidden && $("chat").checked };
-    current.job = await start("api/ask", body, (event, ended) => {
-      if (asked !== current) return;
-      for (const [one, text] of Object.entries(event.texts ?? {})) cards.get(one).text = text;
-      for (const [one, answer] of Object.entries(event.answers ?? {})) Object.assign(cards.get(one), answer);
-      if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
-      if (event.type === "answered" || ended) for (const card of cards.values()) card.waiting = false;
-      if (ended) { asked = null; $("stop").disabled = true; }
-      drawAnswers();
-    });
+    current.job = await start("api/ask", body, heard);
     if (asked !== current) stop(current);
   } catch (error) {
     fail(error);
-    for (const card of cards.values()) card.waiting = false;
-    asked = null;
-    $("stop").disabled = true;
-    drawAnswers();
+    heard({}, true);
   }
 }
 function stop(one) {
