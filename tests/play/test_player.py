@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from merging import save_adapter
+import yaml
+from merging import copied, save_adapter
 from play_pages import DEFAULT, open_lab_pair
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 import layerswap as ls
-from layerswap.errors import EvaluationError, RecipeError
+from layerswap.errors import EvaluationError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
-from layerswap.play.open import read_prompts
+from layerswap.lab.quickstart import lab_plan
+from layerswap.merge import make_plan
+from layerswap.play.open import open_study, read_prompts
 from layerswap.play.pair import Pair
 from layerswap.play.player import OfComposition, Player, Question
-from layerswap.search.documents import Answered
+from layerswap.search.documents import Answered, Tasks
+from layerswap.study.journal import StudyJournal
+from layerswap.study.steps import Graph, Step
 
 PROMPT = "Tom pomi fesi 6. Tom seru fesi 3. deka fesi Tom?"
 
@@ -53,15 +62,10 @@ def test_the_change_beside_each_layer_is_that_of_the_map():
 
 
 @pytest.mark.slow
-def test_tasks_of_lm_eval_fill_the_map_and_offer_their_prompts(tmp_path):
-    pytest.importorskip("lm_eval")
-    from layerswap.lab.exports import export_tasks
-    from layerswap.search.documents import Tasks
-
-    export_tasks(tmp_path / "tasks", n=12)
+def test_tasks_of_lm_eval_fill_the_map_and_offer_their_prompts(tasks):
     plan, _ = open_lab_pair()
-    player = opened(plan, Tasks(["lab_problem_furo"], [tmp_path / "tasks"]))
-    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl")
+    player = opened(plan, Tasks(["lab_problem_furo"], [tasks]))
+    rows = read_prompts(tasks / "lab_problem_furo.jsonl")
     assert len(player.documents.prompts) == 6
     assert all(one in rows for one in player.documents.prompts)
     cells = next(player.map(OfComposition(page="", composition="swap.2.0.0.0.blend")))["cells"]
@@ -91,3 +95,67 @@ def test_gguf_files_alone_are_refused_in_one_line(tmp_path):
     task, language = (write_gguf(tmp_path / f"{i}.gguf", seed=i) for i in (1, 2))
     with pytest.raises(RecipeError, match="give --base as safetensors"):
         Pair(ls.swap(task=task, language=language))
+
+
+def test_gguf_beside_a_base_of_safetensors_answers_as_its_weights_do(tmp_path):
+    pytest.importorskip("gguf")
+    from gguf_conversion import convert, save_model
+    from gguf_files import TOKENS
+
+    level = WordLevel({token: i for i, token in enumerate(TOKENS)}, unk_token="<unk>")
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(level), unk_token="<unk>")
+    words.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    base, task, language = (save_model(tmp_path / n, "llama", i) for i, n in enumerate("btl"))
+    for folder in (base, task, language):
+        words.save_pretrained(folder)
+    file = convert(task, tmp_path / "task.gguf", "llama")
+    keys = ("task", "language", "swap.1.1.0.0.blend")
+    answers = [
+        asked(opened(ls.swap(task=one, language=language, base=base)), *keys,
+              prompt="a b c", length=4)
+        for one in (file, task)
+    ]  # fmt: skip
+    assert answers[0] == answers[1]
+    assert len({str(one["tokens"]) for one in answers[0].values()}) == 3
+
+
+def test_the_chat_template_of_the_tokenizer_is_applied(tmp_path):
+    task = copied(shipped().task_experts[0], tmp_path / "task")
+    template = (
+        "{{ bos_token }}{% for one in messages %}Eva pomi foku 5. {{ one.content }}{% endfor %}"
+    )
+    (task / "chat_template.jinja").write_text(template)
+    player = opened(ls.swap(task=task, language=shipped().language_experts["furo"][0]))
+    assert player.facts()["chats"]
+    said = asked(player, "soup", length=6, chat=True)
+    assert said == asked(player, "soup", prompt=f"Eva pomi foku 5. {PROMPT}", length=6)
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """The problems of the lab as tasks of lm-eval."""
+    pytest.importorskip("lm_eval")
+    from layerswap.lab.exports import export_tasks
+
+    export_tasks(tmp_path / "tasks", n=12)
+    return tmp_path / "tasks"
+
+
+@pytest.mark.slow
+def test_a_study_opens_on_its_composition_and_its_tasks(tmp_path, tasks):
+    root = tmp_path / "study"
+    evaluate = {"suite": None, "tasks": ["lab_problem_{language}"], "include": [str(tasks)],
+                "num_fewshot": 0}  # fmt: skip
+    step = Step("evaluate/furo", "evaluate", {"language": "furo", "evaluate": evaluate})
+    StudyJournal(root, Graph([step])).open()
+    with pytest.raises(StudyError, match="has no 'elvish'; its languages are furo"):
+        open_study(root, "elvish")
+    recipe = lab_plan(shipped(), "furo").recipe.model_dump(mode="json", exclude_defaults=True)
+    (root / "best").mkdir()
+    best = yaml.safe_dump({**recipe, "swap": {"bottom": 3, "top": 0}})
+    (root / "best" / "furo.yaml").write_text(best)
+    recipe, documents = open_study(root, None)
+    player = opened(make_plan(recipe), documents)
+    assert player.pair.start == "swap.3.0.0.0.blend"
+    assert len(player.documents.prompts) == 6
+    assert next(player.test(OfComposition(page="", composition=player.pair.start)))["n"] == 6

@@ -37,13 +37,7 @@ WIDEST = 8
 
 
 class Pair:
-    """Two experts that a plan composes.
-
-    Attributes:
-        plan: the plan, which writes checkpoints in its own form.
-        experts: names of the task expert and of the language expert in the plan's recipe.
-        start: the composition of the plan, as text.
-    """
+    """Two experts that a plan composes; `start` is the plan's own composition, as text."""
 
     def __init__(self, plan: Plan) -> None:
         if plan.format.name == "gguf":

@@ -122,7 +122,7 @@ class Player:
         self.pair, self.documents = Pair(plan), documents
         self.history = History(history, self.pair.sources)
         self.change: Mapping[str, Sequence[float]] | None = None
-        self.state, self.fault, self.chats = "loading", "", False
+        self.state, self.fault, self.chats, self.closing = "loading", "", False, False
         self._prompts, self._length, self._root = prompts, length, Path.cwd().resolve()
         self._device = pick_device(device)
         self._members: dict[str, int] = {}
@@ -284,6 +284,11 @@ class Player:
                    if name in plan.experts}  # fmt: skip
         if plan.base is None or len(experts) < 2 or plan.recipe.stack:
             return
+
+        def progress(count: int) -> None:
+            if self.closing:
+                raise LayerswapError("stopped")
+
         with suppress(LayerswapError, KeyError, ValueError):  # such as another vocabulary
-            atlas = measure(Subjects(plan.base, experts))
+            atlas = measure(Subjects(plan.base, experts), progress=progress)
             self.change = {name: atlas.changed(name) for name in experts}

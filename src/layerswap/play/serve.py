@@ -88,6 +88,7 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(prepare()), asyncio.create_task(desk.run())]
         yield
+        player.closing = True
         for task in tasks:
             task.cancel()
         desk.close()

@@ -107,7 +107,8 @@ function learn(event) {
     $("length").value = facts.length;
     go(decodeURIComponent(location.hash.slice(1)) || facts.start).catch(() => go(facts.start));
   } else draw();
-  if (!$("prompt").value && offered.length) take(0);
+  const at = facts.prompts.findIndex(one => one.prompt === $("prompt").value);
+  if (offered.length && (at >= 0 || !$("prompt").value)) take(Math.max(0, at));
   if (facts.state === "ready" && page && $("prompt").value && !cards.size && $("again").checked) ask();
 }
 
@@ -256,10 +257,9 @@ function handle(name) {
 
 // --- answers ---
 
-function take(index) {
-  $("prompts").value = index;
-  $("prompt").value = facts.prompts[index].prompt;
-}
+const take = index => {
+  [$("prompts").value, $("prompt").value] = [index, facts.prompts[index].prompt];
+};
 const answer = () => facts.prompts.find(one => one.prompt === $("prompt").value)?.answer?.trim();
 const askSoon = () => { clearTimeout(soon); soon = setTimeout(ask, 120); };
 async function ask() {
