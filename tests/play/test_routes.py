@@ -190,6 +190,7 @@ def test_requests_of_other_pages_are_refused(served, client):
     policy = httpx.get(served.url).headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy
+    assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:*")
 
 
 def test_another_address_needs_a_token(tmp_path, monkeypatch):
@@ -201,7 +202,9 @@ def test_another_address_needs_a_token(tmp_path, monkeypatch):
         make_server(player, "0.0.0.0")
     app = make_app(player, Desk(), guard("0.0.0.0", "secret"))
     client = TestClient(app, follow_redirects=False)
-    assert client.get("/").status_code == 403
+    refused = client.get("/")
+    assert refused.status_code == 403
+    assert refused.headers["content-security-policy"].endswith("frame-ancestors 'none'")
     assert client.get("/?token=wrong").status_code == 403
     moved = client.get("/?token=secret")
     assert (moved.status_code, moved.headers["location"]) == (303, "/")
