@@ -16,7 +16,7 @@ from layerswap.errors import EvaluationError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan
-from layerswap.play.open import open_study, read_prompts
+from layerswap.play.open import open_study, open_suite, read_prompts
 from layerswap.play.pair import Pair
 from layerswap.play.player import OfComposition, Player, Question
 from layerswap.search.documents import Answered, Tasks
@@ -159,3 +159,41 @@ def test_a_study_opens_on_its_composition_and_its_tasks(tmp_path, tasks):
     assert player.pair.start == "swap.3.0.0.0.blend"
     assert len(player.documents.prompts) == 6
     assert next(player.test(OfComposition(page="", composition=player.pair.start)))["n"] == 6
+
+
+BENCHMARK = """
+title: Moods
+source: https://example.org/moods
+licence: CC0
+languages: [swa]
+metric: [acc, none]
+size: {documents: 12, read: 12}
+task_name: moods_{code}
+splits: [test]
+labels: [fesi, foku]
+data:
+  files: ["{code}.{split}.tsv"]
+  columns: {text: text, label: mood}
+task:
+  dataset_path: json
+  dataset_kwargs: {data_files: "{files}"}
+  output_type: multiple_choice
+  test_split: test
+  num_fewshot: "{shots}"
+  doc_to_text: "{{text}}"
+  doc_to_target: "{{label}}"
+  doc_to_choice: "{labels}"
+  metric_list: [{metric: acc}]
+"""
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_a_suite_fills_the_map(tmp_path):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "moods.yaml").write_text(BENCHMARK)
+    rows = [f"Tom pomi {i} deka\t{('fesi', 'foku')[i % 2]}" for i in range(12)]
+    (tmp_path / "swa.test.tsv").write_text("\n".join(["text\tmood", *rows]) + "\n")
+    player = opened(open_lab_pair()[0], open_suite(str(tmp_path / "moods.yaml"), "sw"))
+    (cell,) = next(player.map(OfComposition(page="", composition=DEFAULT)))["cells"]
+    assert (cell["key"], cell["n"], player.documents.measure) == (DEFAULT, 6, "acc of moods_swa")
+    assert len(player.documents.prompts) == 6
