@@ -162,12 +162,17 @@ def test_a_page_that_goes_takes_its_jobs_along(served):
     assert first.post("ask", prompt="x", compositions=["task"]).status_code in (409, 200)
 
 
-def test_an_answer_overtakes_a_map_and_can_be_stopped(client):
-    job = client.post("map", composition="swap.1.1.0.2.blend").json()["job"]
+def test_an_answer_overtakes_maps_which_wait_in_their_order_and_can_be_stopped(client):
+    first, second = (
+        client.post("map", composition=f"swap.1.1.0.{size}.blend").json()["job"] for size in (2, 3)
+    )
+    assert client.until("place")[-1] == {"type": "place", "place": 1, "job": second}
     asked = client.run("ask", prompt=client.facts["prompts"][0]["prompt"], compositions=["soup"])
     assert asked[-1]["type"] == "done"
-    client.post("stop", job=job)
-    assert client.until("stopped")[-1]["job"] == job
+    client.post("stop", job=first)
+    assert client.until("stopped")[-1]["job"] == first
+    client.post("stop")  # all of the page
+    assert client.until("stopped")[-1]["job"] == second
 
 
 # --- security ---
