@@ -10,10 +10,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from layerswap.lab.play import open_lab_pair
-from layerswap.play.serve import Page, Served
+from layerswap.lab.assets import shipped
+from layerswap.lab.quickstart import lab_documents, lab_plan
+from layerswap.merge import Plan
+from layerswap.play.player import Player
+from layerswap.play.serve import Served
+from layerswap.search.documents import Answered
 
 TASK, LANGUAGE, DEFAULT = "task", "language", "swap.1.1.0.0.blend"
+
+
+def open_lab_pair(language: str = "furo") -> tuple[Plan, Answered]:
+    """The lab as `layerswap play` opens it."""
+    return lab_plan(shipped(), language), lab_documents(shipped(), language, 20)
 
 
 class Client:
@@ -68,4 +77,4 @@ def serve(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> 
     monkeypatch.chdir(folder)
     plan, documents = open_lab_pair()
     settings = {"documents": documents, "history": folder / "history.jsonl", **settings}
-    return Served(Page(plan, device="cpu", length=8, **settings))
+    return Served(Player(plan, device="cpu", length=8, **settings))

@@ -30,7 +30,7 @@ def running(folder, *arguments, **environment):
         yield process, process.stdout.readline().strip()
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=30)
+        process.wait(timeout=90)
 
 
 def free_port():

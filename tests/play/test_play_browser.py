@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from accessibility import AXE, open_browser
+from merging import copied
 from play_pages import serve
 
 from layerswap.checkpoint.loading import load_tokenizer
@@ -27,6 +30,7 @@ def browser():
 @pytest.fixture
 def page(browser, served):
     context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(90_000)
     page, said = context.new_page(), []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -56,7 +60,7 @@ def test_dragging_a_boundary_asks_the_composition_that_is_shown(page):
     page.keyboard.press("Control+Enter")
     card = page.locator('.answer.live[data-key="swap.3.1.0.0.blend"]')
     page.wait_for_selector("#history button >> text=Eva seru foku 7. deka")
-    plan = Pair.of(lab_plan(shipped(), "furo")).plan_of(live(page))
+    plan = Pair(lab_plan(shipped(), "furo")).plan_of(live(page))
     tokenizer = load_tokenizer(shipped().base)
     ids = tokenizer(page.input_value("#prompt"), return_tensors="pt").input_ids
     written = plan.load().generate(ids, max_new_tokens=8, do_sample=False, use_cache=True)
@@ -71,7 +75,7 @@ def test_the_keyboard_is_enough(page):
     page.keyboard.press("Home")
     page.wait_for_url("**/#swap.1.0.0.0.blend")
     page.locator("#fill").press("Enter")
-    page.wait_for_selector("#fill:enabled", timeout=90_000)
+    page.wait_for_selector("#fill:enabled")
     page.locator("#map td.live").focus()
     page.keyboard.press("ArrowUp")
     assert "95% interval" in page.locator("#cell").inner_text()
@@ -84,6 +88,7 @@ def test_the_keyboard_is_enough(page):
 
 def test_a_link_opens_its_composition_and_two_pages_answer_at_once(browser, served):
     context = browser.new_context()
+    context.set_default_timeout(90_000)
     pages = [context.new_page(), context.new_page()]
     for page, key in zip(pages, ("swap.3.0.0.0.task", "soup"), strict=True):
         page.goto(f"{served.url}#{key}")
@@ -108,6 +113,7 @@ def test_a_restarted_server_is_found_again_with_its_history(browser, tmp_path, m
     served = serve(tmp_path, monkeypatch)
     port = int(served.url.rstrip("/").rpartition(":")[2])
     page = browser.new_page()
+    page.set_default_timeout(90_000)
     page.goto(served.url)
     page.wait_for_selector(ANSWERED)
     served.stop()
@@ -116,11 +122,12 @@ def test_a_restarted_server_is_found_again_with_its_history(browser, tmp_path, m
     assert [line["kind"] for line in lines] == ["ask"]
     from play_pages import open_lab_pair
 
-    from layerswap.play.serve import Page, Served
+    from layerswap.play.player import Player
+    from layerswap.play.serve import Served
 
     plan, documents = open_lab_pair()
     again = Served(
-        Page(plan, documents=documents, history=tmp_path / "history.jsonl", length=8), port
+        Player(plan, documents=documents, history=tmp_path / "history.jsonl", length=8), port
     )
     try:
         page.wait_for_selector("#status.ready")
@@ -147,6 +154,7 @@ def test_an_expert_that_cannot_be_loaded_is_one_line_on_the_page(browser, tmp_pa
     served = ls.play(ls.swap(task="a", language="b"), history=None, device="cpu")
     try:
         page = browser.new_page()
+        page.set_default_timeout(90_000)
         page.goto(served.url)
         page.wait_for_selector("#status.failed")
         line = page.locator("#fault").inner_text()
@@ -165,13 +173,68 @@ def test_it_fits_the_screen_and_axe_finds_nothing(browser, served, scheme, width
         viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
     )
     page = context.new_page()
+    page.set_default_timeout(90_000)
     page.goto(served.url)
     page.wait_for_selector(ANSWERED)
     page.click("#fill")
-    page.wait_for_selector("#fill:enabled", timeout=90_000)
+    page.wait_for_selector("#fill:enabled")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if AXE is not None:
         page.evaluate(Path(AXE).read_text("utf-8"))
         found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
         assert [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found] == []
     context.close()
+
+
+def test_a_notebook_shows_the_page_in_a_frame(browser, served):
+    """A notebook displays `_repr_html_` in a page of its own server on this machine."""
+
+    class Notebook(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<!DOCTYPE html><html>" + served._repr_html_().encode())
+
+    with HTTPServer(("127.0.0.1", 0), Notebook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.set_default_timeout(90_000)
+        page.goto(f"http://localhost:{server.server_port}/")
+        frame = page.frame_locator("iframe")
+        frame.locator(ANSWERED).first.wait_for()
+        assert frame.locator("#live").inner_text().strip() == "bottom 1, top 1"
+        page.close()
+        server.shutdown()
+
+
+def test_the_chat_template_is_offered_and_marks_and_pins_are_kept(browser, tmp_path, monkeypatch):
+    import layerswap as ls
+
+    lab, folders = shipped(), {}
+    for name, source in (
+        ("task", lab.task_experts[0]),
+        ("language", lab.language_experts["furo"][0]),
+    ):
+        folders[name] = copied(source, tmp_path / name)
+        template = (
+            "{{ bos_token }}{% for one in messages %}Eva pomi foku 5. {{ one.content }}{% endfor %}"
+        )
+        (folders[name] / "chat_template.jinja").write_text(template)
+    monkeypatch.chdir(tmp_path)
+    served = ls.play(ls.swap(**folders), prompts=["Eva seru foku 3. deka foku Eva?"], device="cpu")
+    try:
+        page = browser.new_page()
+        page.set_default_timeout(90_000)
+        page.goto(served.url)
+        page.wait_for_selector(".answer footer >> text=tokens")
+        assert page.is_checked("#chat")
+        page.locator(".answer.live button", has_text="Pin").click()
+        page.click("#presets button >> text=soup")
+        page.wait_for_selector('.answer.live[data-key="soup"] footer >> text=tokens')
+        keys = [one.get_attribute("data-key") for one in page.locator(".answer").all()]
+        assert keys == ["task", "language", "soup", "swap.1.1.0.0.blend"]
+        entries = [json.loads(line) for line in (tmp_path / "layerswap-play.jsonl").open()]
+        assert [entry["chat"] for entry in entries] == [True, True]
+        page.close()
+    finally:
+        served.stop()

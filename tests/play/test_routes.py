@@ -8,18 +8,21 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from play_pages import DEFAULT, Client, serve
+from play_pages import DEFAULT, Client, open_lab_pair, serve
 
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import parse_recipe
 from layerswap.errors import RecipeError
 from layerswap.lab.assets import shipped
-from layerswap.lab.play import open_lab_pair
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan
-from layerswap.play.documents import read_prompts, split_prompts
+from layerswap.play.desk import Desk
+from layerswap.play.open import read_prompts
 from layerswap.play.pair import Pair
-from layerswap.play.serve import make_server
+from layerswap.play.player import Player
+from layerswap.play.security import guard
+from layerswap.play.serve import make_app, make_server
+from layerswap.search.documents import Answered
 
 
 def written_alone(plan, prompt, length):
@@ -36,10 +39,9 @@ def test_answers_are_those_of_the_loaded_plans(client):
     events = client.run("ask", prompt=prompt, compositions=keys, length=8)
     streamed = dict.fromkeys(keys, "")
     for event in events:
-        for key, change in event.get("answers", {}).items() if event["type"] == "tokens" else ():
-            streamed[key] = change.get("text", streamed[key] + change.get("add", ""))
+        streamed |= event.get("texts", {})
     (whole,) = [event["answers"] for event in events if event["type"] == "answered"]
-    pair = Pair.of(lab_plan(shipped(), "furo"))
+    pair = Pair(lab_plan(shipped(), "furo"))
     for key in keys:
         assert whole[key]["tokens"] == written_alone(pair.plan_of(key), prompt, 8), key
         assert whole[key]["text"] == streamed[key]
@@ -51,7 +53,7 @@ def test_drawn_answers_depend_on_the_seed_alone(client):
 
     def ask(seed):
         events = client.run("ask", prompt=prompt, compositions=["soup"], temperature=3.0, seed=seed)
-        return events[-2]["answers"]["soup"]["tokens"]
+        return events[-3]["answers"]["soup"]["tokens"]
 
     assert ask(1) == ask(1) != ask(2)
 
@@ -77,19 +79,19 @@ def test_the_map_has_the_scores_of_a_sweep(tmp_path, monkeypatch):
     spec = SweepSpec(recipe="-", grid={"bottom": [1, 2], "top": [0, 1]},
                      tasks=["lab_problem_furo"], include=[str(tmp_path / "tasks")])  # fmt: skip
     result = run_sweep(spec, plan.recipe)
-    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl", answers=True)
-    page = serve(tmp_path, monkeypatch, documents=split_prompts("furo", rows))
+    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl")
+    page = serve(tmp_path, monkeypatch, documents=Answered.split("furo", rows))
     try:
         client = Client(page.url)
         cells = {
-            tuple(cell["zones"]): cell["mean"]
+            cell["key"]: cell["mean"]
             for event in client.run("map", composition=DEFAULT) for cell in event.get("cells", ())
         }  # fmt: skip
-        of_sweep = {(c.zones.bottom, c.zones.top): score
+        of_sweep = {f"swap.{c.zones.bottom}.{c.zones.top}.0.0.blend": score
                     for c, score in result.development.items() if c.zones}  # fmt: skip
         assert len(of_sweep) == 4
-        for zones, score in of_sweep.items():
-            assert cells[zones] == pytest.approx(score)
+        for key, score in of_sweep.items():
+            assert cells[key] == pytest.approx(score)
         (tested,) = [e for e in client.run("test", composition=DEFAULT) if e["type"] == "tested"]
         default = next(c for c in result.scores if str(c) == "swap, default")
         assert tested["mean"] == pytest.approx(float(np.mean(result.scores[default])))
@@ -128,26 +130,23 @@ def test_a_merge_writes_the_composition_and_its_cost(tmp_path, monkeypatch):
             "message"
         ]  # fmt: skip
         for out in ("..", ".", "../x", "/tmp/x", "a/../../x"):
-            answer = client.post("merge", composition="soup", out=out)
-            assert (answer.status_code, "not inside" in answer.text) == (400, True)
+            failed = client.run("merge", composition="soup", out=out)[-1]
+            assert "not inside" in failed["message"]
+        assert client.post("merge", composition="soup", out="a\0b").status_code == 400
     finally:
         page.stop()
 
 
 def test_what_is_wrong_is_one_line(client):
-    cases = {
-        "no composition": {"prompt": "x", "compositions": ["swap.9.9.0.0.blend"]},
-        "zones": {"prompt": "x", "compositions": ["swap.-1.0.0.0.blend"]},
-        "unknown": {"prompt": "x", "compositions": ["nothing"]},
-        "empty": {"prompt": "", "compositions": ["task"]},
-        "temperature": {"prompt": "x", "compositions": ["task"], "temperature": -1},
-        "length": {"prompt": "x", "compositions": ["task"], "length": 100_000},
-        "key": {"prompt": "x", "compositions": ["task"], "more": 1},
-    }
-    for name, body in cases.items():
-        answer = client.post("ask", **body)
-        assert answer.status_code == 400, name
-        assert answer.json()["error"].count("\n") == 0, name
+    for changed in ({"prompt": ""}, {"temperature": -1}, {"length": 100_000}, {"more": 1},
+                    {"compositions": []}, {"prompt": "x" * 30_000}):  # fmt: skip
+        answer = client.post("ask", **{"prompt": "x", "compositions": ["task"], **changed})
+        assert answer.status_code == 400, changed
+        assert answer.json()["error"].count("\n") == 0, changed
+    for key in ("swap.9.9.0.0.blend", "swap.-1.0.0.0.blend", "partition.D", "nothing"):
+        failed = client.run("ask", prompt="x", compositions=[key])[-1]
+        assert (failed["type"], failed["message"].count("\n")) == ("failed", 0), key
+        assert client.http.get("/api/composition", params={"key": key}).status_code == 400
     events = client.run("ask", prompt="fesi " * 500, compositions=["task"])
     assert "shorten it" in events[-1]["message"]
 
@@ -163,12 +162,17 @@ def test_a_page_that_goes_takes_its_jobs_along(served):
     assert first.post("ask", prompt="x", compositions=["task"]).status_code in (409, 200)
 
 
-def test_an_answer_overtakes_a_map_and_can_be_stopped(client):
-    job = client.post("map", composition="swap.1.1.0.2.blend").json()["job"]
+def test_an_answer_overtakes_maps_which_wait_in_their_order_and_can_be_stopped(client):
+    first, second = (
+        client.post("map", composition=f"swap.1.1.0.{size}.blend").json()["job"] for size in (2, 3)
+    )
+    assert client.until("place")[-1] == {"type": "place", "place": 1, "job": second}
     asked = client.run("ask", prompt=client.facts["prompts"][0]["prompt"], compositions=["soup"])
     assert asked[-1]["type"] == "done"
-    client.post("stop", job=job)
-    assert client.until("stopped")[-1]["job"] == job
+    client.post("stop", job=first)
+    assert client.until("stopped")[-1]["job"] == first
+    client.post("stop")  # all of the page
+    assert client.until("stopped")[-1]["job"] == second
 
 
 # --- security ---
@@ -182,28 +186,30 @@ def test_requests_of_other_pages_are_refused(served, client):
     assert status(host="evil.example") == 403
     assert status("POST", "/api/ask", origin="https://evil.example") == 403
     assert status("GET", "/api/events", **{"sec-fetch-site": "cross-site"}) == 403
-    assert status("POST", "/api/ask", **{"content-type": "text/plain"}) == 415
+    assert status("POST", "/api/ask", **{"content-type": "text/plain"}) == 403
     assert client.post("ask", prompt="x" * 70_000, compositions=["task"]).status_code == 413
     body = iter([b"[" * 40_000] * 3)
     chunked = httpx.post(f"{served.url}api/ask", content=body,
                          headers={"content-type": "application/json"})  # fmt: skip
-    assert (chunked.status_code, "larger" in chunked.text) == (400, True)
+    assert (chunked.status_code, "larger" in chunked.text) == (413, True)
     policy = httpx.get(served.url).headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy
+    assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:*")
 
 
 def test_another_address_needs_a_token(tmp_path, monkeypatch):
     from starlette.testclient import TestClient
 
-    from layerswap.play.serve import Page, make_app
-
     monkeypatch.chdir(tmp_path)
-    page = Page(open_lab_pair()[0])
+    player = Player(open_lab_pair()[0])
     with pytest.raises(RecipeError, match="needs a token"):
-        make_server(page, "0.0.0.0")
-    client = TestClient(make_app(page, host="0.0.0.0", token="secret"), follow_redirects=False)
-    assert client.get("/").status_code == 403
+        make_server(player, "0.0.0.0")
+    app = make_app(player, Desk(), guard("0.0.0.0", "secret"))
+    client = TestClient(app, follow_redirects=False)
+    refused = client.get("/")
+    assert refused.status_code == 403
+    assert refused.headers["content-security-policy"].endswith("frame-ancestors 'none'")
     assert client.get("/?token=wrong").status_code == 403
     moved = client.get("/?token=secret")
     assert (moved.status_code, moved.headers["location"]) == (303, "/")
@@ -221,7 +227,7 @@ def test_another_address_needs_a_token(tmp_path, monkeypatch):
 def test_the_recipe_and_the_python_line_make_the_same_plan(key):
     import layerswap as ls
 
-    pair = Pair.of(lab_plan(shipped(), "furo"))
+    pair = Pair(lab_plan(shipped(), "furo"))
     shown = pair.describe(key)
     expected = pair.plan_of(key).composition
     assert make_plan(parse_recipe(shown["recipe"])).composition.blends == expected.blends
@@ -236,4 +242,4 @@ def test_a_recipe_of_three_experts_is_refused():
     plan = make_plan(parse_recipe(f"{{experts: {json.dumps(sources)}, "
                                   f"soup: {{experts: {[*sources]}}}}}"))  # fmt: skip
     with pytest.raises(RecipeError, match="composes two experts"):
-        Pair.of(plan)
+        Pair(plan)

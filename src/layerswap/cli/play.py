@@ -14,7 +14,7 @@ from layerswap.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.merge import Plan
-    from layerswap.play.documents import Documents
+    from layerswap.search.documents import Documents
 
 
 class Shown(commands.Group):
@@ -75,19 +75,20 @@ def play(
     """
     import secrets
 
-    from layerswap.play.documents import read_prompts
+    from layerswap.play.open import read_prompts
+    from layerswap.play.player import Player
     from layerswap.play.security import is_local
-    from layerswap.play.serve import Page, make_server, open_socket
+    from layerswap.play.serve import make_server, open_socket
     from layerswap.versions import need_extras
 
     need_extras("the page", "play")
     token = served.token or (None if is_local(served.host) else secrets.token_urlsafe(24))
     plan, documents, length = _opened(described, shown)
-    prompts = read_prompts(shown.prompts, answers=False) if shown.prompts else []
-    page = Page(plan, documents=documents, prompts=prompts, history=served.history,
-                device=device, length=length)  # fmt: skip
+    prompts = read_prompts(shown.prompts) if shown.prompts else []
+    player = Player(plan, documents=documents, prompts=prompts, history=served.history,
+                    device=device, length=length)  # fmt: skip
     socket = open_socket(served.host, served.port)
-    server = make_server(page, served.host, token=token)
+    server = make_server(player, served.host, token=token)
     name = f"[{served.host}]" if ":" in served.host else served.host
     url = f"http://{name}:{socket.getsockname()[1]}/" + (f"?token={token}" if token else "")
     output.say(f"{url}")
@@ -105,18 +106,21 @@ def play(
 def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | None, int]:
     """The plan, the documents, and the length of an answer to begin with."""
     from layerswap.merge.api import make_plan
-    from layerswap.play.documents import read_prompts, split_prompts
+    from layerswap.play.open import open_study, open_suite, read_prompts
+    from layerswap.search.documents import Answered, Tasks
 
     documents: Documents | None = None
     length = 64
     if not described.given():
-        from layerswap.lab.play import LENGTH, open_lab_pair
+        from layerswap.lab.assets import shipped
+        from layerswap.lab.quickstart import lab_documents, lab_plan
+        from layerswap.lab.scoring import NEW_TOKENS
 
-        plan, documents = open_lab_pair(shown.target_language)
-        length = LENGTH
+        lab = shipped()
+        target = lab.scarce(shown.target_language)
+        plan, documents = lab_plan(lab, target), lab_documents(lab, target)
+        length = NEW_TOKENS
     elif described.file is not None and described.file.is_dir():
-        from layerswap.play.open import open_study
-
         recipe, documents = open_study(described.file, shown.target_language)
         plan = make_plan(recipe, log=output.log)
     else:
@@ -124,15 +128,10 @@ def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | N
     if sum(map(bool, (shown.documents, shown.tasks, shown.suite))) > 1:
         raise RecipeError("give one of --documents, --tasks and --suite")
     if shown.documents is not None:
-        found = read_prompts(shown.documents, answers=True)
-        documents = split_prompts(shown.documents.name, found)
+        documents = Answered.split(shown.documents.name, read_prompts(shown.documents))
     elif shown.tasks:
-        from layerswap.play.open import open_tasks
-
-        documents = open_tasks(options.task_names(shown.tasks), shown.include or [])
+        documents = Tasks(options.task_names(shown.tasks), shown.include or [])
     elif shown.suite:
-        from layerswap.play.open import open_suite
-
         if shown.target_language is None:
             raise RecipeError("--suite needs --target-language")
         documents = open_suite(shown.suite, shown.target_language)

@@ -135,6 +135,17 @@ class Atlas:
         rows = np.concatenate([self.change(expert, tensor).rows for tensor in cells])
         return float(np.quantile(rows, 1 - share))
 
+    def changed(self, expert: str, share: float = 0.15) -> list[float]:
+        """The share of each layer's rows with a MAV above `threshold(expert, share)`."""
+        import numpy as np
+
+        limit = self.threshold(expert, share)
+        above: dict[int, list[Any]] = {}
+        for (layer, _), tensors in self.matrices().items():
+            rows = [self.change(expert, tensor).rows > limit for tensor in tensors]
+            above.setdefault(layer, []).extend(rows)
+        return [float(np.concatenate(above[layer]).mean()) for layer in sorted(above)]
+
     def lost(self, expert: str) -> float:
         """The share of an expert's delta that bfloat16 loses; see `TensorChange.lost`."""
         norm = math.hypot(*(change.norm for change in self.of(expert)))

@@ -51,8 +51,8 @@ def as_tokens(texts: Sequence[Tokenized]) -> list[Tokens]:
 def read_examples(path: Path) -> list[Example]:
     """Read the examples in a file, one per line; empty lines are skipped.
 
-    `.jsonl` holds objects with `text`, or with `prompt` and `completion`; any other file holds
-    plain text.
+    `.jsonl` holds objects with `text`, or with `prompt` and `completion` (or `answer`). Any other
+    file holds plain text.
     """
     lines = [line for line in enumerate(read_text(path).split("\n"), start=1) if line[1].strip()]
     if not lines:
@@ -80,7 +80,8 @@ def _example(line: str, where: str) -> Example:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: not valid JSON ({error})") from None
-    keys = ("text",) if isinstance(row, dict) and "text" in row else ("prompt", "completion")
+    after = "answer" if isinstance(row, dict) and "completion" not in row else "completion"
+    keys = ("text",) if isinstance(row, dict) and "text" in row else ("prompt", after)
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in keys):
         raise RecipeError(f"{where}: needs a `text`, or a `prompt` and a `completion`")
     try:

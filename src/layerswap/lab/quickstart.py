@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from layerswap.lab.scoring import MEASURES, questions, sweep_correct, sweep_writ
 from layerswap.merge import Plan, make_plan, soup
 from layerswap.report import write_report
 from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
+from layerswap.search.documents import Answered, Split
 from layerswap.search.protocol import Values, choose
 from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
 from layerswap.study.runner import Context, StepFunction, run_graph
@@ -219,6 +221,15 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
                "language": str(lab.language_experts[language][pair])}  # fmt: skip
     recipe = {"base": str(lab.base), "experts": experts, "swap": {}}
     return make_plan(check_recipe(recipe, where="lab"))
+
+
+def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
+    """Problems of each split in the scarce language, on which a page scores compositions."""
+    return Answered(f"problems in {language}", {
+        split: [(one.prompt, one.completion) for one in
+                questions("task_target", language, split, problems, world=lab.world)]
+        for split in get_args(Split)
+    })  # fmt: skip
 
 
 def score_grid(

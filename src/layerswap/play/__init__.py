@@ -6,7 +6,6 @@ the command line. Everything that the page computes is asked of the rooms below.
 
 import sys
 from types import ModuleType
-from typing import Any
 
 from layerswap.play.serve import play
 
@@ -16,8 +15,7 @@ __all__ = ["play"]
 class _Room(ModuleType):
     """Lets `layerswap.play`, which imports make this room, be called as the function."""
 
-    def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        return play(*arguments, **settings)
+    __call__ = staticmethod(play)
 
 
 sys.modules[__name__].__class__ = _Room

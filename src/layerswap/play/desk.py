@@ -1,145 +1,139 @@
-"""The queue of a model: one job at a time, in one thread; answers overtake maps."""
+"""The queue of a model, and the streams of events of the pages that ask it.
+
+A job is a generator of events, and the model's thread runs one step of one job at a time. An answer
+therefore overtakes a map between two of the map's events. Everything else runs in the event loop.
+"""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import json
+import secrets
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from layerswap.errors import EvaluationError, LayerswapError
-from layerswap.play.player import Cancelled, Event
 
-MOST_OF_A_PAGE, MOST = 8, 64
-"""Most jobs of one page, and of all, that wait or run."""
-Publish = Callable[[str, Event], None]
+Event = dict[str, Any]
+Events = Generator[Event, None, None]
+MOST_OF_A_PAGE, MOST, MOST_PAGES, MOST_EVENTS = 8, 64, 32, 10_000
+"""Most jobs of one page, and of all; most open pages, and most events that wait for one of them."""
+PING = 15.0
+"""Seconds between signs of life on a stream without events."""
+ENDS = ("done", "stopped", "failed")
+FOR_ALL = ("status", "change", "history")
+"""Types of events that every page gets."""
+
+
+def explain(error: Exception) -> str:
+    """The line that a page shows of an error; ours are printed, and the thread lives on."""
+    if isinstance(error, LayerswapError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"internal error ({type(error).__name__})"
 
 
 @dataclass(eq=False)
 class Job:
-    """Work of a page, as a generator of events.
-
-    Attributes:
-        background: True if other jobs may run between its events.
-        cancelled: set from any thread.
-    """
+    """Work of a page; other jobs may run between the events of a `background` one."""
 
     number: int
     page: str
-    work: Callable[[Job], Iterator[Event]]
-    send: Publish
-    background: bool = False
+    events: Events
+    background: bool
     cancelled: bool = False
-    events: Iterator[Event] | None = field(default=None, repr=False)
 
-    def publish(self, event: Event) -> None:
-        """Send an event to the page."""
-        self.send(self.page, {**event, "job": self.number})
+    def order(self) -> tuple[bool, bool, int]:
+        """The key of the queue: cancelled jobs first, which only have to end."""
+        return not self.cancelled, self.background, self.number
 
-    def step(self) -> bool:
-        """Run until the next event; False at the end."""
+    def step(self) -> Event:
+        """Run until the next event, or to the end."""
         try:
-            if self.events is None:
-                self.events = self.work(self)
-            event = None if self.cancelled else next(self.events, None)
-            if event is None:
-                self.publish({"type": "stopped" if self.cancelled else "done"})
-                return False
-            self.publish(event)
-            return True
-        except Cancelled:
-            self.publish({"type": "stopped"})
-        except LayerswapError as error:
-            self.publish({"type": "failed", "message": str(error)})
-        except Exception as error:  # ours; the thread must live on
-            traceback.print_exc()
-            self.publish({"type": "failed", "message": f"internal error ({type(error).__name__})"})
-        return False
+            if self.cancelled:
+                self.events.close()  # frees what the work holds
+            end = {"type": "stopped" if self.cancelled else "done"}
+            event = next(self.events, end)
+        except Exception as error:
+            event = {"type": "failed", "message": explain(error)}
+        return {**event, "job": self.number}
 
 
 class Desk:
-    """Runs jobs one after the other, and tells every waiting page its place."""
+    """The jobs that wait or run, and the open pages."""
 
-    def __init__(self, send: Publish) -> None:
-        self._send, self._numbers = send, count(1)
-        self._waiting: list[Job] = []
-        self._running: Job | None = None
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="layerswap-play", daemon=True)
-        self._thread.start()
+    def __init__(self) -> None:
+        self.pages: dict[str, asyncio.Queue[Event | None]] = {}
+        self.thread = ThreadPoolExecutor(1, "layerswap-play")
+        self._jobs: list[Job] = []
+        self._numbers, self._added = count(1), asyncio.Event()
 
-    def submit(
-        self, page: str, work: Callable[[Job], Iterator[Event]], *, background: bool = False
-    ) -> Job:
-        """Add a job of a page; refused if too many wait."""
-        with self._changed:
-            jobs = [*self._waiting, *filter(None, [self._running])]
-            if len(jobs) >= MOST or sum(job.page == page for job in jobs) >= MOST_OF_A_PAGE:
-                raise EvaluationError("too many requests wait; stop one, or wait for the answers")
-            job = Job(next(self._numbers), page, work, self._send, background)
-            self._waiting.append(job)
-            self._tell()
-            self._changed.notify()
-        return job
+    async def run(self) -> None:
+        """Run the jobs, one step after the other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._jobs:
+                self._added.clear()
+                await self._added.wait()
+            job = min(self._jobs, key=Job.order)
+            event = await loop.run_in_executor(self.thread, job.step)
+            self.send(event, job.page)
+            if event["type"] in ENDS:
+                self._jobs.remove(job)
+                self._tell_places()
+
+    def close(self) -> None:
+        """End every job, and wait for the thread."""
+        for job in self._jobs:
+            self.thread.submit(job.events.close)
+        self.thread.shutdown()
+
+    def submit(self, page: str, events: Events, *, background: bool) -> int:
+        """Add a job of a page, and return its number; an EvaluationError if too many wait."""
+        if len(self._jobs) >= MOST or sum(j.page == page for j in self._jobs) >= MOST_OF_A_PAGE:
+            raise EvaluationError("too many requests wait; stop one, or wait for the answers")
+        job = Job(next(self._numbers), page, events, background)
+        self._jobs.append(job)
+        self._added.set()
+        self._tell_places()
+        return job.number
 
     def cancel(self, page: str, number: int | None = None) -> None:
         """Cancel a job of a page, or all of them."""
-        with self._changed:
-            for job in [*self._waiting, *filter(None, [self._running])]:
-                if job.page == page and number in (None, job.number):
-                    job.cancelled = True
-            self._changed.notify()
+        for job in self._jobs:
+            job.cancelled |= job.page == page and number in (None, job.number)
 
-    def close(self) -> None:
-        """Cancel everything, and end the thread."""
-        with self._changed:
-            self._closed = True
-            for job in [*self._waiting, *filter(None, [self._running])]:
-                job.cancelled = True
-            self._changed.notify()
-        self._thread.join(timeout=10)
+    def send(self, event: Event | None, page: str | None = None) -> None:
+        """Send an event to a page or to all of them; None ends streams."""
+        for_all = page is None or (event is not None and event["type"] in FOR_ALL)
+        for name, queue in self.pages.items():
+            if for_all or name == page:
+                with suppress(asyncio.QueueFull):
+                    queue.put_nowait(event)
 
-    @property
-    def length(self) -> int:
-        """The number of jobs that wait or run."""
-        return len(self._waiting) + (self._running is not None)
+    async def stream(self, facts: Callable[[], Event]) -> AsyncIterator[str]:
+        """Open a page and yield its events, `facts` first; its end cancels the page's jobs."""
+        page = secrets.token_urlsafe(12)
+        queue = self.pages[page] = asyncio.Queue(MOST_EVENTS)
+        event: Event | None = {**facts(), "page": page}
+        try:
+            while event is not None:
+                yield f"data: {json.dumps(event, allow_nan=False)}\n\n"
+                try:
+                    event = await asyncio.wait_for(queue.get(), PING)
+                except TimeoutError:
+                    event = {"type": "alive"}
+        finally:
+            del self.pages[page]
+            self.cancel(page)
 
-    def _serve(self) -> None:
-        while (job := self._next()) is not None:
-            while job.step():
-                if job.background and self._put_back(job):
-                    break
-            else:
-                if job.events is not None and hasattr(job.events, "close"):
-                    job.events.close()  # frees what an answer that was stopped holds
-            with self._changed:
-                self._running = None
-
-    def _next(self) -> Job | None:
-        with self._changed:
-            while not self._waiting and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                return None
-            urgent = next((job for job in self._waiting if not job.background), self._waiting[0])
-            self._waiting.remove(urgent)
-            self._running = urgent
-            self._tell()
-            return urgent
-
-    def _put_back(self, job: Job) -> bool:
-        """Let other jobs go first, if there are any."""
-        with self._changed:
-            if all(other.background for other in self._waiting):
-                return False
-            self._waiting.append(job)
-            return True
-
-    def _tell(self) -> None:
+    def _tell_places(self) -> None:
         """Send every waiting job its place: the number of jobs before it."""
-        order = sorted(self._waiting, key=lambda job: job.background)
-        for place, job in enumerate(order, start=int(self._running is not None)):
+        for place, job in enumerate(sorted(self._jobs, key=Job.order)):
             if place:
-                job.publish({"type": "place", "place": place})
+                self.send({"type": "place", "place": place, "job": job.number}, job.page)

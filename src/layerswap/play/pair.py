@@ -9,9 +9,8 @@ given                the recipe that the page was opened with
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import re
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,55 +24,48 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import PartitionMethod, SwapMethod
 from layerswap.errors import RecipeError, visible
 from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import call_lines
 from layerswap.report.stack import stack_zones
 
+SWAP = re.compile(r"swap\.(\d{1,4})\.(\d{1,4})\.(\d{1,4})\.(\d{1,4})\.(blend|language|task)", re.A)
+PARTITION = re.compile(r"partition\.([ABC])")
 GIVEN = "given"
-OUTSIDES = ("blend", "language", "task")
-PARTITIONS = ("A", "B", "C")
 METHODS = ("swap", "soup", "partition", "merge", "instruct", "mergekit", "places")
 """Keys of a recipe that say the composition; `weights` say the blends of all."""
 WIDEST = 8
 """Most layers of a zone on the map."""
-ZONES = ("bottom", "top", "bottom_transition", "top_transition")
 
 
-@dataclass(frozen=True)
 class Pair:
-    """Two experts that a plan composes.
+    """Two experts that a plan composes; `start` is the plan's own composition, as text."""
 
-    Attributes:
-        plan: the plan, which writes checkpoints in its own form.
-        task: name of the task expert in the plan's recipe.
-        language: name of the language expert.
-    """
-
-    plan: Plan
-    task: str
-    language: str
-
-    @classmethod
-    def of(cls, plan: Plan) -> Pair:
-        """The two experts of a plan; a RecipeError if its method has another number of experts."""
+    def __init__(self, plan: Plan) -> None:
         if plan.format.name == "gguf":
             raise RecipeError(
                 "GGUF files alone have no configuration for a model in memory; give --base as "
                 "safetensors, and they are dequantised"
             )
-        method = plan.recipe.method
-        if isinstance(method, SwapMethod | PartitionMethod):
-            return cls(plan, method.task, method.language)
+        recipe, method = plan.recipe, plan.recipe.method
         names = list(getattr(method, "experts", ()))
+        if isinstance(method, SwapMethod | PartitionMethod):
+            names = [method.task, method.language]
         if len(names) != 2:
             raise RecipeError(
-                f"the page composes two experts; this is {plan.recipe}. Give a swap, a partition, "
+                f"the page composes two experts; this is {recipe}. Give a swap, a partition, "
                 "or a merge of two"
             )
-        return cls(plan, *names)
-
-    @property
-    def layers(self) -> int:
-        """The number of layers."""
-        return self.plan.composition.layers
+        self.plan, self.layers = plan, plan.composition.layers
+        self.experts = {"task": names[0], "language": names[1]}
+        self.start = GIVEN
+        if recipe.places or recipe.stack:
+            return
+        if recipe.swap is not None:
+            self.start = swap_key(recipe.swap.zones(self.layers), recipe.swap.outside)
+        elif recipe.partition is not None and recipe.partition.outside is None:
+            key = f"partition.{recipe.partition.name}"
+            self.start = key if PARTITION.fullmatch(key) else GIVEN
+        elif recipe.soup:
+            self.start = "soup"
 
     @cached_property
     def in_memory(self) -> Plan:
@@ -83,46 +75,30 @@ class Pair:
             plan = make_plan(plan.recipe.model_copy(update={"bake": True}))
         return plan.downloaded()
 
-    @cached_property
-    def start(self) -> str:
-        """The composition of the plan, as text."""
-        swap, along = self.plan.recipe.swap, self.plan.recipe.partition
-        if self.plan.recipe.places or self.plan.recipe.stack:
-            return GIVEN
-        if swap is not None:
-            return self.swap_key(swap.zones(self.layers), swap.outside)
-        if along is not None and along.name in PARTITIONS and along.outside is None:
-            return f"partition.{along.name}"
-        return "soup" if self.plan.recipe.soup else GIVEN
-
-    @staticmethod
-    def swap_key(zones: Zones, outside: str = "blend") -> str:
-        """The text of a swap."""
-        return ".".join(["swap", *(str(vars(zones)[name]) for name in ZONES), outside])
-
     @property
     def presets(self) -> dict[str, str]:
         """Compositions to begin with, by their labels."""
-        given = {"as given": GIVEN} if self.start == GIVEN else {}
         return {
-            **given,
-            "the paper's default": self.swap_key(default_zones(self.layers)),
-            **{f"partition {name}": f"partition.{name}" for name in PARTITIONS},
+            **({"as given": GIVEN} if self.start == GIVEN else {}),
+            "the paper's default": swap_key(default_zones(self.layers), "blend"),
+            **{f"partition {name}": f"partition.{name}" for name in "ABC"},
             "soup": "soup",
             "task expert": "task",
             "language expert": "language",
         }
 
     def grid(self, key: str) -> list[str]:
-        """The swaps of the map around a composition: the default first, then bottom by bottom."""
-        zones, outside = read_swap(key) or (Zones(0, 0), "blend")
-        inner = {name: getattr(zones, name) for name in ZONES[2:]}
+        """The swaps of the map around one: the paper's default first, then bottom by bottom."""
+        swap = read_swap(key)
+        if swap is None:
+            raise RecipeError(f"{key!r} is no swap, which a map is around")
+        zones, default = swap[0], default_zones(self.layers)
         sizes = range(min(WIDEST, self.layers) + 1)
-        across = zone_grid(self.layers - sum(inner.values()), bottom=sizes, top=sizes)
-        fitting = [replace(one, **inner) for one in across]
-        default = default_zones(self.layers)
-        fitting.sort(key=lambda one: (one.bottom, one.top) != (default.bottom, default.top))
-        return [self.swap_key(one, outside) for one in fitting]
+        room = self.layers - zones.bottom_transition - zones.top_transition
+        swaps = [replace(zones, bottom=one.bottom, top=one.top)
+                 for one in zone_grid(room, bottom=sizes, top=sizes)]  # fmt: skip
+        swaps.sort(key=lambda one: (one.bottom, one.top) != (default.bottom, default.top))
+        return [swap_key(one, swap[1]) for one in swaps]
 
     # --- one composition ---
 
@@ -134,22 +110,19 @@ class Pair:
         if key == GIVEN:
             return given
         shared = {name: value for name, value in given.items() if name not in METHODS}
-        name, *rest = key.split(".")
-        both = {"task": self.task, "language": self.language}
-        names = {kind: one for kind, one in both.items() if kind != one}
+        names = {kind: name for kind, name in self.experts.items() if kind != name}
         if (swap := read_swap(key)) is not None:
-            zones, outside = swap
-            sizes = {size: count for size, count in vars(zones).items()
+            sizes = {size: count for size, count in vars(swap[0]).items()
                      if count or size in ("bottom", "top")}  # fmt: skip
-            placed = {} if outside == "blend" else {"outside": outside}
-            return {**shared, "swap": {**names, **sizes, **placed}}
+            outside = {} if swap[1] == "blend" else {"outside": swap[1]}
+            return {**shared, "swap": {**names, **sizes, **outside}}
         if key == "soup":
-            return {**shared, "soup": {"experts": [*both.values()]}}
+            return {**shared, "soup": {"experts": [*self.experts.values()]}}
         shared.pop("weights", None)
-        if name == "partition" and len(rest) == 1 and rest[0] in PARTITIONS:
-            return {**shared, "partition": {"name": rest[0], **names}}
-        if key in both:
-            return {**shared, "soup": {"experts": [both[key]]}}
+        if found := PARTITION.fullmatch(key):
+            return {**shared, "partition": {"name": found[1], **names}}
+        if key in self.experts:
+            return {**shared, "soup": {"experts": [self.experts[key]]}}
         raise RecipeError(f"{key[:80]!r} is no composition; one is swap.2.1.0.0.blend")
 
     def plan_of(self, key: str, *, in_memory: bool = False) -> Plan:
@@ -161,24 +134,20 @@ class Pair:
     def words(self, key: str) -> str:
         """A composition in a few words, such as `bottom 2, top 1`."""
         if (swap := read_swap(key)) is None:
-            labels = {text: label for label, text in self.presets.items()}
-            return labels.get(key, key.replace(".", " "))
-        zones, outside = swap
-        return str(zones) + ("" if outside == "blend" else f", outside {outside}")
+            return next((label for label, own in self.presets.items() if own == key), key)
+        return str(swap[0]) + ("" if swap[1] == "blend" else f", outside {swap[1]}")
 
     def describe(self, key: str) -> dict[str, Any]:
         """All that the page shows of a composition: its rows, its words, and how to take it home.
 
         A row of the stack has parts; a part has roles and the share of every expert.
         """
-        composition = self.plan_of(key).composition
-        rows = stack_rows(composition)
-        zones, outside = read_swap(key) or (None, None)
+        plan, swap = self.plan_of(key), read_swap(key)
+        rows, (command, python) = stack_rows(plan.composition), call_lines(plan.recipe)
         return {
-            "key": key,
             "words": self.words(key),
-            "zones": zones and vars(zones),
-            "outside": outside,
+            "zones": swap and vars(swap[0]),
+            "outside": swap and swap[1],
             "rows": [
                 {"label": row.label,
                  "parts": [{"roles": roles, "shares": dict(blend.shares)}
@@ -187,14 +156,14 @@ class Pair:
             ],
             "sentence": "; ".join(z.words for z in stack_zones(rows, self.layers, self.labels)),
             "recipe": yaml.safe_dump(self.recipe(key), sort_keys=False, allow_unicode=True),
-            "command": self.command(key),
-            "python": self.python(key),
+            "command": command,
+            "python": python,
         }  # fmt: skip
 
     @property
     def labels(self) -> dict[str, str]:
         """Display names of the experts, the pair first."""
-        own = {self.task: "task expert", self.language: "language expert"}
+        own = {name: f"{kind} expert" for kind, name in self.experts.items()}
         return own | {name: visible(name) for name in self.plan.experts if name not in own}
 
     @property
@@ -203,63 +172,18 @@ class Pair:
         found = {name: one.source for name, one in self.plan.recipe.experts.items() if one.source}
         return {name: visible(local_name(Path(source))) for name, source in found.items()}
 
-    @property
-    def _plain(self) -> Mapping[str, str] | None:
-        """Options for both experts and the base; None where a recipe says more than these."""
-        recipe = self.plan.recipe
-        data = recipe.model_dump(exclude_defaults=True)
-        both = {"task": self.task, "language": self.language}
-        sources = {kind: recipe.experts[name] for kind, name in both.items()}
-        sources |= {"base": recipe.base} if recipe.base else {}
-        plain = all(one.model_fields_set <= {"source"} and one.source for one in sources.values())
-        if set(data) - {"experts", "base", *METHODS} or len(recipe.experts) > 2 or not plain:
-            return None
-        return {kind: str(one.source) for kind, one in sources.items()}
-
-    def command(self, key: str) -> str:
-        """The command line that writes a composition."""
-        options, sources = self.recipe(key), self._plain
-        if sources is None or not {"swap", "partition"} & set(options) or key == GIVEN:
-            return "layerswap merge recipe.yaml --out merged"
-        flags = {"task": "task-expert", "language": "language-expert", "base": "base"}
-        words = [f"--{flags[kind]} {shlex.quote(source)}" for kind, source in sources.items()]
-        if along := options.get("partition"):
-            words.append(f"--partition {along['name']}")
-        chosen = options.get("swap") or {}
-        words += [f"--{name.replace('_', '-')} {value}" for name, value in chosen.items()
-                  if name not in ("task", "language")]  # fmt: skip
-        return " ".join(["layerswap merge", *words, "--out merged"])
-
-    def python(self, key: str) -> str:
-        """The Python line that plans a composition."""
-        options, sources = self.recipe(key), self._plain
-        if sources is None or key == GIVEN:
-            return 'plan = ls.make_plan("recipe.yaml")'
-        given = [f"{kind}={source!r}" for kind, source in sources.items()]
-        if "swap" in options:
-            given += [f"{name}={value!r}" for name, value in options["swap"].items()
-                      if name not in ("task", "language")]  # fmt: skip
-            return f"plan = ls.swap({', '.join(given)})"
-        if "partition" in options:
-            return f"plan = ls.partition({options['partition']['name']!r}, {', '.join(given)})"
-        names = {self.task: sources["task"], self.language: sources["language"]}
-        experts = {name: names[name] for name in options["soup"]["experts"]}
-        return f"plan = ls.soup({experts!r})"
-
 
 def _brief(expert: dict[str, Any]) -> Any:
     """The source alone of an expert that has nothing else."""
     return expert["source"] if set(expert) == {"source"} else expert
 
 
+def swap_key(zones: Zones, outside: str) -> str:
+    """The text of a swap."""
+    return ".".join(["swap", *map(str, vars(zones).values()), outside])
+
+
 def read_swap(key: str) -> tuple[Zones, str] | None:
-    """The zones and `outside` of the text of a swap; None if it is another composition."""
-    name, *parts = key.split(".")
-    if name != "swap":
-        return None
-    *counts, outside = parts or [""]
-    if len(counts) != 4 or outside not in OUTSIDES:
-        raise RecipeError(f"{key[:80]!r} is no swap; one is swap.2.1.0.0.blend")
-    if not all(count.isascii() and count.isdigit() and len(count) < 5 for count in counts):
-        raise RecipeError(f"{key[:80]!r}: a zone is a number of layers")
-    return Zones(**dict(zip(ZONES, map(int, counts), strict=True))), outside
+    """The zones and `outside` of the text of a swap; None if it is another text."""
+    found = SWAP.fullmatch(key)
+    return found and (Zones(*map(int, found.groups()[:4])), found[5])

@@ -14,8 +14,9 @@ import yaml
 from layerswap._types import Log
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.remote import TRAINING
+from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
-from layerswap.compose.recipe import read_recipe
+from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
 from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
@@ -299,6 +300,25 @@ def merge_best(root: Path, languages: Sequence[str] = (), *, log: Log) -> Iterat
         (root / MERGED).mkdir(exist_ok=True)
         plan = make_plan(read_recipe(known[language]))
         yield plan.save(root / MERGED / language, overwrite=True)
+
+
+def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, dict[str, Any]]:
+    """The selected composition of a language, the language, and its evaluation's settings.
+
+    The first language when None. Until the study has selected a composition, the first swap of its
+    first pair of experts.
+    """
+    journal = read_journal(root)
+    steps = {step.settings["language"]: step for step in journal.graph if step.kind == "evaluate"}
+    chosen = next(iter(steps), "") if language is None else language
+    if chosen not in steps:
+        raise StudyError(f"{root}: has no {chosen!r}; its languages are {', '.join(steps)}")
+    settings, best = steps[chosen].settings, root / BEST / f"{chosen}.yaml"
+    if best.is_file():
+        return read_recipe(best), chosen, settings["evaluate"]
+    inputs = {name: journal.bring(name) for name in steps[chosen].needs}
+    swaps = (data for _, data in recipes_of(settings, inputs) if "swap" in data)
+    return check_recipe(next(swaps), where=f"{root}"), chosen, settings["evaluate"]
 
 
 def verdict(results: Sequence[BenchmarkResult]) -> str:

@@ -3,7 +3,7 @@
 const $ = id => document.getElementById(id);
 const HIGH = 0.732;  // as drawing.HIGH
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-let facts = null, page = null, key = null, shown = null, asked = null, filling = null;
+let facts = null, page = null, key = null, shown = null, asked = null, filling = null, soon = 0;
 let zones = { bottom: 0, top: 0, bottom_transition: 0, top_transition: 0 }, outside = "blend";
 const described = new Map(), jobs = new Map(), early = new Map(), cards = new Map(), cells = new Map();
 const pinned = new Set();
@@ -68,7 +68,7 @@ function listen() {
     if (event.type === "status") learn(event);
     else if (event.type === "change") { facts.change = event.change; draw(); }
     else if (event.type === "history") remember(event.entry);
-    else deliver(event);
+    else if (event.job) deliver(event);
   };
   stream.onerror = () => {
     page = null;
@@ -80,9 +80,7 @@ function listen() {
 function learn(event) {
   page = event.page ?? page;
   facts = event;
-  if (facts.state === "ready") say("ready", "ready");
-  if (facts.state === "loading") say("loading the model", "busy");
-  if (facts.state === "failed") say("not loaded", "failed");
+  say(...{ ready: ["ready", "ready"], loading: ["loading the model", "busy"], failed: ["not loaded", "failed"] }[facts.state]);
   fail();
   $("experts").replaceChildren(...facts.experts.map((expert, i) => {
     const item = make("li"), swatch = make("i", `e${i % 8}`);
@@ -108,9 +106,9 @@ function learn(event) {
   if (!key) {
     $("length").value = facts.length;
     go(decodeURIComponent(location.hash.slice(1)) || facts.start).catch(() => go(facts.start));
-    if (offered.length && !$("prompt").value) take(0);
   } else draw();
-  if (!$("prompt").value && offered.length) take(0);
+  const at = facts.prompts.findIndex(one => one.prompt === $("prompt").value);
+  if (offered.length && (at >= 0 || !$("prompt").value)) take(Math.max(0, at));
   if (facts.state === "ready" && page && $("prompt").value && !cards.size && $("again").checked) ask();
 }
 
@@ -137,10 +135,8 @@ async function go(next) {
   draw();
   if (before && before !== next && $("again").checked && $("prompt").value) askSoon();
 }
-const move = changes => {
-  const next = { ...zones, ...changes };
-  go(["swap", next.bottom, next.top, next.bottom_transition, next.top_transition, outside].join(".")).catch(() => draw());
-};
+const swapKey = sizes => ["swap", sizes.bottom, sizes.top, sizes.bottom_transition, sizes.top_transition, outside].join(".");
+const move = changes => go(swapKey({ ...zones, ...changes })).catch(() => draw());
 const room = name => facts.layers - Object.entries(zones).reduce((sum, [other, count]) => sum + (other === name ? 0 : count), 0);
 
 function strip(target, description) {
@@ -261,16 +257,11 @@ function handle(name) {
 
 // --- answers ---
 
-function take(index) {
-  $("prompts").value = index;
-  $("prompt").value = facts.prompts[index].prompt;
-}
+const take = index => {
+  [$("prompts").value, $("prompt").value] = [index, facts.prompts[index].prompt];
+};
 const answer = () => facts.prompts.find(one => one.prompt === $("prompt").value)?.answer?.trim();
-let soon = 0;
-function askSoon() {
-  clearTimeout(soon);
-  soon = setTimeout(ask, 120);
-}
+const askSoon = () => { clearTimeout(soon); soon = setTimeout(ask, 120); };
 async function ask() {
   if (!page || !facts || facts.state !== "ready" || !$("ask").reportValidity()) return;
   if (asked) stop(asked);
@@ -282,29 +273,23 @@ async function ask() {
   for (const one of compositions) cards.set(one, { text: "", waiting: true, live: one === mine, known });
   drawAnswers();
   $("stop").disabled = false;
-  const current = {};
-  asked = current;
+  const current = asked = {};
+  const heard = (event, ended) => {
+    if (asked !== current) return;
+    for (const [one, text] of Object.entries(event.texts ?? {})) cards.get(one).text = text;
+    for (const [one, answer] of Object.entries(event.answers ?? {})) Object.assign(cards.get(one), answer);
+    if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
+    if (event.type === "answered" || ended) for (const card of cards.values()) card.waiting = false;
+    if (ended) [asked, $("stop").disabled] = [null, true];
+    drawAnswers();
+  };
   try {
     const body = { prompt: $("prompt").value, compositions, temperature: +$("temperature").value, seed: +$("seed").value, length: +$("length").value, chat: !$("chat-label").hidden && $("chat").checked };
-    current.job = await start("api/ask", body, (event, ended) => {
-      if (asked !== current) return;
-      for (const [one, change] of Object.entries(event.answers ?? {})) {
-        const card = cards.get(one);
-        card.text = change.text ?? card.text + change.add;
-        if (change.tokens) card.tokens = change.tokens;
-      }
-      if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
-      if (event.type === "answered" || ended) for (const card of cards.values()) card.waiting = false;
-      if (ended) { asked = null; $("stop").disabled = true; }
-      drawAnswers();
-    });
+    current.job = await start("api/ask", body, heard);
     if (asked !== current) stop(current);
   } catch (error) {
     fail(error);
-    for (const card of cards.values()) card.waiting = false;
-    asked = null;
-    $("stop").disabled = true;
-    drawAnswers();
+    heard({}, true);
   }
 }
 function stop(one) {
@@ -421,7 +406,7 @@ $("fill").addEventListener("click", async () => {
   const current = { done: 0 };
   $("fill").disabled = true;
   try {
-    current.job = await start("api/map", { composition: key }, (event, ended) => {
+    current.job = await start("api/map", { composition: swapKey(zones) }, (event, ended) => {
       for (const cell of event.cells ?? []) cells.set(cell.key, cell);
       if (event.cells) [$("filled").hidden, $("filled").max, $("filled").value] = [false, event.of, current.done += event.cells.length];
       if (ended) [$("fill").disabled, $("halt").disabled, $("filled").hidden, filling] = [false, true, true, null];
