@@ -24,7 +24,8 @@ TINY = replace(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setattr("layerswap.lab.build.RECORDED_EXAMPLES", 8)
+    for name in ("RECORDED_EXAMPLES", "TEST_QUESTIONS", "SHOWN"):
+        patch.setattr(f"layerswap.lab.build.{name}", 8)
     out = tmp_path_factory.mktemp("lab")
     seen = []
     build(out, seed=3, trainings=TINY, runs=1, progress=lambda *what: seen.append(what))
@@ -47,6 +48,9 @@ def test_a_build_leaves_checkpoints_in_float16_and_a_record(tiny):
     assert settings_of(record) == WorldSettings()
     assert record["models"]["base"]["final_loss"] > 0
     assert set(record["models"]["language-furo-1"]["development"]) == {"furo"}
+    joint = record["models"]["joint-furo"]
+    assert {len(right) for right in joint["test"].values()} == {8}
+    assert len(joint["written"].split("\n")) == 8
     assert ("base", 3, 3) in seen
 
 

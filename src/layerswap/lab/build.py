@@ -17,17 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
-from layerswap.checkpoint.loading import without_progress_bars
+from layerswap.checkpoint.loading import load_tokenizer, without_progress_bars
+from layerswap.engine.sweep import Sweep
 from layerswap.errors import RecipeError
 from layerswap.lab.assets import LAB_RECORD, read_record
 from layerswap.lab.datasets import base_stream, joint_stream, language_stream, task_stream
-from layerswap.lab.scoring import load, score_model
+from layerswap.lab.report import LIBRARIES
+from layerswap.lab.scoring import (
+    MEASURES,
+    SHOWN,
+    TEST_QUESTIONS,
+    load,
+    questions,
+    score_model,
+    sweep_correct,
+    sweep_written,
+)
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.train import Training, Trainings, new_model, train
 from layerswap.lab.world import World, WorldSettings, make_world
+from layerswap.merge import soup
 from layerswap.versions import need_extras, versions
 
-LAB_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 RUNS = 3
 """Experts of each kind, with a seed each."""
 RECORDED_EXAMPLES = 500
@@ -117,13 +128,26 @@ def _train(
     loss = train(model, tokenizer, job.stream, job.training, seed=job.seed, on_step=on_step)
     _save(out, job.name, model.half(), tokenizer)
     seconds = time.perf_counter() - start
+    joint = job.name.startswith("joint")
     return {
         "seed": job.seed,
         "steps": job.training.steps,
         "seconds": round(seconds, 1),
         "final_loss": round(loss, 4),
         "development": _development(out / job.name, job, world),
+        **(_test_answers(out / job.name, job.languages[0], world) if joint else {}),
     }
+
+
+def _test_answers(folder: Path, language: str, world: World) -> dict[str, Any]:
+    """A joint model's answers for the quickstart: right (1) or wrong (0), and the first texts."""
+    sweep, tokenizer = Sweep([soup({"joint": folder})], dtype="float32"), load_tokenizer(folder)
+    right = {}
+    for measure in MEASURES:
+        asked = questions(measure, language, "test", TEST_QUESTIONS, world=world)
+        right[measure] = "".join(map(str, sweep_correct(sweep, tokenizer, asked)[0].astype(int)))
+    first = questions("task_target", language, "test", SHOWN, world=world)
+    return {"test": right, "written": "\n".join(sweep_written(sweep, tokenizer, first)[0])}
 
 
 def _development(folder: Path, job: LabJob, world: World) -> dict[str, dict[str, float]]:
@@ -162,7 +186,7 @@ def _open_record(
     wanted = json.loads(json.dumps(wanted))
     if not (out / LAB_RECORD).exists():
         out.mkdir(parents=True, exist_ok=True)
-        made_with = {"python": platform.python_version(), **versions(*LAB_LIBRARIES)}
+        made_with = {"python": platform.python_version(), **versions(*LIBRARIES)}
         return {**wanted, "made_with": made_with, "models": {}}
     record = read_record(out)
     for key, value in wanted.items():

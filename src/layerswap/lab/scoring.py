@@ -16,7 +16,7 @@ from layerswap._types import Advance, Bars
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.errors import CheckpointError, RecipeError
 from layerswap.evaluation.statistics import Interval, mean_interval
-from layerswap.lab.assets import LAB_RECORD, read_record, shipped
+from layerswap.lab.assets import LAB_RECORD, models_of, shipped
 from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
 from layerswap.lab.train import IGNORED, collate, encode
 from layerswap.lab.world import World, make_world
@@ -37,6 +37,10 @@ NAMES: dict[Skill, str] = {"problem": "problems", "comprehension": "comprehensio
 """Names of the skills in tables."""
 NEW_TOKENS = 8
 """More tokens than any answer has."""
+TEST_QUESTIONS = 1000
+"""Test questions per measure of the quickstart."""
+SHOWN = 100
+"""Test problems of the quickstart whose answers are in its report."""
 
 
 def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -139,7 +143,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     """Return the folder itself, or the models of the lab that it holds."""
     if not (folder / LAB_RECORD).is_file():
         return [folder]
-    return [folder / name for name in read_record(folder)["models"]]
+    return [folder / name for name in models_of(folder)]
 
 
 def sweep_correct(
