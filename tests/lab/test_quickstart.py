@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layerswap.cli.output import step_progress
 from layerswap.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.report import cell, quickstart_report, selected_of_grid
-from layerswap.lab.scoring import correct, questions, score_folders
+from layerswap.lab.scoring import score_folder, score_folders
 from layerswap.report.page import render
 from layerswap.search.conditions import CHOSEN, DEFAULT, JOINT, TASK_EXPERT, Condition
 
@@ -67,12 +66,12 @@ def test_results_hold_what_was_measured(finished):
 
 def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
     folder, outcome, _ = finished
-    model = AutoModelForCausalLM.from_pretrained(folder / "merged").float()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "merged")
     world = quickstart.shipped().world
-    asked = questions("task_target", outcome.language, "test", 80, world=world)
-    answers = correct(model, tokenizer, asked)
-    assert answers.tolist() == outcome.answers["task_target"][outcome.task.selected].tolist()
+    scores = score_folder(folder / "merged", outcome.language, "test", 80, world=world)
+    assert (
+        scores["task_target"].tolist()
+        == outcome.answers["task_target"][outcome.task.selected].tolist()
+    )
 
 
 def test_report_and_drawing_show_the_composition(finished):

@@ -13,7 +13,7 @@ from effort import mostly_slow
 from layerswap import lab
 from layerswap.lab.assets import models_of, shipped
 from layerswap.lab.build import RECORDED_EXAMPLES, build
-from layerswap.lab.scoring import SHOWN, TEST_QUESTIONS, load, questions, score_model
+from layerswap.lab.scoring import SHOWN, TEST_QUESTIONS, questions, score_folder
 from layerswap.lab.train import Trainings
 from layerswap.lab.world import WorldSettings
 
@@ -48,10 +48,9 @@ def test_shipped_models_were_made_with_the_codes_defaults():
     "folder", mostly_slow(FOLDERS, LAB.task_experts[0]), ids=lambda folder: folder.name
 )
 def test_a_model_reaches_the_scores_in_the_record(folder):
-    model, tokenizer = load(folder)
     n = 100
     for language, recorded in LAB.record["models"][folder.name]["development"].items():
-        scores = score_model(model, tokenizer, language, "development", n, world=LAB.world)
+        scores = score_folder(folder, language, "development", n, world=LAB.world)
         for measure, right in scores.items():
             noise = 4 * (recorded[measure] * (1 - recorded[measure]) / n) ** 0.5
             assert right.mean() == pytest.approx(recorded[measure], abs=noise + 0.02)

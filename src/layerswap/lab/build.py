@@ -24,18 +24,16 @@ from layerswap.lab.assets import LAB_RECORD, read_record
 from layerswap.lab.datasets import base_stream, joint_stream, language_stream, task_stream
 from layerswap.lab.report import LIBRARIES
 from layerswap.lab.scoring import (
-    MEASURES,
     SHOWN,
     TEST_QUESTIONS,
     load,
     questions,
-    score_model,
-    sweep_correct,
+    score_folder,
     sweep_written,
 )
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.train import Training, Trainings, new_model, train
-from layerswap.lab.world import World, WorldSettings, make_world
+from layerswap.lab.world import World, make_world
 from layerswap.merge import soup
 from layerswap.versions import need_extras, versions
 
@@ -63,7 +61,6 @@ def build(
     out: Path,
     *,
     seed: int = 0,
-    settings: WorldSettings | None = None,
     trainings: Trainings | None = None,
     runs: int = RUNS,
     progress: Progress | None = None,
@@ -71,13 +68,13 @@ def build(
     """Train every model of the lab that is not in `out` yet, and record its scores.
 
     The folder gets `base`, `task-1`.., `language-<name>-1`.., `joint-<name>` and `record.json`. The
-    same seed on the same machine gives the same models. World and trainings are the shipped lab's
-    by default; `runs` counts the experts of each kind. The record has settings, trainings, seeds,
+    same seed on the same machine gives the same models. Trainings are the shipped lab's by default;
+    `runs` counts the experts of each kind. The record has settings, trainings, seeds,
     library versions, and per model the final loss (nats per completion token), seconds, and
     development scores after rounding to float16.
     """
     need_extras("training", "train")
-    world = make_world(settings)
+    world = make_world()
     trainings = trainings or Trainings()
     record = _open_record(out, world, trainings, seed, runs)
     for job in _jobs(world, trainings, seed, runs):
@@ -141,25 +138,22 @@ def _train(
 
 def _test_answers(folder: Path, language: str, world: World) -> dict[str, Any]:
     """A joint model's answers for the quickstart: right (1) or wrong (0), and the first texts."""
+    scores = score_folder(folder, language, "test", TEST_QUESTIONS, world=world)
+    right = {name: "".join(map(str, one.astype(int))) for name, one in scores.items()}
     sweep, tokenizer = Sweep([soup({"joint": folder})], dtype="float32"), load_tokenizer(folder)
-    right = {}
-    for measure in MEASURES:
-        asked = questions(measure, language, "test", TEST_QUESTIONS, world=world)
-        right[measure] = "".join(map(str, sweep_correct(sweep, tokenizer, asked)[0].astype(int)))
     first = questions("task_target", language, "test", SHOWN, world=world)
     return {"test": right, "written": "\n".join(sweep_written(sweep, tokenizer, first)[0])}
 
 
 def _development(folder: Path, job: LabJob, world: World) -> dict[str, dict[str, float]]:
-    model, tokenizer = load(folder)
-    return {
-        language: {
-            measure: round(float(right.mean()), 4)
-            for measure, right in score_model(
-                model, tokenizer, language, "development", RECORDED_EXAMPLES, world=world
-            ).items()
-        }
+    """The share of right answers by language and measure."""
+    scores = {
+        language: score_folder(folder, language, "development", RECORDED_EXAMPLES, world=world)
         for language in job.languages
+    }
+    return {
+        language: {measure: round(float(right.mean()), 4) for measure, right in measures.items()}
+        for language, measures in scores.items()
     }
 
 
