@@ -8,7 +8,7 @@ import pytest
 from layerswap.errors import RecipeError
 from layerswap.lab.assets import open_lab, read_record, settings_of
 from layerswap.lab.build import build
-from layerswap.lab.train import ModelShape, Training, Trainings, by_length, collate, encode
+from layerswap.lab.train import ModelShape, Training, Trainings, collate, encode
 from layerswap.lab.world import WorldSettings
 
 TINY = replace(
@@ -107,12 +107,3 @@ def test_the_loss_is_on_the_completion_and_its_end_only():
     batch = collate(rows, tokenizer.pad_token_id)
     assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
     assert ((batch["attention_mask"] == 0) == (batch["input_ids"] == tokenizer.pad_token_id)).all()
-
-
-def test_grouping_keeps_every_row_and_sorts_within_four_batches():
-    rows = [{"input_ids": [0] * (i * 7 % 23 + 1), "labels": [i]} for i in range(40)]
-    ordered = by_length(rows, batch=4)
-    assert sorted(r["labels"][0] for r in ordered) == list(range(40))
-    lengths = [len(r["input_ids"]) for r in ordered]
-    assert lengths[:16] == sorted(lengths[:16])
-    assert {r["labels"][0] for r in ordered[:16]} == set(range(16))

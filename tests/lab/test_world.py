@@ -16,7 +16,6 @@ from layerswap.lab.world import (
     make_tokenizer,
     make_world,
     syllables,
-    vocabulary,
 )
 
 WORLD = make_world()
@@ -109,12 +108,3 @@ def test_a_syllable_that_opens_a_word_carries_the_space(tokenizer):
     pieces = ["Ana", " ki", "mo", " 12", " ba", "su", "."]
     assert tokenizer.tokenize("Ana kimo 12 basu.") == pieces
     assert tokenizer.unk_token_id in tokenizer("Ana xylophone")["input_ids"]
-
-
-def test_it_has_the_special_tokens_and_pads_on_the_right(tokenizer):
-    special = (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token)
-    assert special == ("<pad>", "<s>", "</s>")
-    batch = tokenizer(["Ana", "Ana kimo"], padding=True)["input_ids"]
-    assert batch[0][0] == tokenizer.bos_token_id
-    assert batch[0][2:] == [tokenizer.pad_token_id] * 2
-    assert len(tokenizer) == len(set(vocabulary(WORLD)))

@@ -122,7 +122,7 @@ def selected_of_grid(grid: Grid, layers: int) -> Condition:
 
 
 def quickstart_report(outcome: Outcome) -> Report:
-    """Write the report of a quickstart; all numbers in it are that run's."""
+    """Write the report of a quickstart; all numbers but the joint model's are that run's."""
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())
@@ -160,8 +160,8 @@ def _lead(outcome: Outcome) -> str:
         f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
         f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. "
         f"{str(JOINT).capitalize()} (one model on both data sets, for as many steps as both "
-        f"experts) answers "
-        f"{scores[JOINT].mean:.1%}; the lab's record has its answers.\n\n{_differences(outcome)}"
+        f"experts) answers {scores[JOINT].mean:.1%}, as recorded when the lab was built."
+        f"\n\n{_differences(outcome)}"
     )
 
 
