@@ -1,12 +1,13 @@
-"""Fills pages of the site: the command line's reference, the benchmarks, and names in Python."""
+"""Fills pages of the site: the commands, the benchmarks, the result, and names in Python."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-COMMANDS, BENCHMARKS = "{{ commands }}", "{{ benchmarks }}"
-BENCH = Path(__file__).parent.parent / "bench"
+COMMANDS, BENCHMARKS, RESULT = "{{ commands }}", "{{ benchmarks }}", "{{ result }}"
+ROOT = Path(__file__).parent.parent
+BENCH = ROOT / "bench"
 
 
 def on_page_markdown(markdown: str, **rest: Any) -> str:
@@ -15,6 +16,8 @@ def on_page_markdown(markdown: str, **rest: Any) -> str:
         return markdown.replace(COMMANDS, _commands())
     if BENCHMARKS in markdown:
         return markdown.replace(BENCHMARKS, _benchmarks())
+    if RESULT in markdown:
+        return markdown.replace(RESULT, _result())
     return re.sub(r"^::: (layerswap\S+)\n    options: \{", _named, markdown, flags=re.MULTILINE)
 
 
@@ -28,6 +31,16 @@ def _named(found: re.Match[str]) -> str:
         if module.split(".")[0] == room and (there or public) == name:
             return f"{found[0]}heading: ls.{public}, toc_label: ls.{public}, "
     return found[0]
+
+
+def _result() -> str:
+    """The README's table of results, which `research.transfer` writes, and the sentence below."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    found = re.search(
+        r"<!-- transfer: summary -->\n(.*?)<!-- end -->\n\n(.*?\.) \[", readme, re.DOTALL
+    )
+    assert found, "README.md has no table of results"
+    return found[1] + "\n" + found[2]
 
 
 def _commands() -> str:

@@ -1,12 +1,14 @@
 """The cost of bfloat16 for the lab's experts, and the linearity of one pair per language.
 
-    python -m research.delta          # a few minutes; prints Markdown
+    python -m research.delta [LAB]    # a few minutes; prints Markdown
 
-The first table compares the default swap of the shipped experts with that of rounded ones.
+The first table compares the default swap of the lab's experts with that of rounded ones. The
+package has one pair of experts; LAB is a folder of `layerswap lab build` with three.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from layerswap.deltas import measure_delta
 from layerswap.engine import Sweep
 from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import additivity, connectivity
-from layerswap.lab.assets import Lab, shipped
+from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import DEVELOPMENT_QUESTIONS
 from layerswap.lab.scoring import questions, sweep_correct
 from layerswap.lab.train import encode
@@ -82,7 +84,7 @@ def linearity(lab: Lab, language: str) -> str:
 
 def main() -> None:
     torch.set_num_threads(2)
-    lab = shipped()
+    lab = open_lab(Path(sys.argv[1])) if sys.argv[1:] else shipped()
     pairs = range(len(lab.task_experts))
     print("| language | pair | lost, task | lost, language | swap | swap of rounded experts |")
     print("|---|---|---|---|---|---|")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from layerswap.compose import swap as layers_of
 from layerswap.compose.presets import partition_zones
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
-from layerswap.lab.tasks import SPLITS
+from layerswap.lab.tasks import SPLITS, LabExample
 from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
 from layerswap.search.conditions import DEFAULT as DEFAULT_SWAP
@@ -87,6 +87,28 @@ def choice(scores: Mapping[str, Mapping[str, npt.NDArray[np.bool_]]]) -> tuple[s
     return chosen, select(first, chosen, str(DEFAULT_SWAP))
 
 
+def correct(
+    model: Any, tokenizer: Any, examples: Sequence[LabExample], batch_size: int = 256
+) -> npt.NDArray[np.bool_]:
+    """True for every example that a model in memory answers exactly, decoding greedily."""
+    import numpy as np
+    import torch
+
+    from layerswap.lab.train import IGNORED, collate, encode
+
+    rows = encode(tokenizer, examples)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+    right = np.zeros(len(rows), dtype=bool)
+    for start in range(0, len(rows), batch_size):
+        taken = order[start : start + batch_size]
+        batch = collate([rows[i] for i in taken], tokenizer.pad_token_id)
+        gold = batch.pop("labels")[:, 1:]
+        with torch.inference_mode():
+            written = model(**batch, use_cache=False).logits[:, :-1].argmax(dim=-1)
+        right[taken] = ((written == gold) | (gold == IGNORED)).all(dim=1).numpy()
+    return right
+
+
 class _Bench:
     """One model that trains and scores, with weights loaded as needed."""
 
@@ -129,7 +151,6 @@ class _Bench:
         self, language: str, base: Weights, pair: Mapping[str, Weights], n: int
     ) -> dict[str, dict[str, npt.NDArray[np.bool_]]]:
         """The right answers of every composition on `n` problems of each split."""
-        from layerswap.lab.scoring import correct
         from layerswap.lab.tasks import examples
 
         asked = {
@@ -140,7 +161,7 @@ class _Bench:
         for name, weights in chain(_composed(base, pair), self._merged(base, pair)):
             self.model.load_state_dict(weights)
             found[name] = {
-                str(split): correct(self.model, self.tokenizer, problems, batch_size=256)
+                str(split): correct(self.model, self.tokenizer, problems)
                 for split, problems in asked.items()
             }
         return found

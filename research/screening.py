@@ -1,17 +1,19 @@
 """Regret and cost of the two-stage rule on the lab, where every composition can be scored.
 
-    python -m research.screening          # half an hour on two cores; prints Markdown
+    python -m research.screening [LAB]    # half an hour on two cores; prints Markdown
 
 For every scarce language and pair of experts, 30 compositions of a grid and all 256 choices of one
 expert for each of the eight layers are scored on 250 development and 500 test problems. Then the
 rule chooses on the development problems, in 20 orders of them. The regret is the best test score
-minus that of the choice. The cost is the share of all scores of the candidates.
+minus that of the choice. The cost is the share of all scores of the candidates. The package has one
+pair of experts; LAB is a folder of `layerswap lab build` with three.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +21,7 @@ import numpy as np
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import zone_grid
 from layerswap.engine.sweep import Sweep
-from layerswap.lab.assets import Lab, shipped
+from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan
 from layerswap.lab.scoring import questions, sweep_correct
 from layerswap.merge import Plan
@@ -58,7 +60,7 @@ def two_stages(right: Right, first: int) -> tuple[int, float]:
 
 
 def main() -> None:
-    lab = shipped()
+    lab = open_lab(Path(sys.argv[1])) if sys.argv[1:] else shipped()
     found: dict[str, list[tuple[float, float]]] = {}
     for language in lab.languages:
         for pair in range(len(lab.task_experts)):

@@ -1,9 +1,11 @@
 """Shell blocks: each is a command that there is; the README's and the tutorial's are also run."""
 
 import importlib
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -207,14 +209,65 @@ def test_the_reference_has_every_public_name():
     assert max(text.count("\n::: ") for text in pages.values()) < 18
 
 
-@pytest.mark.slow
-def test_the_documentation_builds_without_a_warning(tmp_path):
+def test_no_page_is_longer_than_4000_words():
+    """Without the rules of tables."""
+    for page in ROOT.glob("docs/**/*.md"):
+        words = [word for word in page.read_text("utf-8").split() if re.search(r"\w", word)]
+        assert len(words) <= 4000, page.name
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
+    out = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
-    assert "Compose, search, write" in (tmp_path / "reference/cli/index.html").read_text()
-    assert "magnitude" in (tmp_path / "reference/merging/index.html").read_text()
+    return out
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(site):
+    assert "Compose, search, write" in (site / "reference/cli/index.html").read_text()
+    assert "magnitude" in (site / "reference/merging/index.html").read_text()
+    home = (site / "index.html").read_text()
+    for part in ("images/quickstart.png", "<td>swap</td>", "md-footer__link--next"):
+        assert part in home
+    assert "md-footer__link--prev" in (site / "faq/index.html").read_text()
+    assert (site / "notebooks/quickstart.ipynb").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search runs in Node")
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [("--outside", "reference/cli/#layerswap-merge"), ("partition C", "method/#partitions")],
+)
+def test_the_search_finds(site, query, page):
+    """The site's own worker, on the built index, asked as the search field asks it."""
+    script = ROOT / "tests/helpers/search.js"
+    done = subprocess.run(["node", script, site, query], capture_output=True, text=True, check=True)
+    assert page in json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """In a kernel, cell after cell but the installation; the files are written elsewhere."""
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(ROOT / "docs/notebooks/quickstart.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    install, *notebook.cells[1:] = notebook.cells[1:]
+    assert install.metadata.tags == ["install"]
+    here = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(here))
+    nbclient.NotebookClient(
+        notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    shown = json.dumps([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
+    assert shown.count("<iframe srcdoc=") == 2
+    assert "merged: verified" in shown
+    assert (tmp_path / "merged" / "model.safetensors").is_file()

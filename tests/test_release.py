@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
+
+from layerswap.versions import __version__
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -39,10 +43,39 @@ def test_workflows_have_least_permissions_and_publish_only_checked_wheels():
     assert jobs["publish"]["permissions"] == {"id-token": "write", "attestations": "write"}
 
 
-def test_the_citation_names_the_released_version():
+def test_the_citation_and_the_changelog_name_the_released_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    assert citation["version"] == PROJECT["version"]
+    assert citation["version"] == __version__
     assert citation["license"] == PROJECT["license"]
+    heading = re.search(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert heading
+    assert f"{__version__}.".startswith(f"{heading[1]}.")
+
+
+def test_the_wheel_is_below_8_mb():
+    """All files of the package, compressed as a wheel compresses them."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for file in (ROOT / "src").rglob("*"):
+            if file.is_file() and file.suffix != ".pyc":
+                wheel.write(file, file.relative_to(ROOT / "src"))
+    assert len(buffer.getvalue()) < 7_900_000
+
+
+def test_pre_commit_runs_the_linters_of_the_environment():
+    settings = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    hooks = [hook for repository in settings["repos"] for hook in repository["hooks"]]
+    assert [hook["id"] for hook in hooks] == ["ruff-format", "ruff", "mypy"]
+    assert {hook["language"] for hook in hooks} == {"system"}
+
+
+def test_a_release_is_checked_on_every_python_that_the_package_names():
+    classifiers = PROJECT["classifiers"]
+    named = [found[1] for one in classifiers if (found := re.search(r":: (3\.\d+)$", one))]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))["jobs"]
+    assert jobs["check"]["strategy"]["matrix"]["python"] == named
+    tests = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))["jobs"]
+    assert tests["tests"]["strategy"]["matrix"]["python"] == [named[0], named[-1]]
 
 
 def test_the_image_copies_what_the_build_needs():

@@ -6,11 +6,11 @@ from typing import Literal
 
 from layerswap.errors import LayerswapError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 Extra = Literal["models", "gguf", "report", "play", "lab", "train", "eval", "ray", "slurm"]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
-    "models": ("safetensors", "torch", "transformers"),
+    "models": ("safetensors", "tokenizers", "torch", "transformers"),
     "gguf": ("gguf",),
     "report": ("jinja2", "matplotlib", "pyarrow"),
     "lab": ("safetensors", "torch", "transformers", "jinja2", "matplotlib", "pyarrow"),

@@ -262,7 +262,7 @@ def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
         # A shell's background jobs ignore interrupts, and so does what they start.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:  # fmt: skip
-        while not (tmp_path / "out" / "study.json").exists():
+        while not any(tmp_path.iterdir()):
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -270,9 +270,7 @@ def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted"
-    left = {file.name for file in tmp_path.glob("out/*")}
-    assert left <= {"study.json", "steps"}
-    assert not list(tmp_path.glob("out/steps/*/step.json"))
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.fixture

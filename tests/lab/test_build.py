@@ -8,7 +8,7 @@ import pytest
 from layerswap.errors import RecipeError
 from layerswap.lab.assets import open_lab, read_record, settings_of
 from layerswap.lab.build import build
-from layerswap.lab.train import ModelShape, Training, Trainings, by_length, collate, encode
+from layerswap.lab.train import ModelShape, Training, Trainings, collate, encode
 from layerswap.lab.world import WorldSettings
 
 TINY = replace(
@@ -24,7 +24,8 @@ TINY = replace(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setattr("layerswap.lab.build.RECORDED_EXAMPLES", 8)
+    for name in ("RECORDED_EXAMPLES", "TEST_QUESTIONS", "SHOWN"):
+        patch.setattr(f"layerswap.lab.build.{name}", 8)
     out = tmp_path_factory.mktemp("lab")
     seen = []
     build(out, seed=3, trainings=TINY, runs=1, progress=lambda *what: seen.append(what))
@@ -47,6 +48,9 @@ def test_a_build_leaves_checkpoints_in_float16_and_a_record(tiny):
     assert settings_of(record) == WorldSettings()
     assert record["models"]["base"]["final_loss"] > 0
     assert set(record["models"]["language-furo-1"]["development"]) == {"furo"}
+    joint = record["models"]["joint-furo"]
+    assert {len(right) for right in joint["test"].values()} == {8}
+    assert len(joint["written"].split("\n")) == 8
     assert ("base", 3, 3) in seen
 
 
@@ -103,12 +107,3 @@ def test_the_loss_is_on_the_completion_and_its_end_only():
     batch = collate(rows, tokenizer.pad_token_id)
     assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
     assert ((batch["attention_mask"] == 0) == (batch["input_ids"] == tokenizer.pad_token_id)).all()
-
-
-def test_grouping_keeps_every_row_and_sorts_within_four_batches():
-    rows = [{"input_ids": [0] * (i * 7 % 23 + 1), "labels": [i]} for i in range(40)]
-    ordered = by_length(rows, batch=4)
-    assert sorted(r["labels"][0] for r in ordered) == list(range(40))
-    lengths = [len(r["input_ids"]) for r in ordered]
-    assert lengths[:16] == sorted(lengths[:16])
-    assert {r["labels"][0] for r in ordered[:16]} == set(range(16))

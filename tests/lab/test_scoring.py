@@ -5,11 +5,10 @@ import pytest
 from effort import mostly_slow
 
 from layerswap.engine import Sweep
-from layerswap.errors import CheckpointError, RecipeError
+from layerswap.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.scoring import (
     MEASURES,
-    correct,
     load,
     questions,
     sweep_correct,
@@ -45,7 +44,6 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
         for e in asked
     ]
     exact = [generated(model, tokenizer, e) == g for e, g in zip(asked, gold, strict=True)]
-    np.testing.assert_array_equal(correct(model, tokenizer, asked), exact)
     alone = Sweep([soup({"task": LAB.task_experts[0]})], dtype="float32")
     np.testing.assert_array_equal(sweep_correct(alone, tokenizer, asked), [exact])
     texts = [
@@ -58,13 +56,13 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
 
 
 def test_neither_the_batch_size_nor_the_order_changes_an_answer(expert):
-    model, tokenizer = expert
+    _, tokenizer = expert
+    sweep = Sweep([soup({"task": LAB.task_experts[0]})], dtype="float32")
     asked = questions("task_target", "nela", "development", 90, world=LAB.world)
-    whole = correct(model, tokenizer, asked)
-    np.testing.assert_array_equal(whole, correct(model, tokenizer, asked, batch_size=7))
-    np.testing.assert_array_equal(whole[::-1], correct(model, tokenizer, asked[::-1]))
-    assert whole.dtype == np.bool_
-    assert whole.shape == (90,)
+    whole = sweep_correct(sweep, tokenizer, asked)
+    np.testing.assert_array_equal(whole, sweep_correct(sweep, tokenizer, asked, batch_size=7))
+    np.testing.assert_array_equal(whole[:, ::-1], sweep_correct(sweep, tokenizer, asked[::-1]))
+    assert (whole.dtype, whole.shape) == (np.bool_, (1, 90))
 
 
 def test_two_models_are_asked_the_same_questions():
@@ -74,10 +72,9 @@ def test_two_models_are_asked_the_same_questions():
     assert {e.language for e in questions("task_source", "furo", "test", 5)} == {"basu"}
 
 
-def test_what_cannot_be_scored_is_refused(expert, tmp_path):
+def test_what_cannot_be_scored_is_refused(expert):
     with pytest.raises(RecipeError, match="no measure 'speed'"):
         questions("speed", "furo", "test", 5)
+    sweep = Sweep([soup({"task": LAB.task_experts[0]})])
     with pytest.raises(RecipeError, match="no examples"):
-        correct(*expert, [])
-    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
-        load(tmp_path)
+        sweep_correct(sweep, expert[1], [])

@@ -11,30 +11,32 @@ import pytest
 from effort import mostly_slow
 
 from layerswap import lab
-from layerswap.lab.assets import shipped
+from layerswap.lab.assets import models_of, shipped
 from layerswap.lab.build import RECORDED_EXAMPLES, build
-from layerswap.lab.scoring import load, score_model
+from layerswap.lab.scoring import SHOWN, TEST_QUESTIONS, questions, score_folder
 from layerswap.lab.train import Trainings
 from layerswap.lab.world import WorldSettings
 
 LAB = shipped()
-FOLDERS = [
-    LAB.base,
-    *LAB.task_experts,
-    *(f for fs in LAB.language_experts.values() for f in fs),
-    *LAB.joint_models.values(),
-]
+FOLDERS = [LAB.base, *LAB.task_experts, *(f for fs in LAB.language_experts.values() for f in fs)]
 
 
-def test_the_lab_has_a_base_three_experts_of_each_kind_and_joint_models():
-    assert len(LAB.task_experts) == 3
+def test_the_lab_has_a_base_and_the_first_expert_of_each_kind():
+    assert models_of(LAB.base.parent) == [folder.name for folder in FOLDERS]
     assert LAB.languages == ("nela", "furo")
-    assert {name: len(folders) for name, folders in LAB.language_experts.items()} == {
-        "nela": 3, "furo": 3,
-    }  # fmt: skip
     assert all((folder / "model.safetensors").is_file() for folder in FOLDERS)
-    files = [f for f in LAB.base.parent.rglob("*") if f.is_file()]
-    assert sum(f.stat().st_size for f in files) < 23_000_000
+    assert len(FOLDERS) == 4
+
+
+@pytest.mark.parametrize(("language", "right"), [("nela", 433), ("furo", 330)])
+def test_the_record_has_the_joint_models_answers_that_the_docs_report(language, right):
+    joint = LAB.record["models"][f"joint-{language}"]
+    assert {len(answers) for answers in joint["test"].values()} == {TEST_QUESTIONS}
+    assert joint["test"]["task_target"].count("1") == right
+    asked = questions("task_target", language, "test", SHOWN, world=LAB.world)
+    written = joint["written"].split("\n")
+    shown = [str(int(a == one.completion.strip())) for a, one in zip(written, asked, strict=True)]
+    assert "".join(shown) == joint["test"]["task_target"][:SHOWN]
 
 
 def test_shipped_models_were_made_with_the_codes_defaults():
@@ -46,10 +48,9 @@ def test_shipped_models_were_made_with_the_codes_defaults():
     "folder", mostly_slow(FOLDERS, LAB.task_experts[0]), ids=lambda folder: folder.name
 )
 def test_a_model_reaches_the_scores_in_the_record(folder):
-    model, tokenizer = load(folder)
     n = 100
     for language, recorded in LAB.record["models"][folder.name]["development"].items():
-        scores = score_model(model, tokenizer, language, "development", n, world=LAB.world)
+        scores = score_folder(folder, language, "development", n, world=LAB.world)
         for measure, right in scores.items():
             noise = 4 * (recorded[measure] * (1 - recorded[measure]) / n) ** 0.5
             assert right.mean() == pytest.approx(recorded[measure], abs=noise + 0.02)

@@ -238,7 +238,8 @@ def test_the_recipe_and_the_python_line_make_the_same_plan(key):
 
 def test_a_recipe_of_three_experts_is_refused():
     lab = shipped()
-    sources = {f"e{i}": str(path) for i, path in enumerate(lab.task_experts)}
+    experts = (*lab.task_experts, *(paths[0] for paths in lab.language_experts.values()))
+    sources = {f"e{i}": str(path) for i, path in enumerate(experts)}
     plan = make_plan(parse_recipe(f"{{experts: {json.dumps(sources)}, "
                                   f"soup: {{experts: {[*sources]}}}}}"))  # fmt: skip
     with pytest.raises(RecipeError, match="composes two experts"):

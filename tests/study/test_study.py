@@ -681,8 +681,8 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     record = {"key": "k", "places": [], "data": [], "spec": {}, "base": base}
     (other / TRAINING).write_text(json.dumps(record))
     graph = spec(
-        folder, task={"experts": [str(other), str(models / "task-2")]}, pairs="same",
-        languages={"nela": {"experts": [str(models / f"language-nela-{i}") for i in (1, 2)]}},
+        folder, task={"experts": [str(other), str(models / "language-furo-1")]}, pairs="same",
+        languages={"nela": {"experts": [str(models / "language-nela-1"), str(models / "task-1")]}},
         baselines=["experts", "soup"], grid=None, partitions=[], lora=None, evaluate=asked,
     )  # fmt: skip
     assert [step.name for step in graph] == [
@@ -696,7 +696,7 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     (rows,) = numbers_of(journal)["languages"]["nela"].values()
     assert set(rows) == {"swap, default", "task expert", "language expert", "soup"}
     page = write_study_report(tmp_path / "out").read_text()
-    assert f"{models / 'language-nela-1'}, {models / 'language-nela-2'}" in page
+    assert f"{models / 'language-nela-1'}, {models / 'task-1'}" in page
     (merged,) = merge_best(tmp_path / "out", ["nela"], log=lambda line: None)
     assert open_checkpoint(str(merged)).layers == 8
 

@@ -90,7 +90,7 @@ def models(
     out: Annotated[Path, typer.Option(help="Folder of the models.")],
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Copy the shipped base, task experts and language experts into the folder OUT.
+    """Copy the base, the task expert and the language experts of the package into the folder OUT.
 
     Example: layerswap lab models --out lab
     """
@@ -128,18 +128,16 @@ def study(
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of the run. Finished steps are kept.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path(
         "layerswap-quickstart"
     ),
     language: Target = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start anew in the folder of an earlier run.")
-    ] = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Compose, search, write, score and report on the small world that ships with layerswap.
 
-    Takes under two minutes on two processor cores, and resumes where it was interrupted. Writes
-    report.html, results.json and the selected merged checkpoint into the folder OUT.
+    Takes under two minutes on two processor cores. Writes report.html, results.json and the
+    selected merged checkpoint into the folder OUT.
 
     Example: layerswap quickstart --out first-steps
     """

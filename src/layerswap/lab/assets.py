@@ -23,8 +23,6 @@ class Lab:
     base: Path
     task_experts: tuple[Path, ...]  # one folder per seed
     language_experts: dict[str, tuple[Path, ...]]  # per scarce language, one folder per seed
-    # Per scarce language, the folder of one model trained on the data of both first experts.
-    joint_models: dict[str, Path]
     # Settings, seeds and versions of the build, and every model's development scores.
     record: dict[str, Any]
     languages: tuple[str, ...]  # the scarce languages, nearest to the source language first
@@ -53,7 +51,7 @@ def shipped() -> Lab:
 def open_lab(folder: Path) -> Lab:
     """Open the lab that `build` wrote to a folder."""
     record = read_record(folder)
-    names = list(record["models"])
+    names = models_of(folder)
     languages = tuple(record["models"]["base"]["development"])
     return Lab(
         base=folder / "base",
@@ -62,7 +60,6 @@ def open_lab(folder: Path) -> Lab:
             language: tuple(folder / n for n in names if n.startswith(f"language-{language}-"))
             for language in languages
         },
-        joint_models={name: folder / f"joint-{name}" for name in languages},
         record=record,
         languages=languages,
     )
@@ -75,7 +72,12 @@ def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
         out.expanduser().absolute(), marker=LAB_RECORD, overwrite=overwrite
     ) as folder:
         shutil.copytree(lab.base.parent, folder, dirs_exist_ok=True)
-    return list(lab.record["models"])
+    return models_of(lab.base.parent)
+
+
+def models_of(folder: Path) -> list[str]:
+    """List the models of a lab; the package has the first expert of each kind alone."""
+    return [name for name in read_record(folder)["models"] if (folder / name).is_dir()]
 
 
 def read_record(folder: Path) -> dict[str, Any]:

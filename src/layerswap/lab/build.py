@@ -17,17 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.commit import write_json
-from layerswap.checkpoint.loading import without_progress_bars
+from layerswap.checkpoint.loading import load_tokenizer, without_progress_bars
+from layerswap.engine.sweep import Sweep
 from layerswap.errors import RecipeError
 from layerswap.lab.assets import LAB_RECORD, read_record
 from layerswap.lab.datasets import base_stream, joint_stream, language_stream, task_stream
-from layerswap.lab.scoring import load, score_model
+from layerswap.lab.report import LIBRARIES
+from layerswap.lab.scoring import (
+    SHOWN,
+    TEST_QUESTIONS,
+    load,
+    questions,
+    score_folder,
+    sweep_written,
+)
 from layerswap.lab.tasks import LabExample
 from layerswap.lab.train import Training, Trainings, new_model, train
-from layerswap.lab.world import World, WorldSettings, make_world
+from layerswap.lab.world import World, make_world
+from layerswap.merge import soup
 from layerswap.versions import need_extras, versions
 
-LAB_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 RUNS = 3
 """Experts of each kind, with a seed each."""
 RECORDED_EXAMPLES = 500
@@ -52,7 +61,6 @@ def build(
     out: Path,
     *,
     seed: int = 0,
-    settings: WorldSettings | None = None,
     trainings: Trainings | None = None,
     runs: int = RUNS,
     progress: Progress | None = None,
@@ -60,13 +68,13 @@ def build(
     """Train every model of the lab that is not in `out` yet, and record its scores.
 
     The folder gets `base`, `task-1`.., `language-<name>-1`.., `joint-<name>` and `record.json`. The
-    same seed on the same machine gives the same models. World and trainings are the shipped lab's
-    by default; `runs` counts the experts of each kind. The record has settings, trainings, seeds,
+    same seed on the same machine gives the same models. Trainings are the shipped lab's by default;
+    `runs` counts the experts of each kind. The record has settings, trainings, seeds,
     library versions, and per model the final loss (nats per completion token), seconds, and
     development scores after rounding to float16.
     """
     need_extras("training", "train")
-    world = make_world(settings)
+    world = make_world()
     trainings = trainings or Trainings()
     record = _open_record(out, world, trainings, seed, runs)
     for job in _jobs(world, trainings, seed, runs):
@@ -117,25 +125,35 @@ def _train(
     loss = train(model, tokenizer, job.stream, job.training, seed=job.seed, on_step=on_step)
     _save(out, job.name, model.half(), tokenizer)
     seconds = time.perf_counter() - start
+    joint = job.name.startswith("joint")
     return {
         "seed": job.seed,
         "steps": job.training.steps,
         "seconds": round(seconds, 1),
         "final_loss": round(loss, 4),
         "development": _development(out / job.name, job, world),
+        **(_test_answers(out / job.name, job.languages[0], world) if joint else {}),
     }
 
 
+def _test_answers(folder: Path, language: str, world: World) -> dict[str, Any]:
+    """A joint model's answers for the quickstart: right (1) or wrong (0), and the first texts."""
+    scores = score_folder(folder, language, "test", TEST_QUESTIONS, world=world)
+    right = {name: "".join(map(str, one.astype(int))) for name, one in scores.items()}
+    sweep, tokenizer = Sweep([soup({"joint": folder})], dtype="float32"), load_tokenizer(folder)
+    first = questions("task_target", language, "test", SHOWN, world=world)
+    return {"test": right, "written": "\n".join(sweep_written(sweep, tokenizer, first)[0])}
+
+
 def _development(folder: Path, job: LabJob, world: World) -> dict[str, dict[str, float]]:
-    model, tokenizer = load(folder)
-    return {
-        language: {
-            measure: round(float(right.mean()), 4)
-            for measure, right in score_model(
-                model, tokenizer, language, "development", RECORDED_EXAMPLES, world=world
-            ).items()
-        }
+    """The share of right answers by language and measure."""
+    scores = {
+        language: score_folder(folder, language, "development", RECORDED_EXAMPLES, world=world)
         for language in job.languages
+    }
+    return {
+        language: {measure: round(float(right.mean()), 4) for measure, right in measures.items()}
+        for language, measures in scores.items()
     }
 
 
@@ -162,7 +180,7 @@ def _open_record(
     wanted = json.loads(json.dumps(wanted))
     if not (out / LAB_RECORD).exists():
         out.mkdir(parents=True, exist_ok=True)
-        made_with = {"python": platform.python_version(), **versions(*LAB_LIBRARIES)}
+        made_with = {"python": platform.python_version(), **versions(*LIBRARIES)}
         return {**wanted, "made_with": made_with, "models": {}}
     record = read_record(out)
     for key, value in wanted.items():

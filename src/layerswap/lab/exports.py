@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from layerswap.checkpoint.commit import atomic_folder, write_json
+from layerswap.checkpoint.commit import atomic_folder
 from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
@@ -99,8 +99,10 @@ def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = N
             trainings, task=_cut(trainings.task, steps), language=_cut(trainings.language, steps)
         )
     folder = out / INPUTS
-    questions = round(n / (1 - DEVELOPMENT))
-    written = _claim(out)
+    if out.is_dir() and any(out.iterdir()) and not (folder / MARKER).is_file():
+        raise StudyError(f"{out}: is no folder of `lab study`; choose another output")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
     streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}
     for name in lab.languages:
         stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)
@@ -108,30 +110,11 @@ def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = N
     for name, (stream, training) in streams.items():
         _write(folder / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch)
         _write(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
-    if written != questions or not (folder / "tasks" / TASKS_MARKER).is_file():
-        export_tasks(folder / "tasks", n=questions, overwrite=True)
-    write_json(folder / MARKER, {"questions": questions})
+    export_tasks(folder / "tasks", n=round(n / (1 - DEVELOPMENT)), overwrite=True)
     study = _study(lab, trainings, runs)
     path = folder / STUDY
     path.write_text(json.dumps(study, indent=2) + "\n", "utf-8")  # JSON is YAML too
     return path
-
-
-def _claim(out: Path) -> int | None:
-    """Take a folder that holds nothing else; return the number of questions of an earlier run."""
-    marker = out / INPUTS / MARKER
-    try:
-        if out.is_dir() and any(out.iterdir()) and not marker.is_file():
-            raise StudyError(f"{out}: is no folder of `lab study`; choose another output")
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        if not marker.is_file():
-            write_json(marker, {"questions": None})
-        questions: int | None = json.loads(marker.read_text("utf-8"))["questions"]
-    except OSError as error:
-        raise StudyError(f"{out}: cannot be written ({error.strerror})") from None
-    except (ValueError, TypeError, KeyError):
-        raise StudyError(f"{marker}: is damaged; choose another output") from None
-    return questions
 
 
 def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:

@@ -1,61 +1,52 @@
-"""The quickstart: from the lab's two experts to a merged model with a report, as a small study.
-
-An interrupted quickstart resumes, and a finished one is only shown again.
-"""
+"""The quickstart: from the lab's two experts to a merged model with a report."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
 from layerswap._types import Advance, Bars, Log
-from layerswap.checkpoint import fingerprint, refuse_target
+from layerswap.checkpoint import atomic_folder
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.deltas.atlas import Atlas, measure_delta
+from layerswap.deltas.atlas import measure_delta
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.report import (
+    Grid,
     Outcome,
+    Right,
     ShownProblem,
     default_of_grid,
     quickstart_report,
-    read_answers,
-    read_grid,
     selected_of_grid,
-    write_answers,
-    write_grid,
 )
-from layerswap.lab.scoring import MEASURES, questions, sweep_correct, sweep_written
-from layerswap.merge import Plan, make_plan, soup
+from layerswap.lab.scoring import (
+    MEASURES,
+    SHOWN,
+    TEST_QUESTIONS,
+    questions,
+    sweep_correct,
+    sweep_written,
+)
+from layerswap.merge import Plan, make_plan
 from layerswap.report import write_report
 from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
 from layerswap.search.documents import Answered, Split
-from layerswap.search.protocol import Values, choose
-from layerswap.study.journal import INDEX, RECORD, StepRecord, StudyJournal, read_journal
-from layerswap.study.runner import Context, StepFunction, run_graph
-from layerswap.study.steps import Graph, Step
-from layerswap.versions import __version__
+from layerswap.search.protocol import choose
 
 RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
-GRID, ANSWERS = "grid.json", "answers.json"
 BOTTOMS, TOPS = range(5), range(3)
 """The grid of zones, in layers."""
 DENSITIES = (0.2, 0.5)
 """Of TIES: as published, and milder."""
 DEVELOPMENT_QUESTIONS = 500
-TEST_QUESTIONS = 1000
-SHOWN = 100
-"""Test problems whose answers are in the report."""
 
 
 def run(
@@ -69,145 +60,67 @@ def run(
     """Evaluate a grid of compositions of the lab's experts, merge one of them, test it, and report.
 
     The development split decides which composition is merged. The test split is for the report.
-    `results.json`, `report.html` and `merged/` are written into `out`, a study's folder. Finished
-    steps are not run again.
+    Writes `results.json`, `report.html` and `merged/` into `out`.
     """
     target = Path(out).expanduser().absolute()
     lab = shipped()
-    graph = quickstart_graph(lab, lab.scarce(language))
-    _refuse_other(target, graph, overwrite=overwrite)
-    if overwrite:
-        shutil.rmtree(target, ignore_errors=True)
-    run_graph(graph, target, step_functions(progress)).check()
-    journal = StudyJournal(target, graph)
-    folders = {step.name: journal.folder(step.name) for step in graph}
-    outcome = _outcome(graph["report"], folders)
-    log(f"The composition selected on development problems in {outcome.language}:")
-    for line in f"\n{_selected_plan(graph['report'], folders)}\n".splitlines():
-        log(line)
-    for name in (RESULTS, REPORT):
-        shutil.copy2(folders["report"] / name, target / name)
-    shutil.rmtree(target / MERGED, ignore_errors=True)
-    shutil.copytree(folders["merge"] / MERGED, target / MERGED)
+    language = lab.scarce(language)
+    start = lab_plan(lab, language)
+    with atomic_folder(target, marker=RESULTS, overwrite=overwrite) as folder:
+        began = time.monotonic()
+        with progress("trying compositions", DEVELOPMENT_QUESTIONS, "questions") as advance:
+            grid = score_grid(lab, language, progress=advance)
+        selected = _swap(start, selected_of_grid(grid, start.composition.layers))
+        log(f"The composition selected on development problems in {language}:")
+        for line in f"\n{selected}\n".splitlines():
+            log(line)
+        selected.save(folder / MERGED)
+        total = len(MEASURES) * TEST_QUESTIONS
+        with progress("scoring on the test split", total, "questions") as advance:
+            answers, examples = _test(lab, language, _swap(start, choose(grid)), advance)
+        experts = {
+            "task expert": lab.task_experts[0],
+            "language expert": lab.language_experts[language][0],
+        }
+        outcome = Outcome(
+            language=language,
+            source=lab.world.source.name,
+            grid=grid,
+            composition=selected.composition,
+            answers=answers,
+            examples=examples,
+            change=measure_delta(lab.base, experts),
+            seconds=time.monotonic() - began,
+        )
+        write_json(folder / RESULTS, outcome.results())
+        write_report(folder / REPORT, quickstart_report(outcome))
     return target, outcome
 
 
-def quickstart_graph(lab: Lab, language: str) -> Graph:
-    """Plan a quickstart: evaluate the grid, merge, test, measure the change, report."""
-    models = {
-        "base": lab.base,
-        "task": lab.task_experts[0],
-        "language": lab.language_experts[language][0],
-        "joint": lab.joint_models[language],
-    }
-    inputs = {name: fingerprint(model / "model.safetensors") for name, model in models.items()}
-    shared = {"language": language, "layerswap": __version__}
-    zones = {"bottoms": list(BOTTOMS), "tops": list(TOPS), "n": DEVELOPMENT_QUESTIONS}
-    tests = {"densities": list(DENSITIES), "n": TEST_QUESTIONS}
-    return Graph([
-        Step("grid", "grid", {**shared, **zones}, inputs=inputs),
-        Step("merge", "merge", shared, ("grid",), inputs),
-        Step("test", "test", {**shared, **tests}, ("grid",), inputs),
-        Step("change", "change", shared, (), inputs),
-        Step("report", "report", shared, ("grid", "merge", "test", "change"), inputs),
-    ])  # fmt: skip
+def _test(
+    lab: Lab, language: str, chosen: Plan, advance: Advance
+) -> tuple[Right, list[ShownProblem]]:
+    """Test the chosen composition and its contenders; return their answers.
 
-
-def _refuse_other(target: Path, graph: Graph, *, overwrite: bool) -> None:
-    """Refuse a folder that holds anything but a quickstart, another study above all."""
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    refuse_target(target, marker=INDEX, overwrite=True)
-    if (target / INDEX).is_file():
-        there = read_journal(target).graph
-        if {step.kind for step in there} != {step.kind for step in graph}:
-            raise StudyError(f"{target}: holds another study; choose another output")
-        language = there["grid"].settings["language"]
-        if language != graph["grid"].settings["language"] and not overwrite:
-            raise StudyError(
-                f"{target}: holds a quickstart in {language}; choose another output or pass "
-                "--overwrite"
-            )
-
-
-def step_functions(progress: Bars) -> Mapping[str, StepFunction]:
-    """Return the function of every step, with a progress bar for the long ones."""
-
-    def grid(context: Context) -> None:
-        language = context.step.settings["language"]
-        with progress("trying compositions", DEVELOPMENT_QUESTIONS, "questions") as advance:
-            scores = score_grid(shipped(), language, progress=advance)
-        write_grid(context.folder / GRID, scores)
-
-    def merge(context: Context) -> None:
-        _selected_plan(context.step, context.inputs).save(context.folder / MERGED, overwrite=True)
-
-    def test(context: Context) -> None:
-        total = len(MEASURES) * TEST_QUESTIONS
-        with progress("scoring on the test split", total, "questions") as advance:
-            _test(context, advance)
-
-    def change(context: Context) -> None:
-        lab = shipped()
-        expert = lab.language_experts[context.step.settings["language"]][0]
-        experts = {"task expert": lab.task_experts[0], "language expert": expert}
-        measure_delta(lab.base, experts).save(context.folder)
-
-    def report(context: Context) -> None:
-        outcome = _outcome(context.step, context.inputs)
-        write_json(context.folder / RESULTS, outcome.results())
-        write_report(context.folder / REPORT, quickstart_report(outcome))
-
-    return {"grid": grid, "merge": merge, "test": test, "change": change, "report": report}
-
-
-def _test(context: Context, advance: Advance) -> None:
-    """Test the chosen composition and its contenders, and write their answers."""
-    lab, settings = shipped(), context.step.settings
-    joint = soup({"joint": lab.joint_models[settings["language"]]})
-    start = lab_plan(lab, settings["language"])
-    chosen = _swap(start, choose(read_grid(context.inputs["grid"] / GRID)))
-    plans = {**contenders(start, densities=settings["densities"]), CHOSEN: chosen, JOINT: joint}
+    The joint model is not in the package. Its answers were recorded when the lab was built.
+    """
+    joint = lab.record["models"][f"joint-{language}"]
+    plans = {**contenders(lab_plan(lab, language), densities=DENSITIES), CHOSEN: chosen}
     sweep, tokenizer = Sweep(list(plans.values()), dtype="float32"), load_tokenizer(lab.base)
-    asked = {
-        measure: questions(measure, settings["language"], "test", settings["n"], world=lab.world)
-        for measure in MEASURES
-    }
-    answers = {
-        measure: dict(zip(plans, sweep_correct(sweep, tokenizer, rows, progress=advance),
-                          strict=True))
-        for measure, rows in asked.items()
-    }  # fmt: skip
-    first = asked["task_target"][:SHOWN]
+    answers: Right = {}
+    for measure in MEASURES:
+        asked = questions(measure, language, "test", TEST_QUESTIONS, world=lab.world)
+        right = sweep_correct(sweep, tokenizer, asked, progress=advance).astype(np.float64)
+        recorded = np.array([*joint["test"][measure][: len(asked)]], dtype=np.float64)
+        answers[measure] = {**dict(zip(plans, right, strict=True)), JOINT: recorded}
+    first = questions("task_target", language, "test", SHOWN, world=lab.world)
     texts = dict(zip(map(str, plans), sweep_written(sweep, tokenizer, first), strict=True))
+    texts[str(JOINT)] = joint["written"].split("\n")
     shown = [
         ShownProblem(one.prompt, one.completion.strip(), {name: texts[name][i] for name in texts})
         for i, one in enumerate(first)
     ]
-    write_answers(context.folder / ANSWERS, answers, shown)
-
-
-def _outcome(step: Step, folders: Mapping[str, Path]) -> Outcome:
-    """Read the measurements in the folders of the steps."""
-    answers, examples = read_answers(folders["test"] / ANSWERS)
-    records = [json.loads((folders[name] / RECORD).read_text("utf-8")) for name in step.needs]
-    return Outcome(
-        language=step.settings["language"],
-        source=shipped().world.source.name,
-        grid=read_grid(folders["grid"] / GRID),
-        composition=_selected_plan(step, folders).composition,
-        answers=answers,
-        examples=examples,
-        change=Atlas.load(folders["change"]),
-        entries=[StepRecord(**record) for record in records],
-    )
-
-
-def _selected_plan(step: Step, folders: Mapping[str, Path]) -> Plan:
-    """Plan the composition that is merged."""
-    start = lab_plan(shipped(), step.settings["language"])
-    grid = read_grid(folders["grid"] / GRID)
-    return _swap(start, selected_of_grid(grid, start.composition.layers))
+    return answers, shown
 
 
 def _swap(start: Plan, composition: Condition) -> Plan:
@@ -232,9 +145,7 @@ def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
     })  # fmt: skip
 
 
-def score_grid(
-    lab: Lab, language: str, pair: int = 0, *, progress: Advance | None = None
-) -> dict[Condition, Values]:
+def score_grid(lab: Lab, language: str, pair: int = 0, *, progress: Advance | None = None) -> Grid:
     """Score the development problems (1 or 0), by composition of the grid and the default swap."""
     asked = questions(
         "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world

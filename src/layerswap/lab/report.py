@@ -1,19 +1,16 @@
-"""The results of a quickstart: the measurements in the files of its steps, and their report."""
+"""The results of a quickstart and their report."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from layerswap.compose import Composition, default_zones
 from layerswap.deltas.atlas import Atlas
-from layerswap.errors import StudyError
 from layerswap.evaluation.statistics import Interval
 from layerswap.lab.scoring import LabMeasure, measure_names
 from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
@@ -31,14 +28,14 @@ from layerswap.search.conditions import (
     Condition,
 )
 from layerswap.search.protocol import TestResult, Values, choose, select
-from layerswap.study.journal import StepRecord
-from layerswap.study.report import provenance
-from layerswap.versions import __version__
+from layerswap.versions import __version__, versions
 
-Right = Mapping[LabMeasure, Mapping[Condition, Any]]
+Right = dict[LabMeasure, dict[Condition, Values]]
 """By measure and condition, 1 or 0 (right or wrong) per test question."""
-Grid = Mapping[Condition, Values]
+Grid = dict[Condition, Values]
 """By composition, 1 or 0 (right or wrong) per development question."""
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+"""Libraries on which the scores depend."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +58,7 @@ class Outcome:
     answers: Right  # of every model on the test split
     examples: Sequence[ShownProblem]  # the first test problems in the target language
     change: Atlas  # of both experts from the base
-    entries: Sequence[StepRecord]  # of the steps that measured
-
-    @property
-    def seconds(self) -> float:
-        """The wall-clock time of the steps, in s."""
-        return sum(entry.seconds or 0 for entry in self.entries)
+    seconds: float  # of wall-clock time
 
     @cached_property
     def chosen(self) -> Condition:
@@ -93,11 +85,7 @@ class Outcome:
         """Every measure on the test split."""
         selected = DEFAULT if self.selected == self.default else CHOSEN
         return {
-            measure: TestResult(
-                {one: np.array(row, dtype=np.float64) for one, row in rows.items()},
-                self.chosen,
-                selected=selected,
-            )
+            measure: TestResult(rows, self.chosen, selected=selected)
             for measure, rows in self.answers.items()
         }
 
@@ -119,6 +107,7 @@ class Outcome:
             **{measure: test.to_dict()["test"] for measure, test in self.tests.items()},
             "seconds": round(self.seconds, 1),
             "layerswap_version": __version__,
+            "made_with": versions(*LIBRARIES),
         }
 
 
@@ -132,56 +121,11 @@ def selected_of_grid(grid: Grid, layers: int) -> Condition:
     return select(grid, choose(grid), default_of_grid(layers))
 
 
-def write_grid(path: Path, grid: Grid) -> None:
-    """Write the right and wrong answers of every composition."""
-    rows = [{**one.to_dict(), "right": _digits(right)} for one, right in grid.items()]
-    path.write_text(json.dumps(rows) + "\n", "utf-8")
-
-
-def read_grid(path: Path) -> Grid:
-    """Read what `write_grid` wrote."""
-    rows = _read(path)
-    return {Condition.from_dict(row): np.array(row["right"], dtype=np.float64) for row in rows}
-
-
-def write_answers(path: Path, answers: Right, shown: Sequence[ShownProblem]) -> None:
-    """Write the right and wrong answers of every model, and the texts of some."""
-    right = {
-        measure: [{**one.to_dict(), "right": _digits(row)} for one, row in rows.items()]
-        for measure, rows in answers.items()
-    }
-    data = {"answers": right, "shown": [asdict(one) for one in shown]}
-    path.write_text(json.dumps(data) + "\n", "utf-8")
-
-
-def read_answers(path: Path) -> tuple[Right, list[ShownProblem]]:
-    """Read what `write_answers` wrote."""
-    data = _read(path)
-    answers: Right = {
-        measure: {Condition.from_dict(row): row["right"] for row in rows}
-        for measure, rows in data["answers"].items()
-    }
-    return answers, [ShownProblem(**one) for one in data["shown"]]
-
-
-def _digits(right: Any) -> list[int]:
-    digits: list[int] = np.asarray(right).astype(int).tolist()
-    return digits
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise StudyError(
-            f"{path}: cannot be read ({type(error).__name__}); start again with --overwrite"
-        ) from None
-
-
 def quickstart_report(outcome: Outcome) -> Report:
-    """Write the report of a quickstart; all numbers in it are that run's."""
+    """Write the report of a quickstart; all numbers but the joint model's are that run's."""
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
+    libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())
     return Report(
         title=_title(outcome),
         lead=_lead(outcome),
@@ -194,13 +138,9 @@ def quickstart_report(outcome: Outcome) -> Report:
             _examples(outcome),
             _conditions(outcome),
             _models(outcome),
-            provenance(
-                outcome.entries,
-                "The step grid made the grid, merge the model, test the tables and answers, change "
-                "the maps.",
-            ),
         ],
-        colophon=f"layerswap {__version__}, {outcome.seconds:.0f} seconds on this machine.",
+        colophon=f"layerswap {__version__} with {libraries}: {outcome.seconds:.0f} seconds on this "
+        "machine.",
     )
 
 
@@ -220,8 +160,8 @@ def _lead(outcome: Outcome) -> str:
         f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
         f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. "
         f"{str(JOINT).capitalize()} (one model on both data sets, for as many steps as both "
-        f"experts) answers "
-        f"{scores[JOINT].mean:.1%}.\n\n{_differences(outcome)}"
+        f"experts) answers {scores[JOINT].mean:.1%}, as recorded when the lab was built."
+        f"\n\n{_differences(outcome)}"
     )
 
 
@@ -338,8 +278,7 @@ def _models(outcome: Outcome) -> Section:
         table=Table(
             ["name", "checkpoint"],
             [["base", "lab/base"], ["task expert", "lab/task-1"],
-             ["language expert", f"lab/language-{outcome.language}-1"],
-             [str(JOINT), f"lab/joint-{outcome.language}"]],
+             ["language expert", f"lab/language-{outcome.language}-1"]],
         ),
     )  # fmt: skip
 

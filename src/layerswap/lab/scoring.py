@@ -2,31 +2,31 @@
 
 Nothing is generated. Greedy decoding writes the right answer if and only if, at every position of
 the answer, the most likely next token after the right tokens so far is the right token. One
-teacher-forced forward pass therefore scores a whole batch with the result of `model.generate`. The
-answer includes its `</s>`, so an answer that runs on is wrong.
+teacher-forced forward pass therefore scores a whole batch of all compositions with the result of
+`model.generate`. The answer includes its `</s>`, so an answer that runs on is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from layerswap._types import Advance, Bars
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
-from layerswap.errors import CheckpointError, RecipeError
+from layerswap.engine.sweep import Sweep
+from layerswap.errors import RecipeError
 from layerswap.evaluation.statistics import Interval, mean_interval
-from layerswap.lab.assets import LAB_RECORD, read_record, shipped
+from layerswap.lab.assets import LAB_RECORD, models_of, shipped
 from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
-from layerswap.lab.train import IGNORED, collate, encode
+from layerswap.lab.train import IGNORED, encode
 from layerswap.lab.world import World, make_world
+from layerswap.merge import soup
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-    from layerswap.engine.sweep import Sweep
 
     Right = npt.NDArray[np.bool_]
 
@@ -37,12 +37,14 @@ NAMES: dict[Skill, str] = {"problem": "problems", "comprehension": "comprehensio
 """Names of the skills in tables."""
 NEW_TOKENS = 8
 """More tokens than any answer has."""
+TEST_QUESTIONS = 1000
+"""Test questions per measure of the quickstart."""
+SHOWN = 100
+"""Test problems of the quickstart whose answers are in its report."""
 
 
 def load(folder: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Load a checkpoint folder as a float32 model on the CPU, and its tokenizer."""
-    if not (Path(folder) / "config.json").is_file():
-        raise CheckpointError(f"{folder}: no checkpoint here (config.json is missing)")
     return load_causal_lm(folder, dtype="float32"), load_tokenizer(folder)
 
 
@@ -78,41 +80,15 @@ def _skill_and_language(measure: LabMeasure, language: str, world: World) -> tup
     return "problem" if measure.startswith("task") else "comprehension", spoken.name
 
 
-def correct(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    examples: Sequence[LabExample],
-    *,
-    batch_size: int = 64,
-) -> Right:
-    """Return true for every example that a model answers exactly, decoding greedily: bool `(n,)`.
-
-    The model is any causal model over the lab tokenizer's ids, in any dtype, on any device.
-    Examples are batched by length.
-    """
-    import numpy as np
-
-    rows = _encoded(tokenizer, examples)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
-    right = np.zeros(len(rows), dtype=bool)
-    for start in range(0, len(rows), batch_size):
-        batch = order[start : start + batch_size]
-        right[batch] = _correct_batch(model, tokenizer, [rows[i] for i in batch])
-    return right
-
-
-def score_model(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    language: str,
-    split: LabSplit,
-    n: int,
-    *,
-    world: World | None = None,
+def score_folder(
+    folder: Path, language: str, split: LabSplit, n: int, *, world: World
 ) -> dict[LabMeasure, Right]:
-    """Score right and wrong answers to `n` examples of every measure, bool `(n,)` each."""
+    """Score a checkpoint's answers to `n` examples of every measure: bool `(n,)` each."""
+    sweep, tokenizer = Sweep([soup({"model": folder})], dtype="float32"), load_tokenizer(folder)
     return {
-        measure: correct(model, tokenizer, questions(measure, language, split, n, world=world))
+        measure: sweep_correct(
+            sweep, tokenizer, questions(measure, language, split, n, world=world)
+        )[0]
         for measure in MEASURES
     }
 
@@ -128,7 +104,7 @@ def score_folders(
     scores: dict[str, dict[LabMeasure, Interval]] = {}
     with progress("scoring", len(folders), "models") as advance:
         for folder in folders:
-            answers = score_model(*load(folder), target, split, n, world=lab.world)
+            answers = score_folder(folder, target, split, n, world=lab.world)
             name = folder.name if len(names) == len(folders) else str(folder)
             scores[name] = {measure: mean_interval(right) for measure, right in answers.items()}
             advance(1)
@@ -139,7 +115,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     """Return the folder itself, or the models of the lab that it holds."""
     if not (folder / LAB_RECORD).is_file():
         return [folder]
-    return [folder / name for name in read_record(folder)["models"]]
+    return [folder / name for name in models_of(folder)]
 
 
 def sweep_correct(
@@ -150,13 +126,15 @@ def sweep_correct(
     batch_size: int = 256,
     progress: Advance | None = None,
 ) -> Right:
-    """Score every composition as `correct` does: bool `(compositions, n)`.
+    """Return true for every example that a composition answers exactly: `(compositions, n)`.
 
     `progress` is called after each batch with the number of examples in it.
     """
     import numpy as np
 
-    rows = _encoded(tokenizer, examples)
+    if not examples:
+        raise RecipeError("there is nothing to score: no examples")
+    rows = encode(tokenizer, examples)
     starts = [row["labels"].count(IGNORED) for row in rows]
     requests = [
         (row["input_ids"][:start], row["input_ids"][start:])
@@ -181,24 +159,3 @@ def sweep_written(
                                                          skip_special_tokens=True)]
         for row in rows
     ]  # fmt: skip
-
-
-def _encoded(
-    tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
-) -> list[dict[str, list[int]]]:
-    if not examples:
-        raise RecipeError("there is nothing to score: no examples")
-    return encode(tokenizer, examples)
-
-
-def _correct_batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, list[int]]]
-) -> Any:
-    import torch
-
-    batch = collate(rows, int(tokenizer.pad_token_id))
-    batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-    gold = batch.pop("labels")[:, 1:]
-    with torch.inference_mode():
-        written = model(**batch, use_cache=False).logits[:, :-1].argmax(dim=-1)
-    return ((written == gold) | (gold == IGNORED)).all(dim=1).cpu().numpy()
