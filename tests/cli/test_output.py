@@ -129,7 +129,7 @@ def test_no_name_in_a_recipe_forges_a_line(layerswap, experts, tmp_path):
     ):
         assert not lines_that_begin(result, "ok")
         assert "\x1b" not in result.out + result.err
-    recipe.write_text('experts: {a: b}\nswap: {task: "a\\nerror: c", language: d, "e\\nf": 1}\n')
+    recipe.write_text('experts: {a: b}\nswap: {"a\\nerror: c": 1, "e\\nf": 1}\n')
     result = layerswap("plan", recipe)
     assert result.code == 2
     assert len(result.err.splitlines()) > 1

@@ -93,7 +93,7 @@ def test_compare_first_reports_where_accuracy_and_balanced_accuracy_disagree(tmp
     assert compared.disagreement.startswith(words)
     assert compared.disagreement.endswith("balanced accuracy: 30.0 points lower).")
     asked = ["compare", str(tmp_path / "run")]
-    shown = CliRunner().invoke(app, asked).stdout
+    shown = CliRunner().invoke(app, asked, env={"COLUMNS": "200"}).stdout
     assert shown.startswith(words)
     assert "macro-F1 minus fair" in shown
     plain = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)

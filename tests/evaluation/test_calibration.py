@@ -95,7 +95,8 @@ def test_a_sweep_chooses_by_it(world, tmp_path):
         world, tmp_path / "sweep.yaml", tasks=["maembe_label"],
         choose_by={"task": "maembe_label", "metric": CALIBRATED},
     )  # fmt: skip
-    done = CliRunner().invoke(app, ["sweep", str(sweep), "--out", str(tmp_path / "out")])
+    asked = ["sweep", str(sweep), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, asked, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert CALIBRATED in done.output
     assert "balanced accuracy, %" in done.output

@@ -46,7 +46,7 @@ def works():
 def test_steps_are_done_in_order_once(tmp_path, works):
     done, kinds = works
     summary = run_graph(chain(), tmp_path, kinds)
-    assert done == ["a", "side", "b", "c"]
+    assert done == ["a", "b", "side", "c"]
     assert not summary.failed
     journal = StudyJournal(tmp_path, chain())
     assert (journal.folder("c") / "out").read_text() == "a0b0side7c0"
@@ -208,7 +208,7 @@ def test_a_study_in_a_storage_resumes_on_another_machine(tmp_path, works, url):
     done, kinds = works
     storage = Storage(url.format(tmp_path / "bucket"))
     run_graph(chain(), tmp_path / "one", kinds, storage=storage)
-    assert done == ["a", "side", "b", "c"]
+    assert done == ["a", "b", "side", "c"]
     done.clear()
     run_graph(chain(c=1), tmp_path / "other", kinds, storage=storage)
     assert done == ["c"]
@@ -234,7 +234,7 @@ def test_the_followers_of_a_repeated_step_are_repeated(tmp_path, works):
     run_graph(chain(), tmp_path / "one", kinds)
     journal = StudyJournal(tmp_path / "one", chain())
     shutil.rmtree(journal.folder("b"))
-    assert [row.state for row in journal.status()] == ["done", "done", "waiting", "waiting"]
+    assert [row.state for row in journal.status()] == ["done", "waiting", "done", "waiting"]
     done.clear()
     run_graph(chain(), tmp_path / "one", kinds)
     assert done == ["b", "c"]
