@@ -335,6 +335,27 @@ def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path, kind, flags):
     assert sorted(result.err.splitlines()) == shown
 
 
+def test_one_expert_twice_is_refused(layerswap, experts, tmp_path):
+    pair = ("--task", experts.task, "--language", f"{experts.task}/")
+    result = layerswap("merge", *pair, "--out", tmp_path / "out")
+    assert (result.code, result.err) == (2, (
+        f"error: --task-expert and --language-expert are both {experts.task}; a merge needs two "
+        "experts\n"
+    ))  # fmt: skip
+    reverting = ("--base", experts.base, "--task", experts.task, "--language", experts.base)
+    warned = layerswap("plan", *reverting)
+    assert warned.code == 0
+    assert "note: language has the weights of its base" in warned.out
+
+
+def test_a_wrong_choice_lists_the_choices(layerswap, experts, tmp_path):
+    result = layerswap("merge", *experts.pair, "--layout", "plian", "--out", tmp_path / "out")
+    assert (result.code, result.err) == (2, (
+        "error: Invalid value for '--layout': 'plian' is not one of 'auto', 'plain'; see "
+        "layerswap --help\n"
+    ))  # fmt: skip
+
+
 def test_a_full_standard_output_is_one_line(experts):
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(

@@ -33,6 +33,9 @@ def files(tmp_path, monkeypatch):
     write_tsv(tmp_path / "labels-qaa.tsv", ("text", "label"),
               [("x y", "sports"), ("z", "religion")])  # fmt: skip
     write_tsv(tmp_path / "strange.tsv", ("foo", "bar"), [(1, 2)])
+    write_tsv(tmp_path / "one-row.tsv", ("text", "label"), labels[:1])
+    write_tsv(tmp_path / "no-rows.tsv", ("text", "label"), [])
+    write_tsv(tmp_path / "one-label.tsv", ("text", "label"), [("x y", "sports")] * 3)
     (tmp_path / "latin.txt").write_bytes("fine\ncaf\xe9\n".encode("latin1"))
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.en").write_text("one\n")
@@ -78,6 +81,21 @@ BAD = {
     "no text": ({"text": None}, (), "give --text"),
     "ready task": ({"task": "orca-math"}, (), "--task orca-math: a ready mix goes with a suite"),
     "suite without the language": ({"test": "mgsm"}, (), "mgsm does not have qaa"),
+    "a label that no row has": (
+        {"task": "labels-en.tsv", "test": "labels-qaa.tsv"}, ("--leave-out", "politics"),
+        "--leave-out politics: no test row has this label; the labels are religion, sports",
+    ),
+    "a test of one label": (
+        {"task": "labels-en.tsv", "test": "one-label.tsv"}, (), "one-label.tsv: every row has the "
+        "label 'sports'; a test needs rows of at least two labels",
+    ),
+    "a task of one row": ({"task": "one-row.tsv"}, (), "one-row.tsv: has one row; the task expert "
+                          "trains on its rows, give more"),
+    "a task without rows": ({"task": "no-rows.tsv"}, (), "no-rows.tsv: "),
+    "one language twice": (
+        {"language": "sw"}, ("--language", "Swahili:news.qaa"), "--language: sw and "
+        "Swahili:news.qaa are the same language; give it once, such as --language sw:FILE",
+    ),
     "two tests": ({}, ("--test", "labels-qaa.tsv"), "--test: qaa has two files"),
 }  # fmt: skip
 
@@ -164,6 +182,7 @@ def test_what_is_written(files, unmeasured):
     readme = (written / "README.md").read_text()
     assert "`qab`): **no test, so the study can prove nothing there.**" in readme
     assert "qaa`): 20 test documents; zones are chosen on 20 development documents" in readme
+    assert "    problems-qaa.tsv: 20 test documents in qaa\n      prompt '" in readme
 
 
 def test_nothing_is_chosen_without_a_development_split(files, unmeasured):

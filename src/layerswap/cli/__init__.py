@@ -166,7 +166,8 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # whose message is the help
             typer.echo(describe(), err=True)
             sys.exit(2)
-        text = " ".join(describe().split()).rstrip(".")
+        # Pydantic, by which Typer reads a choice, begins its reason with these words.
+        text = " ".join(describe().replace("Value error, ", "").split()).rstrip(".")
         more = " See" if text.endswith("?") else "; see"
         _fail(f"{text}{more} layerswap --help")
 

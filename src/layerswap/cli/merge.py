@@ -68,8 +68,13 @@ def _described(composed: dict[str, Any]) -> dict[str, Any]:
     """The recipe of a swap or a partition that options describe."""
     if not {"task_expert", "language_expert"} <= set(composed):
         raise RecipeError("give a recipe file, or both --task-expert and --language-expert")
-    for name in ("task_expert", "language_expert"):
-        _expect_checkpoint(_flag(name), composed[name])
+    pair = [composed[name] for name in ("task_expert", "language_expert")]
+    _expect_checkpoint("--task-expert", pair[0])
+    _expect_checkpoint("--language-expert", pair[1])
+    if pair[0] == pair[1] or Path(pair[0]).resolve() == Path(pair[1]).resolve():
+        raise RecipeError(
+            f"--task-expert and --language-expert are both {pair[0]}; a merge needs two experts"
+        )
     data: dict[str, Any] = {
         "experts": {name: composed.pop(f"{name}_expert") for name in ("task", "language")}
     }

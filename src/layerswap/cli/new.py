@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -64,7 +64,8 @@ def new(
         ),
     ] = None,
     trial: Annotated[
-        bool, typer.Option("--trial", help="Write trial.yaml too, which runs on 1% of the data.")
+        bool,
+        typer.Option("--trial", help="Write trial.yaml too: every step on a few rows of the data."),
     ] = False,
     device: options.Device = None,
 ) -> None:
@@ -77,13 +78,13 @@ def new(
     --task headlines-en.tsv --test headlines-ig.tsv
     """
     from layerswap.new.folder import create
-    from layerswap.new.inputs import Request
+    from layerswap.new.inputs import Request, read_languages
 
     base = base or _ask("--base", "Base: a folder or a Hub id", "google/gemma-3-270m")
-    codes = language or [_ask("--language", "Language code, such as sw", None)]
-    pairs = [one.partition(":") for one in codes]
-    first = pairs[0][0]
-    texts = {code: file for code, _, file in pairs if file}
+    files = read_languages(language or [_ask("--language", "Language code, such as sw", None)])
+    codes = [*files]
+    first = codes[0]
+    texts = {code: file for code, file in files.items() if file}
     if text is None and parallel is None and first not in texts:
         text = _ask("--text", f"Text in {first}: a file", f"{first}.txt")
     texts |= {first: text} if text else {}
@@ -91,11 +92,10 @@ def new(
     if not test and sys.stdin.isatty():
         asked = _ask("--test", f"Test in {first}: a file (- for none)", "-")
         test = [asked] if asked != "-" else None
-    codes = [code for code, _, _ in pairs]
     made = create(
         Request(
             folder=name, base=base, languages=codes, task=task,
-            texts=_by_code(texts), parallel=_by_code({first: parallel}) if parallel else {},
+            texts=texts, parallel={first: parallel} if parallel else {},
             tests=_files("--test", test, codes),
             developments=_files("--development", development, codes),
             columns=options.read_pairs("--columns", options.task_names([columns or ""]), "COLUMN"),
@@ -118,24 +118,27 @@ def _ask(option: str, question: str, default: str | None) -> str:
     return str(typer.prompt(question, default=default))
 
 
-def _by_code(values: dict[str, Any]) -> dict[str, Any]:
-    from layerswap.evaluation.languages import standard_tag
-
-    return {standard_tag(code): value for code, value in values.items()}
-
-
 def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, str]:
     """Files by language; one without a language is the first's, and a suite is everyone's."""
+    from layerswap.errors import EvaluationError
+    from layerswap.evaluation.languages import standard_tag
     from layerswap.evaluation.suites import suite_names
+
+    def code_of(name: str) -> str | None:
+        try:
+            return standard_tag(name)
+        except EvaluationError:
+            return None
 
     found: dict[str, str] = {}
     for one in given or ():
-        code, colon, file = one.partition(":")
-        if not (colon and code in codes):
+        name, colon, file = one.partition(":")
+        code = code_of(name) if colon else None
+        if code is None or code not in codes:
             code, file = codes[0], one
         if code in found:
             raise RecipeError(f"{option}: {code} has two files, {found[code]} and {file}")
         found[code] = file
         if file in suite_names() and not Path(file).exists():
             found |= dict.fromkeys(codes, file)
-    return _by_code(found)
+    return found

@@ -14,7 +14,7 @@ from layerswap.errors import StudyError
 from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import Measured, check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files
-from layerswap.new.tasks import Task, found_in
+from layerswap.new.tasks import Task, found_in, found_in_test
 from layerswap.study.estimate import STARTING, StudyCosts, cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
@@ -50,6 +50,10 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     found = (
         found_in(inputs.task) if isinstance(inputs.task, Task) else [f"{inputs.task}: a ready mix"]
     )
+    for one in inputs.languages:
+        for split, given in (("test", request.tests), ("dev", request.developments)):
+            if split in one.tests:
+                found += found_in_test(given[one.code], split, one.tests[split], one.name)
     for line in found:
         log(line)
     target = request.folder.absolute()

@@ -36,7 +36,7 @@ class Request:
 
     folder: Path
     base: str
-    languages: Sequence[str]
+    languages: Sequence[str]  # standard codes
     task: str
     texts: Mapping[str, str]
     parallel: Mapping[str, tuple[str, str]]
@@ -141,15 +141,14 @@ def check_request(request: Request) -> Inputs:
         raise StudyError(f"{request.folder}: exists already; choose another name, or delete it")
     device = choose_device(request.device)
     base, tokenizer = _open_base(request.base)
-    codes = [standard_tag(one) for one in request.languages]
-    if twice := next((one for one in codes if codes.count(one) > 1), None):
-        raise RecipeError(f"--language: {twice} is given twice")
     ready = request.task in ready_recipes() and not Path(request.task).exists()
     task: Task | str = request.task if ready else read_task(request.task, request.columns)
     named = {*request.tests.values()} & {*suite_names()}
     suites = {one for one in named if not Path(one).exists()}
     suite = _check_suites(request, suites, ready)
-    languages = [_language(request, code, task, suite) for code in codes]
+    if request.leave_out and isinstance(task, Task):
+        _check_left_out(request, task, suite)
+    languages = [_language(request, code, task, suite) for code in request.languages]
     held: list[int] = []
     if isinstance(task, Task) and not all(one.proved for one in languages):
         step = max(10, len(task.table.rows) // HELD_OUT)
@@ -183,6 +182,33 @@ def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None
             check_askable(suite, language)
         return suite
     return None
+
+
+def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
+    labels: set[str] = set()
+    for split, files in (("test", request.tests), ("dev", request.developments)):
+        for given in files.values():
+            if given != suite:
+                labels |= task.labels_of(given, request.columns, split)
+    if strange := [one for one in request.leave_out if one not in labels]:
+        there = f"; the labels are {', '.join(sorted(labels)):.80}" if labels else ""
+        raise RecipeError(f"--leave-out {strange[0]}: no test row has this label{there}")
+
+
+def read_languages(given: Sequence[str]) -> dict[str, str | None]:
+    """The files of languages, each given as `CODE` or `CODE:FILE`, by standard code."""
+    files: dict[str, str | None] = {}
+    first: dict[str, str] = {}
+    for one in given:
+        name, _, file = one.partition(":")
+        code = standard_tag(name)
+        if code in files:
+            raise RecipeError(
+                f"--language: {first[code]} and {one} are the same language; give it once, "
+                f"such as --language {code}:FILE"
+            )
+        files[code], first[code] = file or None, one
+    return files
 
 
 def _language(request: Request, code: str, task: Task | str, suite: str | None) -> LanguageInput:

@@ -168,11 +168,12 @@ def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:
 def examples(table: Table, shape: Shape, count: int = 2) -> list[str]:
     """The first rows of a table by role, a line each."""
     return [
-        ", ".join(f"{role} {_short(row[column])!r}" for role, column in shape.columns.items())
+        ", ".join(f"{role} {short(row[column])!r}" for role, column in shape.columns.items())
         for row in table.rows[:count]
     ]
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value on one line, clipped."""
     text = " ".join(str(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -11,7 +11,7 @@ from typing import Any
 
 from layerswap.errors import DataError
 from layerswap.evaluation.suites.mgsm import last_number
-from layerswap.new.tables import Shape, Table, examples, read_table, recognise
+from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 
 PROMPTS = {
     "labels": "Text: {text}\n",  # and the label's noun, as the suites have it
@@ -113,6 +113,11 @@ class Task:
         ]
         if not found:
             raise DataError(f"{given}: has no complete row")
+        if self.labelled and len({one["label"] for one in found}) == 1:
+            raise DataError(
+                f"{given}: every row has the label {found[0]['label']!r:.40}; a test needs rows of "
+                "at least two labels"
+            )
         if strange := {one["label"] for one in found if self.labelled} - {*self.labels}:
             names = ",".join(sorted(strange))
             raise DataError(
@@ -127,6 +132,12 @@ class Task:
                 "which the task expert trains; give other documents"
             )
         return found
+
+    def labels_of(self, given: str, columns: Mapping[str, str], split: str) -> set[str]:
+        """The labels in a test or development file."""
+        table = read_table(given, split=split)
+        shape = recognise(table, columns, self.shape.kind)
+        return {one["label"] for one in self.documents(table.rows, shape) if self.labelled}
 
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of the source of the task's mix, for a mix in `folder`."""
@@ -210,6 +221,9 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
     """The task of a table."""
     table = read_table(given)
     task = Task(table, recognise(table, columns))
+    if len(table.rows) < 2:
+        count = "one row" if table.rows else "a header and no rows"
+        raise DataError(f"{given}: has {count}; the task expert trains on its rows, give more")
     if not (task.labels or task.documents(table.rows)):
         raise DataError(f"{given}: has no complete row")
     return task
@@ -226,6 +240,13 @@ def found_in(task: Task) -> list[str]:
     )  # fmt: skip
     lines = [f"{task.table.name}: {len(task.table.rows):,} rows, columns {pairs}; {scored}"]
     return lines + [f"  {line}" for line in examples(task.table, task.shape)]
+
+
+def found_in_test(given: str, split: str, documents: Sequence[Document], name: str) -> list[str]:
+    """The number of documents of a test or development file, and the first one, in lines."""
+    first = ", ".join(f"{role} {short(value)!r}" for role, value in documents[0].items())
+    use = "test" if split == "test" else "development"
+    return [f"{given}: {len(documents):,} {use} documents in {name}", f"  {first}"]
 
 
 def target(task: Task, document: Document, language: str) -> Document:
