@@ -9,6 +9,8 @@ import pytest
 import torch
 import yaml
 
+from layerswap.evaluation.results import Earlier, read_samples, read_scores
+
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -136,6 +138,50 @@ def test_a_folder_of_something_else_is_left_alone(layerswap, models, tmp_path):
     assert done.code == 2
     assert "not written by `layerswap eval`" in done.err
     assert layerswap("compare", tmp_path).code == 2
+
+
+def test_other_results_in_the_folder_are_kept(layerswap, models, tmp_path):
+    """A second `eval` replaces its own models and tasks in the table, and no others."""
+    out = tmp_path / "out"
+
+    def run(model, language):
+        done = layerswap(
+            "eval", models / model, "--suite", "mgsm", "--language", language, "--shots", 0,
+            "--data", DATA, "--limit-first", 1, "--gen-kwargs", "max_gen_toks=1", "--out", out,
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        return done.err
+
+    assert "earlier results" not in run("task", "sw")
+    assert f"kept earlier results in {out} of task\n" in run("language", "sw")
+    assert f"kept earlier results in {out} of language, task\n" in run("task", "en")
+    replaced = run("task", "sw")
+    assert f"replaced earlier results in {out}: task on mgsm_sw_0shot\n" in replaced
+    rows = {(row.model, row.task) for row in read_scores(out)}
+    assert rows == {(row.model, row.task) for row in read_samples(out)}
+    assert rows == {("task", "mgsm_sw_0shot"), ("language", "mgsm_sw_0shot"),
+                    ("task", "mgsm_en_0shot")}  # fmt: skip
+    assert set(results(out, "task")["results"]) == {"mgsm_sw_0shot", "mgsm_en_0shot"}
+
+
+def test_another_model_of_the_same_name_replaces_all_rows(tmp_path):
+    scores(tmp_path, m=[1])
+    (score,) = read_scores(tmp_path)
+    earlier = Earlier([(score, {"weights": "old"})], [])
+    new = {"m": {"samples": {"another": []}}}
+    assert earlier.without(new, {"m": {"weights": "old"}}) == (earlier, [])
+    kept, replaced = earlier.without(new, {"m": {"weights": "new"}})
+    assert (kept.scores, replaced) == ([], [f"m on {score.task}"])
+
+
+def test_a_study_is_no_suite(layerswap, tmp_path):
+    (tmp_path / "study.yaml").write_text("base: b\ntask: {}\nevaluate: {suite: mgsm}\n")
+    given = ("--suite", tmp_path / "study.yaml", "--language", "sw", "--out", tmp_path / "out")
+    done = layerswap("eval", "model", *given)
+    assert (done.code, done.err) == (2, (
+        f"error: {tmp_path}/study.yaml: is a study, not a suite or a benchmark; run it by "
+        "`layerswap study run`, or give the file in its evaluate.suite\n"
+    ))  # fmt: skip
 
 
 def test_a_table_that_is_damaged_is_one_line(layerswap, tmp_path):

@@ -57,7 +57,7 @@ def write_rows(
         names += [name for name in columns[0] if name not in names]
         records = [{**more, **row} for row, more in zip(records, columns, strict=True)]
     draft = path.with_name(f".{path.name}")
-    pq.write_table(pa.table({name: [row[name] for row in records] for name in names}), draft)
+    pq.write_table(pa.table({name: [row.get(name) for row in records] for name in names}), draft)
     draft.replace(path)
 
 
@@ -254,30 +254,73 @@ def write_results(
     asked: Sequence[WrittenTask],
     *,
     columns: Mapping[str, Mapping[str, Any]] | None = None,
+    kept: Earlier | None = None,
 ) -> list[Score]:
     """Write `<model>/results.json` for each model, `scores.parquet` and `samples.parquet`.
 
-    Returns the rows of `scores.parquet`, to which `columns` adds further columns by model.
+    Returns the scores of `results`; `columns` adds further columns by model to `scores.parquet`.
+    Both tables begin with the rows of `kept`.
     """
     from lm_eval.utils import handle_non_serializable
 
+    kept = kept or Earlier([], [])
     for model, result in results.items():
         folder = out / model
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {key: value for key, value in result.items() if key != "samples"}
-        text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
+        whole = {key: value for key, value in result.items() if key != "samples"}
+        if any(row.model == model for row, _ in kept.scores) and (folder / RESULTS).is_file():
+            old = json.loads((folder / RESULTS).read_text("utf-8"))
+            whole |= {key: {**old[key], **value} for key, value in whole.items()
+                      if key != "config" and isinstance(value, dict) and key in old}  # fmt: skip
+        text = json.dumps(whole, indent=2, default=handle_non_serializable, ensure_ascii=False)
         (folder / RESULTS).write_text(text + "\n", "utf-8")
     scores = tidy(results, asked)
-    further = [columns[score.model] for score in scores] if columns else ()
-    write_rows(out / SCORES_TABLE, scores, Score, further)
+    further = [columns[score.model] for score in scores] if columns else [{} for _ in scores]
+    rows = [*zip(scores, further, strict=True), *kept.scores]
+    write_rows(out / SCORES_TABLE, [row for row, _ in rows], Score, [more for _, more in rows])
     samples = [
         sample
         for model, result in results.items()
         for name, answers in sorted(result["samples"].items())
         for sample in samples_of(model, name, answers, task_of(name, asked).metric[1])
     ]
-    write_rows(out / SAMPLES_TABLE, samples, Sample)
+    write_rows(out / SAMPLES_TABLE, [*samples, *kept.samples], Sample)
     return scores
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The tables that a folder of results holds before an evaluation."""
+
+    scores: Sequence[tuple[Score, Mapping[str, Any]]]  # with all columns by name
+    samples: Sequence[Sample]
+
+    @classmethod
+    def read(cls, out: Path) -> Earlier:
+        """Read the tables in a folder; both are empty in a new folder."""
+        path = out / SCORES_TABLE
+        return cls(list(read_rows(path, Score)) if path.is_file() else [], read_samples(out))
+
+    def without(
+        self, results: Results, columns: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Earlier, list[str]]:
+        """Drop what new results replace; also returns each dropped model and task in words.
+
+        All rows of a model go if its columns differ: another model has its name now.
+        """
+        replaced = {
+            (row.model, row.task): None
+            for row, more in self.scores
+            if row.model in results
+            and (
+                row.task in results[row.model]["samples"]
+                or any(more.get(key) != value for key, value in columns[row.model].items())
+            )
+        }
+        scores = [(row, more) for row, more in self.scores
+                  if (row.model, row.task) not in replaced]  # fmt: skip
+        samples = [row for row in self.samples if (row.model, row.task) not in replaced]
+        return Earlier(scores, samples), [f"{model} on {task}" for model, task in replaced]
 
 
 def read_scores(out: Path) -> list[Score]:

@@ -171,6 +171,7 @@ def run_evaluation(
     folders = [Path(path).absolute() for path in include]
     check_task_names(tasks, folders)
     folder = files.open_folder(out)
+    earlier = files.Earlier.read(folder)
     task_folder = TaskFolder(folder / files.TASKS)
     written = [] if suite is None else write_suite(
         suite, languages, task_folder, data=DataFolder.given(None if data is None else Path(data)),
@@ -184,7 +185,13 @@ def run_evaluation(
         )  # fmt: skip
     written = written or files.tasks_of(results, answer_language)
     weights = {name: {"weights": composition_key(plan)} for name, plan in plans.items()}
-    rows = files.write_results(folder, results, written, columns=weights)
+    kept, replaced = earlier.without(results, weights)
+    rows = files.write_results(folder, results, written, columns=weights, kept=kept)
+    if replaced:
+        more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
+        log(f"replaced earlier results in {out}: {', '.join(replaced[:3])}{more}")
+    if models_kept := sorted({row.model for row, _ in kept.scores}):
+        log(f"kept earlier results in {out} of {', '.join(models_kept)}")
     for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
         log(warning)
     return Evaluation(_scores(results, written, rows, calibrated=calibrate), folder)

@@ -183,6 +183,11 @@ def parts_of(suite: str) -> tuple[TaskPart, ...]:
             raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
         path = Path(__file__).parent / f"{suite}.yaml"
     data, lines = parse_yaml(read_text(path), str(path))
+    if isinstance(data, dict) and ("like" in data or {"base", "evaluate"} <= set(data)):
+        raise EvaluationError(
+            f"{path}: is a study, not a suite or a benchmark; run it by `layerswap study run`, or "
+            "give the file in its evaluate.suite"
+        )
     if not (isinstance(data, dict) and "benchmarks" in data):
         expected = "a benchmark is a mapping with `task` and `data`"
         benchmark = validate(Benchmark, data, where=str(path), expected=expected, lines=lines)
