@@ -50,7 +50,7 @@ def test_a_figure_is_well_formed_accessible_and_the_same_every_time(draw):
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
     ids = [one.get("id") for one in root.iter() if one.get("id")]
     assert len(set(ids)) == len(ids)
-    used = set(re.findall(r'#(ls-[\w-]+)["\)]', svg))
+    used = set(re.findall(r'(?:href="|url\()#([\w-]+)["\)]', svg))
     assert used <= set(ids)
     drawn = svg.partition("</style>")[2]
     colours = set(re.findall(r"(?:fill|stroke): (#\w+)", drawn))

@@ -9,16 +9,16 @@ CSS show the light colours. Equal facts give equal bytes.
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
+from html import escape
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 from layerswap.errors import visible
 
@@ -46,7 +46,7 @@ EXPERTS = ("#e8a33d", "#2c6a9b", "#3f9f86", "#b4679f", "#8fc3e6", "#c4553b", "#d
 """Colours of experts in both modes; distinct for colour-blind readers too (after Okabe, Ito)."""
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "layerswap", "pdf.fonttype": 42,
+    "svg.fonttype": "none", "pdf.fonttype": 42,
     "text.parse_math": False, "font.size": 13, "font.sans-serif": ["DejaVu Sans"],
     "text.color": INK, "axes.labelcolor": MUTED, "axes.titlecolor": INK, "axes.edgecolor": LINE,
     "xtick.color": LINE, "ytick.color": LINE, "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED,
@@ -54,9 +54,6 @@ SETTINGS: dict[Any, Any] = {
     "legend.fontsize": 11, "legend.frameon": False, "grid.color": LINE,
     "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
-NAMESPACE, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-
-
 LOCK = RLock()
 """Held while matplotlib draws: its settings are those of the whole process."""
 
@@ -85,27 +82,26 @@ class Drawing:
 
     def svg(self, *, style: bool = True) -> str:
         """One `<svg>` element, with the stylesheet that a page needs once."""
+        import matplotlib
+
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        with settings():
+        title, description = (escape(visible(words)) for words in (self.title, self.description))
+        # The identifiers of clips and markers come from this, so that no two figures share one.
+        salt = {"svg.hashsalt": title + description}
+        with settings(), matplotlib.rc_context(salt):
             self.figure.savefig(text, format="svg", transparent=True, metadata=nothing)
         self.figure.set_layout_engine("none")  # a second layout would move the parts a little
-        mark = f"ls-{sha256((text.getvalue() + self.title).encode()).hexdigest()[:8]}"
-        root = ElementTree.fromstring(text.getvalue())
-        root.remove(root[0])  # matplotlib's style, which would apply to a whole page
-        _make_ids_unique(root, mark)
-        *_, width, height = root.attrib["viewBox"].split()
-        title, description = visible(self.title), visible(self.description)
-        root.attrib = {"viewBox": root.attrib["viewBox"], "width": width, "height": height,
-                       "role": "img", "aria-label": title, "class": "ls-figure"}  # fmt: skip
-        head = {"title": title, "desc": description, **({"style": stylesheet()} if style else {})}
-        for place, (tag, content) in enumerate(head.items()):
-            element = ElementTree.Element(f"{{{NAMESPACE}}}{tag}")
-            element.text = content
-            root.insert(place, element)
-        ElementTree.register_namespace("", NAMESPACE)
-        ElementTree.register_namespace("xlink", LINK)
-        return ElementTree.tostring(root, encoding="unicode")
+        head, _, drawn = text.getvalue().partition("</defs>")  # its style is for a whole page
+        _, _, width, height = head.partition('viewBox="')[2].partition('"')[0].split()
+        drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)
+        sheet = f"<style>{stylesheet()}</style>" if style else ""
+        return (
+            '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+            f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+            f'aria-label="{title}" class="ls-figure"><title>{title}</title>'
+            f"<desc>{description}</desc>{sheet}{drawn.strip()}"
+        )
 
     def save(self, stem: Path) -> list[Path]:
         """Write `stem` with the suffixes .svg, .pdf and .png, the same bytes every time."""
@@ -118,21 +114,6 @@ class Drawing:
 
     def _repr_svg_(self) -> str:
         return self.svg()
-
-
-def _make_ids_unique(root: ElementTree.Element, mark: str) -> None:
-    """Begin the identifiers of clips and markers with `mark`, and remove those of groups."""
-    for element in root.iter():
-        element.tail = None  # indentation
-        for name, value in list(element.items()):
-            if name == "id" and element.tag == f"{{{NAMESPACE}}}g":
-                del element.attrib[name]
-            elif name == "id":
-                element.set(name, f"{mark}-{value}")
-            elif name == f"{{{LINK}}}href":
-                element.set(name, value.replace("#", f"#{mark}-"))
-            elif name == "clip-path":
-                element.set(name, value.replace("url(#", f"url(#{mark}-"))
 
 
 def variables(*, dark: bool) -> str:
