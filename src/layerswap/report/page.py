@@ -10,17 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.errors import LayerswapError, visible
 from layerswap.report.drawing import stylesheet, variables
-from layerswap.report.tables import Table, range_words, score, slug
+from layerswap.report.tables import Table, cell_words, range_words, score, slug
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
     from layerswap.evaluation.results import Sample
-    from layerswap.evaluation.statistics import Interval
     from layerswap.report.drawing import Drawing
 
 LONGEST = 1200
@@ -31,7 +30,7 @@ RIGHT = 0.5
 """Score above which an answer counts as right."""
 Place = tuple[str, str, int]
 """Model, task and document."""
-DIFFERENCE = re.compile(r"(\S+) \[(\S+), (\S+)\]( \*)?")
+DIFFERENCE = re.compile(r"(\S+) \[(\S+) to (\S+)\]( \*)?")
 """Text of `tables.difference_words`."""
 
 
@@ -206,33 +205,17 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        paragraphs=_paragraphs, kind=_kind, score=score, amount=_amount, island=_island,
-        visible=visible, slug=slug, shortened=_shortened, span=_span, difference=_difference,
+        paragraphs=_paragraphs, cell=_cell, island=_island, visible=visible, slug=slug,
+        shortened=_shortened,
     )  # fmt: skip
     environment.globals.update(variables=variables, stylesheet=stylesheet)
     return environment
-
-
-def _span(interval: Interval, unit: str) -> str:
-    """The ends of an interval in words."""
-    return range_words(score(interval.low, unit), score(interval.high, unit))
-
-
-def _difference(words: str) -> tuple[str, str] | None:
-    """A difference with its star, and its range; None for other text."""
-    found = DIFFERENCE.fullmatch(words)
-    return found and (f"{found[1]}{found[4] or ''}", range_words(found[2], found[3]))
 
 
 def _island(data: Mapping[str, Any]) -> str:
     """Data for a script element, which only "</" and "<!--" could end."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("</", "<\\/").replace("<!--", "<\\u0021--")
-
-
-def _amount(cell: float | Interval) -> float:
-    """The number that a cell is sorted by."""
-    return cell if isinstance(cell, float) else cell.mean
 
 
 def _paragraphs(words: str) -> list[str]:
@@ -245,10 +228,23 @@ def _shortened(text: str) -> str:
     return "\n".join(map(visible, end.split("\n")))
 
 
-def _kind(cell: Any) -> str:
-    """The kind of a cell in the template."""
-    if cell is None:
-        return "missing"
-    if isinstance(cell, str | int):
-        return "text"
-    return "score" if isinstance(cell, float) else "interval"
+class ShownCell(NamedTuple):
+    """A cell of a table on a page."""
+
+    words: str
+    range: str = ""  # the interval, in small print
+    value: float | None = None  # the number that it is sorted by, where `words` are not enough
+
+
+def _cell(cell: Any, unit: str) -> ShownCell:
+    if isinstance(cell, str):
+        if parts := DIFFERENCE.fullmatch(cell):
+            mean, low, high, star = parts.groups("")
+            return ShownCell(mean + star, range_words(low, high))
+        return ShownCell(visible(cell))
+    if cell is None or isinstance(cell, int):
+        return ShownCell(cell_words(cell, unit))
+    if isinstance(cell, float):
+        return ShownCell(score(cell, unit), value=cell)
+    ends = range_words(score(cell.low, unit), score(cell.high, unit))
+    return ShownCell(score(cell.mean, unit), ends, cell.mean)
