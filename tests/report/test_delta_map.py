@@ -72,9 +72,8 @@ def page_data(html: str) -> dict:
 
 def test_the_page_counts_the_rows_at_every_threshold_exactly():
     one = atlas()
-    whole = page_data(delta_page(one, 1e-5))
-    data = whole["modes"][whole["mode"]] | {key: whole[key] for key in ("labels", "rows")}
-    assert whole["experts"] == list(one.experts)
+    data = page_data(delta_page(one, 1e-5))
+    assert data["experts"] == list(one.experts)
     assert [of[data["start"]] for of in data["thresholds"]] == [1e-5, 1e-5]
     assert data["labels"] == ["q_proj (wq)", "k_proj (wk)", "gate_proj (w1)"]
     assert set(data["rows"].values()) == {64}
@@ -101,11 +100,10 @@ def test_each_expert_has_a_threshold_of_its_own():
     for expert in one.experts:
         cells = map_of(one, expert, one.threshold(expert)).cells.values()
         assert sum(cells) / len(cells) == pytest.approx(0.15, abs=0.005)
-    whole = page_data(delta_page(one))
-    mode = whole["modes"][whole["mode"]]
-    assert mode["positions"][mode["start"]] == "top 15%"
-    for counts in mode["above"]:
-        total = sum(above[mode["start"]] for above in counts.values())
+    data = page_data(delta_page(one))
+    assert data["positions"][data["start"]] == "top 15%"
+    for counts in data["above"]:
+        total = sum(above[data["start"]] for above in counts.values())
         assert total == pytest.approx(0.15 * 64 * 9, abs=2)
         assert [sum(by) for by in zip(*counts.values(), strict=True)] == sorted(
             (sum(by) for by in zip(*counts.values(), strict=True)), reverse=True

@@ -23,7 +23,7 @@ from layerswap.versions import install, missing_of
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
 STEPS = 60
-"""Positions of the slider in each of its modes, even in the logarithm; fewer for large models."""
+"""Positions of the slider, even in the logarithm; fewer for large models."""
 SHARE = 0.15
 """Default share of the rows of an expert that are shown as changed."""
 COUNTS = 250_000
@@ -115,7 +115,7 @@ def draw_maps(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) 
 def delta_page(atlas: Atlas, threshold: float | None = None) -> str:
     """The interactive map of an atlas as one HTML file, with a slider that starts at a threshold.
 
-    Without a threshold it starts where 15% of the rows of each expert are above it.
+    Without a threshold the slider sets the share of rows of each expert, from 15%.
     """
     experts = ", ".join(map(visible, atlas.experts))
     lead = (
@@ -130,7 +130,7 @@ def map_panel(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
     """The data of an interactive map, for `Section`; see `delta_page`.
 
     It holds the number of rows above each position of the slider, for every cell and expert. The
-    slider has two modes: the share of the rows of each expert, and one MAV for all.
+    slider sets the share of the rows of each expert; with a threshold, one MAV for all experts.
     """
     import numpy as np
 
@@ -140,29 +140,21 @@ def map_panel(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
         for expert in atlas.experts
         for cell, tensors in cells.items()
     }
-    steps = max(10, min(STEPS, COUNTS // max(1, len(rows)) // 2))
+    steps = max(10, min(STEPS, COUNTS // max(1, len(rows))))
     of_expert = [
         np.concatenate([rows[expert, cell] for cell in cells]).astype(np.float64)
         for expert in atlas.experts
     ]
-    shares = np.unique(np.append(np.geomspace(0.005, 0.6, steps - 1), SHARE))[::-1]
     if threshold is None:
-        start = float(np.quantile(np.concatenate(of_expert), 1 - SHARE))
+        shares = np.unique(np.append(np.geomspace(0.005, 0.6, steps - 1), SHARE))[::-1]
+        positions = [f"top {100 * share:.3g}%" for share in shares]
+        start = int(np.argmin(abs(shares - SHARE)))
+        thresholds = [np.quantile(all_rows, 1 - shares) for all_rows in of_expert]
     else:
-        start = threshold
-    values = _thresholds(np.concatenate(of_expert), start, steps)
-
-    def mode(name: str, positions: list[str], start: int, thresholds: Sequence[Any]) -> Any:
-        return {
-            "name": name, "positions": positions, "start": start,
-            "thresholds": [list(map(float, of)) for of in thresholds],
-            "above": [
-                {f"{layer} {column}": _above(rows[expert, (layer, column)], of)
-                 for layer, column in cells}
-                for expert, of in zip(atlas.experts, thresholds, strict=True)
-            ],
-        }  # fmt: skip
-
+        values = _thresholds(np.concatenate(of_expert), threshold, steps)
+        positions = [f"{value:.2e}" for value in values]
+        start = int(np.searchsorted(values, threshold))
+        thresholds = [values] * len(atlas.experts)
     labels = labels_of(atlas)
     return {
         "experts": list(atlas.experts),
@@ -173,13 +165,14 @@ def map_panel(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
             f"{layer} {column}": len(rows[atlas.experts[0], (layer, column)])
             for layer, column in cells
         },
-        "mode": 0 if threshold is None else 1,
-        "modes": [
-            mode("a share of each expert's", [f"top {100 * share:.3g}%" for share in shares],
-                 int(np.argmin(abs(shares - SHARE))),
-                 [np.quantile(all_rows, 1 - shares) for all_rows in of_expert]),
-            mode("above one value for all", [f"{value:.2e}" for value in values],
-                 int(np.searchsorted(values, start)), [values] * len(atlas.experts)),
+        "slider": "Rows that count, of each expert" if threshold is None else "Rows above a MAV of",
+        "positions": positions,
+        "start": start,
+        "thresholds": [of.tolist() for of in thresholds],
+        "above": [
+            {f"{layer} {column}": _above(rows[expert, (layer, column)], of)
+             for layer, column in cells}
+            for expert, of in zip(atlas.experts, thresholds, strict=True)
         ],
     }  # fmt: skip
 

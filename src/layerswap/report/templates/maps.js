@@ -7,10 +7,9 @@ const HIGH = 0.732;  // as drawing.HIGH
 for (const root of document.querySelectorAll("[data-panel=maps]")) {
   const $ = name => root.querySelector(`[data-role=${name}]`);
   const data = JSON.parse(root.querySelector("script").textContent);
-  const mode = () => data.modes[+$("mode").value];
   // The fraction of a cell, and the words for it.
   function oneExpert(index, step) {
-    const above = mode().above[index];
+    const above = data.above[index];
     return key => key in data.rows ? {
       x: above[key][step] / data.rows[key],
       words: `${above[key][step]} of ${data.rows[key]} rows above`,
@@ -59,8 +58,8 @@ for (const root of document.querySelectorAll("[data-panel=maps]")) {
   }
   function draw() {
     const step = +$("threshold").value, left = +$("left").value, right = $("right").value;
-    const named = i => `${data.experts[i]}, rows above ${mode().thresholds[i][step].toExponential(2)}`;
-    $("value").textContent = mode().positions[step];
+    const named = i => `${data.experts[i]}, rows above ${data.thresholds[i][step].toExponential(2)}`;
+    $("value").textContent = data.positions[step];
     $("threshold").setAttribute("aria-valuetext", $("value").textContent);
     const compared = right.startsWith("less ");
     const maps = [];
@@ -79,10 +78,6 @@ for (const root of document.querySelectorAll("[data-panel=maps]")) {
     $("low").textContent = compared ? `${percent(-span, 0)}%` : "0%";
     $("high").textContent = `${percent(span, 0)}% of rows`;
     $("detail").textContent = "Point at a cell, or walk with the arrow keys, to read its numbers.";
-  }
-  function start() {
-    $("threshold").max = mode().positions.length - 1;
-    $("threshold").value = mode().start;
   }
   const describe = event => {
     const cell = event.target.closest("td");
@@ -108,10 +103,9 @@ for (const root of document.querySelectorAll("[data-panel=maps]")) {
     data.experts.forEach((name, i) => $("right").add(new Option(`difference from ${name}`, `less ${i}`)));
     $("right").value = "1";
   }
-  data.modes.forEach((one, i) => $("mode").add(new Option(one.name, i)));
-  $("mode").value = data.mode;
-  $("mode").addEventListener("input", () => { start(); draw(); });
-  start();
+  $("slider").textContent = data.slider;
+  $("threshold").max = data.positions.length - 1;
+  $("threshold").value = data.start;
   for (const role of ["threshold", "left", "right", "numbers"]) $(role).addEventListener("input", draw);
   // A link that ends in #difference or #numbers opens the page with that view.
   if (location.hash.includes("numbers")) $("numbers").checked = true;
