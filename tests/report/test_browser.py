@@ -69,19 +69,6 @@ def page(browser, path):
     context.close()
 
 
-def test_tables_are_sorted_by_mouse_and_by_keyboard(page):
-    names = "section:has(h2:text('Table')) tbody th"
-    assert page.locator(names).all_inner_texts() == ["soup", "swap", "base"]
-    head = page.locator("thead button", has_text="score")
-    head.click()
-    assert page.locator(names).all_inner_texts() == ["swap", "soup", "base"]
-    assert page.locator("th[aria-sort=descending]").inner_text() == "score"
-    head.press("Enter")
-    assert page.locator(names).all_inner_texts() == ["soup", "swap", "base"]
-    head.press("Enter")
-    assert page.locator("th[aria-sort]").count() == 0
-
-
 def test_the_selected_is_tinted_the_best_bold_and_negative_ends_are_in_words(page):
     table = page.locator("section:has(h2:text('Table'))")
     assert table.locator("tr.highlight th").inner_text() == "swap"

@@ -70,7 +70,10 @@ def draw_heat_map(
         shades[y, x] = (value - low) / (high - low) if high > low else 0.5
         axes.text(x, y, words[row, column], ha="center", va="center", color=ink_on(shades[y, x]))
     draw_cells(axes, shades)
-    _label(axes, row_label, rows, column_label, columns)
+    # The first row is below, as the first layer of a stack is.
+    axes.set_xticks(range(len(columns)), list(map(str, columns)))
+    axes.set_yticks(range(len(rows)), list(map(str, rows)))
+    axes.set(xlabel=visible(column_label), ylabel=visible(row_label))
     outlines = {"best": best, "the paper's default": default}
     marked = {name: cell for name, cell in outlines.items() if cell and cell in values}
     for name, cell in marked.items():
@@ -101,10 +104,10 @@ def draw_grid(
     Conditions without zones are left out. Each drawing has a label for the other settings, such as
     `transitions 1 and 0, outside blend`.
     """
-    maps: dict[tuple[int, int, str], dict[tuple[int, int], float]] = {}
+    maps: dict[tuple[int, int, str], dict[GridCell, float]] = {}
     for swap, value in scores.items():
-        if swap.zones is not None:
-            maps.setdefault(_map_of(swap), {})[_cell_of(swap)] = value
+        if placed := _placed(swap):
+            maps.setdefault(placed[0], {})[placed[1]] = value
     limits = (min(scores.values()), max(scores.values())) if maps else None
     several = len({key[:2] for key in maps}) > 1
     drawn = {}
@@ -113,7 +116,7 @@ def draw_grid(
         words = [f"transitions {bottom} and {top}"] if several else []
         words += [f"outside {outside}"] if outside else []
         cells = [
-            _cell_of(swap) if swap and swap.zones and _map_of(swap) == key else None
+            placed[1] if (placed := _placed(swap)) and placed[0] == key else None
             for swap in (best, default)
         ]
         drawn[", ".join(words)] = draw_heat_map(
@@ -123,23 +126,12 @@ def draw_grid(
     return drawn
 
 
-def _map_of(swap: Condition) -> tuple[int, int, str]:
-    assert swap.zones is not None
-    return swap.zones.bottom_transition, swap.zones.top_transition, swap.outside
-
-
-def _cell_of(swap: Condition) -> tuple[int, int]:
-    assert swap.zones is not None
-    return swap.zones.bottom, swap.zones.top
-
-
-def _label(
-    axes: Axes, row_label: str, rows: Sequence[int], column_label: str, columns: Sequence[int]
-) -> None:
-    """Name the cells of a heat map, whose first row is below, as the first layer of a stack is."""
-    axes.set_xticks(range(len(columns)), list(map(str, columns)))
-    axes.set_yticks(range(len(rows)), list(map(str, rows)))
-    axes.set(xlabel=visible(column_label), ylabel=visible(row_label))
+def _placed(swap: Condition | None) -> tuple[tuple[int, int, str], GridCell] | None:
+    """The map of a swap, and its cell in it; None without zones."""
+    if swap is None or swap.zones is None:
+        return None
+    zones = swap.zones
+    return (zones.bottom_transition, zones.top_transition, swap.outside), (zones.bottom, zones.top)
 
 
 def _outline(name: str, cell: tuple[float, float], inset: float, colour: str) -> Rectangle:

@@ -88,7 +88,7 @@ class Drawing:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         title, description = (escape(visible(words)) for words in (self.title, self.description))
         # The identifiers of clips and markers come from this, so that no two figures share one.
-        salt = {"svg.hashsalt": title + description}
+        salt: dict[Any, Any] = {"svg.hashsalt": title + description}
         with settings(), matplotlib.rc_context(salt):
             self.figure.savefig(text, format="svg", transparent=True, metadata=nothing)
         self.figure.set_layout_engine("none")  # a second layout would move the parts a little

@@ -7,6 +7,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -125,7 +126,7 @@ class Section:
         text: paragraphs, divided by empty lines.
         command: a line for a shell, to copy.
         figure: a drawing of this package.
-        table: results; readers can sort it.
+        table: results, which readers can download as CSV.
         note: a caution, set apart. Paragraphs like `text`.
         maps: data of an interactive map, which needs JavaScript; see `delta_map.map_panel`.
         answers: answers one by one.
@@ -175,18 +176,14 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     """
     target = Path(path)
     # Another process may write the same report.
-    partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
-    content = render(report).encode()
+    draft = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
+    content = render(report)
     try:
-        try:
-            with partial.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        draft.write_text(content, "utf-8")
+        draft.replace(target)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
         detail = error.strerror or str(error)
         raise LayerswapError(f"{target}: cannot be written ({detail})") from error
     return target
@@ -233,7 +230,6 @@ class ShownCell(NamedTuple):
 
     words: str
     range: str = ""  # the interval, in small print
-    value: float | None = None  # the number that it is sorted by, where `words` are not enough
 
 
 def _cell(cell: Any, unit: str) -> ShownCell:
@@ -242,9 +238,7 @@ def _cell(cell: Any, unit: str) -> ShownCell:
             mean, low, high, star = parts.groups("")
             return ShownCell(mean + star, range_words(low, high))
         return ShownCell(visible(cell))
-    if cell is None or isinstance(cell, int):
+    if cell is None or isinstance(cell, int | float):
         return ShownCell(cell_words(cell, unit))
-    if isinstance(cell, float):
-        return ShownCell(score(cell, unit), value=cell)
     ends = range_words(score(cell.low, unit), score(cell.high, unit))
-    return ShownCell(score(cell.mean, unit), ends, cell.mean)
+    return ShownCell(score(cell.mean, unit), ends)

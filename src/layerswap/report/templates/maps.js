@@ -107,8 +107,5 @@ for (const root of document.querySelectorAll("[data-panel=maps]")) {
   $("threshold").max = data.positions.length - 1;
   $("threshold").value = data.start;
   for (const role of ["threshold", "left", "right", "numbers"]) $(role).addEventListener("input", draw);
-  // A link that ends in #difference or #numbers opens the page with that view.
-  if (location.hash.includes("numbers")) $("numbers").checked = true;
-  if (location.hash.includes("difference") && data.experts.length > 1) $("right").value = "less 1";
   draw();
 }
