@@ -145,7 +145,7 @@ def test_variants_of_the_next_command(tmp_path, monkeypatch):
     assert next_command("merge", {"dry_run": True}) == "merge r.yaml --out '{x}'"
     assert next_command("merge", {"dry_run": False, "out": "m n"}) == "verify 'm n'"
     lab = {"file": None, "task_expert": None, "language_expert": None}
-    assert next_command("play", lab) is None
+    assert next_command("play", lab) == "new study"
     assert next_command("play", {**lab, "file": Path("r.yaml")}) == "merge r.yaml --out merged"
     assert next_command("eval", {"models": ["a", "b"], "out": "r"}) == "compare r"
     assert next_command("eval", {"models": ["a"], "out": "r"}) == "compare r OTHER_RESULTS"

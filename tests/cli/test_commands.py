@@ -127,7 +127,7 @@ def test_partition_of_the_training_is_the_default(layerswap, experts, tmp_path):
     assert json.loads(layerswap("plan", recipe, "--json").out) == json.loads(chosen.out)
     result = layerswap("plan", *pair, "--partition", "A", "--bottom-transition", 2)
     assert (result.code, result.err) == (
-        2, "error: --bottom-transition cannot be given beside --partition, which says it all\n"
+        2, "error: --bottom-transition cannot be combined with --partition\n"
     )  # fmt: skip
 
 
@@ -186,7 +186,7 @@ BAD = {
     ),
     "recipe and flags": (
         ("nope.yaml", "--bottom", "3"),
-        "error: --bottom cannot be given beside a recipe; write it into nope.yaml",
+        "error: --bottom cannot be combined with a recipe file; write it into nope.yaml",
     ),
     "weights": (
         ("--task", "x", "--language", "y", "--weights", "1,b"),

@@ -24,7 +24,7 @@ from layerswap.versions import missing_import
 
 
 class Root(commands.PlainGroup):
-    """The command `layerswap`, which names the replacement of what has moved or gone."""
+    """The command `layerswap`; it names the replacement of a command that moved or was removed."""
 
     moved = {
         "linearity": "is now `layerswap analyse linearity`",

@@ -219,13 +219,13 @@ def _delta(given: Given) -> str:
     return f"revert --base {{base}} --expert {{{name}}} --keep 0.2 --out {{sparse}}"
 
 
-def _play(given: Given) -> str | None:
+def _play(given: Given) -> str:
     if given["file"] is not None:
         return "study merge {file}" if given["file"].is_dir() else "merge {file} --out {merged}"
     if given["task_expert"] and given["language_expert"]:
         experts = "--task-expert {task_expert} --language-expert {language_expert}"
         return f"merge {experts} --out {{merged}}"
-    return None
+    return "new {study}"
 
 
 def _study_run(given: Given) -> str | None:

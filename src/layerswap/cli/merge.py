@@ -56,9 +56,9 @@ class RecipeOptions(options.OutputFormat, options.Zones, options.Pair):
         if self.file is None:
             return check_recipe({**_described(composed), **output}, where="command line")
         if composed:
+            flag = _flag(next(iter(composed)))
             raise RecipeError(
-                f"{_flag(next(iter(composed)))} cannot be given beside a recipe; write it into "
-                f"{self.file}"
+                f"{flag} cannot be combined with a recipe file; write it into {self.file}"
             )
         recipe = read_recipe(self.file).model_dump(exclude_unset=True)
         return check_recipe({**recipe, **output}, where=str(self.file))
@@ -86,7 +86,7 @@ def _described(composed: dict[str, Any]) -> dict[str, Any]:
     name = composed.pop("partition")
     if zones := set(composed) - {"outside"}:
         flag = _flag(min(zones))
-        raise RecipeError(f"{flag} cannot be given beside --partition, which says it all")
+        raise RecipeError(f"{flag} cannot be combined with --partition")
     return {**data, "partition": {"name": name, **composed}}
 
 
@@ -150,7 +150,7 @@ def plan(
     from layerswap.merge.api import make_plan
 
     if layers is not None and not check:
-        raise RecipeError("--layers goes with --check; without it the experts' layers count")
+        raise RecipeError("--layers goes with --check; other plans have the layers of the experts")
     recipe = described.recipe()
     if check:
         composition = None if layers is None else recipe.resolve(layers)
@@ -231,7 +231,7 @@ def merge(
     if push is not None:
         check_hub_id(push)
     elif public:
-        raise RecipeError("--public says who sees what --push uploads; give --push as well")
+        raise RecipeError("--public belongs to --push; give --push as well")
     if is_gguf(out) and push is not None:
         raise RecipeError("--push uploads a folder; upload a GGUF file with `hf upload`")
     recipe = described.recipe()

@@ -165,7 +165,7 @@ class WeightFormat(commands.Group):
 
 
 class OutputFormat(WeightFormat):
-    """Settings of the merged checkpoint, which may stand beside a recipe file."""
+    """Settings of the merged checkpoint, which may be combined with a recipe file."""
 
     tokenizer: Annotated[
         str | None,

@@ -44,7 +44,7 @@ class Served(commands.Group):
     """Where the page is served."""
 
     host: Annotated[
-        str, typer.Option(help="Address to serve on. Others than this machine's need a token.")
+        str, typer.Option(help="Address to serve on. Addresses of a network need a token.")
     ] = "127.0.0.1"
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")
@@ -55,7 +55,7 @@ class Served(commands.Group):
             envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
         ),
     ] = None
-    history: Annotated[Path, typer.Option(help="File that keeps what was tried.")] = Path(
+    history: Annotated[Path, typer.Option(help="File that records the compositions tried.")] = Path(
         "layerswap-play.jsonl"
     )
     browser: Annotated[

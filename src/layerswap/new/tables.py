@@ -70,6 +70,10 @@ def read_table(given: str, *, split: str = "train") -> Table:
         config = {"config": hub[2]} if hub[2] else {}
         return _read(given, {"id": hub[1], **config, "split": split})
     keys: dict[str, Any] = {"path": _absolute(given)}
+    if path.suffix.lower() in (".tsv", ".csv"):
+        content = path.read_bytes().strip()
+        if content and b"\n" not in content:
+            raise DataError(f"{given}: has a header and no rows")
     if path.suffix.lower() == ".csv":
         header = path.read_bytes().partition(b"\n")[0].decode("utf-8", "replace")
         delimiter = max(",;\t", key=header.count)

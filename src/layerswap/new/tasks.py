@@ -222,8 +222,7 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
     table = read_table(given)
     task = Task(table, recognise(table, columns))
     if len(table.rows) < 2:
-        count = "one row" if table.rows else "a header and no rows"
-        raise DataError(f"{given}: has {count}; the task expert trains on its rows, give more")
+        raise DataError(f"{given}: has one row; the task expert trains on its rows, give more")
     if not (task.labels or task.documents(table.rows)):
         raise DataError(f"{given}: has no complete row")
     return task
