@@ -90,7 +90,12 @@ def evaluate(
         list[str], typer.Argument(help="Folders, Hub ids, adapters, or recipes (.yaml).")
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of results. Reuses its answers, and keeps results of other models."
+        ),
+    ],
     asked: Asked,
     calibrate: Annotated[
         bool,

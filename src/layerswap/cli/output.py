@@ -108,6 +108,10 @@ EVERY = 15.0
 """Seconds between two lines of one job where standard error is no terminal."""
 
 
+Reach = Callable[[int, int], None]
+"""Takes the units done and the units in all."""
+
+
 @dataclass
 class Job:
     """Work with a counter of finished units."""
@@ -119,11 +123,11 @@ class Job:
     started: float = field(default_factory=_now)  # s
     shown: float = field(default_factory=_now)  # time of its last line, s
 
-    def advance(self, count: int) -> str | None:
-        """Count units as done; returns the line to print, if one is due."""
+    def reach(self, done: int, total: int) -> str | None:
+        """Set the units done and the units in all; returns the line to print, if one is due."""
         now = _now()
-        self.done += count
-        finished = bool(self.total) and self.done >= self.total and count > 0
+        finished = bool(total) and done >= total and done > self.done
+        self.done, self.total = done, total
         if now - self.shown < EVERY and not (finished and now - self.started >= EVERY):
             return None
         self.shown = now
@@ -148,7 +152,9 @@ class Job:
 def step_progress(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """A job in units of a kind; yields the function to call with the number of units just done."""
     with _shown() as start:
-        yield start(Job(label, total, unit))
+        job = Job(label, total, unit)
+        reach = start(job)
+        yield lambda count: reach(job.done + count, total)
 
 
 @contextmanager
@@ -161,59 +167,50 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
     from layerswap.evaluation.response_cache import AnswerStore
 
     with _shown() as start:
-        job = Job(label, 0, "answers")
-        advance = start(job)
-
-        def count(total: int, done: int) -> None:
-            job.total = total
-            advance(done - job.done)
-
-        yield AnswerStore(path, count)
+        reach = start(Job(label, 0, "answers"))
+        yield AnswerStore(path, lambda total, done: reach(done, total))
 
 
 @contextmanager
 def named_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     """One job per name; yields a function of a name, the units done and the units in all."""
     with _shown() as start:
-        jobs: dict[str, tuple[Job, Callable[[int], None]]] = {}
+        jobs: dict[str, Reach] = {}
 
         def report(name: str, done: int, total: int) -> None:
             if name not in jobs:
-                job = Job(name, total, unit)
-                jobs[name] = (job, start(job))
-            job, advance = jobs[name]
-            job.total = total
-            advance(done - job.done)
+                jobs[name] = start(Job(name, total, unit))
+            jobs[name](done, total)
 
         yield report
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Job], Callable[[int], None]]]:
-    """Yields a function that shows a job and returns what advances it."""
+def _shown() -> Iterator[Callable[[Job], Reach]]:
+    """Yields a function that shows a job and returns the function that updates it."""
     if settings.quiet or not sys.stderr.isatty():
 
-        def start(job: Job) -> Callable[[int], None]:
-            def advance(count: int) -> None:
-                if line := job.advance(count):
+        def start(job: Job) -> Reach:
+            def reach(done: int, total: int) -> None:
+                if line := job.reach(done, total):
                     log(line)
 
-            return advance
+            return reach
 
         yield start
         return
     with _bars() as bars:
 
-        def begin(job: Job) -> Callable[[int], None]:
+        def begin(job: Job) -> Reach:
             # Until the first unit is done, the bar has no total: it moves instead of being empty.
             bar = bars.add_task(job.label, total=None, job=job)
 
-            def advance(count: int) -> None:
-                job.done += count
-                bars.update(bar, completed=job.done, total=(job.done and job.total) or None,
-                            visible=not 0 < job.total <= job.done)  # fmt: skip
+            def reach(done: int, total: int) -> None:
+                job.done, job.total = done, total
+                bars.update(bar, completed=done, total=(done and total) or None,
+                            visible=not 0 < total <= done)  # fmt: skip
 
-            return advance
+            return reach
 
         _live.append(bars)
         try:
