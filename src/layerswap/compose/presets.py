@@ -221,7 +221,7 @@ def instruct(
     zones.check(layers)
     weights = [float(weight)] if isinstance(weight, int | float) else [float(w) for w in weight]
     if not weights or min(weights) < 0:
-        raise RecipeError("a chat vector needs one weight or more, each from 0")
+        raise RecipeError("a chat vector needs at least one weight, and no negative one")
 
     def added(layer: int) -> float:
         from_top = layers - 1 - layer

@@ -100,7 +100,7 @@ def paired_difference(a: Values, b: Values) -> Interval:
 def mean_over_groups(groups: Sequence[Values]) -> Interval:
     """Compute the mean of the means of several groups, such as one per language.
 
-    The bootstrap draws from each group by itself. Exact cases are those of `mean_interval`.
+    The bootstrap draws from each group by itself. Exact cases: see `mean_interval`.
     """
     if not groups:
         raise RecipeError("a mean over groups needs at least one")
@@ -184,7 +184,7 @@ class Classified:
         return self._intervals(self._drawn, mean_interval(self._right))
 
     def minus(self, other: Classified) -> Balanced:
-        """The paired differences of the measures to those of other answers to the documents."""
+        """Return the paired differences to other answers to the same documents."""
         return self._intervals(
             self._drawn - other._drawn, paired_difference(self._right, other._right)
         )

@@ -108,7 +108,7 @@ class GGUFFormat(Format):
         return {**super().facts(plan), "format": "gguf", "blended": blended}
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
-        """Write the file segment by segment; the journal holds how much is on the disk."""
+        """Write the file segment by segment; the journal counts the finished bytes."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
         (shard,) = plan.shards

@@ -1,4 +1,4 @@
-"""Checks what `layerswap new` was given, before anything is written."""
+"""Checks the arguments of `layerswap new` before anything is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELD_OUT = 100
 
 @dataclass(frozen=True)
 class Request:
-    """What the user gave; files and names by language."""
+    """The user's arguments; files and names by language."""
 
     folder: Path
     base: str
@@ -85,7 +85,7 @@ class LanguageInput:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that a study is made of, checked."""
+    """The checked inputs of a study."""
 
     request: Request
     base: Checkpoint
@@ -136,7 +136,7 @@ class Inputs:
 
 
 def check_request(request: Request) -> Inputs:
-    """Read and check everything that was given."""
+    """Read and check a request."""
     if request.folder.exists():
         raise StudyError(f"{request.folder}: exists already; choose another name, or delete it")
     device = choose_device(request.device)
@@ -201,10 +201,10 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
         if given is None or given == suite:
             continue
         if not isinstance(task, Task):
-            raise RecipeError(f"{given}: a file goes with a task from a file; give a suite")
+            raise RecipeError(f"{given}: a test file needs a task from a file; give a suite")
         tests[split] = task.read_test(given, request.columns, request.leave_out, split)
     if "dev" in tests and "test" not in tests:
-        raise RecipeError(f"--development {request.developments[code]}: goes with a --test file")
+        raise RecipeError(f"--development {request.developments[code]}: needs a --test file")
     shared = [one for one in tests.get("dev", ()) if one in tests["test"]]
     if len(shared) > len(tests.get("dev", ())) / 4:
         raise DataError(
@@ -220,7 +220,7 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
 
 
 def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
-    """The table of a pair of files, in the language and in another one, in either order."""
+    """Read a pair of files, one in the language and one in another, in either order."""
     if Path(pair[0]).exists() and Path(pair[0]).resolve() == Path(pair[1]).resolve():
         raise DataError(f"{pair[0]} and {pair[1]} are one file; give a text and its translation")
     named = [_code_of(given) for given in pair]

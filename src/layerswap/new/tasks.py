@@ -39,7 +39,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """A task that a table teaches."""
+    """The task of a table."""
 
     table: Table
     shape: Shape
@@ -216,7 +216,7 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
 
 
 def found_in(task: Task) -> list[str]:
-    """What was recognised, in lines: the columns, the scoring and two examples."""
+    """Describe in lines the recognised columns, the scoring and two examples."""
     pairs = ", ".join(f"{role}={column}" for role, column in task.shape.columns.items())
     scored = (
         f"labels {', '.join(task.labels)}" if task.labels
@@ -229,7 +229,7 @@ def found_in(task: Task) -> list[str]:
 
 
 def target(task: Task, document: Document, language: str) -> Document:
-    """A document for the benchmark's file: of a numeric answer, the number alone."""
+    """Make a document of the benchmark; a numeric answer is reduced to its number."""
     number = last_number(document["answer"], language) if task.numeric else None
     return {**document, "answer": number} if number else document
 

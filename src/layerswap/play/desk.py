@@ -31,7 +31,7 @@ FOR_ALL = ("status", "change", "history")
 
 
 def explain(error: Exception) -> str:
-    """The line that a page shows of an error; ours are printed, and the thread lives on."""
+    """Return an error as one line for a page; print the traceback of an internal error."""
     if isinstance(error, LayerswapError):
         return str(error)
     traceback.print_exception(error)
@@ -49,7 +49,7 @@ class Job:
     cancelled: bool = False
 
     def order(self) -> tuple[bool, bool, int]:
-        """The key of the queue: cancelled jobs first, which only have to end."""
+        """Sort key of the queue: cancelled jobs first, since they only end."""
         return not self.cancelled, self.background, self.number
 
     def step(self) -> Event:
@@ -117,7 +117,7 @@ class Desk:
                     queue.put_nowait(event)
 
     async def stream(self, facts: Callable[[], Event]) -> AsyncIterator[str]:
-        """Open a page and yield its events, `facts` first; its end cancels the page's jobs."""
+        """Yield the events of a new page, `facts` first; closing cancels the page's jobs."""
         page = secrets.token_urlsafe(12)
         queue = self.pages[page] = asyncio.Queue(MOST_EVENTS)
         event: Event | None = {**facts(), "page": page}

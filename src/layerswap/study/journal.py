@@ -148,7 +148,7 @@ class StepRecord:
 
     @property
     def alive(self) -> bool:
-        """True of a running step whose process is there, or wrote of late on another machine."""
+        """True if the process of a running step lives, or wrote recently on another machine."""
         if self.state != "running":
             return False
         if self.where != socket.gethostname():
@@ -301,7 +301,7 @@ class StudyJournal:
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int
     ) -> StepRecord:
-        """Write the record of a step that ended; it started at `started` of `time.monotonic`, s."""
+        """Record the end of a step; `started` is its `time.monotonic()`, s."""
         needed = {name: self.record(name) for name in step.needs}
         record = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], state,

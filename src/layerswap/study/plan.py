@@ -70,7 +70,7 @@ class _Planner:
             self.regimes["LoRA"] = {"lora": spec.lora}
 
     def steps(self) -> Iterator[Step]:
-        """Every step, in the order in which a reader expects them."""
+        """List every step in reading order."""
         spec = self.spec
         variants: dict[str, dict[tuple[str, str], Step]] = {}  # by kind, regime and partition
         for kind, experts in spec.kinds.items():
@@ -162,7 +162,7 @@ class _Planner:
         turns: dict[str, Any] | None = None,
         selected_from: bool = False,
     ) -> Step:
-        """A training on the data of one kind or of two, from which a later step may select.
+        """Make a training on one or two kinds of data, for which a later step may select.
 
         `turns` has the settings of simultaneous partition SFT, if it is one.
         """
@@ -285,7 +285,7 @@ def run_names(kind: str, experts: Experts) -> list[str]:
 
 
 def model_of(source: str, folder: Path, key: str) -> str:
-    """A model: the absolute path of a local folder, or a Hub id; `key` is for the message."""
+    """Resolve a model to an absolute folder or a Hub id; errors name `key`."""
     local = folder / Path(source).expanduser()
     there = _exists(local) and local.is_dir()
     if source.startswith((".", "/", "~")) and not there:
@@ -294,7 +294,7 @@ def model_of(source: str, folder: Path, key: str) -> str:
 
 
 def resolve_data(data: Data, folder: Path) -> Any:
-    """Absolute paths of data that exist: a folder, or files by their part."""
+    """Resolve existing data to absolute paths: a folder, or files by their part."""
     if isinstance(data, Files):
         names = data.model_dump(exclude_none=True)
         return {part: existing_path(folder / name) for part, name in names.items()}
@@ -304,7 +304,7 @@ def resolve_data(data: Data, folder: Path) -> Any:
 
 
 def existing_path(path: Path) -> str:
-    """The absolute path of a file, a folder, or a pattern of files; refuses a missing one."""
+    """Resolve a file, a folder or a pattern to an absolute path; refuse a missing one."""
     path = path.expanduser()
     found = any(files_of(path)) if PATTERN & set(path.name) else _exists(path)
     if not found:

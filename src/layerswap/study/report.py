@@ -369,7 +369,7 @@ def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
 
 
 def _sentence(result: BenchmarkResult) -> str:
-    """The result of one language in words: the models that it is above, below and like."""
+    """Describe one language's result: the models that the swap is above, below and like."""
     score = interval_words(result.over_pairs.intervals[result.selected])
     parts = [f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."]
     others: dict[str, list[str]] = {}

@@ -143,7 +143,7 @@ class Benchmark(Strict):
 
 
 class Suite(Strict):
-    """A suite."""
+    """Benchmarks that are evaluated together."""
 
     title: str
     paper: str = ""
@@ -298,7 +298,7 @@ def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
 
 
 def _warn_of_code(benchmark: Benchmark, file: Path) -> None:
-    """Warn of Python code that somebody's benchmark brings or names, before it runs."""
+    """Warn before the Python code of a user's benchmark runs."""
     if benchmark.rows or benchmark.modules or "!function" in str(benchmark.task):
         warnings.warn(
             f"{file}: runs Python code (rows, modules or !function), outside the sandbox",
@@ -318,7 +318,7 @@ def write_benchmark(
     *,
     development: bool = False,
 ) -> list[str]:
-    """Write the tasks of a benchmark in one language, in the benchmark's own code.
+    """Write the tasks of a benchmark in one language, given by the benchmark's code.
 
     With `development`, a published development split is a second task, named with the suffix
     `DEVELOPMENT`, if the data have the split.
@@ -488,7 +488,7 @@ def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, wh
 
 
 def _in_turns(rows: Rows, labels: list[str]) -> Rows:
-    """Order rows by turns: the first of every label, the second of every label, and so on."""
+    """Interleave the labels: the first row of every label, the second of every label, and so on."""
     counts = dict.fromkeys(labels, 0)
     turns = []
     for row in rows:
