@@ -19,7 +19,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Advance
 from layerswap.checkpoint.header import (
     BLOCKS,
     DTYPE_BITS,
@@ -124,8 +123,8 @@ def fingerprints(files: Iterable[WeightFile]) -> dict[WeightFile, str]:
         return dict(zip(listed, pool.map(fingerprint, listed), strict=True))
 
 
-def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
-    """Return the SHA-256 of a whole file in hexadecimal; `progress` gets the bytes just read."""
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a whole file in hexadecimal."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(HASHED_BYTES))
     with open_file(path) as handle:
@@ -134,7 +133,6 @@ def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
             part = buffer[: min(HASHED_BYTES, size - start)]
             read_into(handle, start, part, path)
             digest.update(part)
-            progress(len(part))
     return digest.hexdigest()
 
 

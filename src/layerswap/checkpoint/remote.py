@@ -75,7 +75,6 @@ def download(
     revision: str | None = None,
     *,
     weights: bool = True,
-    pickled: bool = False,
     files: Iterable[str] = (),
 ) -> tuple[Path, str]:
     """Download a Hub repository; return its folder in the local cache and its full commit.
@@ -92,7 +91,7 @@ def download(
     )
 
     allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
-    allowed += [*files, *(["*.bin"] if pickled else [])]
+    allowed += files
     try:
         _check_answers()
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=allowed))

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -151,11 +151,6 @@ class AdapterFormat(FolderFormat):
             write_adapter(Path(folder), plan, allow_non_finite=False)
             where = plan.base.source if plan.base.revision else str(plan.base.folder)
             return load_adapter(load_causal_lm(where, revision=plan.base.revision), folder)
-
-
-def as_adapter(plan: Plan) -> Plan:
-    """Return the plan with an adapter as its output; MergeError if it merges by a method."""
-    return replace(plan, format=AdapterFormat())
 
 
 def ranks_of(plan: Plan) -> list[int]:

@@ -81,9 +81,7 @@ class FinishedSteps:
     def __init__(self, journal: StudyJournal) -> None:
         self.journal = journal
         if "tables" not in journal.graph:
-            own = journal.root / PAGE
-            there = f"its report is {own}" if own.is_file() else "there is nothing to report"
-            raise StudyError(f"{journal.root}: holds no study with tables; {there}")
+            raise StudyError(f"{journal.root}: holds no study with tables; nothing to report")
         self.settings = journal.graph["tables"].settings
         self.records = journal.finished()
         self.evaluations = self._of_kind("evaluate")
