@@ -418,7 +418,7 @@ def _check_url(source: str, revision: str | None, *, urls: bool) -> None:
 
 
 def _near_folder(source: str) -> str | None:
-    """Return a folder beside the missing one with a similar name, if any."""
+    """Find a folder with a similar name beside the missing one."""
     path = Path(source).expanduser()
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]

@@ -371,7 +371,7 @@ def _blend_at(
     tensor: str,
     place: Place,
 ) -> Blend:
-    """The blend of one tensor.
+    """Resolve the blend of one tensor.
 
     Outside the layers mergekit takes the first slice for the embedding and the last for the rest,
     at position 0 of both; of the last it takes as many sources as the first has. A source's own
@@ -645,7 +645,7 @@ def _names(models: list[str], base: str | None) -> dict[str, str]:
 
 
 def _tokenizer(file: MergekitFile, names: Mapping[str, str]) -> dict[str, str]:
-    """The tokenizer to align to; nothing for the base's, which all experts share."""
+    """Return the tokenizer to align to; None for the base's, which all experts share."""
     chosen = file.tokenizer.source if file.tokenizer else file.tokenizer_source
     name = "union" if chosen == "union" else names.get(chosen) if isinstance(chosen, str) else None
     return {"tokenizer": name} if name and name != BASE else {}

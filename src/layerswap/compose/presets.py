@@ -166,7 +166,7 @@ def partition(
         layers: number of layers.
         task: name of the task expert.
         language: name of the language expert.
-        outside: owner of the places outside the layers; by default that of the inner layers.
+        outside: owner of the places outside the layers; by default the owner of the inner layers.
 
     Raises:
         RecipeError: an unknown name, zones that do not fit, or experts of the same name.

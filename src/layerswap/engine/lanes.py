@@ -134,7 +134,7 @@ class Lanes:
         return len(self.member)
 
     def start_of(self, node: Node) -> tuple[int, int]:
-        """Return a node's segment and the lane of its first prompt; the others follow.
+        """Return a node's segment and the lane of its first prompt; other prompts follow.
 
         That is so until texts are written.
         """

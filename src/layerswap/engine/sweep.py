@@ -180,7 +180,7 @@ class Sweep(VirtualModel):
         """Return False, with a warning, if there is a reason against a feature."""
         if reason is not None:
             warnings.warn(
-                f"{type(self.model).__name__} cannot {what} ({reason}); {otherwise}, at full price",
+                f"{type(self.model).__name__} cannot {what} ({reason}); {otherwise}, at full cost",
                 stacklevel=5,
             )
         return reason is None
@@ -236,7 +236,7 @@ class Sweep(VirtualModel):
             members: numbers of the compositions; all when None.
             stop: strings that end a text; needs `tokenizer`.
             tokenizer: with transformers' `batch_decode`.
-            eos: tokens that end a text; those of the generation configuration when None.
+            eos: tokens that end a text; from the generation configuration when None.
             sampling: how to draw tokens; greedy when None.
             batch_size: prompts of a batch; when None, as many as make `ROWS` rows with all
                 compositions.

@@ -321,7 +321,7 @@ class Runner:
     def _give_up(self, reason: str) -> bool:
         warnings.warn(
             f"the layers of {type(self.virtual.model).__name__} cannot be run one by one exactly "
-            f"({reason}); every composition runs alone, at full price",
+            f"({reason}); every composition runs alone, at full cost",
             stacklevel=2,
         )
         return False

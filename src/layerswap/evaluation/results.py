@@ -576,7 +576,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
 
 
 def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
-    """List the documents of a row that all models with scores of it share."""
+    """List the documents of a row that all of its models share."""
     return sorted(set.intersection(*(set(by[row]) for by in scores if row in by)))
 
 

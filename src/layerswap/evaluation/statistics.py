@@ -195,7 +195,7 @@ class Classified:
         return right
 
     def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
-        """Make intervals of resamples; `exact` is that of the accuracy where nothing varies."""
+        """Make intervals of resamples; `exact` is the accuracy's interval if nothing varies."""
         return Balanced(*(
             exact if (one == exact.mean).all()
             else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))
@@ -398,7 +398,7 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
 
 
 def _p(value: float | None) -> float:
-    """Return a p-value; 1 if a test has none because nothing differs."""
+    """Return a test's p-value; 1 if nothing differs."""
     return 1.0 if value is None or not np.isfinite(value) else float(value)
 
 

@@ -359,7 +359,7 @@ def revert(
         keep: the share of rows to keep, those with the largest MAV.
         threshold: the smallest MAV of a row to keep.
         axis: direction of a row; the papers' is an input feature.
-        scope: `tensor` ranks the rows of each tensor for `keep`, `model` those of all tensors.
+        scope: `tensor` ranks the rows for `keep` in each tensor, `model` over all tensors.
         layers: layers to reset, as numbers and ranges such as `3-7`, `outside` or `all`.
         roles: only these roles of those layers; all layers when `layers` is None.
         partition: a partition of the second paper, `A`, `B`, `C` or `Z`.

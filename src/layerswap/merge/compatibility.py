@@ -187,7 +187,7 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
 
 
 def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None:
-    """Refuse fused mixture experts (one tensor) beside experts stored one by one."""
+    """Refuse to mix fused experts (one tensor) with experts stored one by one."""
     fused = sorted(tensor for tensor in own if FUSED.search(tensor))
     if fused and any(ONE_BY_ONE.search(tensor) for tensor in others - own):
         raise MergeError(

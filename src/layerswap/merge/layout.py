@@ -245,7 +245,7 @@ def term_builder(
 
 
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
-    """The experts and the base by name; an expert may itself be called `base`."""
+    """Return the experts and the base by name; an expert may be named `base`."""
     if base is None:
         return dict(experts)
     return {**experts, ("base" if "base" not in experts else "the base"): base}
@@ -300,7 +300,7 @@ def _blend_copies(inputs: Terms, dtype: str) -> bool:
     first, *others = (term for term, _ in inputs)
     if not others or (dtype not in SHORT and [w for _, w in inputs] != [0.5, 0.5]):
         return False
-    # Of a subclass, such as a translated tensor, the stored bytes are not those of the output.
+    # The stored bytes of a subclass, such as a translated tensor, differ from the output's.
     return all(
         type(term) is TensorInfo and term.dtype == dtype and equal(term, first)  # type: ignore[arg-type]
         for term in (first, *others)

@@ -194,7 +194,7 @@ def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, floa
 def _weights(plan: Plan, name: str) -> list[tuple[str, float]]:
     where = next(c.places[name] for c in plan.used.values() if name in c.places)
     weights = plan.composition[Place(*where)].weights
-    # The base adds nothing; its weight reduces those of the others.
+    # The base adds nothing; its weight reduces the other weights.
     return [(str(member), weight) for member, weight in weights if str(member) in plan.experts]
 
 

@@ -86,7 +86,7 @@ def record(plan: Plan) -> dict[str, Any]:
         "composition": plan.composition.to_dict(),
         **({"layers_by_number": numbered.stack} if numbered else {}),
         "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
-        # The tensors of adapters are those of the modules that each of them adapts.
+        # An adapter's tensors are the tensors of the modules that it adapts.
         **({"tensors": plan.account} if plan.format.name != "adapter" else {}),
         **plan.format.layout_facts(plan),
     }
@@ -192,7 +192,7 @@ def _licence(licences: Mapping[str, str | None]) -> dict[str, Any]:
 
 def _descent(plan: Plan, library: str) -> dict[str, Any]:
     """Return the Hub's metadata on base models; only sources with a Hub id count."""
-    # A GGUF file has a name behind that of its repository.
+    # A GGUF file's name follows its repository's.
     experts = ["/".join(c.source.split("/")[:2]) for c in plan.used.values() if c.revision]
     base = [plan.base.source] if plan.base and plan.base.revision else []
     if library == "peft":

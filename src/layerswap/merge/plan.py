@@ -503,7 +503,7 @@ class Format(ABC):
         ]
 
     def layout_facts(self, plan: Plan) -> dict[str, Any]:
-        """The layout of the files, for a record beside them."""
+        """Describe the layout of the files, for the record."""
         return {}
 
     def facts(self, plan: Plan) -> dict[str, Any]:

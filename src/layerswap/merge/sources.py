@@ -235,7 +235,7 @@ def _refuse_unfinished(source: str, folder: Path) -> None:
 
 
 def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
-    """The stamps of all weights and of the documents beside them, without cards.
+    """Stamp all weights and the documents beside them, except cards.
 
     Raises a MergeError if a file has vanished.
     """

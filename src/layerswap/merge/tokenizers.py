@@ -29,7 +29,7 @@ COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 
 
 def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
-    """The difference between the first two tokenizers that differ; None if all are equal."""
+    """Describe the first difference between two tokenizers; None if all are equal."""
     seen: tuple[str, Path] | None = None
     for name, checkpoint in checkpoints.items():
         folder = checkpoint.folder
@@ -96,7 +96,7 @@ def _template(folder: Path) -> str | None:
 def _difference(first: Path, second: Path) -> str | None:
     paths = first / "tokenizer.json", second / "tokenizer.json"
     if all(path.is_file() for path in paths):
-        # Files that are equal are not parsed: those of 262,144 tokens take seconds.
+        # Equal files are not parsed: 262,144 tokens take seconds.
         return None if filecmp.cmp(*paths, shallow=False) else _json_difference(*paths)
     files = _files(first), _files(second)
     common = [file for file in files[0] if file in files[1]]
@@ -139,7 +139,7 @@ def _tokens_differ(a: dict[str, int], b: dict[str, int]) -> str:
 
 
 def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer in the form of today's library; older ones wrote merges differently."""
+    """Convert a tokenizer to the present format; older libraries wrote merges differently."""
     from tokenizers import Tokenizer
 
     try:

@@ -364,7 +364,7 @@ def _check_adapter(report: Verification, plan: Plan) -> None:
 
 
 def _check_files(report: Verification, plan: Plan) -> None:
-    """Find files beside the weights that are missing, wrong, or not of the merge."""
+    """Find missing, wrong and foreign files beside the weights."""
     expected = {shard.file for shard in plan.shards} | {RECORD, CARD}
     if (index := index_of(plan.shards)) is not None:
         expected.add(index[0])

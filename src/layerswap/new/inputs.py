@@ -75,7 +75,7 @@ class LanguageInput:
             yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
 
     def texts(self) -> list[str]:
-        """The first texts of every source, as they are trained on."""
+        """The first texts of every source, as training sees them."""
         return [
             template.format(**row)
             for _, table, template, _ in self.templates()
@@ -118,14 +118,14 @@ class Inputs:
 
     @cached_property
     def task_rows(self) -> list[tuple[str, str]]:
-        """Prompts and completions of the task, or of a ready task texts of the language."""
+        """Prompts and completions of the task; for a ready task, texts of the language."""
         if isinstance(self.task, Task):
             return self.task.rows(SAMPLE)
         texts = [text for one in self.languages for text in one.texts()][:SAMPLE]
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
-        """The examples of a language's mix, and the mean tokens of one."""
+        """Estimate the examples of a language's mix, and their mean tokens."""
         length = max(1, round(mean(self.tokens(text) for text in language.texts())))
         weighed = [(len(table.rows), weight) for _, table, _, weight in language.templates()]
         whole = sum(weight for _, weight in weighed)

@@ -209,7 +209,7 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
 
 
 def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
-    """The filters of a mix, which keep test documents out of it."""
+    """Make the filters that keep test documents out of a mix."""
     sets = {
         f"{one.code}-{split}": {
             "path": f"../data/{one.code}.{split}.jsonl",

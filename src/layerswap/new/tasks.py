@@ -96,7 +96,7 @@ class Task:
         return [one for one in made if all(str(value) for value in one.values())]
 
     def rows(self, count: int) -> list[tuple[str, str]]:
-        """Prompts and completions of the first rows, as they are trained on."""
+        """Prompts and completions of the first rows, as training sees them."""
         return [
             (self.prompt.format(**one), f" {_answer(one)}")
             for one in self.documents(self.table.rows[:count])

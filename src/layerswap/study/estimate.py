@@ -377,7 +377,7 @@ def data_size(given: Any) -> DataSize:
 
 
 def _tokens(characters: float) -> int:
-    """Tokens of a text, at about three characters each, as in most tokenizers and languages."""
+    """Estimate a text's tokens, at about three characters each."""
     return max(1, round(characters / 3))
 
 

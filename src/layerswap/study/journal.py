@@ -209,14 +209,14 @@ class StudyJournal:
         return record if record.key == self.graph.keys[name] else None
 
     def bring(self, name: str) -> Path:
-        """The folder of a finished step, copied from the storage unless it is here."""
+        """Return a finished step's folder, copied from the storage if it is not local."""
         folder, here = self.folder(name), self._here(name)
         if self.storage is not None and (here is None or here.state != "done"):
             self.storage.get(f"{STEPS}/{self.graph.folder(name)}", folder)
         return folder
 
     def finished(self) -> dict[str, StepRecord]:
-        """The steps that are done, with the present output of the steps they need, in order.
+        """Finished steps whose inputs are current, in order.
 
         Each record is read once, since reading from a storage is a request.
         """

@@ -45,7 +45,7 @@ TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
 
 
 def plan_study(spec: StudySpec, folder: Path) -> Graph:
-    """The steps of a study, whose paths are relative to a folder."""
+    """Plan the steps of a study, whose paths are relative to a folder."""
     graph = Graph(list(_Planner(spec, folder).steps()))
     first: dict[str, str] = {}
     for name, key in graph.keys.items():
@@ -339,7 +339,7 @@ def fingerprints(*paths: str | None) -> dict[str, str]:
 
 
 def folder_fingerprints(*paths: str | None) -> dict[str, str]:
-    """One fingerprint of all files of each folder, by their names in it; missing ones have none."""
+    """Compute one fingerprint per folder, from names and files; missing folders have none."""
     found = {}
     for path in paths:
         if path is not None and Path(path).is_dir():
@@ -386,7 +386,7 @@ def _fingerprint(file: Path, size: int, changed: int) -> str:
 
 
 def files_of(path: Path) -> Iterator[Path]:
-    """The files of a path, a folder or a pattern, in order."""
+    """List the files of a path, a folder or a pattern, in order."""
     if PATTERN & set(path.name):
         found = list(path.parent.glob(path.name))
     elif path.is_dir():
@@ -402,5 +402,5 @@ def _places(run: TrainingRun) -> list[Where] | None:
 
 
 def _part(kind: str) -> Any:
-    """The part of a partition that the experts of a kind train."""
+    """Return the part of a partition that the experts of a kind train."""
     return TASK if kind == TASK else "language"

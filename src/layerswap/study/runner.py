@@ -42,7 +42,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Summary:
-    """The state of every step at the end of a run, by name."""
+    """States of all steps at the end of a run, by name."""
 
     records: Mapping[str, StepRecord]
 

@@ -218,7 +218,7 @@ class StudyResources(Strict):
     evaluate: Resources = Resources()
 
     def of(self, kind: StepKind, *, device: str) -> Resources:
-        """The resources of the steps of a kind, if models run on `device`."""
+        """Return the resources of a kind of step when models run on `device`."""
         usual = Resources() if device == "cpu" else USUAL.get(kind, Resources())
         if kind == "train" and device != "cpu" and self.train.processes > 1:
             usual = usual.model_copy(update={"gpus": self.train.processes})

@@ -91,7 +91,7 @@ class Exemplars(Strict):
 
     code: str  # of their language
     split: str
-    data: Data | None = None  # that of the benchmark when not given
+    data: Data | None = None  # the benchmark's when not given
 
 
 class Group(Strict):
@@ -104,7 +104,7 @@ class Group(Strict):
 class Benchmark(Strict):
     """A benchmark. docs/evaluation.md has an example."""
 
-    name: str = ""  # that of its file when not given
+    name: str = ""  # its file's when not given
     title: str
     paper: str = ""  # authors, year and address
     source: str  # address of the published data
@@ -389,7 +389,7 @@ def _has_development(benchmark: Benchmark, code: str, data: DataFolder) -> bool:
 
 
 def suite_files(suite: str, language: str) -> list[Path]:
-    """The YAMLs of a suite that is a file, and the data beside them in a language."""
+    """List the YAML files of a user's suite, and their data files in a language."""
     files = [Path(suite)] if suite.endswith(".yaml") else []
     for part in parts_of(suite):
         one = part.benchmark
