@@ -85,7 +85,7 @@ class Desk:
             self.send(event, job.page)
             if event["type"] in ENDS:
                 self._jobs.remove(job)
-                self._tell_places()
+                self._send_places()
 
     def close(self) -> None:
         """End every job, and wait for the thread."""
@@ -100,7 +100,7 @@ class Desk:
         job = Job(next(self._numbers), page, events, background)
         self._jobs.append(job)
         self._added.set()
-        self._tell_places()
+        self._send_places()
         return job.number
 
     def cancel(self, page: str, number: int | None = None) -> None:
@@ -132,7 +132,7 @@ class Desk:
             del self.pages[page]
             self.cancel(page)
 
-    def _tell_places(self) -> None:
+    def _send_places(self) -> None:
         """Send every waiting job its place: the number of jobs before it."""
         for place, job in enumerate(sorted(self._jobs, key=Job.order)):
             if place:

@@ -208,7 +208,7 @@ class StudyJournal:
             return None
         return record if record.key == self.graph.keys[name] else None
 
-    def bring(self, name: str) -> Path:
+    def fetch(self, name: str) -> Path:
         """Return a finished step's folder, copied from the storage if it is not local."""
         folder, here = self.folder(name), self._here(name)
         if self.storage is not None and (here is None or here.state != "done"):
