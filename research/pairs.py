@@ -48,7 +48,7 @@ def make_base(context: Context) -> None:
     trainings, settings = trainings_of(context)
     world = make_world(settings)
     tokenizer = make_tokenizer(world)
-    model: Any = new_model(world, trainings.shape, tokenizer, seed=0)
+    model: Any = new_model(trainings.shape, tokenizer, seed=0)
     stream = base_stream(world, trainings.base_mix, seed=0)
     train(model, tokenizer, stream, trainings.base, seed=0)
     model.save_pretrained(context.folder / BASE)

@@ -21,12 +21,12 @@ EngineName = Literal["sweep", "vllm"]
 
 
 def no_bars(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:
-    """Return a progress bar that is not shown."""
+    """Return a progress bar that shows nothing."""
     return nullcontext(lambda count: None)
 
 
 def listed(given: Any) -> list[Any]:
-    """Return one or several values as a list; a text is one value."""
+    """Wrap a single value in a list; a text counts as one value."""
     many = isinstance(given, Sequence) and not isinstance(given, str)
     return list(given) if many else [given]
 
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
     """Make the `__getattr__` of a package that imports public names on first use.
 
-    `home` has the module of every name; after a colon, its name there if that is another one.
+    `home` maps each public name to its module, or to `module:name` if it differs there.
     """
 
     def load(name: str) -> Any:

@@ -47,7 +47,7 @@ def error_context(context: str) -> Iterator[None]:
 
 
 class CheckpointError(LayerswapError):
-    """A checkpoint that cannot be read safely, or is not what it says."""
+    """A checkpoint that is unsafe to read, or contradicts itself."""
 
 
 class RecipeError(LayerswapError):

@@ -99,11 +99,11 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
         ),
         (
             {"target_modules": ["q_proj"]},
-            f": '{UP}' has weights, but target_modules leaves it out; correct adapter_config.json",
+            f": '{UP}' has weights, but target_modules excludes it; correct adapter_config.json",
         ),
         (
             {"target_modules": ["mlp.up_proj"], "layers_to_transform": [1, 2]},
-            f": '{UP}' has weights, but layers_to_transform leaves it out; correct "
+            f": '{UP}' has weights, but layers_to_transform excludes it; correct "
             "adapter_config.json",
         ),
         (
@@ -197,7 +197,7 @@ def test_weights_that_do_not_fit_together(tmp_path):
 
 def test_no_weights_or_pickled_ones(tmp_path):
     folder = write_adapter(tmp_path / "a", {})
-    assert refusal(folder) == ": an adapter without adapter_model.safetensors"
+    assert refusal(folder) == ": the adapter has no adapter_model.safetensors"
     (folder / "adapter_model.bin").write_bytes(b"")
     assert refusal(folder) == (
         ": has only pickled weights (.bin); load it with PEFT and save it again"

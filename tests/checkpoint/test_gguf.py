@@ -169,7 +169,7 @@ def test_a_split_file_is_read_whole_by_any_part(tmp_path):
     ("change", "message"),
     [
         (lambda p: p[1].unlink(), r"part-00002-of-00003.gguf: missing; the model is in 3 parts"),
-        (lambda p: p[1].write_bytes(p[2].read_bytes()), r"00002.*: says that it is part 2 of 3"),
+        (lambda p: p[1].write_bytes(p[2].read_bytes()), r"00002.*: its header says part 2 of 3"),
         (lambda p: p[0].rename(p[0].with_name("x.gguf")), r"x.gguf: one of 3 parts, so its name"),
     ],
     ids=["missing", "swapped", "renamed"],
@@ -183,7 +183,7 @@ def test_a_split_file_that_is_not_whole(tmp_path, change, message):
 
 
 def test_a_split_file_that_counts_wrong(tmp_path):
-    with pytest.raises(CheckpointError, match="its parts hold 30 tensors of 31"):
+    with pytest.raises(CheckpointError, match="its parts hold 30 of 31 tensors"):
         ls.open_checkpoint(split(tmp_path, total=31)[0])
 
 
@@ -287,7 +287,7 @@ def test_a_written_header_is_read_by_the_package_and_back(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"general.type": "adapter"}, "a LoRA adapter as GGUF; add it to its model"),
+        ({"general.type": "adapter"}, "a LoRA adapter in GGUF; merge it with llama-export-lora"),
         ({"general.type": "mmproj"}, "general.type is 'mmproj', not a language model"),
         ({"general.architecture": "clip"}, "architecture 'clip' is not known"),
         ({"general.architecture": "bert"}, "architecture 'bert' is not known"),

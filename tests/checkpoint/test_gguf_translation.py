@@ -117,7 +117,7 @@ def test_rows_of_groups():
     ("change", "message"),
     [
         ({"model_type": "qwen2"}, "GGUF architecture is 'llama'; the safetensors model is 'qwen2'"),
-        ({"model_type": "gpt2"}, "a GGUF file beside safetensors of 'gpt2' cannot be read"),
+        ({"model_type": "gpt2"}, "GGUF beside safetensors is not supported for 'gpt2'"),
         (
             {"num_key_value_heads": 1},
             "attention.head_count_kv is 2; in the safetensors model num_key_value_heads is 1",

@@ -40,8 +40,8 @@ def test_a_link_that_leads_out_of_a_source_is_refused(folder, name):
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to("../secret")
     assert refusal(folder) == (
-        f"{folder / name}: a link to {folder.parent / 'secret'}, outside its folder; put a copy "
-        "of the file in its place"
+        f"{folder / name}: links to {folder.parent / 'secret'}, outside its folder; replace "
+        "the link by a copy"
     )
 
 

@@ -146,8 +146,8 @@ def test_verify_has_a_line_for_each_finding(layerswap, merged):
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
     assert errors == [
         f"error: {merged}/extra.bin: not a file that the merge writes",
-        f"error: {file}: tensor 'model.norm.weight' is not what the recipe gives, from byte 63 of "
-        "64 on",
+        f"error: {file}: tensor 'model.norm.weight' differs from the recipe's result, from byte "
+        "63 of 64 on",
     ]
 
 

@@ -30,14 +30,14 @@ def test_prints_its_weights_sorted_by_expert():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"a": -1.0}, "weight of 'a' is -1.0; weights are finite, from 0"),
-        ({"a": math.nan}, "weight of 'a' is nan; weights are finite, from 0"),
-        ({"a": math.inf}, "weight of 'a' is inf; weights are finite, from 0"),
-        ({"a": 0.0}, "weights {'a': 0.0} have no positive, finite sum"),
-        ({}, "weights {} have no positive, finite sum"),
+        ({"a": -1.0}, "weight of 'a' is -1.0; it must be finite and not negative"),
+        ({"a": math.nan}, "weight of 'a' is nan; it must be finite and not negative"),
+        ({"a": math.inf}, "weight of 'a' is inf; it must be finite and not negative"),
+        ({"a": 0.0}, "weights {'a': 0.0} must have a positive, finite sum"),
+        ({}, "weights {} must have a positive, finite sum"),
         (
             {"a": 1e308, "b": 1e308},
-            "weights {'a': 1e+308, 'b': 1e+308} have no positive, finite sum",
+            "weights {'a': 1e+308, 'b': 1e+308} must have a positive, finite sum",
         ),
     ],
 )

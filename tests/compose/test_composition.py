@@ -85,8 +85,8 @@ def test_rename_flattens_to_float_arithmetic(composition, inner):
         (lambda d: d.pop("layers"), "not a composition (KeyError: 'layers')"),
         (lambda d: d.update(places=None), "not a composition (TypeError: "),
         (lambda d: d["places"].append(d["places"][0]), "a composition has one blend for every pla"),
-        (lambda d: d.update(layers=10**12), "9 places are not those of 1000000000000 layers"),
-        (lambda d: d["places"].pop(), "8 places are not those of 1 layers"),
+        (lambda d: d.update(layers=10**12), "9 places do not match 1000000000000 layers"),
+        (lambda d: d["places"].pop(), "8 places do not match 1 layers"),
         (lambda d: d["places"][0].update(role="hat"), "a composition needs a blend for every plac"),
     ],
 )

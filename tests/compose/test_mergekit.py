@@ -271,8 +271,8 @@ slices:
     short = text.replace("linear\n", "ties\nbase_model: a\n").replace("{model: b", "{model: d")
     short = short.replace("{model: c", "{model: a").replace("layer_range: [1, 2]}]", "X", 0)
     assert refusal(short, 2) == (
-        "model.norm.weight: mergekit takes as many sources of the last slice as the first has, "
-        "which leaves out the base model 'base'; write it first"
+        "model.norm.weight: the first slice has fewer sources than the last, so mergekit "
+        "ignores the base model 'base' there; list it first"
     )
 
 
@@ -399,7 +399,7 @@ def test_a_filter_inside_a_place():
          "models: [{model: a}]", 1,
          "model.embed_tokens.weight: no t: no filter matches, and there is no default"),
         ("merge_method: passthrough\nslices: [{sources: [{model: a, layer_range: [2, 5]}]}]", 4,
-         "layer 4 is taken from models of 4 layers"),
+         "no layer 4; the models have 4 layers"),
     ],
 )  # fmt: skip
 def test_refusals_when_the_models_are_known(text, layers, message):

@@ -217,8 +217,8 @@ def test_a_chat_vector_by_layer():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weight": [1.0, -1.0]}, "a chat vector needs one weight or more, each from 0"),
-        ({"weight": []}, "a chat vector needs one weight or more, each from 0"),
+        ({"weight": [1.0, -1.0]}, "a chat vector needs at least one weight, and no negative one"),
+        ({"weight": []}, "a chat vector needs at least one weight, and no negative one"),
         ({"zones": Zones(3, 2)}, "zones overlap: bottom 3 + top 2 = 5, but there are 4 layers"),
     ],
 )

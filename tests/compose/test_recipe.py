@@ -147,7 +147,7 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
         ("experts: {task: '', language: b}\nswap: {}",
          [", line 1: experts.task.source: write a text that is not empty; found ''"]),
         ("experts: {task: {}, language: b}\nswap: {}",
-         [", line 1: experts.task: an expert has one of source, soup and merge"]),
+         [", line 1: experts.task: give exactly one of source, soup and merge"]),
         ("experts: {task: {soup: [task]}, language: b}\nswap: {}",
          [", line 1: experts.task: is made of itself"]),
         (SWAP + "base: {soup: [task]}",

@@ -287,7 +287,7 @@ def test_samples_do_not_depend_on_other_rows(llama):
         ([[5] * 120], {"max_new_tokens": 9}, "prompt 0 has 120 tokens, which with 9 new ones is"),
         ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ([[5]], {"stop": ["a"]}, "stop strings need the tokenizer"),
-        ([[5]], {"members": [-1]}, "there is no composition -1"),
+        ([[5]], {"members": [-1]}, "no composition -1"),
         ([], {}, "^there are no prompts to generate after$"),
         ([[5]], {"batch_size": 0}, "^batch_size is 0; it must be at least 1$"),
         ([[5]], {"batch_size": -1}, "^batch_size is -1; it must be at least 1$"),

@@ -314,7 +314,7 @@ def test_rows_are_shared_cut_and_batched():
         ([([3], [60])], {}, "the continuation of request 0 holds token 60, but the model has 60"),
         ([([-1], [6])], {}, "the context of request 0 holds token -1"),
         ([([3], [4] * 9)], {"max_length": 8}, "a continuation of 9 tokens, but the model reads 8"),
-        ([([3], [4])], {"members": [11, 99]}, "there is no composition 99; they are 0 to"),
+        ([([3], [4])], {"members": [11, 99]}, "no composition 99; the compositions are 0"),
         ([([3], [4])], {"members": []}, "no composition is chosen"),
         ([], {}, "^there are no requests to score$"),
         ([([3], [4])], {"batch_size": 0}, "^batch_size is 0; it must be at least 1$"),

@@ -288,7 +288,7 @@ def test_compositions_with_other_generation_settings_are_reported(world, tmp_pat
     folders = [with_generation(world, tmp_path / "a"),
                with_generation(world, tmp_path / "b", repetition_penalty=1.8)]  # fmt: skip
     sweep = Sweep(list(harness.open_models(folders).values()))
-    with pytest.warns(UserWarning, match="composition 1 has another generation_config.json"):
+    with pytest.warns(UserWarning, match="composition 1 differs in generation_config.json"):
         sweep.generate([[5, 6]], max_new_tokens=1)
 
 
@@ -398,7 +398,7 @@ def test_a_template_that_refuses_the_system_role_is_reported(world):
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}Q"
     )
     settings = EvaluationSettings(apply_chat_template=True, system_instruction="Jibu.")
-    with pytest.warns(UserWarning, match=r"\(no system\); prompts are without the system"):
+    with pytest.warns(UserWarning, match=r"\(no system\); prompts omit the system"):
         evaluate(
             sweep_of(world, bottoms=(1,), tops=(1,)), tokenizer, ["maembe_choose"],
             include=[world["tasks"]], settings=settings,

@@ -105,7 +105,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     mine = tmp_path / "inputs" / "study.yaml"
     mine.parent.mkdir()
     mine.write_text("mine")
-    with pytest.raises(StudyError, match="is no folder of `lab study`; choose another output"):
+    with pytest.raises(StudyError, match="is not a folder of `lab study`; choose another output"):
         write_study(tmp_path, runs=1, n=8, steps=2)
     assert mine.read_text() == "mine"
     assert sorted(tmp_path.rglob("*")) == [mine.parent, mine]

@@ -156,7 +156,7 @@ def test_ties_of_adapters_works_on_baked_deltas(base, adapters, tmp_path):
     experts = {name: str(adapters[name]) for name in names}
     merge = {"method": "task_arithmetic", "experts": dict.fromkeys(names, 0.7)}
     recipe = {"experts": experts, "base": str(base), "merge": merge}
-    with pytest.raises(LayerswapError, match="task_arithmetic of adapters is no adapter; ask for"):
+    with pytest.raises(LayerswapError, match="task_arithmetic of adapters is not low-rank; ask"):
         recipe_plan(recipe)
     recipe_plan({**recipe, "bake": True}).save(tmp_path / "out")
     start, one, two = dense(base), *(dense(base, adapters[name]) for name in names)
@@ -291,7 +291,7 @@ def test_a_base_that_an_adapter_may_not_choose(base, adapters, tmp_path, monkeyp
             with pytest.raises(LayerswapError) as caught:
                 ls.make_plan(check_recipe({**recipe, **more}, where="r"), in_place=True)
             assert str(caught.value) == visible(
-                f"one: the adapter names the base {named!r}, which is no id of the Hub and no "
+                f"one: the adapter names the base {named!r}, which is neither a Hub id nor a "
                 "folder here; give the base with `base` (--base)"
             )
         with pytest.raises(BlockingIOError):  # nobody has called
@@ -319,7 +319,7 @@ def test_an_adapter_with_nan(base, adapters, tmp_path):
 @pytest.mark.parametrize("bake", [True, False])
 def test_a_rank_where_the_output_is_no_adapter(base, adapters, bake):
     other = adapters["rslora"] if bake else base
-    with pytest.raises(LayerswapError, match="rank: only a merge of adapters into an adapter has"):
+    with pytest.raises(LayerswapError, match="rank: applies only when adapters merge into an"):
         ls.swap(task=adapters["plain"], language=other, rank=4, bake=bake)
 
 

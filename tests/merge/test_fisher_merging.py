@@ -192,7 +192,7 @@ def test_a_fisher_of_other_tensors(experts, fishers, tmp_path, case):
 def test_the_fisher_of_another_checkpoint(experts, fishers):
     crossed = {**fishers, "task": fishers["language"]}
     assert refused(experts, crossed) == (
-        f"fisher of task: {fishers['language']}: was not estimated on the present "
+        f"fisher of task: {fishers['language']}: is of another version of "
         f"{experts['task']}; estimate it again"
     )
 

@@ -195,7 +195,7 @@ def test_a_merge_is_verified_and_every_wrong_byte_is_found(files, tmp_path):
         spoilt[result[name].offset + 100] ^= 1
         out.write_bytes(spoilt)
         (line,) = ls.verify(out, full=True).findings
-        assert f"tensor {name!r} is not" in line
+        assert f"tensor {name!r} differs from" in line
     spoilt = bytearray(whole)
     spoilt[whole.index(b"tiny 1 x tiny 2")] ^= 1
     out.write_bytes(spoilt)
@@ -314,7 +314,7 @@ def test_settings_without_meaning_for_gguf_are_refused(files, setting, message):
 def test_outputs_that_are_refused(files, tmp_path):
     plan = swap(files)
     out = tmp_path / "out.gguf"
-    with pytest.raises(LayerswapError, match=r"the output is one; end its name with \.gguf"):
+    with pytest.raises(LayerswapError, match=r"into a GGUF file; end its name with \.gguf"):
         plan.save(tmp_path / "out")
     assert plan.save(tmp_path / "new" / "out.gguf").is_file()
     with pytest.raises(LayerswapError, match="cannot be loaded here; save it for"):

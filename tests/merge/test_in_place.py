@@ -196,11 +196,14 @@ def test_a_server_that_never_answers_ends_in_one_line(hub, experts, tmp_path, mo
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("gzip", "the server sends Content-Encoding 'gzip' where none was asked for; download the"),
+        (
+            "gzip",
+            "the server sends Content-Encoding 'gzip' unrequested; download the checkpoint first",
+        ),
         ("trickle", "sends less than 1,000 bytes/s; try again later, or download the checkpoint"),
         (
             "429",
-            r"the server asks to wait for 100,000 s, and layerswap waits for 900 s in all; try",
+            r"the server asks to wait for 100,000 s, but layerswap waits at most 900 s in",
         ),
         ("503", r"the server asks to wait for 100,000 s"),
     ],
@@ -240,7 +243,7 @@ def test_waits_that_a_server_asks_for_are_bounded_and_announced(hub, experts, mo
     hub.wait, hub.faults = "300", ["429"] * 10
     for _ in range(3):
         remote._count_wait(hub.address.replace("127.0.0.1", "localhost"), 100)  # of other threads
-    with pytest.raises(CheckpointError, match="the server asks to wait for 300 s, and layerswap"):
+    with pytest.raises(CheckpointError, match="the server asks to wait for 300 s, but layerswap"):
         tensor.file.read(tensor.offset, tensor.offset + tensor.nbytes)
     assert waits == [300, 300, 300]
     assert "waits for 300 s, as the server asks" in caplog.text
@@ -262,9 +265,7 @@ def test_a_hub_cannot_name_files_outside_the_cache(hub, tmp_path, mark, value):
     hub.forged[mark] = value
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(TASK)
-    assert str(caught.value) == (
-        f"{TASK}: the server answers with {value!r:.80}, no commit or ETag"
-    )
+    assert str(caught.value) == (f"{TASK}: the server sent {value!r:.80}, not a commit or an ETag")
     assert not list(tmp_path.rglob("*escaped*"))
 
 
@@ -398,8 +399,8 @@ def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
     ("source", "why"),
     [
         ("https://huggingface.co/owner/name", "a page of the Hub; give the repository's id: owner"),
-        ("https://me:secret@127.0.0.1:1/x", "has no password"),
-        ("https://127.0.0.1:1/x?token=secret", "has no password, '?' or '#'"),
+        ("https://me:secret@127.0.0.1:1/x", "cannot hold a password"),
+        ("https://127.0.0.1:1/x?token=secret", "cannot hold a password, '?' or '#'"),
         ("nowhere://bucket/x", "nowhere"),
         ("http://[::1", "Invalid IPv6 URL"),
         ("memory://nothing/here", "holds no checkpoint"),

@@ -185,7 +185,7 @@ def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
     recipe = (
         f"experts: {{a: {task}, b: {language}}}\nswap: {{task: a, language: b}}\nstack: [0, 0-2]"
     )
-    with pytest.raises(LayerswapError, match="known by their numbers alone, so none can be moved"):
+    with pytest.raises(LayerswapError, match="identified by number alone, so none can move"):
         ls.make_plan(ls.parse_recipe(recipe))
 
 

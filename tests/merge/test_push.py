@@ -59,8 +59,8 @@ def test_a_refused_upload_leaves_the_folder_whole(experts, tmp_path):
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: me/merged: the upload failed (HfHubHTTPError: ")
     assert line.endswith(
-        f"{tmp_path}/out is whole and me/merged as it was; run the command again with "
-        "--overwrite, and only what is missing is sent"
+        f"{tmp_path}/out is complete and me/merged unchanged; run the command again with "
+        "--overwrite to resume the upload"
     )
     assert (tmp_path / "out" / "layerswap.json").is_file()
 

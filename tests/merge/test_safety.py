@@ -99,7 +99,7 @@ def test_a_document_that_changes_after_the_plan(pair, tmp_path):
         file.symlink_to(tmp_path / "secret")
 
     message = refusal(plan.save, tmp_path / "out", threads=1, progress=plant)
-    assert message.startswith(f"{file}: a link to {tmp_path}/secret, outside its folder")
+    assert message.startswith(f"{file}: links to {tmp_path}/secret, outside its folder")
     assert not list(tmp_path.glob("out*"))
 
 

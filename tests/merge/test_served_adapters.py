@@ -123,6 +123,6 @@ def test_each_mistake_is_one_line(world, served, tmp_path):
     twice = run(world, tmp_path / "a", "--languages", world / "sw")
     assert "two are called 'sw'; write NAME=FOLDER" in str(twice.exception)
     full = run(world, tmp_path / "b", "--tasks", world / "base")
-    assert "base, sw: not both are adapters" in str(full.exception)
+    assert "base, sw: both must be adapters" in str(full.exception)
     assert "exists already" in str(run(world, served).exception)
     assert not list(tmp_path.iterdir())

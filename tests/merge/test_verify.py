@@ -103,14 +103,18 @@ def test_magnitude_weights_are_only_measured_in_full(whole, out):
     weights = json.loads((out / "layerswap.json").read_text())["magnitude_weights"]
     weights = {name: weight * (1 + 1e-6) for name, weight in weights.items()}
     edit(out, lambda record: record.update(magnitude_weights=weights))
-    expected = f"{out}/layerswap.json: magnitude_weights are not those of the sources"
+    expected = f"{out}/layerswap.json: magnitude_weights differ from the sources'"
     assert expected in findings(out, full=True)
 
 
 def test_one_wrong_bit_for_any_threads_and_chunks(out, monkeypatch):
     file, other = flip(out, UP.format(2), at=1234), flip(out, HEAD, at=4799)
-    copied_wrong = f"{file}: tensor {UP.format(2)!r} is not its source, from byte 1234 of 3840 on"
-    blended = f"{other}: tensor {HEAD!r} is not what the recipe gives, from byte 4799 of 4800 on"
+    copied_wrong = (
+        f"{file}: tensor {UP.format(2)!r} differs from its source, from byte 1234 of 3840 on"
+    )
+    blended = (
+        f"{other}: tensor {HEAD!r} differs from the recipe's result, from byte 4799 of 4800 on"
+    )
     assert sorted(findings(out, full=True, threads=1)) == sorted([copied_wrong, blended])
     monkeypatch.setattr(compare, "PIECE_BYTES", 700)
     assert sorted(findings(out, full=True, threads=5)) == sorted([copied_wrong, blended])
@@ -235,9 +239,9 @@ def other_source(record):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (widen, "the composition is not that of the recipe"),
-        (lambda r: r["recipe"].update(dtype=None), "the recipe is not written as the merge does"),
-        (lambda r: r.update(note="mine"), "'note' is no key that the merge writes"),
+        (widen, "the composition differs from the recipe's"),
+        (lambda r: r["recipe"].update(dtype=None), "the recipe differs from the merge's"),
+        (lambda r: r.update(note="mine"), "'note' is not a key that the merge writes"),
         (other_source, "the merge has no source 'math'"),
     ],
 )
@@ -347,7 +351,7 @@ def test_merge_methods(experts, tmp_path, monkeypatch, method):
     assert 0 < sample.computed.compared < sample.computed.nbytes
     file = flip(out, UP.format(2), at=7)
     expected = (
-        f"{file}: tensor {UP.format(2)!r} is not what the recipe gives, from byte 7 of 1920 on"
+        f"{file}: tensor {UP.format(2)!r} differs from the recipe's result, from byte 7 of 1920 on"
     )
     assert findings(out, full=True) == [expected]
 

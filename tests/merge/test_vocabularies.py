@@ -253,7 +253,7 @@ def test_differences_beside_the_tokens_are_only_noted(unlike, tmp_path):
     ]
     (same["task"] / "chat_template.jinja").write_text("task")
     assert notes() == [
-        f"the chat templates of task and language differ; the output has that of {same['task']}"
+        f"the chat templates of task and language differ; the output uses {same['task']}'s"
     ]
     settings = same["language"] / "tokenizer_config.json"
     content = json.loads(settings.read_text()) if settings.is_file() else {}

@@ -214,7 +214,7 @@ def test_a_study_in_a_storage_resumes_on_another_machine(tmp_path, works, url):
     assert done == ["c"]
     elsewhere = read_journal(tmp_path / "third", storage)
     assert [row.state for row in elsewhere.status()] == ["done"] * 4
-    assert (elsewhere.bring("c") / "out").read_text() == "a0b0side7c1"
+    assert (elsewhere.fetch("c") / "out").read_text() == "a0b0side7c1"
     assert not (tmp_path / "third" / "study.json").exists()
 
 
@@ -254,7 +254,7 @@ def test_a_step_that_failed_here_and_ended_elsewhere_is_done(tmp_path, works):
     summary = run_graph(chain(), tmp_path / "one", kinds, storage=storage)
     assert done == []
     assert not summary.failed
-    assert (read_journal(tmp_path / "one", storage).bring("b") / "out").read_text() == "a0b0"
+    assert (read_journal(tmp_path / "one", storage).fetch("b") / "out").read_text() == "a0b0"
 
 
 def test_a_storage_that_cannot_be_is_named(tmp_path):

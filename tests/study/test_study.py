@@ -913,7 +913,7 @@ OTHERS = {"languages": ["basu"]}
     ("changes", "said"),
     [
         ({"evaluate": {}}, "evaluate: give either a suite or tasks"),
-        ({"evaluate": {"tasks": ["x"]}}, "evaluate: tasks: give the one folder"),
+        ({"evaluate": {"tasks": ["x"]}}, "evaluate: tasks: give their one folder"),
         ({"evaluate": {"suite": "mgms"}}, "no suite 'mgms'.*mgsm"),
         ({"evaluate": {"suite": "mgsm", "other_languages": {**OTHERS, "suites": ["x"]}}},
          "no suite 'x'"),

@@ -1,4 +1,4 @@
-"""LoRA and rsLoRA adapters on disk, read by their configuration and headers alone."""
+"""LoRA and rsLoRA adapters on disk, opened from configuration and headers only."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ class Adapter:
 
     @property
     def base(self) -> str | None:
-        """The base in its configuration, a folder or a Hub id."""
+        """Base model named in the configuration: a folder or a Hub id."""
         name = self.config.get("base_model_name_or_path")
         return name if isinstance(name, str) and name else None
 
     @property
     def base_revision(self) -> str | None:
-        """The Hub revision of the base in its configuration."""
+        """Hub revision of the base, from the configuration."""
         revision = self.config.get("revision")
         return revision if isinstance(revision, str) and revision != "main" else None
 
@@ -135,7 +135,7 @@ def read_adapter(folder: Path) -> Adapter:
                 raise CheckpointError(
                     "has only pickled weights (.bin); load it with PEFT and save it again"
                 )
-            raise CheckpointError(f"an adapter without {ADAPTER_WEIGHTS}")
+            raise CheckpointError(f"the adapter has no {ADAPTER_WEIGHTS}")
     tensors = read_header(folder / ADAPTER_WEIGHTS)
     with error_context(str(folder)):
         pairs, saved = _sort(tensors)
@@ -167,7 +167,7 @@ def _check_kind(config: Mapping[str, Any]) -> None:
 def _sort(
     tensors: Mapping[str, TensorInfo],
 ) -> tuple[dict[str, dict[str, TensorInfo]], dict[str, TensorInfo]]:
-    """Sort tensors into LoRA matrices, by module and side, and tensors that are saved whole."""
+    """Separate LoRA matrices, by module and side, from tensors that are saved whole."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     saved = {}
     for name, info in tensors.items():
@@ -185,7 +185,7 @@ def _sort(
 
 
 def _check_targets(config: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Refuse weights that PEFT would not load, since the configuration leaves out their module."""
+    """Refuse weights that PEFT would ignore: the configuration does not target their module."""
     targets, layers = config.get("target_modules"), config.get("layers_to_transform")
     listed = isinstance(targets, list)
     ends = {str(target).rpartition(".")[2] for target in targets or ()} if listed else set()
@@ -199,7 +199,7 @@ def _check_targets(config: Mapping[str, Any], paths: Iterable[str]) -> None:
         else:
             continue
         raise CheckpointError(
-            f"{quoted(path)} has weights, but {key} leaves it out; correct {ADAPTER_CONFIG}"
+            f"{quoted(path)} has weights, but {key} excludes it; correct {ADAPTER_CONFIG}"
         )
 
 

@@ -45,12 +45,12 @@ _RENAME_EXCHANGE = 2
 def atomic_folder(
     target: Path, *, marker: str, overwrite: bool = False, resume: str | None = None
 ) -> Iterator[Path]:
-    """Yield a fresh folder beside `target`, which becomes `target` when the block ends well.
+    """Yield a temporary folder, which is renamed to `target` if the block succeeds.
 
     Every file is flushed to disk before the rename, and the parent folder after it. New files
     follow the umask; a replaced folder passes its permissions on. An exception removes the
-    unfinished folder. A folder without the file `marker` is never replaced. `resume` is the key of
-    the work: it yields the folder of a killed process with a journal of this key (see `Journal`).
+    unfinished folder. A folder without the file `marker` is never replaced. With `resume`,
+    the key of the work, the folder of a killed process with this key continues (see `Journal`).
     """
     refuse_target(target, marker=marker, overwrite=overwrite)
     with _partial_folder(target, resume) as (folder, real):
@@ -69,7 +69,7 @@ def atomic_file(
     overwrite: bool = False,
     resume: str | None = None,
 ) -> Iterator[Path]:
-    """Yield the path of a fresh file, which becomes `target` when the block ends well.
+    """Yield a temporary file path, which is renamed to `target` if the block succeeds.
 
     As `atomic_folder`, for a file. Only a file for which `is_ours` returns True may be replaced.
     """
@@ -164,7 +164,7 @@ def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
 def sync_tree(folder: Path) -> None:
     """Flush every file and folder below `folder` to disk, several at a time.
 
-    A filesystem flushes its log once for all that wait for it.
+    Parallel flushes share one journal commit of the filesystem.
     """
     with ThreadPoolExecutor(FLUSHES, thread_name_prefix="flush") as pool:
         for directory, _, files in os.walk(folder):
@@ -188,7 +188,7 @@ def _sync(path: Path) -> None:
 
 
 def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
-    """Refuse a folder that may not be written; return its absolute path.
+    """Check that a folder may be written; return its absolute path.
 
     An existing folder needs `overwrite` and must hold `marker`.
     """
@@ -208,7 +208,7 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
 
 
 def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite: bool) -> Path:
-    """Refuse a file that may not be written; return its absolute path.
+    """Check that a file may be written; return its absolute path.
 
     An existing file needs `overwrite`, and layerswap must have written it.
     """
@@ -247,7 +247,7 @@ def _refuse_existing(target: Path, overwrite: bool) -> None:
 
 
 def existing_parent(target: Path) -> Path:
-    """Return the nearest folder above an absolute path that is there; the others will be made."""
+    """Return the nearest existing parent folder of an absolute path."""
     return next(parent for parent in target.parents if os.path.lexists(parent))
 
 
@@ -255,9 +255,9 @@ def existing_parent(target: Path) -> Path:
 
 
 class Journal:
-    """The finished files of a folder that is being written, for work with one key.
+    """Journal of the finished files in an unfinished output folder, for one work key.
 
-    A file is entered only once it is on disk, so that the journal is true after a power cut too.
+    A file is entered after it is flushed to disk, so the journal survives a power cut.
     Files are flushed while the next one is written. `finished` gives, by name, the bytes of a file
     that need not be written again.
     """
@@ -300,7 +300,7 @@ class Journal:
 
 
 def read_journal(folder: Path, key: str) -> dict[str, int] | None:
-    """Return the finished bytes of a folder's files, by name; None for work of another key."""
+    """Return the finished bytes of a folder's files, by name; None if the key differs."""
     try:
         data = read_json_object(folder / JOURNAL)
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -313,7 +313,7 @@ def read_journal(folder: Path, key: str) -> dict[str, int] | None:
 
 
 def _adopt_leftover(target: Path, folder: Path, key: str | None) -> None:
-    """Rename to `folder` the partial folder with the most finished work of this key."""
+    """Rename the partial folder of this key with the most finished work to `folder`."""
     if key is None:
         return
     journals = {leftover: read_journal(leftover, key) for leftover in _leftovers(target)}
@@ -333,7 +333,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _leftovers(target: Path) -> Iterator[Path]:
-    """Yield the partial folders of this target whose process no longer runs."""
+    """Yield the partial folders that dead processes left for this target."""
     prefix = _partial_prefix(target)
     for leftover in sorted(target.parent.glob(f"{escape(prefix)}*")):
         pid = leftover.name.removeprefix(prefix).split("-")[0]

@@ -117,7 +117,7 @@ class Checkpoint:
 
     @property
     def files(self) -> list[WeightFile]:
-        """The checkpoint's own weight files; those of the adapter, for an adapter."""
+        """The weight files; for an adapter, without the base's."""
         tensors: list[TensorInfo] = list(self.tensors.values())
         tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
@@ -127,7 +127,7 @@ class Checkpoint:
 
     @property
     def all_files(self) -> list[WeightFile]:
-        """All weight files, with those of an adapter's base."""
+        """All weight files; for an adapter, with the base's."""
         return sorted({*self.files, *(tensor.file for tensor in self.tensors.values())}, key=str)
 
     @property
@@ -162,7 +162,7 @@ class Checkpoint:
         return self.config.get("model_type") in CONV1D_TYPES and self.places[name].layer is not None
 
     def read(self, name: str) -> torch.Tensor:
-        """Read one tensor in its own dtype, for torch; see `elements` for a part of one.
+        """Read one tensor in its stored dtype, for torch; `elements` reads part of a tensor.
 
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
@@ -225,7 +225,7 @@ def open_checkpoint(
             `/file.gguf` behind it for a GGUF file; with `in_place` also the URL of a folder or a
             GGUF file.
         revision: Hub branch, tag or commit; the commit that it resolves to is recorded.
-        patterns: places of tensors whose names no built-in layout has.
+        patterns: places of tensors with names that no built-in layout covers.
         in_place: do not download weights that are not in the local cache, and read spans of them
             as they are needed (see `checkpoint.remote`).
         fetched: result of `fetch_checkpoint` for the source, if it was fetched already.
@@ -312,7 +312,7 @@ def _download_gguf(source: str, commit: str) -> Path:
 
 
 def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:
-    """Open only the configuration of a checkpoint, without tensors and without downloading any."""
+    """Open only a checkpoint's configuration; no weights are downloaded."""
     folder, commit = fetch_checkpoint(source, revision, weights=False)
     name = source.partition("@")[0] if commit else source
     return Checkpoint(name, commit, folder, _read_config(folder), {}, {})
@@ -356,7 +356,7 @@ def fetch_checkpoint(
     weights: bool = True,
     urls: bool = False,
 ) -> tuple[Path, str | None]:
-    """Return the local folder of a checkpoint and its full Hub commit, None elsewhere.
+    """Return a checkpoint's local folder, and its full Hub commit (None if not from the Hub).
 
     A Hub id `owner/name[@revision]` is downloaded first; `revision` overrides the one in `source`.
     With `urls`, the URL of a folder is accepted, and only the files beside the weights are fetched.
@@ -408,7 +408,7 @@ def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, 
 
 
 def _check_url(source: str, revision: str | None, *, urls: bool) -> None:
-    """Refuse URLs that cannot be read; `urls` tells if the caller reads any."""
+    """Refuse URLs that cannot be read, and all of them unless `urls`."""
     if revision is not None:
         raise CheckpointError(f"{source}: a URL has no revision; leave it out")
     check_url(source)
@@ -418,7 +418,7 @@ def _check_url(source: str, revision: str | None, *, urls: bool) -> None:
 
 
 def _near_folder(source: str) -> str | None:
-    """Return a folder beside the missing one with a similar name, if any."""
+    """Find a folder with a similar name beside the missing one."""
     path = Path(source).expanduser()
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]

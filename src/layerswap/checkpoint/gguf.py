@@ -117,15 +117,15 @@ def read_gguf(path: WeightFile, find: Callable[[str], WeightFile] | None = None)
         header = first if part == path else read_gguf_header(part)
         claim = header.metadata.get("split.no"), header.metadata.get("split.count")
         if claim != (number, count):
-            raise CheckpointError(f"{part}: says that it is part {claim[0]} of {claim[1]}")
+            raise CheckpointError(f"{part}: its header says part {claim[0]} of {claim[1]}")
         if duplicates := tensors.keys() & header.tensors.keys():
             name = quoted(min(duplicates))
-            raise CheckpointError(f"{part}: tensor {name} is in an earlier part too")
+            raise CheckpointError(f"{part}: tensor {name} is also in an earlier part")
         tensors.update(header.tensors)
         metadata = header.metadata if number == 0 else metadata
     total = metadata.get("split.tensors.count")
     if total is not None and total != len(tensors):
-        raise CheckpointError(f"{path}: its parts hold {len(tensors)} tensors of {total}")
+        raise CheckpointError(f"{path}: its parts hold {len(tensors)} of {total} tensors")
     return GGUFHeader(metadata, tensors)
 
 
@@ -140,15 +140,15 @@ def read_gguf_header(path: WeightFile) -> GGUFHeader:
 
 
 def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict[str, Any]:
-    """Return the hyperparameters of a language model, with the names of `config.json` where known.
+    """Return a language model's hyperparameters, under their `config.json` names where known.
 
-    Keys lose the architecture in front. A file counts as a decoder if it has an embedding, and a
+    Keys lose their architecture prefix. A file counts as a decoder if it has an embedding, and a
     final norm or a head; with `any_architecture`, every architecture is accepted.
     """
     metadata = header.metadata
     kind, name = metadata.get("general.type", "model"), metadata.get("general.architecture")
     if kind == "adapter":
-        raise CheckpointError("a LoRA adapter as GGUF; add it to its model with llama-export-lora")
+        raise CheckpointError("a LoRA adapter in GGUF; merge it with llama-export-lora first")
     if kind != "model":
         raise CheckpointError(f"general.type is {quoted(kind, 40)}, not a language model")
     ends = header.tensors.keys() & {"output_norm.weight", "output.weight"}
@@ -179,7 +179,7 @@ def gguf_header_bytes(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]],
     alignment: int,
 ) -> tuple[bytes, list[int], int]:
-    """Write a whole GGUF header of version 3, padded to the first tensor.
+    """Build a GGUF header of version 3, padded to the first tensor.
 
     Each tensor has name, type and shape, in the order of the tensors' bytes. Returns the header,
     the absolute offset of each tensor, and the length of the file, in bytes.
@@ -227,7 +227,7 @@ def _text(value: str) -> bytes:
 
 
 class _Cursor:
-    """A position in a header, whose bytes are fetched as far as they are needed."""
+    """A position in a header; bytes are fetched as needed."""
 
     def __init__(self, handle: Handle, size: int, path: WeightFile) -> None:
         self._handle, self.path = handle, path

@@ -96,7 +96,7 @@ class Translated(TensorInfo):
 
 
 def as_stored(info: TensorInfo) -> TensorInfo:
-    """The tensor as its file has it."""
+    """The tensor as stored in the file."""
     return info.stored if isinstance(info, Translated) else info
 
 
@@ -123,7 +123,7 @@ def read_header(path: WeightFile) -> dict[str, TensorInfo]:
 
 
 def _read_raw(path: WeightFile) -> tuple[int, bytes]:
-    """Read the size of a file, and its header without the length before it."""
+    """Read a file's size, and its header without the length prefix."""
     if isinstance(path, RemoteFile):
         length = _header_length(path.read(0, min(8, path.size)), path.size, path)
         return path.size, path.read(8, 8 + length)
@@ -221,7 +221,7 @@ def header_bytes(
     multiple: int = 8,
     remainder: int = 0,
 ) -> bytes:
-    """Write a whole safetensors header, with its length, padded with spaces.
+    """Build a safetensors header with its length prefix, padded with spaces.
 
     Each tensor has name, dtype, shape and length in bytes, in the order of the tensors' bytes. The
     header has `remainder` bytes more than a multiple of `multiple` bytes.
@@ -238,7 +238,7 @@ def header_bytes(
 
 
 def block_of(dtype: str) -> tuple[int, int]:
-    """Return the least number of elements of a dtype that fill whole bytes, and those bytes.
+    """Return the elements and the bytes of the smallest whole-byte block of a dtype.
 
     Example: `block_of("F4")` gives `(2, 1)`, and `block_of("Q4_K")` gives `(256, 144)`.
     """

@@ -33,7 +33,7 @@ the Hub and runs its code."""
 
 
 def pick_device(device: str | None) -> str:
-    """Return the given device; when None, a GPU if there is one, else the CPU."""
+    """Return the given device; when None, a GPU if available, else the CPU."""
     if device is not None:
         return device
     import torch
@@ -42,7 +42,7 @@ def pick_device(device: str | None) -> str:
 
 
 def open_device(device: str | torch.device) -> torch.device:
-    """Return a device that works, with its index: `cuda` is `cuda:0`."""
+    """Check that a device works; return it with its index (`cuda` becomes `cuda:0`)."""
     import torch
 
     try:
@@ -52,19 +52,19 @@ def open_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         why = str(error).split("\n")[0]
         raise EvaluationError(
-            f"device {str(device)!r} cannot be used ({why}); 'cpu' always can"
+            f"device {str(device)!r} cannot be used ({why}); 'cpu' always works"
         ) from None
 
 
 def check_dtype(dtype: str | None) -> None:
-    """Refuse a dtype that models do not run in; None stands for the dtype of their files."""
+    """Refuse dtypes that models cannot run in; None means the dtype of their files."""
     if dtype is not None and dtype not in FLOAT_NAMES:
         raise EvaluationError(f"no dtype {dtype!r}; there are {', '.join(FLOAT_NAMES)}")
 
 
 @contextmanager
 def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
-    """Turn any error of transformers into one line, without its advice to trust the code."""
+    """Reduce transformers' errors to one line, without the advice to trust remote code."""
     try:
         yield
     except (LayerswapError, MemoryError):
@@ -83,7 +83,7 @@ def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
 
 
 def load_tokenizer(source: PathLike, *, named: str | None = None) -> Any:
-    """Load the tokenizer in a folder or on the Hub; messages call it `named`."""
+    """Load the tokenizer in a folder or on the Hub; errors name it `named`."""
     from transformers import AutoTokenizer
 
     with _refusing(source, named, "its tokenizer"):
@@ -128,7 +128,7 @@ def load_generation_config(
             value = getattr(config, key)
             tokens = value if isinstance(value, list) else [value or 0]
             if not all(type(token) is int for token in tokens):
-                raise ValueError(f"{key} is {value!r}, no token and no list of tokens")
+                raise ValueError(f"{key} is {value!r}, not a token id or a list of token ids")
     return config
 
 
@@ -221,7 +221,7 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Silence the table that transformers logs about tensors that do not fit."""
+    """Silence transformers' table of missing and mismatched tensors."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

@@ -304,7 +304,7 @@ def place_tensors(
 ) -> dict[str, Place]:
     """Place every tensor of one checkpoint, in the order of `names`.
 
-    `names` are those of all shards together; `layers` is the number of layers by the config. The
+    `names` cover all shards; `layers` is the number of layers by the config. The
     first matching pattern decides, before the tables. Refuses names that cannot be placed, missing
     or extra layers, and two lists of layers.
     """
@@ -333,7 +333,7 @@ class _Listed(NamedTuple):
 def place_by_number(
     names: Iterable[str], *, layers: int, patterns: Sequence[Pattern] = ()
 ) -> tuple[dict[str, Place], Numbered] | None:
-    """Place a checkpoint with unknown names by its one list of layers.
+    """Place tensors with unknown names by their index in the only list of layers.
 
     A composition of whole layers needs no roles. If the names have exactly one outermost list with
     `layers` members, each member is a layer. Tensors keep the roles that the tables know; all
@@ -480,7 +480,7 @@ def _few(items: Iterable[str], total: int) -> str:
 
 
 def pattern_advice(name: str) -> str:
-    """Return the end of a message: how to place a tensor in a recipe."""
+    """Return the advice on placing a tensor by a recipe, which ends a message."""
     # A name is untrusted text: unprintable characters, and YAML's quote, become \W.
     safe = "".join(
         re.escape(char) if char.isprintable() and char != "'" else r"\W" for char in name
@@ -498,7 +498,7 @@ def pattern_advice(name: str) -> str:
 def restacked_names(
     places: Mapping[str, Place], taken: Sequence[int]
 ) -> dict[str, tuple[str, Place]]:
-    """Return, by its name in the new stack, a tensor's old name and new place; layers in order.
+    """Map each tensor name in the new stack to its old name and new place; layers in order.
 
     Example: with `taken=(0, 0)`, `model.layers.1.mlp.up_proj.weight` comes from
     `model.layers.0.mlp.up_proj.weight`.
@@ -521,7 +521,7 @@ def restacked_names(
 
 
 def renumbered(name: str, old: int, new: int) -> str:
-    """Return the name that a tensor of layer `old` has in layer `new`."""
+    """Replace layer `old` by `new` in a tensor's name."""
     parts = name.split(".")
     if str(old) in parts:
         parts[parts.index(str(old))] = str(new)

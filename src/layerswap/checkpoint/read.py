@@ -19,7 +19,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Advance
 from layerswap.checkpoint.header import (
     BLOCKS,
     DTYPE_BITS,
@@ -124,8 +123,8 @@ def fingerprints(files: Iterable[WeightFile]) -> dict[WeightFile, str]:
         return dict(zip(listed, pool.map(fingerprint, listed), strict=True))
 
 
-def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
-    """Return the SHA-256 of a whole file in hexadecimal; `progress` gets the bytes just read."""
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a whole file in hexadecimal."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(HASHED_BYTES))
     with open_file(path) as handle:
@@ -134,7 +133,6 @@ def sha256_of(path: Path, progress: Advance = lambda count: None) -> str:
             part = buffer[: min(HASHED_BYTES, size - start)]
             read_into(handle, start, part, path)
             digest.update(part)
-            progress(len(part))
     return digest.hexdigest()
 
 
@@ -194,7 +192,7 @@ def _read_translated(handle: Handle, info: Translated, start: int, stop: int) ->
 
 @lru_cache(maxsize=8)
 def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
-    """Return, per row of the transformers tensor, its row in the file.
+    """Map each row of the transformers tensor to its row in the file.
 
     Example: for two heads of four rows, `RowOrder("rotary", 8, 2)` gives
     `[0, 2, 1, 3, 4, 6, 5, 7]`.
@@ -290,7 +288,7 @@ def keep_freed_memory() -> None:
 
 
 def glance_is_finite(stored: bytes | bytearray, dtype: str) -> bool:
-    """True if no exponent of these elements is near that of NaN and infinity; without NumPy.
+    """Check without NumPy that no exponent is near the range of NaN and infinity.
 
     False needs `is_finite`. Weights are never so large, so copies need no import of NumPy.
     """
@@ -299,7 +297,7 @@ def glance_is_finite(stored: bytes | bytearray, dtype: str) -> bool:
 
 
 def is_finite(stored: Stored, dtype: str = "F32") -> bool:
-    """True if no element of a floating-point dtype, in its stored form, is NaN or infinite."""
+    """True if no stored floating-point element is NaN or infinite."""
     import numpy as np
 
     if stored.size == 0:
@@ -318,7 +316,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
         return np.dtype("u1")
     bits = DTYPE_BITS[dtype]
     if bits < 8:
-        raise CheckpointError(f"elements of {dtype} cannot be taken one by one")
+        raise CheckpointError(f"elements of {dtype} cannot be read one by one")
     kinds = {"F": "f", "I": "i", "U": "u", "C": "c"}
     kind = "u" if dtype == "BF16" or bits == 8 else kinds[dtype[0]]
     return np.dtype("bool" if dtype == "BOOL" else f"<{'i' if dtype == 'I8' else kind}{bits // 8}")
@@ -354,7 +352,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 def gguf_package() -> Any:
-    """Import the `gguf` package, which quantises, dequantises, and knows the names of tensors."""
+    """Import the `gguf` package, for quantisation and tensor names."""
     need_extras("arithmetic on GGUF files", "gguf")
     import gguf
 
@@ -377,7 +375,7 @@ def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int)
 
 
 def equal(first: TensorInfo, second: TensorInfo) -> bool:
-    """True if two tensors have the same bytes; compares files once, and none over the network.
+    """True if two tensors have the same bytes; reads nothing over the network.
 
     Few tensors of experts agree in a sample, so hardly any but equal ones are read whole.
     """
@@ -402,7 +400,7 @@ def _equal(first: TensorInfo, second: TensorInfo, *versions: tuple[int, ...]) ->
 
 
 def _compared_size(first: TensorInfo, second: TensorInfo, nbytes: int) -> tuple[int, int]:
-    """Return the size of a tensor and of a part to compare: in bytes, or translated in elements."""
+    """Return the sizes of a tensor and of a chunk to compare: in bytes; translated, in elements."""
     if isinstance(first, Translated) or isinstance(second, Translated):
         return first.elements, nbytes // 8
     return first.nbytes, nbytes

@@ -1,4 +1,4 @@
-"""Checkpoints elsewhere: Hub downloads and uploads, and weight files that are read in place.
+"""Remote checkpoints: Hub downloads and uploads, and weight files read in place.
 
 A weight file is read in place on the Hub, a web server, or any fsspec filesystem. Only the spans
 that are needed are fetched. A dropped connection resumes at the byte that it reached. A file that
@@ -75,7 +75,6 @@ def download(
     revision: str | None = None,
     *,
     weights: bool = True,
-    pickled: bool = False,
     files: Iterable[str] = (),
 ) -> tuple[Path, str]:
     """Download a Hub repository; return its folder in the local cache and its full commit.
@@ -92,7 +91,7 @@ def download(
     )
 
     allowed = [pattern for pattern in ALLOWED_FILES if weights or pattern != "*.safetensors"]
-    allowed += [*files, *(["*.bin"] if pickled else [])]
+    allowed += files
     try:
         _check_answers()
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=allowed))
@@ -116,13 +115,13 @@ def download(
 
 
 def local_name(folder: Path) -> str:
-    """The name of a local folder as the user wrote it; a link keeps its own name."""
+    """Return a local folder's name as the user wrote it, without resolving links."""
     return Path(os.path.abspath(folder)).name  # noqa: PTH100, which would follow the link
 
 
 @cache
 def _check_answers() -> None:
-    """Make the Hub's client check every answer, in this process, before it uses it."""
+    """Make the Hub's client validate every response, in this process."""
     import huggingface_hub.utils
 
     utils: Any = huggingface_hub.utils
@@ -138,7 +137,7 @@ def _check_answers() -> None:
 
 
 def _check_answer(response: Any) -> None:
-    """Refuse names of files in the Hub's cache that could lead out of it, and endless waits."""
+    """Refuse responses with names that could leave the Hub's cache, or with endless waits."""
     headers, url = response.headers, response.request.url
     if response.status_code in BUSY and (asked := _asked_wait(headers)):
         _count_wait(str(url), asked)
@@ -161,7 +160,7 @@ def _check_answer(response: Any) -> None:
     wrong = [c for c in commits if c is not None and not COMMIT.fullmatch(str(c))]
     wrong += [e for e in etags if e is not None and not ETAG.fullmatch(str(e))]
     if wrong:
-        raise CheckpointError(f"the server answers with {wrong[0]!r:.80}, no commit or ETag")
+        raise CheckpointError(f"the server sent {wrong[0]!r:.80}, not a commit or an ETag")
 
 
 def check_hub_id(name: str) -> None:
@@ -172,7 +171,7 @@ def check_hub_id(name: str) -> None:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A large file on the Hub; its SHA-256 is the Hub's own mark for it."""
+    """A large file on the Hub, which identifies it by SHA-256."""
 
     repository: str
     revision: str
@@ -182,7 +181,7 @@ class HubFile:
 
 
 def hub_file(file: WeightFile, repository: str, revision: str) -> HubFile | None:
-    """A weight file of a repository, in place or in the local cache; None if it has no SHA-256."""
+    """Return the Hub's record of a weight file, remote or cached; None without a SHA-256."""
     if isinstance(file, Path):
         size, mark = file.stat().st_size, file.resolve().name
     else:
@@ -218,14 +217,14 @@ def push_folder(
     except Exception as error:  # the transports have no common class of errors
         why = f"{type(error).__name__}: {one_line(error, 300)}"
         raise MergeError(
-            f"{name}: the upload failed ({why}); {folder} is whole and {name} as it was; run the "
-            "command again with --overwrite, and only what is missing is sent"
+            f"{name}: the upload failed ({why}); {folder} is complete and {name} unchanged; run "
+            "the command again with --overwrite to resume the upload"
         ) from None
     return str(commit.commit_url)
 
 
 def _commit_folder(api: Any, folder: Path, name: str, copies: Mapping[str, HubFile]) -> Any:
-    """Make one commit of a folder; `upload_folder` splits slow uploads into several."""
+    """Upload a folder in one commit; `upload_folder` splits slow uploads into several."""
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 
     files = sorted(path for path in folder.iterdir() if path.is_file())
@@ -245,7 +244,7 @@ def _commit_folder(api: Any, folder: Path, name: str, copies: Mapping[str, HubFi
 
 
 def _equal_files(folder: Path, stored: Iterable[HubFile]) -> dict[str, HubFile]:
-    """The weights of a folder that are on the Hub already, by name."""
+    """Find a folder's weight files that the Hub already has, by name."""
     by_size = {(file.size, file.sha256): file for file in stored}
     sizes = {size for size, _ in by_size}
     equal = {}
@@ -267,7 +266,7 @@ _State = tuple[int, str, str | None]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A weight file that is read in place; `etag` is the server's mark for its content."""
+    """A weight file that is read in place; `etag` identifies its content."""
 
     name: str
     url: str
@@ -296,7 +295,7 @@ class RemoteFile:
                     yield data
                     retry.since += time.monotonic() - before  # the reader's own time
                 if position < stop:
-                    raise ConnectionError(f"the answer ended {stop - position} bytes early")
+                    raise ConnectionError(f"the response ended {stop - position} bytes early")
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""
@@ -346,7 +345,7 @@ class RemoteHandle:
 
     @contextmanager
     def holding(self, start: int, stop: int, folder: Path) -> Iterator[None]:
-        """Keep bytes [start, stop) in a nameless file of `folder` until the block ends."""
+        """Keep bytes [start, stop) in an unnamed temporary file in `folder` during the block."""
         with tempfile.TemporaryFile(dir=folder, buffering=0) as kept:
             self.copy_to(kept.fileno(), start, stop, 0)
             self._held[kept.fileno()] = start, stop
@@ -363,7 +362,7 @@ class RemoteHandle:
 
 
 def write_at(output: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write all of these bytes to `offset` of an open file."""
+    """Write all bytes at `offset` of an open file."""
     view = memoryview(data)
     while view:
         count = os.pwrite(output, view, offset)
@@ -371,7 +370,7 @@ def write_at(output: int, data: bytes | bytearray | memoryview, offset: int) -> 
 
 
 def find_weights(source: str, folder: Path, commit: str | None) -> Callable[[str], WeightFile]:
-    """Return a function that finds a weight file by name: in the local folder, else elsewhere.
+    """Return a function that finds a weight file by name, in the local folder or remotely.
 
     The function raises FileNotFoundError for a file that is in neither place. `source` is a Hub id
     without its revision, or the URL of a folder, which has no commit.
@@ -412,8 +411,8 @@ def check_url(source: str) -> None:
     if parts.query or parts.fragment or parts.password or (parts.username and "http" in source):
         shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
         raise CheckpointError(
-            f"{shown}: the address of a checkpoint folder has no password, '?' or '#'; put "
-            "credentials where the filesystem's library looks for them"
+            f"{shown}: a checkpoint's URL cannot hold a password, '?' or '#'; give "
+            "credentials in the settings of the filesystem's library"
         )
 
 
@@ -443,7 +442,7 @@ def _fetch_adapter(url: str, name: str, folder: Path) -> None:
     with suppress(FileNotFoundError):
         file = _open(name, f"{url.rstrip('/')}/{name}")
         if file.size > (free := shutil.disk_usage(folder).free):
-            raise CheckpointError(f"{file}: {file.size:,} bytes; {folder} has {free:,} bytes free")
+            raise CheckpointError(f"{file}: needs {file.size:,} bytes, {folder} has {free:,} free")
         with (folder / name).open("wb") as output:
             RemoteHandle(file).copy_to(output.fileno(), 0, file.size, 0)
 
@@ -471,7 +470,7 @@ def _open(name: str, url: str, most: int = 8) -> RemoteFile:
             while len(start) < wanted:
                 part = next(parts, b"")
                 if not part:
-                    raise ConnectionError(f"the answer ended {wanted - len(start)} bytes early")
+                    raise ConnectionError(f"the response ended {wanted - len(start)} bytes early")
                 start += part
             next(parts, None)  # the end, after which the connection can be used again
             return RemoteFile(name, url, *state, bytes(start[:wanted]))
@@ -481,7 +480,7 @@ def _open(name: str, url: str, most: int = 8) -> RemoteFile:
 
 
 class _Retry:
-    """Suppresses failed attempts, with a pause after each, until they are too many.
+    """Suppresses failed attempts, up to a limit, with a pause after each.
 
     `opening` is True for the first request of a file; FileNotFoundError then passes through.
     `failures` counts failed attempts in a row without a new byte. `since` is the beginning of the
@@ -493,7 +492,7 @@ class _Retry:
         self.since, self.received = time.monotonic(), 0
 
     def advance(self, count: int) -> None:
-        """Count bytes that came; refuse a server that sends hardly any."""
+        """Count received bytes; refuse a server that is too slow."""
         self.failures = 0
         self.received += count
         passed = time.monotonic() - self.since
@@ -528,7 +527,7 @@ class _Retry:
 
 
 class BusyError(ConnectionError):
-    """A server that is busy, and asks to wait for so many seconds (0 if it does not say)."""
+    """A busy server's request to wait, in seconds (0 if unspecified)."""
 
     def __init__(self, status: int, seconds: float) -> None:
         super().__init__(f"the server answers {status}")
@@ -541,15 +540,15 @@ _waits_lock = threading.Lock()
 
 
 def _count_wait(url: str, seconds: float) -> None:
-    """Announce a wait; refuse it if the server then asks for too much. Parallel waits are one."""
+    """Log a wait; refuse it if the total is too long. Parallel waits count once."""
     server, now = urlsplit(url).netloc, time.monotonic()
     with _waits_lock:
         waited, until = _waits.get(server, (0.0, now))
         waited += max(0.0, now + seconds - max(now, until))
         if waited > MOST_WAITING:
             raise CheckpointError(
-                f"{url}: the server asks to wait for {seconds:,.0f} s, and layerswap waits for "
-                f"{MOST_WAITING} s in all; try again later"
+                f"{url}: the server asks to wait for {seconds:,.0f} s, but layerswap waits "
+                f"at most {MOST_WAITING} s in total; try again later"
             )
         if seconds > LONGEST_WAIT and now >= until:
             _LOG.warning("%s: waits for %.0f s, as the server asks", server, seconds)
@@ -557,7 +556,7 @@ def _count_wait(url: str, seconds: float) -> None:
 
 
 def _asked_wait(headers: Any) -> float:
-    """Return the seconds that a server asks to wait for in the headers of an answer."""
+    """Return the wait that response headers ask for, in seconds."""
     limits = re.findall(r"\br=0;\s*t=(\d{1,15})\b", headers.get("RateLimit", ""))
     seconds = [float(number) for number in limits]
     after = headers.get("Retry-After", "").strip()
@@ -623,10 +622,10 @@ def _request_http(url: str, start: int, stop: int) -> Iterator[_Answer]:
             return
         utils.hf_raise_for_status(response)
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):  # its bytes are not those of the file
+        if encoding not in ("", "identity"):  # the bytes differ from the file's
             raise CheckpointError(
-                f"{url}: the server sends Content-Encoding {clipped(encoding, 40)!r} where none "
-                "was asked for; download the checkpoint first"
+                f"{url}: the server sends Content-Encoding {clipped(encoding, 40)!r} "
+                "unrequested; download the checkpoint first"
             )
         if response.status_code != 206:
             raise CheckpointError(
@@ -635,7 +634,7 @@ def _request_http(url: str, start: int, stop: int) -> Iterator[_Answer]:
         span, _, size = response.headers.get("Content-Range", "").partition("/")
         first, _, last = span.removeprefix("bytes ").partition("-")
         if not (first == str(start) and last.isdigit() and size.isdigit()) or int(last) >= stop:
-            raise ConnectionError(f"asked for bytes {start} to {stop - 1}, got {span or 'others'}")
+            raise ConnectionError(f"requested bytes {start} to {stop - 1}, got {span or 'others'}")
         yield _http_state(response, int(size)), response.iter_raw()  # as it arrives
 
 

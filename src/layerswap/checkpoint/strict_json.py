@@ -1,4 +1,4 @@
-"""Files of sources, opened as hostile input, and strict JSON.
+"""Opens checkpoints' files as hostile input, and parses strict JSON.
 
 JSON is UTF-8 of bounded size and depth, without duplicate keys, with finite numbers. Two readers
 of a file must never see two different documents. No text from a file may fail later, when it is
@@ -24,7 +24,7 @@ MAX_JSON_BYTES = 100_000_000
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """Parse a JSON document, which errors call `where`."""
+    """Parse strict JSON; errors name the document `where`."""
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -58,7 +58,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[int]:
-    """Open a file of a source: a regular file that lies in its folder.
+    """Open a checkpoint's file, which must be a regular file inside its folder.
 
     Refuses pipes and devices, which might never end, and links that lead out of the folder, which
     could copy a private file into an output. Links into the blobs of the Hub's cache are allowed.
@@ -85,12 +85,12 @@ def _check_link(path: Path) -> None:
         inside += [home.parent.parent / "blobs", home.parent.parent.parent / "blobs"]
     if not any(target.is_relative_to(folder) for folder in inside):
         raise CheckpointError(
-            f"{path}: a link to {target}, outside its folder; put a copy of the file in its place"
+            f"{path}: links to {target}, outside its folder; replace the link by a copy"
         )
 
 
 def read_source(path: Path, limit: int | None = None) -> bytes:
-    """Return the bytes of a file of a source, of at most `limit` (`MAX_JSON_BYTES`) bytes."""
+    """Read a checkpoint's file, of at most `limit` (`MAX_JSON_BYTES`) bytes."""
     limit = MAX_JSON_BYTES if limit is None else limit
     with open_source(path) as handle, os.fdopen(handle, "rb", closefd=False) as file:
         try:
@@ -103,12 +103,12 @@ def read_source(path: Path, limit: int | None = None) -> bytes:
 
 
 def clipped(text: str, limit: int = 200) -> str:
-    """Return a text of at most `limit` characters: names in files can have megabytes."""
+    """Shorten a text to `limit` characters: names in files can have megabytes."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def quoted(name: object, limit: int = 200) -> str:
-    """Return the representation of a name or value from a file, of at most `limit` characters."""
+    """Quote a name or value from a file, shortened to `limit` characters."""
     return clipped(repr(name), limit)
 
 

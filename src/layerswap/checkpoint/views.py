@@ -45,18 +45,18 @@ INDICES = ("mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "moe_l
 
 
 def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
-    """Return the checkpoint whose layer l is layer `taken[l]` of the given one.
+    """Reorder a checkpoint's layers: new layer l is old layer `taken[l]`.
 
     Tensors have the names of their new layers, and the configuration has the new depth.
     """
     if max(taken) >= checkpoint.layers:
         raise MergeError(
-            f"{checkpoint.identity}: no layer {max(taken)}; there are {checkpoint.layers}"
+            f"{checkpoint.identity}: no layer {max(taken)}; it has {checkpoint.layers} layers"
         )
     if checkpoint.numbered is not None:
         raise MergeError(
-            f"{checkpoint.identity}: its layers are known by their numbers alone, so none can be "
-            "moved; place its tensors with `patterns` in the recipe"
+            f"{checkpoint.identity}: its layers are identified by number alone, so none can move; "
+            "place its tensors with `patterns` in the recipe"
         )
     names = restacked_names(checkpoint.places, taken)
     tensors, low_rank = checkpoint.tensors, checkpoint.low_rank
@@ -72,7 +72,7 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
 def restacked_config(
     config: Mapping[str, Any], taken: Sequence[int], source: str
 ) -> dict[str, Any]:
-    """Return the configuration of a new stack, with its depth and its settings per layer.
+    """Return the configuration of a reordered stack, with its depth and per-layer settings.
 
     Refuses a stack in which a layer would change its kind.
     """
@@ -80,7 +80,7 @@ def restacked_config(
     layers = max((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), default=0)
     changed: dict[str, Any] = {key: len(taken) for key in LAYER_COUNTS if key in text}
     if text.get("num_kv_shared_layers"):
-        raise MergeError(f"{source}: its last layers share keys and values, so none can be moved")
+        raise MergeError(f"{source}: its last layers share keys and values, so none can move")
     explicit = any(_is_per_layer(key, value, layers) for key, value in text.items())
     for key, value in text.items():
         if _is_per_layer(key, value, layers):
@@ -112,7 +112,7 @@ def _check_kinds(
         return
     if any(changes):
         layer = changes.index(True)
-        raise MergeError(f"{source}: by `{key}` layer {layer} would be of another kind")
+        raise MergeError(f"{source}: moving layers changes the kind of layer {layer} (`{key}`)")
 
 
 # --- GGUF files as transformers models ---
@@ -172,7 +172,7 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def as_transformers(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
-    """View a GGUF file with the names, shapes, dtypes and configuration of another checkpoint."""
+    """View a GGUF file under another checkpoint's names, shapes, dtypes and configuration."""
     with error_context(checkpoint.source):
         family = _family(checkpoint, like)
         _check_settings(checkpoint.config, text_config(like.config))
@@ -184,8 +184,8 @@ def _family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
     kind = str(text_config(like.config).get("model_type"))
     if kind not in FAMILIES:
         raise CheckpointError(
-            f"a GGUF file beside safetensors of {quoted(kind, 40)} cannot be read; these "
-            f"can: {', '.join(FAMILIES)}"
+            f"GGUF beside safetensors is not supported for {quoted(kind, 40)}; supported: "
+            f"{', '.join(FAMILIES)}"
         )
     architecture = checkpoint.config["model_type"]
     if architecture != FAMILIES[kind].architecture:
@@ -236,7 +236,7 @@ def _translate(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict
 def _find_stored(
     name: str, info: TensorInfo, names: Any, checkpoint: Checkpoint, like: Checkpoint
 ) -> TensorInfo:
-    """Return the tensor, or the part of it, that is transformers' tensor `name`."""
+    """Find the GGUF tensor, or the part of it, that holds transformers' tensor `name`."""
     expert = _EXPERT.search(name)
     stem = _EXPERT.sub(".experts.", name)
     stems = (stem, stem.removeprefix("transformer."))  # the package knows BLOOM's without it
@@ -375,7 +375,7 @@ def _module_places(names: set[str], patterns: Sequence[Pattern]) -> dict[str, Pl
 def open_expert(
     source: str, base: Checkpoint, *, revision: str | None = None, patterns: Sequence[Pattern] = ()
 ) -> Checkpoint:
-    """Open a full checkpoint, or an adapter over `base`, whichever the source is.
+    """Open a source: a full checkpoint, or an adapter over `base`.
 
     A GGUF file beside a base of safetensors is viewed with the base's names.
     """

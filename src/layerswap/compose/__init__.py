@@ -1,4 +1,4 @@
-"""Compositions, their presets and recipes. Pure: no tensors, and no files but the recipe's."""
+"""Compositions, presets and recipes as pure data: no tensors, no file but the recipe."""
 
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, Composition, draw

@@ -24,7 +24,7 @@ from layerswap.methods.method import Value
 
 
 def check_operation(method: str, parameters: Mapping[str, object], experts: int) -> None:
-    """Refuse an unknown method, and parameters or a number of experts that it does not allow."""
+    """Check a method's name, parameters and number of experts."""
     if method not in METHODS:
         raise RecipeError(f"no method {method!r}{nearest(method, sorted(METHODS))}")
     known = METHODS[method]
@@ -73,7 +73,7 @@ class Operation:
         parameters: Mapping[str, Value] | None = None,
         fishers: Mapping[Blend, str] | None = None,
     ) -> Operation:
-        """The operation, with defaults for parameters that are not given."""
+        """Make an operation, with defaults for missing parameters."""
         check_operation(method, parameters or {}, len(inputs))
         known = METHODS[method]
         values = known.settings(parameters or {})
@@ -125,7 +125,7 @@ class Operation:
         return shares
 
     def rename(self, blends: Mapping[str, Blend]) -> Operation:
-        """A copy in which each expert named in `blends` is replaced by that blend."""
+        """Return a copy with each expert in `blends` replaced by its blend."""
         inputs = [(blend.rename(blends), weight) for blend, weight in self.inputs]
         base = self.base.rename(blends) if self.base else None
         order = sorted(range(len(inputs)), key=lambda i: str(inputs[i][0]))
@@ -148,7 +148,7 @@ class Operation:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operation:
-        """The operation that `to_dict` wrote."""
+        """Read an operation that `to_dict` wrote."""
         inputs = [(Blend.from_dict(entry), entry) for entry in data["inputs"]]
         return cls.of(
             data["method"],
@@ -192,7 +192,7 @@ class Blend:
 
     @classmethod
     def of(cls, weights: Member | Mapping[Any, float]) -> Blend:
-        """One expert verbatim, or the given weights divided by their sum.
+        """Make a blend: one expert verbatim, or weights divided by their sum.
 
         An expert of weight 0 is left out.
 
@@ -204,11 +204,11 @@ class Blend:
         for expert, weight in weights.items():
             if not math.isfinite(weight) or weight < 0:
                 raise RecipeError(
-                    f"weight of {str(expert)!r} is {weight}; weights are finite, from 0"
+                    f"weight of {str(expert)!r} is {weight}; it must be finite and not negative"
                 )
         total = sum(weights.values())  # fsum would raise if the sum is not finite
         if not 0 < total < math.inf:
-            raise RecipeError(f"weights {dict(weights)} have no positive, finite sum")
+            raise RecipeError(f"weights {dict(weights)} must have a positive, finite sum")
         total = math.fsum(weights.values())
         if abs(total - 1) < _ROUNDING:
             total = 1.0
@@ -218,12 +218,12 @@ class Blend:
 
     @classmethod
     def uniform(cls, experts: Iterable[str]) -> Blend:
-        """The same weight for every expert."""
+        """Make a blend with equal weights."""
         return cls.of(dict.fromkeys(experts, 1.0))
 
     @classmethod
     def nested(cls, parts: Mapping[Blend, float]) -> Blend:
-        """A blend of blends, flattened: blends are linear, so the result is one blend.
+        """Flatten a blend of blends, which is linear, to one blend.
 
         Example: half of `0.5 a + 0.5 b` and half of `c` is `0.25 a + 0.25 b + 0.5 c`.
         """
@@ -254,7 +254,7 @@ class Blend:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each expert, summing to 1; pictures colour by it."""
+        """The share of each expert, summing to 1, for colours in figures."""
         shares: dict[str, float] = {}
         for member, weight in self.weights:
             parts = {member: 1.0} if isinstance(member, str) else member.shares
@@ -268,7 +268,7 @@ class Blend:
         return len(self.weights) == 1 and isinstance(self.weights[0][0], str)
 
     def rename(self, blends: Mapping[str, Blend]) -> Blend:
-        """A copy in which each expert named in `blends` is replaced by that blend."""
+        """Return a copy with each expert in `blends` replaced by its blend."""
 
         def renamed(member: Member) -> Blend:
             if isinstance(member, str):
@@ -289,7 +289,7 @@ class Blend:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Blend:
-        """The blend that `to_dict` wrote.
+        """Read a blend that `to_dict` wrote.
 
         Raises:
             RecipeError: a weight, method or parameter that is not allowed.
@@ -307,7 +307,7 @@ class Blend:
 
 
 def summed(parts: Iterable[tuple[Blend, float]]) -> dict[Blend, float]:
-    """The total weight of each distinct blend."""
+    """Sum the weights of equal blends."""
     total: dict[Blend, float] = {}
     for blend, weight in parts:
         total[blend] = total.get(blend, 0.0) + weight

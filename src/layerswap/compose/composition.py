@@ -59,7 +59,7 @@ class Composition:
         blend_of: Callable[[Place], Blend],
         taken: tuple[int, ...] | None = None,
     ) -> Composition:
-        """The composition with `blend_of(place)` at every place.
+        """Make a composition with `blend_of(place)` at every place.
 
         Raises:
             RecipeError: `layers` is not positive.
@@ -70,11 +70,11 @@ class Composition:
         return cls(layers, blends, taken)
 
     def replace(self, changes: Mapping[Place, Blend]) -> Composition:
-        """A copy with other blends at some places."""
+        """Return a copy with other blends at some places."""
         return replace(self, blends={**self.blends, **changes})
 
     def rename(self, blends: Mapping[str, Blend]) -> Composition:
-        """A copy in which each expert named in `blends` is replaced by that blend.
+        """Return a copy with each expert in `blends` replaced by its blend.
 
         This is nesting: a soup of experts can stand in the place of an expert (paper 1, table 6).
         Blends are linear, so the result is again one blend per place.
@@ -85,12 +85,12 @@ class Composition:
 
     @property
     def experts(self) -> tuple[str, ...]:
-        """Every expert that some place takes from, sorted."""
+        """Every expert that some place uses, sorted."""
         return tuple(sorted({e for blend in self.blends.values() for e in blend.experts}))
 
     @property
     def fishers(self) -> tuple[str, ...]:
-        """Every expert whose diagonal Fisher some place needs, sorted."""
+        """Every expert whose diagonal Fisher some place uses, sorted."""
         return tuple(sorted({e for blend in self.blends.values() for e in blend.fishers}))
 
     def __getitem__(self, place: Place) -> Blend:
@@ -131,7 +131,7 @@ class Composition:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Composition:
-        """The composition that `to_dict` wrote.
+        """Read a composition that `to_dict` wrote.
 
         Raises:
             RecipeError: a place is missing, unknown or there twice, a weight is not allowed, or
@@ -146,7 +146,7 @@ class Composition:
                 )
             # Compared first, so that a false number of layers never costs memory.
             if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
-                raise RecipeError(f"{len(blends)} places are not those of {layers} layers")
+                raise RecipeError(f"{len(blends)} places do not match {layers} layers")
             taken = tuple(map(int, data["taken"])) if "taken" in data else None
             return cls(layers, blends, taken)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -164,7 +164,7 @@ def all_places(layers: int) -> Iterator[Place]:
 
 
 def changed_places(old: Composition, new: Composition) -> dict[Place, Blend]:
-    """The blends of `new` at the places where it differs from `old`, in the order of overrides.
+    """Return the blends of `new` where it differs from `old`, in the order of overrides.
 
     An override of `mlp` covers the router too, so the router's own blend follows every mlp.
     """

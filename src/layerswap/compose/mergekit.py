@@ -26,7 +26,7 @@ Settings = Mapping[str, Setting]
 
 
 def read_setting(value: object) -> Setting:
-    """A setting in its plain form, from any form that mergekit reads; else a ValueError."""
+    """Normalise a setting from any form that mergekit reads; ValueError otherwise."""
     if isinstance(value, Mapping):
         return [_condition(value)]
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
@@ -35,7 +35,7 @@ def read_setting(value: object) -> Setting:
 
 
 def value_at(setting: Setting, tensor: str, t: float, *, discrete: bool = False) -> Scalar | None:
-    """The value for one tensor; None if no filter matches its name.
+    """Resolve a setting for one tensor; None if no filter matches its name.
 
     `t` is the position in the slice, 0 at its first layer and 1 at its last. A `discrete` setting
     jumps between the values of a gradient, as for true and false.
@@ -60,7 +60,7 @@ def value_at(setting: Setting, tensor: str, t: float, *, discrete: bool = False)
 
 
 def scalars(setting: Setting) -> Iterator[Scalar]:
-    """Every number and truth value in a setting."""
+    """List the numbers and booleans in a setting."""
     for item in setting if isinstance(setting, list) else [setting]:
         yield from scalars(item["value"]) if isinstance(item, Mapping) else [item]
 
@@ -72,7 +72,7 @@ def _condition(value: Mapping[Any, Any]) -> dict[str, Any]:
         raise ValueError(f"write {forms}; found {value!r:.60}")
     wanted = value.get("filter")
     if wanted is not None and not isinstance(wanted, str):
-        raise ValueError(f"filter is {wanted!r:.40}; it is a part of a tensor's name")
+        raise ValueError(f"filter is {wanted!r:.40}; write part of a tensor's name")
     named = {} if wanted is None else {"filter": wanted}
     return {**named, "value": _gradient(value["value"])}
 
@@ -100,7 +100,7 @@ def _scalar(value: object) -> Scalar:
 
 
 def read_reference(value: object) -> object:
-    """A model as one text, from any form that mergekit reads: `model@revision+adapter@revision`."""
+    """Write any mergekit model reference as one text: `model@revision+adapter@revision`."""
     if isinstance(value, dict):
         extra = sorted(set(value) - {"model", "lora"})
         if extra:
@@ -114,7 +114,7 @@ def read_reference(value: object) -> object:
     if any(part.count("@") > 1 for part in value.split("+")):
         raise ValueError(f"{value!r:.80} has two '@'; write owner/name@revision")
     if not all(value.split("+")):
-        raise ValueError(f"{value!r:.80} names no adapter or no model")
+        raise ValueError(f"{value!r:.80} lacks the model or the adapter")
     return value
 
 
@@ -175,7 +175,7 @@ class MergekitMethod(Strict):
 
     @property
     def references(self) -> dict[KeyPath, str]:
-        """Every model in it by key path, the base model first."""
+        """All models by key path, the base model first."""
         found: dict[KeyPath, str | None] = {("base_model",): self.base_model}
         for i, entry in enumerate(self.models or ()):
             found["models", i, "model"] = entry.model
@@ -187,7 +187,7 @@ class MergekitMethod(Strict):
 
     @property
     def experts(self) -> list[str]:
-        """Every model in it, the base model first."""
+        """All models, the base model first."""
         return list(dict.fromkeys(self.references.values()))
 
 
@@ -242,13 +242,13 @@ class StackSlice:
 
     @property
     def models(self) -> list[str]:
-        """The names of its models."""
+        """Names of the slice's models."""
         return [source.model for source in self.sources]
 
     def value(
         self, name: str, tensor: str, t: float, source: StackSource | None, *, discrete: bool
     ) -> Scalar | None:
-        """A parameter for one tensor at position `t`; None if nothing sets it.
+        """Resolve a parameter for one tensor at position `t`; None if unset.
 
         The settings of `source` win.
         """
@@ -261,7 +261,7 @@ class StackSlice:
         return None
 
     def needs(self, parameter: str, source: StackSource, spelling: Spelling) -> bool:
-        """True if a model needs a parameter: a base that deltas are taken from has no weight."""
+        """True if a model needs a parameter; the base of deltas needs no weight."""
         is_base = spelling.base in ("deltas", "optional") and source.model == self.base
         return parameter in spelling.required and not is_base
 
@@ -317,16 +317,16 @@ def llama_tensors(layers: int) -> dict[str, Place]:
 def resolve(
     method: MergekitMethod, layers: int, tensors: Mapping[str, Place] | None = None
 ) -> Composition:
-    """The composition of a configuration, over the models as it names them.
+    """Resolve a configuration to a composition over its models.
 
     Every tensor's parameters are looked up as mergekit does, by its name and layer. The tensors of
-    one place must agree. `layers` is that of the models; `tensors` are a Llama's when None.
+    one place must agree. `layers` is the models' depth; `tensors` are a Llama's when None.
     """
     stack = read_stack(method, layers)
     taken = tuple(layer for part in stack for layer in part.taken)
     last = max(part.taken[-1] for part in stack)
     if last >= layers:
-        raise RecipeError(f"layer {last} is taken from models of {layers} layers")
+        raise RecipeError(f"no layer {last}; the models have {layers} layers")
     chosen: dict[Place, tuple[str, Blend]] = {}
     positions = _positions(stack)
     spelling = SPELLINGS[method.merge_method]
@@ -341,7 +341,7 @@ def resolve(
 
 
 def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
-    """The blend of a place; for a place without tensors, that of a neighbour.
+    """Return a place's blend; a neighbour's if the place has no tensors.
 
     A tied head has no tensor: it is the embedding.
     """
@@ -356,7 +356,7 @@ def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
 
 
 def _positions(stack: Iterable[StackSlice]) -> list[tuple[int, int, float]]:
-    """For every layer its slice, and its position in the slice: counted, and as 0..1."""
+    """Return each layer's slice, and its position in the slice as an index and in 0..1."""
     positions = []
     for number, part in enumerate(stack):
         steps = len(part.taken) - 1
@@ -371,7 +371,7 @@ def _blend_at(
     tensor: str,
     place: Place,
 ) -> Blend:
-    """The blend of one tensor.
+    """Resolve the blend of one tensor.
 
     Outside the layers mergekit takes the first slice for the embedding and the last for the rest,
     at position 0 of both; of the last it takes as many sources as the first has. A source's own
@@ -391,8 +391,8 @@ def _blend_at(
         sources = part.sources[: len(stack[0].sources)]
     if spelling.base in ("deltas", "first") and part.base not in [s.model for s in sources]:
         raise RecipeError(
-            f"{tensor}: mergekit takes as many sources of the last slice as the first has, which "
-            f"leaves out the base model {part.base!r}; write it first"
+            f"{tensor}: the first slice has fewer sources than the last, so mergekit ignores "
+            f"the base model {part.base!r} there; list it first"
         )
     try:
         models = {s.model: _model_values(spelling, part, s, inner, t) for s in sources}
@@ -452,7 +452,7 @@ PARAMETERS = sorted(
 
 
 def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
-    """Every mistake that the types of the fields do not show."""
+    """Find the mistakes that the types of the fields do not show."""
     given = [key for key in ("models", "slices") if getattr(method, key)]
     if len(given) != 1:
         yield (), f"give exactly one of models and slices; found {'both' if given else 'none'}"
@@ -585,7 +585,7 @@ def is_mergekit(data: Mapping[Any, Any], where: str) -> bool:
 def recipe_data(
     data: Mapping[str, Any], *, where: str, lines: Mapping[KeyPath, int]
 ) -> dict[str, Any]:
-    """The recipe that gives the same result, as plain data.
+    """Convert a configuration to an equivalent recipe, as plain data.
 
     Its `mergekit` holds the configuration, with every model under an expert's name. Reports all
     mistakes at once, each with its line and key path.
@@ -607,7 +607,7 @@ def recipe_data(
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A configuration's plain data with other names for its models."""
+    """Rename the models in a configuration's plain data."""
     if isinstance(value, Mapping):
         return {
             key: names[item]
@@ -621,7 +621,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _base_of(method: MergekitMethod) -> str | None:
-    """The model that becomes the recipe's base: deltas are taken from it, or nothing is."""
+    """Return the recipe's base: the model of deltas, or a base model that is not merged."""
     if method.base_model is None:
         return None
     merged = {model for part in read_stack(method) for model in part.models}
@@ -630,7 +630,7 @@ def _base_of(method: MergekitMethod) -> str | None:
 
 
 def _names(models: list[str], base: str | None) -> dict[str, str]:
-    """A name for every model: the last part of its path, numbered if two are the same."""
+    """Name each model by the last part of its path, numbered if not unique."""
     names = {} if base is None else {base: BASE}
     taken = set(names.values())
     for model in models:
@@ -645,7 +645,7 @@ def _names(models: list[str], base: str | None) -> dict[str, str]:
 
 
 def _tokenizer(file: MergekitFile, names: Mapping[str, str]) -> dict[str, str]:
-    """The tokenizer to align to; nothing for the base's, which all experts share."""
+    """Return the tokenizer to align to; None for the base's, which all experts share."""
     chosen = file.tokenizer.source if file.tokenizer else file.tokenizer_source
     name = "union" if chosen == "union" else names.get(chosen) if isinstance(chosen, str) else None
     return {"tokenizer": name} if name and name != BASE else {}

@@ -1,4 +1,4 @@
-"""mergekit's merge methods, as operations of ours with the same result.
+"""mergekit's merge methods as layerswap operations with the same result.
 
 mergekit writes a merge with deltas as four choices: how a delta is made sparse, whether signs are
 elected, whether the sum is divided by the weights, and a factor. Our methods fix some of them and
@@ -40,7 +40,7 @@ class Values:
         return {name: values for name, values in self.models.items() if name != self.base}
 
     def apply(self, method: str, inputs: Mapping[Any, float], **parameters: Value) -> Blend:
-        """Our method over models or blends with their weights, on the base."""
+        """Apply our method to weighted models or blends, relative to the base."""
         return Blend.of(
             Operation.of(
                 method,
@@ -51,7 +51,7 @@ class Values:
         )
 
     def select(self, method: str, **parameters: Value) -> Blend:
-        """A method that weighs the deltas itself; the base model if there is no other model."""
+        """Apply a method that weighs deltas itself; return the base if it is the only model."""
         if not self.others:
             return Blend.of(str(self.base))
         return self.apply(method, dict.fromkeys(self.others, 1.0), **parameters)
@@ -59,7 +59,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How mergekit writes a method.
+    """mergekit's spelling of a method.
 
     Attributes:
         read: returns the blend that the values for one tensor mean.
@@ -78,7 +78,7 @@ class Spelling:
 
     @property
     def required(self) -> list[str]:
-        """Parameters that must be written."""
+        """Required parameters."""
         return [name for name in ("weight", "t") if name in {*self.models, *self.shared}]
 
 
@@ -160,7 +160,7 @@ def renamed(
     shared: Mapping[str, Parameter | Scalar],
     sources: tuple[int, float] = (1, math.inf),
 ) -> Spelling:
-    """The spelling of a method over deltas whose parameters are shared ones; `names` by ours."""
+    """Make the spelling of a delta method with shared parameters; `names` maps ours to theirs."""
 
     def read(values: Values) -> Blend:
         parameters = {ours: float(values.shared[theirs]) for ours, theirs in names.items()}
@@ -170,7 +170,7 @@ def renamed(
 
 
 class Sparse(NamedTuple):
-    """How a family of methods makes one delta sparse.
+    """Sparsification of one delta by a family of methods.
 
     Attributes:
         method: our method that makes one delta sparse and adds it to the base.
@@ -196,7 +196,7 @@ class Sparse(NamedTuple):
         return parameters
 
     def delta(self, values: Values, name: str, model: Numbers, seed: int) -> Blend:
-        """The base with the sparse delta of one expert."""
+        """Return the base plus the sparse delta of one expert."""
         rescale, density = values.shared["rescale"], model["density"]
         if density == 1:
             return Blend.of(name)
@@ -224,7 +224,7 @@ def delta_sum(
     normalize: bool = False,
     signed: bool = False,
 ) -> Spelling:
-    """The spelling of a sum of weighted deltas.
+    """Make the spelling of a sum of weighted deltas.
 
     Args:
         method: our method that does all of it if every delta is made sparse alike; None if there
@@ -281,7 +281,7 @@ def delta_sum(
 
 
 def _counted(values: Values, elects: bool) -> dict[str, Numbers]:
-    """The models that take part, with densities up to 1 and weights as our methods take them."""
+    """Return the models with a weight, their densities at most 1, their weights normalised."""
     models, divisor = values.others, 1.0
     if values.shared["normalize"] and not elects:
         total = math.fsum(model["weight"] for model in models.values())

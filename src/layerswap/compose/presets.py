@@ -166,7 +166,7 @@ def partition(
         layers: number of layers.
         task: name of the task expert.
         language: name of the language expert.
-        outside: owner of the places outside the layers; by default that of the inner layers.
+        outside: owner of the places outside the layers; by default the owner of the inner layers.
 
     Raises:
         RecipeError: an unknown name, zones that do not fit, or experts of the same name.
@@ -221,7 +221,7 @@ def instruct(
     zones.check(layers)
     weights = [float(weight)] if isinstance(weight, int | float) else [float(w) for w in weight]
     if not weights or min(weights) < 0:
-        raise RecipeError("a chat vector needs one weight or more, each from 0")
+        raise RecipeError("a chat vector needs at least one weight, and no negative one")
 
     def added(layer: int) -> float:
         from_top = layers - 1 - layer

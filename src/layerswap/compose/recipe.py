@@ -1,4 +1,4 @@
-"""Recipes: the YAML that a person writes, checked whole and resolved to a composition."""
+"""Recipes: YAML files, validated and resolved to compositions."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Recipe(Strict):
 
     @property
     def method(self) -> Method:
-        """The one method that is given."""
+        """The recipe's method."""
         keys = (*METHOD_KEYS, "mergekit")
         method: Method | None = next(filter(None, (getattr(self, key) for key in keys)), None)
         assert method is not None, "the validator let a recipe without a method through"
@@ -144,7 +144,7 @@ class Recipe(Strict):
         magnitude: Mapping[str, float] | None = None,
         tensors: Mapping[str, Place] | None = None,
     ) -> Composition:
-        """The composition for a model of `layers` layers, over experts that have a source.
+        """Resolve to a composition for a model of `layers` layers, over experts with a source.
 
         Args:
             layers: number of layers of the experts, L.
@@ -193,7 +193,7 @@ class Recipe(Strict):
         return list(dict.fromkeys([*known, *sorted(self.experts)]))
 
     def flat_experts(self) -> dict[str, Blend]:
-        """Each expert as a blend of experts that have a source."""
+        """Resolve each expert to a blend of experts that have a source."""
         flat: dict[str, Blend] = {} if BASE in self.experts else {BASE: Blend.of(BASE)}
 
         def flatten(name: str) -> Blend:
@@ -221,7 +221,7 @@ class Recipe(Strict):
 
 
 def read_recipe(path: PathLike) -> Recipe:
-    """The recipe in a YAML file, which may be a mergekit configuration.
+    """Read a recipe, or a mergekit configuration, from a YAML file.
 
     Raises:
         RecipeError: the file cannot be read, or the recipe is wrong. All mistakes of single keys
@@ -241,7 +241,7 @@ def read_recipe(path: PathLike) -> Recipe:
 
 
 def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
-    """The recipe in a YAML text; errors name `where`. See `read_recipe`."""
+    """Parse a recipe in YAML; errors name `where`. See `read_recipe`."""
     data, lines = parse_yaml(text, where)
     if isinstance(data, dict) and is_mergekit(data, where):
         return check_recipe(recipe_data(data, where=where, lines=lines), where=where)
@@ -249,7 +249,7 @@ def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
 
 
 def check_recipe(data: Any, *, where: str, lines: Mapping[KeyPath, int] | None = None) -> Recipe:
-    """The recipe in plain data; errors name `where`, and the line of a key path if known."""
+    """Validate a recipe in plain data; errors name `where`, and the line if known."""
     expected = "a recipe is a mapping with `experts` and one of swap, soup, partition, merge"
     return validate(Recipe, data, where=where, expected=expected, lines=lines)
 
@@ -307,7 +307,7 @@ DEPTH = 16
 
 
 def mistakes(recipe: Recipe) -> Iterator[Mistake]:
-    """Every mistake in a recipe that the types of its fields do not show."""
+    """Find the mistakes in a recipe that the types of its fields do not show."""
     yield from _method_mistakes(recipe)
     unknown = list(_unknown_names(recipe))
     yield from unknown or _nesting_mistakes(recipe.experts)
@@ -435,7 +435,7 @@ def _fisher_mistakes(recipe: Recipe) -> Iterator[Mistake]:
 
 
 def _nesting_mistakes(experts: Mapping[str, Expert]) -> Iterator[Mistake]:
-    """The experts of the first cycle, or the first expert that is nested too deeply or often."""
+    """Find the first cycle, or the first expert that is nested too deeply or often."""
     parts = {name: list(_parts(expert).values()) for name, expert in experts.items()}
     depth: dict[str, int] = {}
     merges: dict[str, int] = {}

@@ -38,7 +38,7 @@ SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """A size such as `5GB` in bytes (1 GB = 1e9 bytes, as on the Hub)."""
+    """Parse a size such as `5GB` into bytes (1 GB = 1e9 bytes, as on the Hub)."""
     match = SHARD_SIZE.fullmatch(text.strip())
     unit = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
     size = float(match[1]) * unit[match[2].upper()] if match else 0
@@ -54,12 +54,12 @@ class Strict(BaseModel):
 
 
 def as_source(value: object) -> object:
-    """A bare text is the source of an expert."""
+    """Read a bare text as an expert's source."""
     return {"source": value} if isinstance(value, str) else value
 
 
 def once(names: list[str]) -> list[str]:
-    """The same names of experts; a ValueError if one is given twice."""
+    """Refuse an expert's name that is given twice."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"expert {twice!r} is given twice")
@@ -97,7 +97,7 @@ def _read_weights(value: object) -> dict[str, float]:
 
 
 def read_rule(value: object) -> object:
-    """`uniform`, `magnitude`, or a weight per expert; else a ValueError."""
+    """Check a rule: `uniform`, `magnitude`, or a weight per expert."""
     if not isinstance(value, str):
         return _read_weights(value)
     if value not in WEIGHT_RULES:
@@ -124,7 +124,7 @@ Weights = Annotated[dict[str, float], BeforeValidator(_read_weights)]
 
 
 class MergeMethod(Strict):
-    """A merge method over experts; its parameters stand beside `method` and `experts`."""
+    """A merge method over experts; parameters are keys beside `method` and `experts`."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -140,7 +140,7 @@ class MergeMethod(Strict):
         return self
 
     def operation(self, blend_of: Callable[[str], Blend]) -> Operation:
-        """The operation over the blend of each expert."""
+        """Make the operation over the blends of the experts."""
         blends = {name: blend_of(name) for name in self.experts}
         inputs = summed((blends[name], weight) for name, weight in self.experts.items())
         fishers = {blend: name for name, blend in blends.items()}
@@ -177,7 +177,7 @@ class Expert(Strict):
     @model_validator(mode="after")
     def _one_origin(self) -> Expert:
         if [self.source, self.soup, self.merge].count(None) != 2:
-            raise ValueError("an expert has one of source, soup and merge")
+            raise ValueError("give exactly one of source, soup and merge")
         if self.revision is not None and self.source is None:
             raise ValueError("a revision needs a source")
         if self.adapter is not None and self.source is None:
@@ -279,7 +279,7 @@ class Where(Strict):
 
 
 class Override(Where):
-    """Places whose blend replaces that of the method; later overrides win."""
+    """Places whose blend replaces the method's; later overrides win."""
 
     take: Annotated[dict[str, float], BeforeValidator(_read_take)]
 
@@ -299,7 +299,7 @@ StackedLayers = Annotated[list[str], BeforeValidator(_read_stack)]
 
 
 def stacked(ranges: list[str], layers: int) -> tuple[int, ...]:
-    """For each layer of the output its layer number in the experts, of `layers` layers."""
+    """Map each output layer to its layer in the experts, which have `layers` layers."""
     taken: list[int] = []
     for text in ranges:
         first, last = _bounds(text, layers)

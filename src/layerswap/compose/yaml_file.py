@@ -36,7 +36,7 @@ TOO_DEEP = "lists and mappings are nested too deeply"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the numbers of YAML 1.2; refuses some YAML that is valid.
+    """PyYAML's safe loader with YAML 1.2 numbers, stricter than YAML itself.
 
     Refuses a key given twice, tags, aliases that make a value very large or contain themselves,
     nesting beyond `DEEPEST`, and text that no file and no terminal can hold. Dates, `1:30` and
@@ -105,11 +105,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
-    """The number of values in a node with every alias written out; refuses too many."""
+    """Count the values in a node with every alias expanded; refuse too many."""
     count = counts.get(id(node))
     line = node.start_mark.line + 1
     if count == -1:  # its counting is not finished
-        raise RecipeError(f"line {line}: a value contains itself by an alias")
+        raise RecipeError(f"line {line}: an alias makes a value contain itself")
     if count is None:
         counts[id(node)] = -1
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -118,12 +118,12 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
         )
         count = counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
     if count > LARGEST:
-        raise RecipeError(f"line {line}: aliases make more than {LARGEST:,} values of this")
+        raise RecipeError(f"line {line}: aliases expand this to more than {LARGEST:,} values")
     return count
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; a RecipeError if it cannot be read."""
+    """Read a text file; raise a RecipeError if it cannot be read."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LONGEST + 1)
@@ -136,7 +136,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
-    """The value of a YAML document, and the line (from 1) of every key path in it."""
+    """Parse a YAML document; return its value and the line (from 1) of every key path."""
     try:
         loader = _Loader(text)
         tree = loader.get_single_node()
@@ -173,7 +173,7 @@ ALREADY = "is there already; give --overwrite to replace it"
 
 
 def refuse_text(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse a path that `write_text` would refuse, before any work is done for it."""
+    """Refuse early a path that `write_text` would refuse."""
     if path.exists() and not overwrite:
         raise RecipeError(f"{path}: {ALREADY}")
     parent = existing_parent(path.absolute())
@@ -195,7 +195,7 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
 
 
 def read_yaml(path: Path, model: type[Model], expected: str) -> Model:
-    """The model in a YAML file. See `validate`."""
+    """Read a YAML file into a model; see `validate`."""
     data, lines = parse_yaml(read_text(path), str(path))
     return validate(model, data, where=str(path), expected=expected, lines=lines)
 
@@ -208,7 +208,7 @@ def validate(
     expected: str,
     lines: Mapping[KeyPath, int] | None = None,
 ) -> Model:
-    """The model in plain data; a RecipeError has one line for every mistake.
+    """Validate plain data as a model; the RecipeError has one line for every mistake.
 
     A line names the file, the line of the key path (from `parse_yaml`), the key path, the value and
     the right form. `expected` is the message if the data is no mapping.
@@ -246,7 +246,7 @@ def validate_whole(
 
 
 def refuse_mistakes(checked: Checked, mistakes: Iterable[Mistake]) -> Checked:
-    """The checked model, if rules over several of its fields found no mistake."""
+    """Return the validated model, or raise the mistakes that rules across its fields found."""
     details = _details(mistakes)
     if details:
         raise ValidationError.from_exception_data(type(checked).__name__, details)
@@ -266,7 +266,7 @@ ALIKE, LISTED = 8, 200
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest known word, else a list of the known words.
+    """Suggest the closest known word (`"; did you mean 'x'?"`), or list the known words.
 
     Words that differ from it in numbers alone are listed, because none is closer.
     """

@@ -152,7 +152,7 @@ class Atlas:
         return math.hypot(*(c.lost * c.norm for c in self.of(expert))) / norm if norm else 0.0
 
     def lost_at_most(self, expert: str) -> float:
-        """The upper bound of that share; see `TensorChange.lost_at_most`."""
+        """Upper bound of `lost`; see `TensorChange.lost_at_most`."""
         totals = [(c.mean * c.elements, c.lost_at_most) for c in self.of(expert)]
         half_steps = sum(total * bound / (1 - bound) for total, bound in totals)
         return half_steps / (sum(total for total, _ in totals) + half_steps) if half_steps else 0.0
@@ -162,7 +162,7 @@ class Atlas:
         return [change for (name, _), change in self.changes.items() if name == expert]
 
     def conflict(self, first: str, second: str, share: float = TOP_ROWS) -> dict[Place, Conflict]:
-        """The conflict of two experts at every place, over all tensors of the place.
+        """Sum the conflict of two experts over the tensors of each place.
 
         Args:
             first: an expert.
@@ -268,7 +268,7 @@ class Subjects:
 
     @property
     def tensors(self) -> list[str]:
-        """The tensors of floating-point dtype that every checkpoint has."""
+        """Floating-point tensors that all checkpoints have."""
         return [
             name
             for name, info in self.base.tensors.items()

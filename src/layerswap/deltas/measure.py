@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def read_chunks(
     checkpoints: Sequence[Checkpoint], name: str, width: int, elements: int
 ) -> Iterator[tuple[int, list[Floats]]]:
-    """Read one tensor of several checkpoints, some whole lines of `width` elements at a time.
+    """Read one tensor of several checkpoints in chunks of whole lines of `width` elements.
 
     Yields the position of the chunk, and per checkpoint a vector of its elements in float32, or in
     float64 if stored so. The deltas of adapters are multiplied out.
@@ -74,8 +74,8 @@ class TensorChange:
         norm: Frobenius norm of the delta.
         relative_norm: the same over the norm of the base's tensor.
         unchanged: share of elements that are exactly the base's.
-        lost: Frobenius norm of the error of rounding the expert to bfloat16, over that of the
-            delta. It is measured if the expert is stored in more precision. Otherwise it is the
+        lost: Frobenius norm of the expert's rounding error in bfloat16, relative to the
+            delta's. It is measured if the expert is stored in more precision. Otherwise it is the
             estimate for errors spread evenly over one step of bfloat16, which is too large for
             deltas smaller than a step.
         lost_is_measured: True if `lost` is measured.
@@ -102,11 +102,11 @@ class TensorChange:
 
 @dataclass(frozen=True)
 class Conflict:
-    """The conflict of two experts in one tensor; those of the tensors of a place add up.
+    """The conflict of two experts in one tensor, or summed over the tensors of a place.
 
     Attributes:
         dot: sum of the products of both deltas.
-        first: sum of squares of the first delta; `second` is that of the second.
+        first: sum of squares of the first delta; `second`: of the second delta.
         opposed: elements where the two have opposite signs.
         both: elements where neither is zero.
         top: number of rows that count as most changed, for each expert.
@@ -138,7 +138,7 @@ class Conflict:
 
     @property
     def overlap(self) -> float | None:
-        """Share of one expert's most changed rows that are also the other's; None without rows.
+        """Share of an expert's most changed rows that the other shares; None without rows.
 
         Unrelated experts overlap by the share of rows compared.
         """
@@ -146,7 +146,7 @@ class Conflict:
 
     @property
     def jaccard(self) -> float | None:
-        """Most changed rows of both over those of either; None without rows."""
+        """Jaccard index of the most changed rows; None without rows."""
         return self.common / (2 * self.top - self.common) if self.top else None
 
 
@@ -231,7 +231,7 @@ class _Tally:
         self._half_steps += float(power.sum(dtype=np.float64)) * 2.0**-8
 
     def against(self, other: _Tally) -> Conflict:
-        """The conflict of two experts in the chunk that was added last."""
+        """Measure the conflict of two experts in the last chunk."""
         import numpy as np
 
         both = np.logical_or(self.zero, other.zero)
@@ -284,7 +284,7 @@ def _square(values: Array) -> float:
 
 
 def check_shapes(info: TensorInfo, experts: Sequence[Checkpoint]) -> None:
-    """Refuse experts in which a tensor of the base has another shape."""
+    """Refuse experts with tensor shapes other than the base's."""
     for expert in experts:
         shape = expert.tensors[info.name].shape
         if shape != info.shape:
@@ -301,7 +301,7 @@ TOP_ROWS = 0.1
 
 
 def common_rows(first: Any, second: Any, share: float) -> tuple[int, int]:
-    """The number of rows that count as most changed, and how many are common to both experts.
+    """Count the most changed rows, and the ones common to both experts.
 
     At least one row is compared; equal rows count from the first. A vector has no rows to compare.
     """

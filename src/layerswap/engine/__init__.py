@@ -1,4 +1,4 @@
-"""Scores and texts of many compositions of the same experts, computed together."""
+"""Joint scoring and generation for many compositions of the same experts."""
 
 from layerswap.engine.decoding import Generation, Sampling
 from layerswap.engine.scoring import Scores

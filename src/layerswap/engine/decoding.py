@@ -1,4 +1,4 @@
-"""Decoding: how tokens are chosen, and when a text ends.
+"""Decoding: token selection, sampling and stopping.
 
 Random draws depend on the seed, the prompt's number and the position in the text alone. The
 settings of a model's generation configuration are applied by transformers' own processors.
@@ -187,7 +187,7 @@ class Decoding:
         return made[0]
 
     def reasons(self, written: Sequence[Sequence[int]]) -> list[Reason | None]:
-        """Return why each text ends after its last token; None for texts that continue."""
+        """Return each text's reason to end after its last token; None if it continues."""
         reasons: list[Reason | None] = []
         for tokens, stopped in zip(written, self._stopped(written), strict=True):
             if tokens[-1] in self.eos:
@@ -210,7 +210,7 @@ class Decoding:
 
 
 def acting_settings(model: PreTrainedModel) -> frozenset[str]:
-    """Return the names of a model's own settings that can change what it writes."""
+    """Return the names of a model's own settings that can change its output."""
     from transformers import GenerationConfig
 
     # Names that transformers does not know have no effect there either.

@@ -97,7 +97,7 @@ class JointBatch:
     def steps(
         self, results: dict[tuple[int, int], Generation]
     ) -> Iterator[list[tuple[int, int, int]]]:
-        """Yield `(composition, prompt, token)` of every text that grows; ended ones are results."""
+        """Yield each new token as `(composition, prompt, token)`; ended texts become results."""
         import torch
 
         tokens: Ints | None = None
@@ -266,7 +266,7 @@ class JointBatch:
 def why_not_joint(
     runner: Runner, members: Sequence[int], prompts: Sequence[Sequence[int]]
 ) -> str | None:
-    """Return why a model cannot decode compositions jointly; None if it can.
+    """Return the obstacle to joint decoding in a model; None if there is none.
 
     Generates a few tokens, and compares them with each composition's own likeliest tokens.
     """
@@ -341,7 +341,7 @@ def _write(
         draws = torch.from_numpy(decoding.sampling.draws([number], decoding.max_new_tokens))
 
         def leave_drawn(texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            """Leave only the drawn token, so that greedy decoding takes it."""
+            """Mask all tokens but the drawn one, so that greedy decoding selects it."""
             draw = draws[:, texts.shape[1] - width].to(scores.device)
             token = draw_tokens(scores.float(), draw)[:, None]
             return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)

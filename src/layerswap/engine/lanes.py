@@ -90,7 +90,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class LevelLayout:
-    """How the lanes of one depth follow from those of the depth before it, by position."""
+    """Mapping of the lanes of one depth to lanes of the previous depth, by position."""
 
     segments: list[Segment]  # segments with lanes
     parent: Ints  # position at the depth before whose output a lane takes
@@ -134,7 +134,7 @@ class Lanes:
         return len(self.member)
 
     def start_of(self, node: Node) -> tuple[int, int]:
-        """Return a node's segment and the lane of its first prompt; the others follow.
+        """Return a node's segment and the lane of its first prompt; other prompts follow.
 
         That is so until texts are written.
         """
@@ -185,7 +185,7 @@ class Lanes:
         return changes
 
     def layout(self) -> list[LevelLayout]:
-        """Return, per depth, how its lanes follow from those of the depth before it."""
+        """Map the lanes of each depth to lanes of the previous depth."""
         import numpy as np
 
         layouts: list[LevelLayout] = []
@@ -211,7 +211,7 @@ class Lanes:
 
 
 class CallSelector:
-    """Selects, from the arguments of a layer for all lanes of depth 0, those of a segment.
+    """Selects a segment's part of a layer's arguments, which cover all lanes of depth 0.
 
     Masks, positions and the like have one row per lane of depth 0, several rows per lane (ALiBi has
     one per head), or one row for all. Results are kept for one step, since most layers have the
@@ -293,7 +293,7 @@ def select_rows(tensor: torch.Tensor, rows: Ints) -> torch.Tensor:
 
 
 def concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate tensors without copying a single one."""
+    """Concatenate tensors; a single tensor is not copied."""
     import torch
 
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -24,7 +24,7 @@ STREAMS = 8
 
 
 class WeightPool:
-    """Tensors by their content.
+    """Cache of tensors by content.
 
     An expert's own tensors are read once and stay at `home`. Computed tensors (blends, merge
     methods) stay within a bound in bytes (None for half of the memory that is free at the first
@@ -43,7 +43,7 @@ class WeightPool:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the tensors that stay."""
+        """Bytes of the permanent tensors."""
         return _nbytes(tuple(tensor for tensors in self._experts.values() for tensor in tensors))
 
     @property
@@ -67,7 +67,7 @@ class WeightPool:
         return tensors
 
     def put(self, content: Hashable, tensors: Tensors, *, stays: bool) -> None:
-        """Keep tensors: an expert's own, at home, for good; computed ones, on the device."""
+        """Store tensors: an expert's permanently, at home; computed ones on the device."""
         if stays:
             self._experts[content] = tensors
         else:
@@ -82,7 +82,7 @@ class WeightPool:
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor on a device, a parameter as a parameter."""
+    """Move a tensor to a device; a parameter stays a parameter."""
     from torch.nn import Parameter
 
     if tensor.device == device:

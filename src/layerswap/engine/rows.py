@@ -110,7 +110,7 @@ def longest_first(rows: Iterable[TokenRow]) -> list[TokenRow]:
 
 
 def first_scored(row: TokenRow, requests: Sequence[Question]) -> int:
-    """Return the first position of a row whose logits some request needs."""
+    """Return the first position with logits that a request needs."""
     pairs = zip(row.requests, row.ends, strict=True)
     return min(end - len(requests[request][1]) for request, end in pairs)
 
@@ -119,7 +119,7 @@ def first_scored(row: TokenRow, requests: Sequence[Question]) -> int:
 
 
 def model_max_length(model: PreTrainedModel) -> int | None:
-    """Return the most tokens that a model reads; None if its configuration sets no limit."""
+    """Return a model's context length, in tokens; None if its configuration sets no limit."""
     config = model.config.get_text_config()
     lengths = (getattr(config, key, None) for key in LENGTH_KEYS)
     return next((length for length in lengths if isinstance(length, int)), None)
@@ -152,7 +152,7 @@ def check_batch_size(size: int | None) -> None:
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """Return the number of tokens that a model has an embedding for."""
+    """Return the number of rows in a model's embedding."""
     embedding: Any = model.get_input_embeddings()
     return int(embedding.weight.shape[0])
 
@@ -169,7 +169,7 @@ def eos_tokens(model: PreTrainedModel) -> frozenset[int]:
 def check_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> None:
-    """Refuse no prompts, and prompts that are empty, too long, or have tokens the model lacks."""
+    """Refuse an empty list, and prompts that are empty, too long or outside the vocabulary."""
     if not prompts:
         raise EvaluationError("there are no prompts to generate after")
     check_tokens(prompts, vocabulary_size(model), "prompt")
@@ -185,7 +185,7 @@ def check_prompts(
 
 
 def check_tokens(texts: Sequence[Sequence[int]], vocabulary: int, label: str) -> None:
-    """Refuse token ids that the model has no embedding for."""
+    """Refuse token ids outside the model's embedding."""
     for number, text in enumerate(texts):
         for token in text:
             if not 0 <= token < vocabulary:

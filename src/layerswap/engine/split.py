@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a layer beside the hidden state."""
+    """A layer's arguments other than the hidden state."""
 
     args: tuple[Any, ...]  # after the hidden state, which is every layer's first argument
     kwargs: dict[str, Any]
@@ -45,7 +45,7 @@ class Entry:
 
 
 class _LastLayerReached(Exception):
-    """Stops a forward pass of which only the part before the last layer is needed."""
+    """Stops a forward pass at the last layer, when only earlier results are needed."""
 
 
 class SplitModel:
@@ -188,7 +188,7 @@ def reset_rotary(modules: Sequence[Any]) -> None:
 
 
 def why_no_kv_cache(model: PreTrainedModel) -> str | None:
-    """Return why keys and values per layer are not all the state of decoding; None if they are."""
+    """Return the reason why a KV cache per layer does not suffice; None if it does."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
     if getattr(model, "_is_stateful", False):

@@ -1,4 +1,4 @@
-"""Sweeps: many compositions of the same experts, scored and generated with together."""
+"""Sweeps: joint scoring and generation with many compositions of the same experts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS = 256
 
 
 class Sweep(VirtualModel):
-    """Compositions of the same experts, evaluated for the price of a few.
+    """Compositions of the same experts, evaluated at the cost of a few models.
 
     Compositions that begin alike share the work of their common layers. Logits are bit for bit
     those of each composition loaded and run alone, on the same batch and device. If a model's
@@ -132,7 +132,7 @@ class Sweep(VirtualModel):
         softmax_dtype: str = "float32",
         share_prefixes: bool = True,
     ) -> Iterator[Scores]:
-        """Yield the scores of `loglikelihood` batch by batch, that of the longest row first.
+        """Yield the scores of `loglikelihood` batch by batch, the longest row first.
 
         Args:
             requests: token ids of context and continuation, neither empty.
@@ -177,10 +177,10 @@ class Sweep(VirtualModel):
         return self._batches
 
     def _can(self, what: str, reason: str | None, otherwise: str) -> bool:
-        """Warn if there is a reason why the model cannot do something."""
+        """Return False, with a warning, if there is a reason against a feature."""
         if reason is not None:
             warnings.warn(
-                f"{type(self.model).__name__} cannot {what} ({reason}); {otherwise}, at full price",
+                f"{type(self.model).__name__} cannot {what} ({reason}); {otherwise}, at full cost",
                 stacklevel=5,
             )
         return reason is None
@@ -219,7 +219,7 @@ class Sweep(VirtualModel):
         batch_size: int | None = None,
         share_prefixes: bool = True,
     ) -> Iterator[list[tuple[tuple[int, int], Generation]]]:
-        """Yield the texts of `generate` batch by batch, that of the longest prompt first.
+        """Yield the texts of `generate` batch by batch, the longest prompt first.
 
         The first call checks a part of the first batch: each composition alone must find the
         written tokens likely, and no token may read later ones. If that fails, or the model keeps
@@ -236,7 +236,7 @@ class Sweep(VirtualModel):
             members: numbers of the compositions; all when None.
             stop: strings that end a text; needs `tokenizer`.
             tokenizer: with transformers' `batch_decode`.
-            eos: tokens that end a text; those of the generation configuration when None.
+            eos: tokens that end a text; from the generation configuration when None.
             sampling: how to draw tokens; greedy when None.
             batch_size: prompts of a batch; when None, as many as make `ROWS` rows with all
                 compositions.
@@ -312,8 +312,8 @@ class Sweep(VirtualModel):
         other = next((member for member in members if texts[member] != texts[0]), None)
         if other is not None:
             warnings.warn(
-                f"composition {other} has another generation_config.json than composition 0, whose "
-                "settings all compositions generate with; evaluate them separately for their own",
+                f"composition {other} differs in generation_config.json from composition 0, whose "
+                "settings are used for all; evaluate it separately to use its own",
                 stacklevel=4,
             )
 
@@ -397,6 +397,6 @@ class Sweep(VirtualModel):
         for member in members:
             if not 0 <= member < len(self):
                 raise EvaluationError(
-                    f"there is no composition {member}; they are 0 to {len(self) - 1}"
+                    f"no composition {member}; the compositions are 0 to {len(self) - 1}"
                 )
         return list(members)

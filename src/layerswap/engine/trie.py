@@ -1,4 +1,4 @@
-"""The trie of compositions, along which common beginnings run once.
+"""Trie of compositions: layers that they share from the input on run once.
 
 Compositions with equal weights before the layers and in layers 0 to l have equal hidden states
 after layer l. The trie is built from paths (see `virtual.py`): a composition is a path of variants,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """One distinct beginning of some paths.
+    """A prefix that some paths share.
 
     Its children are longer by one variant. The child whose branch holds most hidden states is last:
     by then its siblings no longer need the state that it starts from.
@@ -141,7 +141,7 @@ def _largest_gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def reason_of(check: Callable[[], str | None]) -> str | None:
-    """Return the reason that a check of the model finds, or the error that it raises."""
+    """Run a check of the model; return the reason that it finds, or its error."""
     import torch
 
     try:
@@ -214,7 +214,7 @@ class Runner:
         return self.exact
 
     def trie(self, members: Sequence[int]) -> list[Node]:
-        """Return the trie of some compositions; the last one is kept, as it serves every batch."""
+        """Return the trie of some compositions, cached for the next batches."""
         chosen = tuple(members)
         if chosen not in self._tries:
             self._tries = {chosen: build_trie(self.virtual.paths, chosen)}
@@ -321,7 +321,7 @@ class Runner:
     def _give_up(self, reason: str) -> bool:
         warnings.warn(
             f"the layers of {type(self.virtual.model).__name__} cannot be run one by one exactly "
-            f"({reason}); every composition runs alone, at full price",
+            f"({reason}); every composition runs alone, at full cost",
             stacklevel=2,
         )
         return False

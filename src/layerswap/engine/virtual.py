@@ -87,7 +87,7 @@ class Measurements:
         return {tensor.name: source(self._first_equal(tensor)) for tensor in plan.tensors}
 
     def _first_equal(self, tensor: OutputTensor) -> OutputTensor:
-        """The first tensor that was met with the same bytes; itself if it is computed."""
+        """Return the first tensor with the same bytes; a computed tensor itself."""
         if not tensor.verbatim:
             return tensor
         known, info = self._stored[tensor.name], next(stored_tensors(tensor.inputs))
@@ -109,7 +109,7 @@ class Binding:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """A binding with the source of each of its stored tensors; compared by identity, in no time."""
+    """A binding with the source of each of its stored tensors; compared by identity, for speed."""
 
     binding: Binding
     sources: tuple[WeightSource, ...]
@@ -311,7 +311,7 @@ class VirtualModel:
         return list(range(len(self.plans) - len(plans), len(self.plans)))
 
     def switch(self, index: int) -> PreTrainedModel:
-        """Give the model the weights of composition `index`; it is the same object every time."""
+        """Load composition `index` into the model; return it, always the same object."""
         for depth, variant in enumerate(self.paths[index]):
             if depth:  # the last depth has the parameters of the first
                 self.use(depth, variant)
@@ -329,7 +329,7 @@ class VirtualModel:
         return experts, blended
 
     def use(self, depth: int, variant: Variant) -> None:
-        """Give one depth of the model a variant."""
+        """Load a variant at one depth of the model."""
         if self._current[depth] == variant:
             return
         for content in variant:

@@ -274,7 +274,7 @@ class VllmSweep:
         )
         if not same or swapped == fresh:
             raise EvaluationError(
-                "vLLM gives other answers after its weights were swapped than at its start; "
+                "vLLM's answers changed after its weights were swapped and swapped back; "
                 "this version cannot swap weights. Use --engine sweep"
             )
         self._engine.checked = True
@@ -288,7 +288,7 @@ def _expert_alone(plan: Plan) -> Plan:
     full = [name for name, expert in plan.used.items() if expert.adapter is None]
     names = [*full, *(["base"] if plan.base is not None else [])]
     if not names:
-        raise EvaluationError("the engine vllm starts on a full checkpoint, but all are adapters")
+        raise EvaluationError("the engine vllm needs a full checkpoint, but all are adapters")
     alone = Composition.build(plan.composition.layers, lambda place: Blend.of(names[0]))
     return plan.with_composition(alone)
 
@@ -356,7 +356,7 @@ def _generation(output: Any, ends: frozenset[int]) -> Generation:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """The tensors of a composition, computed where they are iterated, maybe in another process."""
+    """A composition's tensors, computed during iteration, possibly in another process."""
 
     sources: Mapping[str, WeightSource]
 

@@ -9,7 +9,7 @@ list of the few system calls that such a program needs.
 
 The isolation protects the machine, not the score. Program and tests share one process, as in every
 harness of MBPP. A program that ends early cannot pass, because the token that marks a pass is
-written after the last test. A program that attacks its own judge could pass.
+written after the last test. A program that attacks the scoring process could pass.
 
 Only the standard library is imported, all of it before the isolation starts.
 """

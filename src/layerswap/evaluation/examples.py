@@ -65,7 +65,7 @@ def read_examples(path: Path) -> list[Example]:
 def tokenize(example: Example, tokenizer: Any, max_length: int) -> Tokens:
     """Tokenize an example as supervised fine-tuning does.
 
-    Special tokens are those of the tokenizer, with its end of text at the end.
+    Adds the tokenizer's special tokens, and its end-of-text token at the end.
     """
     prompt = tokenizer(example.prompt).input_ids if example.prompt else []
     text = tokenizer(example.text, add_special_tokens=not prompt).input_ids

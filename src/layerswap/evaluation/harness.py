@@ -187,7 +187,7 @@ class _BuiltOnce:
 def drawn_samples(loaded: Any, limit: int | None, *, seed: int = 0) -> Samples | None:
     """Draw at most `limit` documents of each task, in proportion to their labels.
 
-    A larger limit adds documents to those of a smaller one. None without a limit.
+    A larger limit extends the draw of a smaller one. None without a limit.
     """
     if limit is None:
         return None
@@ -198,7 +198,7 @@ def drawn_samples(loaded: Any, limit: int | None, *, seed: int = 0) -> Samples |
 
 
 def labels_of(task: Any) -> list[str]:
-    """The right answers of a task's documents if they are choices; else one label for all."""
+    """Return the right choice of each document; one label for all without choices."""
     documents = task.eval_docs
     if task.get_config("output_type") != "multiple_choice":
         return [""] * len(documents)
@@ -206,7 +206,7 @@ def labels_of(task: Any) -> list[str]:
 
 
 def stratified_order(labels: Sequence[str], seed: int) -> list[int]:
-    """Positions in a random order whose every beginning has the labels in proportion."""
+    """Shuffle positions so that every prefix has the labels in proportion."""
     order = np.random.default_rng(seed).permutation(len(labels)).tolist()
     totals, seen = Counter(labels), Counter[str]()
     places: dict[int, float] = {}
@@ -227,7 +227,7 @@ def _missing_answers(loaded: Any, limit: int) -> Iterator[str]:
         if len(within) < len(every):
             yield (
                 f"{name}: the first {limit} documents have {len(within)} "
-                f"of the {len(every)} right answers; their score is not that of the task"
+                f"of the {len(every)} right answers; their score is not the task's"
             )
 
 
@@ -294,7 +294,7 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def _manager(include: tuple[str, ...], names: tuple[str, ...]) -> Any:
-    """Read the index of tasks; lm-eval's own only if a name is not in the folders."""
+    """Read the task index; lm-eval's own tasks only for names that the folders lack."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
@@ -411,7 +411,7 @@ def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> st
 
 
 def _sharing(models: Mapping[str, Plan]) -> Iterator[list[str]]:
-    """Group models that common experts link, and that have the same files beside the weights."""
+    """Group models that share experts and have the same files beside the weights."""
     groups: list[tuple[set[str], list[str]]] = []
     for name, plan in models.items():
         kind = f"{_files_hash(plan)}|{plan.recipe.dtype}"

@@ -29,9 +29,9 @@ def same_language(one: str, other: str) -> bool:
 def standard_tag(language: str) -> str:
     """Find the BCP 47 tag of a language by any of its codes, or by its English name.
 
-    Codes are those of ISO 639-1 or 639-3, BCP 47, and FLORES-200's `xxx_Script`. A member that
-    stands for its macrolanguage gets the tag of that (`swh` is `sw`). A script that is the usual
-    one is left out.
+    Accepts ISO 639-1 and 639-3, BCP 47, and FLORES-200's `xxx_Script`. The main member of a
+    macrolanguage gets the macrolanguage's tag (`swh` is `sw`). A language's usual script is left
+    out.
 
     Example: `standard_tag("swh_Latn")`, `standard_tag("Swahili")` and `standard_tag("sw")` are all
     `"sw"`.

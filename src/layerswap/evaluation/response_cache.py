@@ -1,4 +1,4 @@
-"""Answers of compositions to lm-eval, stored on disk as they come and never computed twice."""
+"""Disk cache of compositions' answers to lm-eval requests."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _hash(value: Any) -> str:
 
 
 def _configuration_key(model: Any) -> str:
-    """Hash what decides a model's answers beside its weights: its configurations and dtype."""
+    """Hash a model's configurations and dtype, which affect its answers beside its weights."""
 
     def relevant(node: Any) -> Any:
         if not isinstance(node, dict):
@@ -267,7 +267,7 @@ def cached_model(sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache)
     from lm_eval.models.huggingface import HFLM
 
     class CachedModel(HFLM):  # type: ignore[misc]
-        """One composition after the other."""
+        """lm-eval's model of one composition at a time, with cached answers."""
 
         def __init__(self, sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache) -> None:
             super().__init__(
@@ -314,7 +314,7 @@ def cached_model(sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache)
 def _sampling(settings: Mapping[str, Any], own: Any) -> Sampling | None:
     """Convert lm-eval's generation settings to the engine's; None means greedy decoding.
 
-    As in transformers, missing ones are those of the generation configuration.
+    As in transformers, missing settings come from the generation configuration.
     """
     temperature = settings.get("temperature")
     draws = settings.get("do_sample")

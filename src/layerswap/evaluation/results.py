@@ -149,7 +149,7 @@ def document_scores(
 
 
 def tidy(results: Results, asked: Sequence[WrittenTask]) -> list[Score]:
-    """List every score of every document; documents of a group's members are its documents."""
+    """List every score of every document; a group's documents include its members'."""
     scores: list[Score] = []
     for model, result in results.items():
         for name, samples in sorted(result["samples"].items()):
@@ -537,7 +537,7 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
 
 
 def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> bool:
-    """True if the runs of a name had the same weights, and the same scores where both have one."""
+    """True if runs of one name had equal weights, and equal scores wherever both have a score."""
     weights = {weights for weights, _ in places}
     found: dict[tuple[_Row, tuple[str, int]], float] = {}
     same = all(
@@ -572,7 +572,7 @@ def _means(
 def _left_out(
     names: Sequence[str], table: Mapping[_Row, Sequence[ScoreCell | None]]
 ) -> Iterator[str]:
-    """Describe the documents that are left out because not every model has them."""
+    """Describe the documents that are left out because a model lacks them."""
     for (benchmark, language, _), cells in table.items():
         counts = {name: c.documents for name, c in zip(names, cells, strict=True) if c is not None}
         common = next(cell.score.n for cell in cells if cell is not None)
@@ -619,7 +619,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
 
 
 def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
-    """List the documents of a row that all models with scores of it share."""
+    """List the documents of a row that all of its models share."""
     return sorted(set.intersection(*(set(by[row]) for by in scores if row in by)))
 
 

@@ -110,7 +110,7 @@ def _warn(missing: str) -> None:
 
 
 def _read(pipe: IO[bytes], seconds: float, until: bytes = b"\0") -> tuple[bytes, bytes]:
-    """Read until a mark, the end or the time; returns what is before and after the mark."""
+    """Read until a mark, the end or the time limit; return the bytes around the mark."""
     contents, deadline = b"", time.monotonic() + seconds
     while until not in contents and len(contents) < READ_BYTES:
         left = deadline - time.monotonic()

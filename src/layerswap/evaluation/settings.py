@@ -27,7 +27,7 @@ Arguments = Annotated[str | dict[str, Any], BeforeValidator(_check_arguments)]
 
 
 class PromptOptions(Strict):
-    """Prompts and generation, in the words and with the meaning of lm-eval."""
+    """Prompt and generation settings, named and defined as in lm-eval."""
 
     num_fewshot: NonNegativeInt | None = None  # examples in a prompt; the task's own when not given
     apply_chat_template: bool | str = False  # the tokenizer's; a text names one of several
@@ -37,13 +37,13 @@ class PromptOptions(Strict):
 
     @classmethod
     def taken_from(cls, values: Mapping[str, Any], **others: Any) -> Self:
-        """Take the settings from a mapping with further keys, such as a study step's."""
+        """Select the settings from a mapping with more keys, such as a study step's."""
         own = {name: values[name] for name in cls.model_fields if name in values}
         return validate(cls, {**own, **others}, where="evaluate", expected="settings")
 
     @property
     def multiturn(self) -> bool:
-        """True if examples are turns of the chat."""
+        """True if few-shot examples are chat turns."""
         given = self.fewshot_as_multiturn
         return bool(self.apply_chat_template) if given is None else given
 
@@ -126,7 +126,7 @@ def parse_arguments(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _guarded(apply: Callable[..., str]) -> Callable[..., str]:
-    """Name the template in every error of it, and say where lm-eval leaves out the system role."""
+    """Name the template in its errors, and warn where lm-eval drops the system role."""
 
     def applied(turns: Any, **settings: Any) -> str:
         from jinja2 import TemplateError
@@ -136,7 +136,7 @@ def _guarded(apply: Callable[..., str]) -> Callable[..., str]:
         except TemplateError as error:
             if any(turn["role"] == "system" for turn in turns):
                 warnings.warn(
-                    f"{template_error(error)}; prompts are without the system instruction",
+                    f"{template_error(error)}; prompts omit the system instruction",
                     stacklevel=2,
                 )
             raise

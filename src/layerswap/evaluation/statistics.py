@@ -100,7 +100,7 @@ def paired_difference(a: Values, b: Values) -> Interval:
 def mean_over_groups(groups: Sequence[Values]) -> Interval:
     """Compute the mean of the means of several groups, such as one per language.
 
-    The bootstrap draws from each group by itself. Exact cases are those of `mean_interval`.
+    The bootstrap draws from each group by itself. Exact cases: see `mean_interval`.
     """
     if not groups:
         raise RecipeError("a mean over groups needs at least one")
@@ -184,7 +184,7 @@ class Classified:
         return self._intervals(self._drawn, mean_interval(self._right))
 
     def minus(self, other: Classified) -> Balanced:
-        """The paired differences of the measures to those of other answers to the documents."""
+        """Return the paired differences to other answers to the same documents."""
         return self._intervals(
             self._drawn - other._drawn, paired_difference(self._right, other._right)
         )
@@ -195,7 +195,7 @@ class Classified:
         return right
 
     def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
-        """Make intervals of resamples; `exact` is that of the accuracy where nothing varies."""
+        """Make intervals of resamples; `exact` is the accuracy's interval if nothing varies."""
         return Balanced(*(
             exact if (one == exact.mean).all()
             else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))
@@ -398,7 +398,7 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
 
 
 def _p(value: float | None) -> float:
-    """Return a p-value; 1 if a test has none because nothing differs."""
+    """Return a test's p-value; 1 if nothing differs."""
     return 1.0 if value is None or not np.isfinite(value) else float(value)
 
 

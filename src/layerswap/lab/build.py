@@ -114,7 +114,7 @@ def _train(
     start = time.perf_counter()
     tokenizer = make_tokenizer(world)
     if job.name == "base":
-        model: Any = new_model(world, trainings.shape, tokenizer, seed=job.seed)
+        model: Any = new_model(trainings.shape, tokenizer, seed=job.seed)
     else:
         model, _ = load(out / "base")
 

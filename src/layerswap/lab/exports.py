@@ -100,7 +100,7 @@ def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = N
         )
     folder = out / INPUTS
     if out.is_dir() and any(out.iterdir()) and not (folder / MARKER).is_file():
-        raise StudyError(f"{out}: is no folder of `lab study`; choose another output")
+        raise StudyError(f"{out}: is not a folder of `lab study`; choose another output")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).touch()
     streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}

@@ -137,7 +137,7 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
 
 
 def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
-    """Problems of each split in the scarce language, on which a page scores compositions."""
+    """Draw the problems in the scarce language, by split, that a page scores on."""
     return Answered(f"problems in {language}", {
         split: [(one.prompt, one.completion) for one in
                 questions("task_target", language, split, problems, world=lab.world)]

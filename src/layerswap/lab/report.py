@@ -122,7 +122,7 @@ def selected_of_grid(grid: Grid, layers: int) -> Condition:
 
 
 def quickstart_report(outcome: Outcome) -> Report:
-    """Write the report of a quickstart; all numbers but the joint model's are that run's."""
+    """Write a quickstart's report; only the joint model's numbers are from another run."""
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())

@@ -59,7 +59,7 @@ class LabExample:
 
     prompt: str
     completion: str  # starts with a space
-    language: str  # of the prompt; of a problem in several languages, that of its question
+    language: str  # of the prompt; of the question if a problem has several languages
     answer_language: str  # of the completion; the same unless the example crosses languages
     skill: Skill
     steps: int  # changes in a problem, 0 for the other skills

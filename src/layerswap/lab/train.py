@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from layerswap.engine.rows import pad
 from layerswap.lab.datasets import BaseMix, LanguageMix, take
 from layerswap.lab.tasks import LabExample
-from layerswap.lab.world import MAX_LENGTH, World
+from layerswap.lab.world import MAX_LENGTH
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ class Trainings:
 
 
 def new_model(
-    world: World, shape: ModelShape, tokenizer: PreTrainedTokenizerFast, *, seed: int
+    shape: ModelShape, tokenizer: PreTrainedTokenizerFast, *, seed: int
 ) -> LlamaForCausalLM:
     """Make an untrained float32 model; equal seeds give equal weights."""
     import torch

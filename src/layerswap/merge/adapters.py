@@ -74,7 +74,7 @@ def write_adapters(
             recipe = check_recipe(data, where=f"{task}, {language}")
             plan = make_plan(recipe, follow_training=True)
             if plan.format.name != "adapter":
-                raise RecipeError(f"{task}, {language}: not both are adapters")
+                raise RecipeError(f"{task}, {language}: both must be adapters")
             plans[f"{task}--{language}"] = plan
     bases = {plan.base.source for plan in plans.values() if plan.base is not None}
     if len({os.path.normpath(base) for base in bases}) != 1:
@@ -92,7 +92,7 @@ def write_adapters(
 
 
 def open_served(folder: Path) -> dict[str, Plan]:
-    """A plan of full weights for each adapter of a folder that `write_adapters` wrote.
+    """Plan full weights for each adapter in a folder that `write_adapters` wrote.
 
     The plans use the original adapters, so that an engine computes shared parts once; or the
     composed adapters, if the originals are gone.

@@ -117,22 +117,22 @@ def make_plan(
 
 
 def _format(recipe: Recipe, sources: Sources) -> Format:
-    """The form of the output; a RecipeError if the recipe has settings of another form."""
+    """Choose the output format; refuse settings of another format."""
     if recipe.rank is not None and not sources.adapters_only:
-        raise RecipeError("rank: only a merge of adapters into an adapter has one; remove it")
+        raise RecipeError("rank: applies only when adapters merge into an adapter; remove it")
     opened = with_base(sources.experts, sources.base).values()
     if all(checkpoint.gguf is not None for checkpoint in opened):
         refuse_for_gguf(recipe)
         return GGUFFormat()
     if recipe.blend_type is not None:
-        raise RecipeError("blend_type: only a merge of GGUF files has one; remove it")
+        raise RecipeError("blend_type: applies only to GGUF merges; remove it")
     return AdapterFormat() if sources.adapters_only else FolderFormat()
 
 
 def _measured_weights(
     recipe: Recipe, sources: Sources, skip: frozenset[str]
 ) -> dict[str, float] | None:
-    """The magnitude weights of the experts that the method blends, if the recipe asks for them."""
+    """Measure the blended experts' magnitude weights, if the recipe asks for them."""
     if recipe.weights != "magnitude" or sources.base is None:
         return None
     method, flat = recipe.method, recipe.flat_experts()
@@ -359,7 +359,7 @@ def revert(
         keep: the share of rows to keep, those with the largest MAV.
         threshold: the smallest MAV of a row to keep.
         axis: direction of a row; the papers' is an input feature.
-        scope: `tensor` ranks the rows of each tensor for `keep`, `model` those of all tensors.
+        scope: `tensor` ranks the rows for `keep` in each tensor, `model` over all tensors.
         layers: layers to reset, as numbers and ranges such as `3-7`, `outside` or `all`.
         roles: only these roles of those layers; all layers when `layers` is None.
         partition: a partition of the second paper, `A`, `B`, `C` or `Z`.

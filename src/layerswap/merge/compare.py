@@ -1,4 +1,4 @@
-"""Compares weights with what the writer would write, bit for bit: `verify`, `verify_against`.
+"""Compares weights with the writer's output, bit for bit: `verify`, `verify_against`.
 
 Memory does not grow with the model: each worker holds one chunk of every input.
 
@@ -85,7 +85,7 @@ def check_share(share: float) -> None:
 def match(
     expected: Iterable[OutputTensor], stored: Mapping[str, TensorInfo]
 ) -> tuple[list[Pair], list[str]]:
-    """The tensors of both with one dtype and shape, and a line for each kind of the others."""
+    """Pair tensors of equal dtype and shape; describe each kind of mismatch in a line."""
     named = {tensor.name: tensor for tensor in expected}
     pairs: list[Pair] = []
     kinds: dict[tuple[str, str], list[str]] = {}
@@ -141,7 +141,7 @@ def comparisons(
 def differences(
     work: Sequence[Comparison], *, facts: ModelFacts, threads: int, progress: Advance
 ) -> tuple[dict[str, int], set[str]]:
-    """The first wrong byte of each tensor that differs; verbatim tensors with NaN or infinity."""
+    """Find each tensor's first wrong byte, and verbatim tensors with NaN or infinity."""
     wrong: dict[str, int] = {}
     non_finite: set[str] = set()
     lock = Lock()
@@ -221,7 +221,7 @@ class Origins:
 
     @property
     def different(self) -> list[str]:
-        """The names of the tensors that are not as planned."""
+        """Names of the tensors that differ from the plan."""
         return [name for name in self.planned if self.found[name] != self.planned[name]]
 
     @property
@@ -251,7 +251,7 @@ class Origins:
         return "\n".join(map(visible, [*self.problems, *lines]))
 
     def _lines(self) -> list[str]:
-        """A line for layers in a row with equal origins, and for each origin outside the layers."""
+        """Describe runs of layers with equal origins, and each origin outside the layers."""
         origins: dict[int | None, dict[str, dict[str, None]]] = {}
         for name in sorted(self.planned, key=lambda name: ROLES.index(self.places[name].role)):
             place = self.places[name]
@@ -291,9 +291,9 @@ def verify_against(
 ) -> Origins:
     """Compare a plan with a checkpoint that another program wrote, bit for bit.
 
-    Each tensor of the checkpoint is compared with the plan's; one that differs, with those of the
-    experts and of the base. So the result also says which of them a merged model is made of, by
-    layer, whatever the plan takes there.
+    Each tensor of the checkpoint is compared with the plan's. A tensor that differs is compared
+    with the experts' and the base's too. So the result also shows, by layer, the experts in a
+    merged model, whatever the plan takes there.
 
     Args:
         plan: the expected merge. Its sources are the candidates.
@@ -353,13 +353,13 @@ def verify_against(
 
 
 def _copied(pair: Pair) -> TensorInfo | None:
-    """The source's tensor that the plan copies, if it copies one."""
+    """Return the source tensor that the plan copies; None for a computed tensor."""
     term = pair.expected.inputs[0][0]
     return term if pair.expected.verbatim and isinstance(term, TensorInfo) else None
 
 
 def _of_equal_files(pair: Pair) -> bool:
-    """True if the bytes must be equal: the same place in files of the Hub with the same hash."""
+    """True if both are the same span of Hub files with equal hashes."""
     term = _copied(pair)
     if term is None:
         return False

@@ -187,7 +187,7 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
 
 
 def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None:
-    """Refuse a mixture whose experts are one tensor beside one that stores them one by one."""
+    """Refuse to mix fused experts (one tensor) with experts stored one by one."""
     fused = sorted(tensor for tensor in own if FUSED.search(tensor))
     if fused and any(ONE_BY_ONE.search(tensor) for tensor in others - own):
         raise MergeError(
@@ -198,7 +198,7 @@ def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None
 
 
 def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
-    """Heads that some checkpoint ties to its embedding; stored ones are proven to be copies."""
+    """Find the heads that a checkpoint ties to its embedding; stored heads must be copies."""
     # The base of adapters may be open without its tensors.
     checkpoints = {name: c for name, c in checkpoints.items() if c.tensors}
     heads = {name: _heads(checkpoint) for name, checkpoint in checkpoints.items()}
@@ -274,7 +274,7 @@ def _short(value: object) -> str:
 
 
 def some_tensors(names: Iterable[str]) -> str:
-    """The first of some tensor names, and the number of the others."""
+    """Name the first of some tensors, and count the others."""
     first, *rest = sorted(names)
     return f"{first!r}" + (f" and {len(rest)} more tensors" if rest else "")
 

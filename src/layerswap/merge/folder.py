@@ -73,7 +73,7 @@ class FolderFormat(Format):
         return {"layout": plan.layout, "output_bytes": plan.nbytes}
 
     def notes(self, plan: Plan) -> list[str]:
-        """Also the experts' training, dtypes, tokenizers and downloads."""
+        """Notes that include the experts' training, dtypes, tokenizers and downloads."""
         notes = training_notes(plan.recipe, plan.composition, plan.used)
         notes += base_notes(plan.used, plan.base) + super().notes(plan)
         stored = {info.dtype for info in plan.reference.tensors.values()}
@@ -91,7 +91,7 @@ class FolderFormat(Format):
         return notes + fetch_notes(plan)
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
-        """Write the shards; the journal holds those that are on the disk."""
+        """Write the shards; the journal lists the finished ones."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
         shards, content = plan.shards, record(plan)
@@ -143,7 +143,7 @@ class FolderFormat(Format):
 
 
 def can_resume(plan: Plan, options: MergeOptions) -> bool:
-    """True if every server that is read from says which version of a file it sends."""
+    """True if every server sends ETags, which identify versions of files."""
     for checkpoint in plan.sources.values():
         for file in checkpoint.files:
             if isinstance(file, RemoteFile) and not file.etag:
@@ -153,7 +153,7 @@ def can_resume(plan: Plan, options: MergeOptions) -> bool:
 
 
 def checked_for_loading(plan: Plan) -> Plan:
-    """The plan with its sources on the disk and unchanged, if the extras for models are there."""
+    """Check extras and sources before loading; return the plan with its sources on disk."""
     need_extras("a model in memory", "models")
     plan = plan.downloaded()
     check_unchanged(plan.stamps)
@@ -168,7 +168,7 @@ def load_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> torch.
 def build_model(
     plan: Plan, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """A plan's model around given tensors, which it shares where it can."""
+    """Build a plan's model, which shares the given tensors where possible."""
     config, generation = _configurations(plan)
     model, loading = load_weights(config, weights, dtype, named=plan.reference.source)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -183,7 +183,7 @@ def build_model(
 
 
 def build_empty_model(plan: Plan) -> PreTrainedModel:
-    """A plan's model without data, on torch's `meta` device, for its configuration."""
+    """Build a plan's model without data, on torch's `meta` device."""
     config, generation = _configurations(plan)
     model = empty_model(config, named=plan.reference.source)
     if generation is not None:

@@ -85,7 +85,7 @@ class GGUFFormat(Format):
         return [Shard("model.gguf", header, tuple(zip(plan.tensors, offsets, strict=True)), nbytes)]
 
     def notes(self, plan: Plan) -> list[str]:
-        """Also the types of the blends, and differences of the files beside their weights."""
+        """Notes that include the types of blends, and differences beside the weights."""
         notes = super().notes(plan)
         groups: dict[str, list[str]] = {}
         for tensor in _blended(plan):
@@ -108,7 +108,7 @@ class GGUFFormat(Format):
         return {**super().facts(plan), "format": "gguf", "blended": blended}
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
-        """Write the file segment by segment; the journal holds how much is on the disk."""
+        """Write the file segment by segment; the journal counts the finished bytes."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
         (shard,) = plan.shards
@@ -242,7 +242,7 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
 
 
 def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None) -> str:
-    """The type of a stored blend: the requested type, or the wider type of its inputs.
+    """Choose the type of a stored blend: the requested type, or the widest of its inputs.
 
     Tensors that all experts store in float32 stay so: llama.cpp needs norms and routers in it.
     """
@@ -265,7 +265,7 @@ def _check_readable(terms: Terms) -> None:
 
 
 def _entries(plan: Plan) -> Iterator[Entry]:
-    """The metadata of the output: the reference's, with the merge's own name, origin and record."""
+    """Build the output's metadata: the reference's, with the merge's name, origin and record."""
     metadata = metadata_of(plan.reference)
     for key, (kind, start, stop) in metadata.spans.items():
         if key not in REPLACED and not key.startswith(REPLACED_PREFIXES):
@@ -299,7 +299,7 @@ def _few(names: list[str]) -> str:
 
 
 def _segments(shard: Shard) -> Iterator[Shard]:
-    """A file in parts of at least `SEGMENT_BYTES`, each ending where the next one begins."""
+    """Split a file into adjacent segments of at least `SEGMENT_BYTES`."""
     first, header = 0, shard.header
     for number, (_, offset) in enumerate(shard.tensors):
         if offset - shard.tensors[first][1] >= SEGMENT_BYTES:

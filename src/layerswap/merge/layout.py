@@ -78,7 +78,7 @@ class OutputTensor:
 
     @property
     def files(self) -> set[WeightFile]:
-        """Every file that it is read from."""
+        """Files that the tensor is read from."""
         return {info.file for info in stored_tensors(self.inputs)}
 
     @property
@@ -93,7 +93,7 @@ class OutputTensor:
 
     @property
     def stored_dtypes(self) -> list[str]:
-        """The dtypes that it is read from, each once."""
+        """Distinct dtypes that the tensor is read from."""
         return list(dict.fromkeys(info.dtype for info in stored_tensors(self.inputs)))
 
 
@@ -157,7 +157,7 @@ def spans(shard: Shard) -> Iterator[Span]:
 
 
 def local_blocks(shards: Iterable[Shard]) -> list[Span]:
-    """The whole blocks of output files that can be those of local sources."""
+    """Find the whole blocks that output files can share with local sources."""
     found = (span.blocks for shard in shards for span in spans(shard))
     return [blocks for blocks in found if blocks and isinstance(blocks.source, Path)]
 
@@ -181,7 +181,7 @@ class TermBuilder:
     known: dict[tuple[Member, str, bool], Term] = field(default_factory=dict)
 
     def terms(self, blend: Blend, name: str, *, deltas: bool = False) -> Terms:
-        """One tensor of a blend; `deltas` if a method takes deltas from it."""
+        """Build the terms of one tensor of a blend; `deltas`: a method takes deltas from it."""
         return tuple((self._term(member, name, deltas), w) for member, w in blend.weights)
 
     def _term(self, member: Member, name: str, deltas: bool) -> Term:
@@ -208,7 +208,7 @@ class TermBuilder:
 
 
 def source_of(checkpoint: Checkpoint, name: str) -> Adapted | TensorInfo:
-    """One tensor of a checkpoint, with its adapter if it has one."""
+    """Return a checkpoint's tensor, with the delta of its adapter if it has one."""
     info = checkpoint.tensors[name]
     low_rank = checkpoint.low_rank.get(name)
     return info if low_rank is None else Adapted(info, low_rank)
@@ -245,7 +245,7 @@ def term_builder(
 
 
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
-    """The experts and the base by name; an expert may itself be called `base`."""
+    """Return the experts and the base by name; an expert may be named `base`."""
     if base is None:
         return dict(experts)
     return {**experts, ("base" if "base" not in experts else "the base"): base}
@@ -300,7 +300,7 @@ def _blend_copies(inputs: Terms, dtype: str) -> bool:
     first, *others = (term for term, _ in inputs)
     if not others or (dtype not in SHORT and [w for _, w in inputs] != [0.5, 0.5]):
         return False
-    # Of a subclass, such as a translated tensor, the stored bytes are not those of the output.
+    # The stored bytes of a subclass, such as a translated tensor, differ from the output's.
     return all(
         type(term) is TensorInfo and term.dtype == dtype and equal(term, first)  # type: ignore[arg-type]
         for term in (first, *others)
@@ -318,7 +318,7 @@ def _baked_dtype(experts: Mapping[str, Checkpoint]) -> str | None:
 def pack_shards(
     tensors: Sequence[OutputTensor], max_bytes: int, metadata: Mapping[str, str]
 ) -> list[Shard]:
-    """The output files: tensors in order, each file as full as `max_bytes` allows.
+    """Pack tensors into output files in order, each as full as `max_bytes` allows.
 
     One file is `model.safetensors`; several are `model-00001-of-0000N.safetensors`. A tensor
     larger than `max_bytes` gets a file of its own.
@@ -332,7 +332,7 @@ def pack_shared_shards(
     metadata: Mapping[str, str],
     sources: Iterable[Checkpoint],
 ) -> list[Shard]:
-    """The output files if copied tensors are to share blocks with the sources.
+    """Pack output files in which copied tensors share blocks with the sources.
 
     A shared block has one position in both files, modulo its size. Padding the header gives the
     first tensor of a file its position; each further run of a source goes where its position
@@ -382,7 +382,7 @@ class _Group:
 
 
 def _runs(tensors: Sequence[OutputTensor]) -> list[list[OutputTensor]]:
-    """Copied tensors, neighbours in one source file together, in the order of their first ones."""
+    """Group copied tensors that are neighbours in one source file, ordered by the first."""
     uses: Counter[tuple[str, int]] = Counter()
     copied = []
     for number, tensor in enumerate(tensors):
@@ -444,7 +444,7 @@ def names_digest(names: Iterable[str]) -> dict[str, Any]:
 
 
 def index_of(shards: Sequence[Shard]) -> tuple[str, dict[str, object]] | None:
-    """Name and content of the index file; None for a single shard, which needs none."""
+    """Return name and content of the index file; None for a single shard."""
     if len(shards) == 1:
         return None
     weight_map = {tensor.name: shard.file for shard in shards for tensor, _ in shard.tensors}
@@ -465,7 +465,7 @@ def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[Ou
 
 
 def unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
-    """The first of stored tensors that cannot be averaged, if all have the same bytes."""
+    """Return the first of these tensors, which cannot be averaged; refuse different bytes."""
     first = stored[0]
     for other in stored[1:]:
         if not same_bytes(first, other):
@@ -477,7 +477,7 @@ def unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
 
 
 def widest(dtypes: Set[str]) -> str:
-    """The narrowest floating-point dtype that holds the numbers of all of these."""
+    """Return the narrowest floating-point dtype that represents all values of these."""
     # bfloat16 has the range and float16 the precision; only float32 holds both.
     if dtypes == {"BF16", "F16"}:
         return "F32"

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ class LowRankDelta:
 
 
 def concatenate(parts: Parts) -> LowRankDelta:
-    """The weighted sum of low-rank deltas, exactly: their ranks side by side.
+    """Sum weighted low-rank deltas exactly, by concatenating their ranks.
 
     `sum_i w_i s_i B_i A_i = [w_1 s_1 B_1, w_2 s_2 B_2, ...] @ [A_1; A_2; ...]`. The scalings s_i
     go into B, so that the result has scaling 1 for any alphas, with rsLoRA too.
@@ -74,7 +74,7 @@ def concatenate(parts: Parts) -> LowRankDelta:
 
 
 def truncate(factors: LowRankDelta, rank: int) -> LowRankDelta:
-    """The nearest delta of at most this rank (Eckart and Young, 1936).
+    """Truncate to the nearest delta of at most this rank (Eckart and Young, 1936).
 
     The singular values come from the two small matrices of a QR decomposition, so the full
     [out, in] delta is never computed. Their square roots go to both sides evenly.
@@ -102,16 +102,16 @@ class AdapterFormat(FolderFormat):
     name = "adapter"
 
     def shards(self, plan: Plan) -> list[Shard]:
-        """None: an adapter is computed, and written whole."""
+        """Empty: an adapter is computed and written whole."""
         return []
 
     def check(self, plan: Plan) -> None:
-        """Refuse merge methods, whose results are no low-rank deltas."""
+        """Refuse merge methods, because their results are not low-rank deltas."""
         for where in plan.composition.blends.values():
             for member in where.members:
                 if isinstance(member, Operation):
                     raise MergeError(
-                        f"{member.method} of adapters is no adapter; ask for full weights with "
+                        f"{member.method} of adapters is not low-rank; ask for full weights with "
                         "`bake: true` (--bake)"
                     )
 
@@ -136,7 +136,7 @@ class AdapterFormat(FolderFormat):
         }
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
-        """Write the adapter, which is small: by one thread, and never resumed."""
+        """Write the adapter in one thread, without resuming, since it is small."""
         with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
             write_adapter(folder, plan, allow_non_finite=options.allow_non_finite)
             check_unchanged(plan.stamps)
@@ -151,11 +151,6 @@ class AdapterFormat(FolderFormat):
             write_adapter(Path(folder), plan, allow_non_finite=False)
             where = plan.base.source if plan.base.revision else str(plan.base.folder)
             return load_adapter(load_causal_lm(where, revision=plan.base.revision), folder)
-
-
-def as_adapter(plan: Plan) -> Plan:
-    """The same plan with an adapter as its output; a MergeError if it merges by a method."""
-    return replace(plan, format=AdapterFormat())
 
 
 def ranks_of(plan: Plan) -> list[int]:
@@ -199,7 +194,7 @@ def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, floa
 def _weights(plan: Plan, name: str) -> list[tuple[str, float]]:
     where = next(c.places[name] for c in plan.used.values() if name in c.places)
     weights = plan.composition[Place(*where)].weights
-    # The base adds nothing; its weight reduces those of the others.
+    # The base adds nothing; its weight reduces the other weights.
     return [(str(member), weight) for member, weight in weights if str(member) in plan.experts]
 
 

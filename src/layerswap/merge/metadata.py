@@ -52,7 +52,7 @@ def write_documents(
 ) -> None:
     """Write configuration, tokenizer, generation configuration, card and record.
 
-    `measured` holds what only writing shows; None for what was not measured.
+    `measured` holds values that only writing shows; None if not measured.
     """
     known = {key: value for key, value in (measured or {}).items() if value is not None}
     write_configuration(folder, plan)
@@ -77,7 +77,7 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
 
 
 def record(plan: Plan) -> dict[str, Any]:
-    """The content of `layerswap.json`, from which the same merge can be made again."""
+    """Return the content of `layerswap.json`, which reproduces the merge."""
     numbered = plan.reference.numbered
     return {
         "layerswap_version": __version__,
@@ -86,7 +86,7 @@ def record(plan: Plan) -> dict[str, Any]:
         "composition": plan.composition.to_dict(),
         **({"layers_by_number": numbered.stack} if numbered else {}),
         "sources": {name: _source(checkpoint) for name, checkpoint in plan.sources.items()},
-        # The tensors of adapters are those of the modules that each of them adapts.
+        # An adapter's tensors are the tensors of the modules that it adapts.
         **({"tensors": plan.account} if plan.format.name != "adapter" else {}),
         **plan.format.layout_facts(plan),
     }
@@ -133,17 +133,17 @@ def model_card(
 
 
 def in_code(name: str) -> str:
-    """A name as code in one line of Markdown."""
+    """Format a name as inline code in Markdown."""
     return f"`{visible(name).replace('`', chr(39))}`"
 
 
 def in_markdown(name: str) -> str:
-    """A name as text in one line of Markdown, without markup."""
+    """Escape a name for one line of Markdown."""
     return re.sub(r"([\\`*\[\]<>])", r"\\\1", visible(name))
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code in Markdown, whose fence no line of the text can close."""
+    """Fence a text as Markdown code that none of its lines can close."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
@@ -191,8 +191,8 @@ def _licence(licences: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def _descent(plan: Plan, library: str) -> dict[str, Any]:
-    """The Hub's metadata on the origin of the output, from sources with a Hub id alone."""
-    # A GGUF file has a name behind that of its repository.
+    """Return the Hub's metadata on base models; only sources with a Hub id count."""
+    # A GGUF file's name follows its repository's.
     experts = ["/".join(c.source.split("/")[:2]) for c in plan.used.values() if c.revision]
     base = [plan.base.source] if plan.base and plan.base.revision else []
     if library == "peft":
@@ -321,7 +321,7 @@ def _is_local(checkpoint: Checkpoint) -> bool:
 
 
 def recorded_name(file: WeightFile) -> str:
-    """The name of a weight file in records; of a GGUF file only the number of its part."""
+    """Return a weight file's name for records; of a GGUF file only its part number."""
     if not is_gguf(file.name):
         return file.name
     return re.sub(r"^.*?(-\d{5}-of-\d{5})?\.gguf$", r"model\1.gguf", file.name, flags=re.DOTALL)

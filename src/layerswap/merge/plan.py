@@ -1,4 +1,4 @@
-"""Plans: a recipe bound to the checkpoints that it draws from.
+"""Plans: a recipe bound to its checkpoints.
 
 The composition and everything that is written follow from the recipe. A `Format` decides the form
 of the output: a safetensors folder, an adapter, or a GGUF file.
@@ -68,7 +68,7 @@ class Plan:
 
     Attributes:
         recipe: the recipe.
-        experts: the checkpoints by expert name, those of the method first and in its order.
+        experts: the checkpoints by expert name, the method's first and in its order.
         base: the checkpoint that they were fine-tuned from, if the recipe or an adapter names it.
         format: the form of the output.
         depth: number of layers of the experts, before any layers are moved.
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def used(self) -> dict[str, Checkpoint]:
-        """The experts that some place takes from, in the order of `experts`.
+        """The experts that some place uses, in the order of `experts`.
 
         All experts if every place takes the base.
         """
@@ -173,7 +173,7 @@ class Plan:
 
     @cached_property
     def blocks(self) -> list[Span]:
-        """The whole blocks of the output that can be those of local sources; none if too few."""
+        """Whole blocks that the output can share with local sources; none if too few."""
         shared = self if self.layout == "shared" else replace(self, layout="shared")
         local = local_blocks(shared.shards)
         return local if sum(blocks.nbytes for blocks in local) >= SMALLEST_RUN else []
@@ -183,7 +183,7 @@ class Plan:
         return shareable_bytes(self.blocks, folder) if self.layout == "shared" else 0
 
     def laid_out(self, out: PathLike, layout: Layout = "auto") -> Plan:
-        """The same plan with the layout of its files for an output.
+        """Return the plan with its file layout resolved for an output.
 
         Args:
             out: the output.
@@ -196,7 +196,7 @@ class Plan:
 
     @property
     def account(self) -> dict[str, Any]:
-        """The proof that no tensor is lost: names of the inputs against those of the output.
+        """Proof that no tensor is lost: the inputs' tensor names against the output's.
 
         For the output and for each source the number of tensors and the SHA-256 of their sorted
         names; for a source also every name that only one of the two has.
@@ -253,7 +253,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Facts about this merge that a careful person would want to know, one per line."""
+        """Warnings and remarks on this merge, one per line."""
         return self.format.notes(self)
 
     def __repr__(self) -> str:
@@ -280,7 +280,7 @@ class Plan:
         }
 
     def with_recipe(self, recipe: Recipe) -> Plan:
-        """The plan of another recipe over the same checkpoints.
+        """Plan another recipe over the same checkpoints.
 
         Raises:
             RecipeError: the recipe moves other layers, or names an expert that this plan lacks.
@@ -295,7 +295,7 @@ class Plan:
         return plan
 
     def with_composition(self, composition: Composition) -> Plan:
-        """The same experts in another composition.
+        """Plan another composition of the same experts.
 
         The recipe of the new plan says the difference as `places`.
 
@@ -330,7 +330,7 @@ class Plan:
         bottom_transition: int | Iterable[int] = 0,
         top_transition: int | Iterable[int] = 0,
     ) -> list[Plan]:
-        """One plan for every combination of zone sizes that fits.
+        """Plan every combination of zone sizes that fits.
 
         Args:
             bottom: one size of the bottom zone or several, in layers.
@@ -371,7 +371,7 @@ class Plan:
         return plans
 
     def check_target(self, out: PathLike, *, overwrite: bool = False) -> Path:
-        """The absolute path of the output, checked before the first byte is written.
+        """Check the output's path before anything is written; return it absolute.
 
         Raises:
             LayerswapError: it exists, lies in a source, is of another format, does not fit on the
@@ -381,10 +381,9 @@ class Plan:
         writes_gguf = self.format.name == "gguf"
         if is_gguf(target) != writes_gguf:
             raise MergeError(
-                f"{target}: all experts are GGUF files, so the output is one; end its name with "
-                ".gguf"
+                f"{target}: GGUF experts merge into a GGUF file; end its name with .gguf"
                 if writes_gguf
-                else f"{target}: a GGUF file is only written from GGUF files; name a folder"
+                else f"{target}: only GGUF experts merge into a GGUF file; give a folder"
             )
         check_apart(target, self.opened)
         folder = existing_parent(target)
@@ -452,7 +451,7 @@ class Plan:
         return target
 
     def load(self) -> PreTrainedModel:
-        """The merged model in memory, without writing it: the same weights as `save` writes.
+        """Load the merged model in memory, with the weights that `save` would write.
 
         Returns:
             A transformers model on the CPU, in evaluation mode; a PEFT model from a plan over
@@ -466,7 +465,7 @@ class Plan:
 
 
 class Format(ABC):
-    """The form of an output: its tensors and files, and how it is written and loaded."""
+    """Output format: its tensors, files, writer and loader."""
 
     name: str
 
@@ -495,7 +494,7 @@ class Format(ABC):
         return sum(shard.nbytes for shard in plan.shards)
 
     def notes(self, plan: Plan) -> list[str]:
-        """Facts about the merge that a careful person would want to know."""
+        """Warnings and remarks on the merge."""
         copies = copy_notes(plan.used, plan.base)
         return [
             *numbered_notes(plan.reference),
@@ -504,7 +503,7 @@ class Format(ABC):
         ]
 
     def layout_facts(self, plan: Plan) -> dict[str, Any]:
-        """The layout of the files, for a record beside them."""
+        """Describe the layout of the files, for the record."""
         return {}
 
     def facts(self, plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Opens the sources of a recipe and their Fishers, and notices when a source changes."""
+"""Opens a recipe's sources and their Fishers, and detects changed sources."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sources:
     adapters_only: bool
 
     def on_disk(self, log: Log) -> Sources:
-        """The same sources with whole files on the disk."""
+        """Return the sources with all weights downloaded."""
 
         def whole(name: str, checkpoint: Checkpoint) -> Checkpoint:
             if checkpoint.in_place:
@@ -66,7 +66,7 @@ class Sources:
         return replace(self, experts=experts, base=self.base and whole("base", self.base))
 
     def restacked(self, taken: Sequence[int]) -> Sources:
-        """The same sources with these of their layers."""
+        """Return the sources restacked to these layers."""
         experts = {name: restack(expert, taken) for name, expert in self.experts.items()}
         base = self.base and restack(self.base, taken)
         return replace(self, experts=experts, base=base)
@@ -138,7 +138,7 @@ class _Opener:
             raise MergeError("adapter: cannot be added to a GGUF file")
         folder, _ = fetch_checkpoint(adapter)
         if not is_adapter(folder):
-            raise MergeError(f"adapter: {adapter} is no LoRA adapter")
+            raise MergeError(f"adapter: {adapter} is not a LoRA adapter")
         adapted = self._adapt(model, read_adapter(folder), model.source, None)
         # The record names the model as the source; the recipe in it names the adapter.
         return replace(adapted, revision=model.revision, folder=model.folder, adapter=None)
@@ -179,7 +179,7 @@ class _Opener:
 def _in_one_layout(
     experts: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
-    """GGUF files beside safetensors, translated to the names of the safetensors."""
+    """Translate GGUF files to the names of the safetensors beside them."""
     opened = [*experts.values(), *([base] if base is not None else [])]
     like = next((c for c in opened if c.gguf is None and c.tensors), None)
     if like is None or all(c.gguf is None for c in opened):
@@ -198,7 +198,7 @@ def _in_one_layout(
 
 
 def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Expert:
-    """The one base that all adapters name: nothing but an id of the Hub is fetched unasked."""
+    """Find the one base that all adapters name; only a Hub id is fetched unasked."""
     named = {name: (a.base, a.base_revision) for name, a in adapters.items()}
     for name, (base, _) in named.items():
         if base is None:
@@ -218,8 +218,8 @@ def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Exp
     # A folder is what PEFT writes for a base on the disk; a downloaded adapter cannot know any.
     if not (HUB_ID.fullmatch(name) or (is_folder(str(source)) and not from_elsewhere)):
         raise MergeError(
-            f"{first}: the adapter names the base {quoted(source)}, which is no id of the Hub and "
-            "no folder here; give the base with `base` (--base)"
+            f"{first}: the adapter names the base {quoted(source)}, which is neither a Hub id nor "
+            "a folder here; give the base with `base` (--base)"
         )
     return Expert(source=source, revision=revision)
 
@@ -235,7 +235,7 @@ def _refuse_unfinished(source: str, folder: Path) -> None:
 
 
 def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
-    """The stamps of all weights and of the documents beside them, without cards.
+    """Stamp all weights and the documents beside them, except cards.
 
     Raises a MergeError if a file has vanished.
     """
@@ -328,7 +328,7 @@ def _open(source: str, expert: Checkpoint, drop: frozenset[str], *, own: bool) -
         marks = about.get("fingerprints") if isinstance(about, dict) else None
         if marks != {file.name: fingerprint(file) for file in expert.files}:
             raise MergeError(
-                f"{folder}: was not estimated on the present {expert.identity}; estimate it again"
+                f"{folder}: is of another version of {expert.identity}; estimate it again"
             )
     norm = record.get("norm")
     if not isinstance(norm, int | float) or not 0 < norm < math.inf:

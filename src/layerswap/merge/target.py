@@ -62,7 +62,7 @@ def refuse_output(out: PathLike, *, overwrite: bool) -> Path:
 
 
 def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
-    """Refuse an output that is, holds or lies in a source, also through links."""
+    """Refuse an output that equals, contains or lies inside a source, links resolved."""
     real = target.expanduser().resolve()
     for name, checkpoint in sources.items():
         local = [file.resolve() for file in checkpoint.all_files if isinstance(file, Path)]

@@ -49,7 +49,7 @@ class Adapted:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the weight."""
         return self.stored.shape
 
 
@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An embedding or a head with its rows brought to another vocabulary, `[tokens, ...]`."""
+    """An embedding or a head with rows aligned to another vocabulary, `[tokens, ...]`."""
 
     shape: tuple[int, ...]
     runs: tuple[Run, ...]
@@ -101,7 +101,7 @@ class MergedTensor:
 
     @property
     def terms(self) -> tuple[Terms, ...]:
-        """Every weighted sum that it reads."""
+        """Weighted sums that the operation reads."""
         return (*self.inputs, *((self.base,) if self.base else ()), *self.fishers)
 
     @property
@@ -111,7 +111,7 @@ class MergedTensor:
 
     @property
     def method(self) -> Method:
-        """The method of its operation."""
+        """Method of the operation."""
         return METHODS[self.operation.method]
 
     @property
@@ -199,7 +199,7 @@ class Evaluator:
                     self.measured[tensor] = measure and measure(self.whole(tensor, model))
 
     def sum(self, terms: Terms, start: int, stop: int) -> Floats:
-        """Elements [start, stop) of a prepared sum, float32 (float64 if a term is)."""
+        """Compute elements [start, stop) of a prepared sum, float32 (float64 if a term is)."""
         import numpy as np
 
         with np.errstate(all="ignore"):  # the result is checked for NaN and infinity
@@ -207,7 +207,7 @@ class Evaluator:
             return blend(parts, [weight for _, weight in terms])
 
     def term(self, term: Term, start: int, stop: int) -> Floats:
-        """Elements [start, stop) of a prepared term, in fresh memory."""
+        """Compute elements [start, stop) of a prepared term, in fresh memory."""
         if not isinstance(term, MergedTensor):
             return self._elements(term, start, stop)
         known = self._shared.get(term)
@@ -271,7 +271,7 @@ class Evaluator:
         )
 
     def blame(self, terms: Terms, start: int, stop: int) -> str | None:
-        """A message that names the first stored tensor with NaN or infinity; None if none has."""
+        """Return a message on the first stored tensor with NaN or infinity; None if none has."""
         for source in sources_of(terms):
             if isinstance(source, TensorInfo) and self._is_finite(source, start, stop):
                 continue
@@ -308,7 +308,7 @@ class Evaluator:
 
 
 def _row_pieces(gathered: Gathered, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:
-    """The ranges of stored elements that make elements [start, stop) of gathered rows."""
+    """Map elements [start, stop) of gathered rows to ranges of stored elements."""
     width = math.prod(gathered.shape[1:])
     row = 0
     for run in gathered.runs:

@@ -29,7 +29,7 @@ COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 
 
 def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
-    """The difference between the first two tokenizers that differ; None if all are equal."""
+    """Describe the first difference between two tokenizers; None if all are equal."""
     seen: tuple[str, Path] | None = None
     for name, checkpoint in checkpoints.items():
         folder = checkpoint.folder
@@ -58,8 +58,8 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) ->
     known = [(name, text) for name, folder in folders.items() if (text := _template(folder))]
     other = next((name for name, text in known if text != known[0][1]), None)
     if other is not None:
-        pair, whose = f"{known[0][0]} and {other}", f"that of {owner.identity}"
-        notes.append(f"the chat templates of {pair} differ; the output has {whose}")
+        pair = f"{known[0][0]} and {other}"
+        notes.append(f"the chat templates of {pair} differ; the output uses {owner.identity}'s")
     elif known and not _template(owner.folder):
         notes.append(
             f"{known[0][0]} has a chat template; the output has none, as {owner.identity} has none"
@@ -70,7 +70,7 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) ->
         texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in given.items()}
         if len(set(map(repr, texts.values()))) > 1:
             each = ", ".join(f"{text!r} in {name}" for name, text in texts.items())
-            notes.append(f"{key} is {each}; the output has that of {owner.identity}")
+            notes.append(f"{key} is {each}; the output uses {owner.identity}'s")
     return notes
 
 
@@ -96,7 +96,7 @@ def _template(folder: Path) -> str | None:
 def _difference(first: Path, second: Path) -> str | None:
     paths = first / "tokenizer.json", second / "tokenizer.json"
     if all(path.is_file() for path in paths):
-        # Files that are equal are not parsed: those of 262,144 tokens take seconds.
+        # Equal files are not parsed: 262,144 tokens take seconds.
         return None if filecmp.cmp(*paths, shallow=False) else _json_difference(*paths)
     files = _files(first), _files(second)
     common = [file for file in files[0] if file in files[1]]
@@ -139,7 +139,7 @@ def _tokens_differ(a: dict[str, int], b: dict[str, int]) -> str:
 
 
 def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer in the form of today's library; older ones wrote merges differently."""
+    """Convert a tokenizer to the present format; older libraries wrote merges differently."""
     from tokenizers import Tokenizer
 
     try:
@@ -177,7 +177,7 @@ NORMAL = 1
 
 
 def check_gguf_vocabulary(name: str, checkpoint: Checkpoint, like: Checkpoint) -> None:
-    """Refuse a GGUF file whose tokens are not those of a `tokenizer.json`.
+    """Refuse a GGUF file with tokens other than a `tokenizer.json`'s.
 
     Converters write unused, control and padding tokens in their own way. If the file does not mark
     them, one token in a hundred may differ.
@@ -234,10 +234,10 @@ class Alignment:
 def align(
     recipe: Recipe, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> Alignment | None:
-    """The alignment of the checkpoints to one vocabulary; None if they have one vocabulary.
+    """Align the checkpoints to one vocabulary; None if they already share it.
 
     Refuses tokenizers that differ if the recipe chooses none: their embedding rows mean different
-    things. A checkpoint without a tokenizer is assumed to have that of the others.
+    things. A checkpoint without a tokenizer is assumed to use the others'.
     """
     sizes = {name: checkpoint.vocabulary_size for name, checkpoint in checkpoints.items()}
     choice, one_size = _choice(recipe), len(set(sizes.values())) == 1
@@ -332,7 +332,7 @@ def _vocabularies(
 def _union(
     names: Sequence[str], tokens: Mapping[str, Mapping[str, int]], size: int
 ) -> tuple[dict[str, int], int, dict[str, tuple[str, ...]]]:
-    """The tokens of the first name, whose embedding has `size` rows, then those of the others."""
+    """Join the tokens of the first name (`size` rows), then new tokens of the others."""
     target = dict(tokens[names[0]])
     added: dict[str, tuple[str, ...]] = {}
     following = 1 + max(target.values(), default=-1)
@@ -352,7 +352,7 @@ def _rows(
     target: tuple[Mapping[str, int], int],
     tokens: Mapping[str, Mapping[str, int]],
 ) -> RowMap:
-    """The sources of the target's rows: for each token the first of `order` that has it.
+    """Choose each target row's source: the first of `order` that has the token.
 
     Rows without a token are padding, taken from the owner.
     """
@@ -401,7 +401,7 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
 
 
 def _as_text(token: str, tokenizer: Mapping[str, Any]) -> str:
-    """The text of a token of a byte-level vocabulary; other tokens are their text."""
+    """Decode a token of a byte-level vocabulary; other tokens are text already."""
     if "ByteLevel" not in json.dumps(tokenizer.get("decoder")):
         return token
     from tokenizers.decoders import ByteLevel

@@ -109,7 +109,7 @@ def with_revision(source: object, revision: object) -> str:
 
 
 def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
-    """The recipe, with a swap without settings replaced by the partition of its experts' training.
+    """Replace a swap without settings by the partition that its experts were trained on.
 
     Returns the recipe unchanged if it has zones, `outside` or weights, if no expert records a
     partition, or if two record different partitions.
@@ -153,7 +153,7 @@ def _lost(
     records: Mapping[str, TrainedPlaces],
     stored: frozenset[Place],
 ) -> list[str]:
-    """A note on trained places of which the composition takes too little of the expert."""
+    """Note trained places where the composition takes too little of the expert."""
     trained = records[name].places
     alike = {other for other, record in records.items() if record.places == trained}
     shares: dict[Place, float] = {}
@@ -181,7 +181,7 @@ def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | Non
 
 
 def _stored(expert: Checkpoint) -> frozenset[Place]:
-    """The places of an expert's tensors; of an adapter's own weights if it is an adapter."""
+    """Return the places of an expert's tensors; for an adapter, without the base's."""
     names: Iterable[str] = expert.tensors
     if expert.adapter is not None:
         names = [*expert.low_rank, *expert.adapter.saved]
@@ -205,7 +205,7 @@ def places_in_words(places: Iterable[Place], stored: Iterable[Place]) -> str:
 
 
 def _runs(numbers: Iterable[int]) -> str:
-    """Rising numbers as runs: `0-1, 7`."""
+    """Write ascending numbers as runs: `0-1, 7`."""
     runs = [
         [number for _, number in group]
         for _, group in groupby(enumerate(numbers), lambda item: item[1] - item[0])

@@ -1,4 +1,4 @@
-"""Verifies an output: plans its merge again, and compares it with what the writer would write."""
+"""Verifies an output: plans its merge again, and compares the bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Recorded:
         return self.data.get("magnitude_weights")
 
     def recipe_with(self, moved: Mapping[str, str], *, measure: bool = False) -> Recipe:
-        """The recipe with other locations of its sources."""
+        """Return the recipe with other locations of its sources."""
         data = copy.deepcopy(dict(self.data["recipe"]))
         for name, where in moved.items():
             if name not in self.sources:
@@ -76,7 +76,7 @@ class Recorded:
         return check_recipe(data, where=str(self.path))
 
     def plan_again(self, moved: Mapping[str, str]) -> Plan:
-        """The plan of the recorded recipe over its sources of today."""
+        """Plan the recorded recipe over its present sources."""
         plan = make_plan(self.recipe_with(moved), in_place=True)
         if plan.needs_whole:
             plan = plan.downloaded()
@@ -103,7 +103,7 @@ class Recorded:
         )
 
     def changed_files(self, name: str, now: Mapping[str, Any]) -> list[str]:
-        """The files of a source that changed, went or came since the merge, one line each."""
+        """List a source's files changed, removed or added since the merge, one per line."""
         then = self.sources[name]
         then_etags, now_etags = then.get("etags", {}), now.get("etags", {})
         expected = {**then["fingerprints"], **then_etags}
@@ -120,7 +120,7 @@ class Recorded:
         return lines
 
     def check(self, plan: Plan) -> tuple[list[str], list[str]]:
-        """Findings and notes about the record, compared with the record of a plan."""
+        """Compare the record with a plan's record; return findings and notes."""
         findings, again = [], record(plan)
         for name in self.sources:
             if name in again["sources"]:
@@ -133,20 +133,20 @@ class Recorded:
         if written != here:  # whose record may be laid out in another way
             return findings, [f"written by layerswap {written}; this is {here}"]
         for key, what in (
-            ("composition", "the composition is not that of the recipe"),
-            ("recipe", "the recipe is not written as the merge does"),
-            ("tensors", "tensors are not those of the merge"),
+            ("composition", "the composition differs from the recipe's"),
+            ("recipe", "the recipe differs from the merge's"),
+            ("tensors", "tensors differ from the merge's"),
             ("layout", "layout is neither plain nor shared"),
         ):
             if not same_json(self.data.get(key), again.get(key)):
                 findings.append(f"{self.path}: {what}")
         measured = {LOST_TO_RANK, LOST_TO_DTYPE, SHARED_BYTES}
         for key in self.data.keys() - again.keys() - measured:
-            findings.append(f"{self.path}: {key!r} is no key that the merge writes")
+            findings.append(f"{self.path}: {key!r} is not a key that the merge writes")
         return findings, []
 
     def check_magnitude(self, moved: Mapping[str, str]) -> list[str]:
-        """Measure the magnitude weights again; a finding if they are others."""
+        """Measure the magnitude weights again; report a difference as a finding."""
         recipe, weights = self.recipe_with(moved, measure=True), self.magnitude or {}
         measured = make_plan(recipe).magnitude or {}
         # Another processor may add in another order.
@@ -154,7 +154,7 @@ class Recorded:
             math.isclose(weights[name], measured[name], rel_tol=1e-9) for name in measured
         ):
             return []
-        return [f"{self.path}: magnitude_weights are not those of the sources"]
+        return [f"{self.path}: magnitude_weights differ from the sources'"]
 
 
 def read_record(out: Path) -> Recorded:
@@ -215,8 +215,8 @@ class Verification:
 
     Attributes:
         folder: the output.
-        findings: what is wrong, one line each.
-        unverified: what could not be verified and why, one line each.
+        findings: differences and errors, one line each.
+        unverified: parts that could not be verified, with the reason, one line each.
         notes: other facts that a careful person would want to know, one line each.
         verbatim: tensors that must have the bytes of one source.
         computed: all other tensors.
@@ -231,7 +231,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """True if nothing is wrong and nothing was left out but by sampling."""
+        """True without findings, if all but unsampled blocks was verified."""
         return not self.findings and not self.unverified
 
     @property
@@ -241,7 +241,7 @@ class Verification:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong and what could not be verified, one line each."""
+        """All findings, then all unverified parts, one line each."""
         return [*self.findings, *(f"not verified: {line}" for line in self.unverified)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -345,8 +345,8 @@ def verify(
     for pair in pairs:
         if (at := wrong.get(pair.expected.name)) is not None:
             info = pair.stored
-            source = "its source" if pair.expected.verbatim else "what the recipe gives"
-            what = f"is not {source}, from byte {at} of {info.nbytes} on"
+            source = "its source" if pair.expected.verbatim else "the recipe's result"
+            what = f"differs from {source}, from byte {at} of {info.nbytes} on"
             report.findings.append(f"{info.file}: tensor {info.name!r} {what}")
     return report
 
@@ -364,7 +364,7 @@ def _check_adapter(report: Verification, plan: Plan) -> None:
 
 
 def _check_files(report: Verification, plan: Plan) -> None:
-    """Find files beside the weights that are missing, wrong, or not of the merge."""
+    """Find missing, wrong and foreign files beside the weights."""
     expected = {shard.file for shard in plan.shards} | {RECORD, CARD}
     if (index := index_of(plan.shards)) is not None:
         expected.add(index[0])
@@ -377,7 +377,7 @@ def _check_files(report: Verification, plan: Plan) -> None:
 
 
 def _check_shards(report: Verification, shards: Sequence[Shard]) -> list[Pair]:
-    """Check headers and index; the tensors that are stored with the right dtype and shape."""
+    """Check headers and index; return the tensors with the right dtype and shape."""
     out, pairs = report.folder, []
     for shard in shards:
         path = out if is_gguf(out) else out / shard.file

@@ -96,7 +96,7 @@ class Piece:
 
 
 def check_finite(tensors: Iterable[OutputTensor]) -> None:
-    """Refuse copies of NaN or infinity, as far as the beginnings of verbatim tensors show it.
+    """Refuse verbatim tensors with NaN or infinity among their first elements.
 
     Training that diverges leaves NaN nearly everywhere. Tensors on another machine are checked
     when they are here; those that are computed are checked whole.
@@ -107,7 +107,7 @@ def check_finite(tensors: Iterable[OutputTensor]) -> None:
 
 
 def _check_fetched(path: Path, shard: Shard) -> None:
-    """The same for tensors from another machine, as they are in the output."""
+    """Check the output's copies of remote tensors for NaN or infinity."""
     copied = ((t.copied, offset) for t, offset in shard.tensors if t.verbatim)
     _check_beginnings(
         {
@@ -144,7 +144,7 @@ def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[O
 
 
 def work_key(content: Mapping[str, Any], shards: Sequence[Shard], options: MergeOptions) -> str:
-    """A hash of everything that decides the bytes of the output files."""
+    """Hash everything that decides the bytes of the output files."""
     digest = hashlib.sha256(json.dumps([content, options.allow_non_finite]).encode())
     for shard in shards:
         digest.update(shard.header)
@@ -152,12 +152,12 @@ def work_key(content: Mapping[str, Any], shards: Sequence[Shard], options: Merge
 
 
 def check_written(target: Path, names: Iterable[str], expected: Mapping[str, Any]) -> None:
-    """Compare the names of the tensors, read back from the output's files, with the account."""
+    """Compare the tensor names in the output's files with the plan's account."""
     written = names_digest(names)
     if written != expected:
         raise MergeError(
-            f"{target}: {written['count']} tensors were written where {expected['count']} were "
-            "planned, or others; nothing was kept"
+            f"{target}: the output has {written['count']} tensors and the plan "
+            f"{expected['count']}, or their names differ; nothing was kept"
         )
 
 
@@ -219,7 +219,7 @@ def write_shard(
 
 
 def compute_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> Stored:
-    """One output tensor in memory, as it is stored: bit for bit what `write_shard` writes."""
+    """Compute one output tensor in memory, bit-identical to `write_shard`."""
     import numpy as np
 
     if tensor.verbatim:
@@ -254,7 +254,7 @@ def _computes(shard: Shard) -> Iterator[Piece]:
 
 
 def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) -> None:
-    """Fetch the inputs of a piece that are read in place, and hold them until the stack is left.
+    """Fetch a piece's remote inputs, and keep them until the stack closes.
 
     Methods read their inputs more than once; fetched bytes wait in nameless files of `folder`.
     """
@@ -271,7 +271,7 @@ def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) 
 
 
 def chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
-    """A piece cut into pieces of at most this many bytes of output."""
+    """Cut a piece into pieces of at most this many bytes of output."""
     length, size = block_of(piece.tensor.dtype)
     step = nbytes // max(size, 2 * length) * length  # of blocks, as many elements as of float16
     for start in range(piece.start, piece.stop, step):
@@ -283,7 +283,7 @@ def chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
 def piece_bytes(
     piece: Piece, evaluator: Evaluator, rounding: Rounding | None = None
 ) -> Iterator[tuple[bytearray | memoryview, int]]:
-    """The bytes of a piece with their offsets, chunk by chunk; `rounding` measures some of them."""
+    """Yield a piece's bytes with their offsets, chunk by chunk; `rounding` samples them."""
     if piece.tensor.verbatim:
         return _stored_bytes(piece, evaluator)
     return _computed_bytes(piece, evaluator, rounding)
@@ -334,7 +334,7 @@ def _non_finite(chunk: Piece, evaluator: Evaluator) -> str:
 
 
 def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, Handle]:
-    """Files, open for reading until the stack is left."""
+    """Open files for reading until the stack closes."""
     return {file: stack.enter_context(open_file(file)) for file in sorted(files, key=str)}
 
 
@@ -407,7 +407,7 @@ def copy_span(source: Handle, output: int, piece: Span) -> None:
 
 
 def _start_writing(output: int, offset: int, nbytes: int) -> None:
-    """Let the kernel write these bytes to the disk now, and not all of them at the end."""
+    """Start flushing these bytes to the disk, rather than all bytes at the end."""
     with suppress(OSError):  # some filesystems take no advice
         os.posix_fadvise(output, offset, nbytes, os.POSIX_FADV_DONTNEED)
 

@@ -40,7 +40,7 @@ def row_means(whole: WholeTensor) -> Array:
 
 
 def floor(tensors: Sequence[WholeTensor], threads: int = 1) -> float:
-    """The smallest row mean to keep, if the rows of all tensors are ranked together.
+    """Find the smallest row mean to keep when all tensors are ranked together.
 
     It lies between the means of two rows, so that no rounding moves a row across. Rows of equal
     means are kept or reverted together.

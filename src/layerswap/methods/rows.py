@@ -1,4 +1,4 @@
-"""Rows of a tensor: which elements make one, and sums over them.
+"""Rows of a tensor: their layout, and sums over them.
 
 A row of the papers is an input feature (see docs/method.md): for a weight stored as [out, in] the
 elements of one column. A stack of matrices is taken matrix by matrix, and a vector is one row.
@@ -69,7 +69,7 @@ class Rows:
             done = stop
 
     def spread(self, values: Array, start: int, stop: int) -> Array:
-        """For each of the elements [start, stop) of the tensor, the value of its row."""
+        """Return the row's value for each of the elements [start, stop) of the tensor."""
         import numpy as np
 
         first, last = start // self.width, math.ceil(stop / self.width)

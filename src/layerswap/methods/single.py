@@ -24,7 +24,7 @@ def nearswap(chunk: Chunk) -> Array:
 def importance(chunk: Chunk) -> Any:
     """|delta| times the divergence of the entry's row, float32.
 
-    The divergence is KL of the softmax of the expert's row from that of the base's.
+    The divergence is KL(expert || base) of the softmax of each row.
     """
     import numpy as np
 

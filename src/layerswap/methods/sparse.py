@@ -34,7 +34,7 @@ def measure_ties(whole: WholeTensor) -> steps.Trim:
 
 
 def ties_rule(values: Mapping[str, Any]) -> str | None:
-    """The norms of whole deltas are measured tensor by tensor."""
+    """Refuse `rescale: l1` over the whole model, since its norms are per tensor."""
     if values["rescale"] == "l1" and values["scope"] == "model":
         return "rescale: l1 works tensor by tensor; set `scope: tensor`"
     return None

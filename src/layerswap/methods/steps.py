@@ -191,7 +191,7 @@ def inner_products(whole: WholeTensor) -> Array:
 
 
 def vector_numbers(chunk: Chunk) -> Any:
-    """For each element the number of its vector, by the parameter `angle`.
+    """Return the number of each element's vector, by the parameter `angle`.
 
     A vector is the whole tensor, a row along the last axis, or a column along the first axis.
     """

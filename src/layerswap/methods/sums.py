@@ -8,7 +8,7 @@ from layerswap.methods.method import ONE, SCALE, Array, Chunk, Parameter, merge_
 
 @merge_method("Wortsman et al., 2022 (2203.05482)", deltas=False)
 def linear(chunk: Chunk) -> Array:
-    """`sum_i w_i theta_i`; a soup's weights sum to 1, these are taken as they are."""
+    """`sum_i w_i theta_i`; the weights are not normalised."""
     return steps.weighted_sum(chunk.parts, chunk.weights)
 
 
@@ -25,7 +25,7 @@ def task_arithmetic(chunk: Chunk) -> Array:
     deltas=False,
 )
 def scale(chunk: Chunk) -> Array:
-    """`scale * theta`, as mergekit scales what passes through."""
+    """`scale * theta`, as mergekit's `passthrough` with a scale."""
     return steps.weighted_sum(chunk.parts, [chunk.number("scale")])
 
 

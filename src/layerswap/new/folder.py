@@ -43,7 +43,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     """Check everything, measure the base on this machine, and write the folder of the study.
 
     Raises:
-        LayerswapError: a mistake in what was given; nothing was written.
+        LayerswapError: a mistake in the request; nothing was written.
     """
     need_extras("a new study", "train", "eval")
     inputs = check_request(request)

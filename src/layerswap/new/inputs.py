@@ -1,4 +1,4 @@
-"""Checks what `layerswap new` was given, before anything is written."""
+"""Checks the arguments of `layerswap new` before anything is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELD_OUT = 100
 
 @dataclass(frozen=True)
 class Request:
-    """What the user gave; files and names by language."""
+    """The user's arguments; files and names by language."""
 
     folder: Path
     base: str
@@ -75,7 +75,7 @@ class LanguageInput:
             yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
 
     def texts(self) -> list[str]:
-        """The first texts of every source, as they are trained on."""
+        """The first texts of every source, as training sees them."""
         return [
             template.format(**row)
             for _, table, template, _ in self.templates()
@@ -85,7 +85,7 @@ class LanguageInput:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that a study is made of, checked."""
+    """The checked inputs of a study."""
 
     request: Request
     base: Checkpoint
@@ -118,14 +118,14 @@ class Inputs:
 
     @cached_property
     def task_rows(self) -> list[tuple[str, str]]:
-        """Prompts and completions of the task, or of a ready task texts of the language."""
+        """Prompts and completions of the task; for a ready task, texts of the language."""
         if isinstance(self.task, Task):
             return self.task.rows(SAMPLE)
         texts = [text for one in self.languages for text in one.texts()][:SAMPLE]
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
-        """The examples of a language's mix, and the mean tokens of one."""
+        """Estimate the examples of a language's mix, and their mean tokens."""
         length = max(1, round(mean(self.tokens(text) for text in language.texts())))
         weighed = [(len(table.rows), weight) for _, table, _, weight in language.templates()]
         whole = sum(weight for _, weight in weighed)
@@ -136,7 +136,7 @@ class Inputs:
 
 
 def check_request(request: Request) -> Inputs:
-    """Read and check everything that was given."""
+    """Read and check a request."""
     if request.folder.exists():
         raise StudyError(f"{request.folder}: exists already; choose another name, or delete it")
     device = choose_device(request.device)
@@ -227,10 +227,10 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
         if given is None or given == suite:
             continue
         if not isinstance(task, Task):
-            raise RecipeError(f"{given}: a file goes with a task from a file; give a suite")
+            raise RecipeError(f"{given}: a test file needs a task from a file; give a suite")
         tests[split] = task.read_test(given, request.columns, request.leave_out, split)
     if "dev" in tests and "test" not in tests:
-        raise RecipeError(f"--development {request.developments[code]}: goes with a --test file")
+        raise RecipeError(f"--development {request.developments[code]}: needs a --test file")
     shared = [one for one in tests.get("dev", ()) if one in tests["test"]]
     if len(shared) > len(tests.get("dev", ())) / 4:
         raise DataError(
@@ -246,7 +246,7 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
 
 
 def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
-    """The table of a pair of files, in the language and in another one, in either order."""
+    """Read a pair of files, one in the language and one in another, in either order."""
     if Path(pair[0]).exists() and Path(pair[0]).resolve() == Path(pair[1]).resolve():
         raise DataError(f"{pair[0]} and {pair[1]} are one file; give a text and its translation")
     named = [_code_of(given) for given in pair]

@@ -28,7 +28,7 @@ FEW_ROWS = 1500
 
 
 class Settings(NamedTuple):
-    """What depends on the machine."""
+    """Settings that depend on the machine."""
 
     seeds: int
     lora: bool
@@ -175,7 +175,7 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
 
 
 def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
-    """Write the test documents, their benchmark, and that of languages without a test."""
+    """Write the test documents and the benchmarks, also for languages without a test."""
     data = folder / "data"
     tested = [one for one in inputs.languages if one.tests]
     unproved = [one.code for one in inputs.languages if not one.proved]
@@ -209,7 +209,7 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
 
 
 def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
-    """The filters of a mix, which keep test documents out of it."""
+    """Make the filters that keep test documents out of a mix."""
     sets = {
         f"{one.code}-{split}": {
             "path": f"../data/{one.code}.{split}.jsonl",

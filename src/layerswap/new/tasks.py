@@ -39,7 +39,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """A task that a table teaches."""
+    """The task of a table."""
 
     table: Table
     shape: Shape
@@ -96,7 +96,7 @@ class Task:
         return [one for one in made if all(str(value) for value in one.values())]
 
     def rows(self, count: int) -> list[tuple[str, str]]:
-        """Prompts and completions of the first rows, as they are trained on."""
+        """Prompts and completions of the first rows, as training sees them."""
         return [
             (self.prompt.format(**one), f" {_answer(one)}")
             for one in self.documents(self.table.rows[:count])
@@ -229,7 +229,7 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
 
 
 def found_in(task: Task) -> list[str]:
-    """What was recognised, in lines: the columns, the scoring and two examples."""
+    """Describe in lines the recognised columns, the scoring and two examples."""
     pairs = ", ".join(f"{role}={column}" for role, column in task.shape.columns.items())
     scored = (
         f"labels {', '.join(task.labels)}" if task.labels
@@ -249,7 +249,7 @@ def found_in_test(given: str, split: str, documents: Sequence[Document], name: s
 
 
 def target(task: Task, document: Document, language: str) -> Document:
-    """A document for the benchmark's file: of a numeric answer, the number alone."""
+    """Make a document of the benchmark; a numeric answer is reduced to its number."""
     number = last_number(document["answer"], language) if task.numeric else None
     return {**document, "answer": number} if number else document
 

@@ -13,7 +13,7 @@ __all__ = ["play"]
 
 
 class _Room(ModuleType):
-    """Lets `layerswap.play`, which imports make this room, be called as the function."""
+    """Makes the package `layerswap.play` callable as its function `play`."""
 
     __call__ = staticmethod(play)
 

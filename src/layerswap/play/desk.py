@@ -31,7 +31,7 @@ FOR_ALL = ("status", "change", "history")
 
 
 def explain(error: Exception) -> str:
-    """The line that a page shows of an error; ours are printed, and the thread lives on."""
+    """Return an error as one line for a page; print the traceback of an internal error."""
     if isinstance(error, LayerswapError):
         return str(error)
     traceback.print_exception(error)
@@ -49,7 +49,7 @@ class Job:
     cancelled: bool = False
 
     def order(self) -> tuple[bool, bool, int]:
-        """The key of the queue: cancelled jobs first, which only have to end."""
+        """Sort key of the queue: cancelled jobs first, since they only end."""
         return not self.cancelled, self.background, self.number
 
     def step(self) -> Event:
@@ -85,7 +85,7 @@ class Desk:
             self.send(event, job.page)
             if event["type"] in ENDS:
                 self._jobs.remove(job)
-                self._tell_places()
+                self._send_places()
 
     def close(self) -> None:
         """End every job, and wait for the thread."""
@@ -100,7 +100,7 @@ class Desk:
         job = Job(next(self._numbers), page, events, background)
         self._jobs.append(job)
         self._added.set()
-        self._tell_places()
+        self._send_places()
         return job.number
 
     def cancel(self, page: str, number: int | None = None) -> None:
@@ -117,7 +117,7 @@ class Desk:
                     queue.put_nowait(event)
 
     async def stream(self, facts: Callable[[], Event]) -> AsyncIterator[str]:
-        """Open a page and yield its events, `facts` first; its end cancels the page's jobs."""
+        """Yield the events of a new page, `facts` first; closing cancels the page's jobs."""
         page = secrets.token_urlsafe(12)
         queue = self.pages[page] = asyncio.Queue(MOST_EVENTS)
         event: Event | None = {**facts(), "page": page}
@@ -132,7 +132,7 @@ class Desk:
             del self.pages[page]
             self.cancel(page)
 
-    def _tell_places(self) -> None:
+    def _send_places(self) -> None:
         """Send every waiting job its place: the number of jobs before it."""
         for place, job in enumerate(sorted(self._jobs, key=Job.order)):
             if place:

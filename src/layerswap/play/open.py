@@ -1,4 +1,4 @@
-"""Opens what a page can be started on: a study, a suite, and files of prompts."""
+"""Opens the sources of a page: a study, a suite, and files of prompts."""
 
 from __future__ import annotations
 

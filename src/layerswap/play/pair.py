@@ -42,7 +42,7 @@ class Pair:
     def __init__(self, plan: Plan) -> None:
         if plan.format.name == "gguf":
             raise RecipeError(
-                "GGUF files alone have no configuration for a model in memory; give --base as "
+                "GGUF files alone lack the configuration to load a model; give --base as "
                 "safetensors, and they are dequantised"
             )
         recipe, method = plan.recipe, plan.recipe.method
@@ -69,7 +69,7 @@ class Pair:
 
     @cached_property
     def in_memory(self) -> Plan:
-        """The plan of full weights on the disk, of which a model can be made."""
+        """Return the plan with full weights on the disk, ready to load."""
         plan = self.plan
         if plan.format.name == "adapter":
             plan = make_plan(plan.recipe.model_copy(update={"bake": True}))
@@ -88,10 +88,10 @@ class Pair:
         }
 
     def grid(self, key: str) -> list[str]:
-        """The swaps of the map around one: the paper's default first, then bottom by bottom."""
+        """List the swaps of the map around a swap: the paper's default first, then by bottom."""
         swap = read_swap(key)
         if swap is None:
-            raise RecipeError(f"{key!r} is no swap, which a map is around")
+            raise RecipeError(f"{key!r} is not a swap; a map needs one")
         zones, default = swap[0], default_zones(self.layers)
         sizes = range(min(WIDEST, self.layers) + 1)
         room = self.layers - zones.bottom_transition - zones.top_transition
@@ -123,7 +123,7 @@ class Pair:
             return {**shared, "partition": {"name": found[1], **names}}
         if key in self.experts:
             return {**shared, "soup": {"experts": [self.experts[key]]}}
-        raise RecipeError(f"{key[:80]!r} is no composition; one is swap.2.1.0.0.blend")
+        raise RecipeError(f"{key[:80]!r} is not a composition such as swap.2.1.0.0.blend")
 
     def plan_of(self, key: str, *, in_memory: bool = False) -> Plan:
         """The plan of a composition; a RecipeError if it does not fit."""
@@ -138,7 +138,7 @@ class Pair:
         return str(swap[0]) + ("" if swap[1] == "blend" else f", outside {swap[1]}")
 
     def describe(self, key: str) -> dict[str, Any]:
-        """All that the page shows of a composition: its rows, its words, and how to take it home.
+        """Describe a composition for the page: rows, words, and commands to reproduce it.
 
         A row of the stack has parts; a part has roles and the share of every expert.
         """
@@ -168,13 +168,13 @@ class Pair:
 
     @property
     def sources(self) -> dict[str, str]:
-        """The last part of the source of each expert, for people."""
+        """Short names of the experts' sources."""
         found = {name: one.source for name, one in self.plan.recipe.experts.items() if one.source}
         return {name: visible(local_name(Path(source))) for name, source in found.items()}
 
 
 def _brief(expert: dict[str, Any]) -> Any:
-    """The source alone of an expert that has nothing else."""
+    """Shorten an expert with only a source to that source."""
     return expert["source"] if set(expert) == {"source"} else expert
 
 
@@ -184,6 +184,6 @@ def swap_key(zones: Zones, outside: str) -> str:
 
 
 def read_swap(key: str) -> tuple[Zones, str] | None:
-    """The zones and `outside` of the text of a swap; None if it is another text."""
+    """Parse the text of a swap into zones and `outside`; None for another text."""
     found = SWAP.fullmatch(key)
     return found and (Zones(*map(int, found.groups()[:4])), found[5])

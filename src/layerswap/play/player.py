@@ -66,7 +66,7 @@ class OfComposition(Request):
 
 
 class History:
-    """Entries in a file, or in memory alone where there is none; `who` names the experts."""
+    """A history of entries in a file, or only in memory; `who` names the experts."""
 
     def __init__(self, path: Path | None, who: Mapping[str, str]) -> None:
         self._path, self._who = path, dict(who)
@@ -89,7 +89,7 @@ class History:
                 self.entries.append(entry)
 
     def add(self, kind: str, **content: Any) -> dict[str, Any]:
-        """Append an entry, and return the event that tells pages of it."""
+        """Append an entry, and return its event for the pages."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         entry = {"kind": kind, "at": now, "experts": self._who, **content}
         self.entries.append(entry)
@@ -99,7 +99,7 @@ class History:
         return {"type": "history", "entry": entry}
 
     def tests(self, documents: str) -> int:
-        """How often the test split of some documents was asked."""
+        """Count the tests on the test split of some documents."""
         return sum(e["kind"] == "test" and e.get("documents") == documents for e in self.entries)
 
 
@@ -146,7 +146,7 @@ class Player:
         self.state = "ready"
 
     def facts(self) -> Event:
-        """What the page shows before anything is asked."""
+        """Initial content of the page."""
         pair, documents = self.pair, self.documents
         prompts = self._prompts or (documents.prompts if documents else ())
         return {

@@ -1,7 +1,7 @@
-"""What a request must be before the page answers it, and the headers of every answer.
+"""Checks of the page's requests, and the headers of its responses.
 
 On this machine alone a `Host` of another name is refused: a site whose name resolves to 127.0.0.1
-is no page of ours. On other addresses a token is needed. Other origins are refused everywhere.
+is not this page. On other addresses a token is needed. Other origins are refused everywhere.
 """
 
 from __future__ import annotations

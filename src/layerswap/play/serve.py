@@ -34,7 +34,7 @@ LARGEST_BODY = 1 << 16
 
 
 def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlette:
-    """The web application of a page."""
+    """Make the web application of a page."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -112,7 +112,7 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
 
 
 async def _read(request: WebRequest, kind: type[Request], desk: Desk) -> Any:
-    """The checked body of a request of an open page, within its bound."""
+    """Read and check the body of an open page's request, up to a size limit."""
     from starlette.exceptions import HTTPException
 
     content = b""
@@ -139,7 +139,7 @@ def _colours() -> str:
 
 
 def open_socket(host: str, port: int | None) -> socket.socket:
-    """A socket that listens on an address; on port 8765 or a free one if none is given."""
+    """Open a socket on an address; by default on port 8765, or on a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for one in [8765, 0] if port is None else [port]:
         try:
@@ -152,7 +152,7 @@ def open_socket(host: str, port: int | None) -> socket.socket:
 def make_server(
     player: Player, host: str, *, token: str | None = None, frames: str = "'none'"
 ) -> uvicorn.Server:
-    """A server of a page, to run on a socket of `open_socket`; other hosts need a token."""
+    """Make a page's server, to run on a socket of `open_socket`; other hosts need a token."""
     need_extras("the page", "play")
     import uvicorn
 
@@ -215,7 +215,7 @@ def play(
         plan: a swap, a partition, or a merge of two experts.
         documents: documents with answers, for the map.
         prompts: prompts to offer.
-        history: file that keeps what was tried; None for none.
+        history: file that keeps the history; None keeps none.
         device: where the model runs; a GPU if there is one.
         port: of the address; a free one when None.
 

@@ -152,7 +152,6 @@ class Report:
         sections: the parts, in order.
         figure: the drawing beside the lead, such as the stack of the best composition.
         colophon: small print at the end, such as versions, seeds and the date.
-        reload: seconds after which a browser reads the file again; 0 for never.
     """
 
     title: str
@@ -160,7 +159,6 @@ class Report:
     sections: Sequence[Section]
     figure: Drawing | None = None
     colophon: str = ""
-    reload: int = 0
 
 
 def render(report: Report) -> str:

@@ -56,7 +56,7 @@ def zone_sources(zones: Zones, layers: int) -> dict[str, str]:
 
 
 def draw_sources(spec: RandomDraws, layers: int) -> list[Sources]:
-    """Draws distinct sources at random, or all of a space that has no more than `draws`."""
+    """Draws distinct sources at random; lists a space of at most `draws` whole."""
     roles = [""] if spec.each == "layer" else [".attention", ".mlp"]
     takes = [str(value) for value in spec.take]
     space: dict[str, Sequence[str]] = {OUTSIDE: spec.outside}

@@ -197,7 +197,7 @@ class Evaluator:
                     and wanted.filter in (None, name)):  # fmt: skip
                 return task, metric, name
         listed = "; ".join(" ".join(one) for one in known) or "no score per document"
-        raise EvaluationError(f"choose_by fits no score of the tasks; they have: {listed}")
+        raise EvaluationError(f"choose_by matches no score of the tasks; they have: {listed}")
 
 
 def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:

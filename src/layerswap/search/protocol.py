@@ -130,7 +130,7 @@ class TestResult:
 
     @cached_property
     def balanced_differences(self) -> dict[Condition, Balanced]:
-        """As `differences`, of the balanced measures of a classification; empty for other tasks."""
+        """`differences` of a classification's balanced measures; empty for other tasks."""
         if self.selected not in self.classified:
             return {}
         first = self.classified[self.selected]

@@ -30,7 +30,7 @@ REMOVED = {
 
 
 def _read_sizes(value: object) -> object:
-    """A number, a list of numbers, or a range such as `0-8`, as a list."""
+    """Read a number, a list of numbers, or a range such as `0-8`, as a list."""
     if type(value) is int:
         return [value]
     match = RANGE.fullmatch(value) if isinstance(value, str) else None
@@ -108,7 +108,7 @@ class Screen(Strict):
 
 
 class WithoutLabels(Strict):
-    """Choosing where nothing in the target language is labelled; see `search.unlabelled`."""
+    """Selection without labels in the target language; see `search.unlabelled`."""
 
     # `agreement` with the task expert on the parallel prompts, or `consensus` of the compositions.
     # By default agreement, where `parallel` is given.

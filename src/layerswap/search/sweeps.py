@@ -96,7 +96,7 @@ class SweepResult(TestResult):
 
     @cached_property
     def worth(self) -> dict[str, dict[str, float]]:
-        """By place and source, the mean score of the candidates that take it."""
+        """Mean score of the candidates, by place and source."""
         scores: dict[str, dict[str, list[float]]] = {}
         for one, sources in self.sources.items():
             for place, source in sources.items():
@@ -228,7 +228,7 @@ def _scored(
 ) -> _Scored:
     """Scores the candidates; with a screen all on a part of the documents, the best few on all.
 
-    The default swap is scored on all documents, as it is what a choice is compared with.
+    The default swap is scored on all documents, as the choice is compared with it.
     """
     spec, finalists = evaluator.spec, candidates
     first: list[DocumentScore] = []

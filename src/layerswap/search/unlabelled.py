@@ -1,4 +1,4 @@
-"""Signals that choose a composition where no labelled data in the target language exist.
+"""Signals that select a composition without labelled data in the target language.
 
 A signal gives each composition one value per prompt, 1 or 0, and reads no answer to a
 target-language problem. On a real model neither signal chose better zones than the default
@@ -45,7 +45,7 @@ def agreement(texts: Texts, reference: Sequence[str]) -> list[Values]:
     in which it has learned the task. Prompts without an answer of the reference are left out.
     """
     if any(len(row) != len(reference) for row in texts):
-        raise EvaluationError(f"the reference has {len(reference)} answers, for other prompts")
+        raise EvaluationError(f"the reference has {len(reference)} answers, unlike the prompts")
     known = [i for i, text in enumerate(reference) if text]
     if not known:
         raise EvaluationError("the task expert answers none of the source-language prompts")

@@ -30,7 +30,7 @@ def recipes(
     trained: Mapping[str, str],
     layers: int,
 ) -> Iterator[tuple[Condition, RecipeData]]:
-    """The recipe of every condition of a language; those that all pairs share have no pair.
+    """Return a language's recipes by condition; conditions that all pairs share have no pair.
 
     Args:
         settings: of the step that evaluates the language.
@@ -58,11 +58,11 @@ def recipes(
 def models_to_run(
     settings: Mapping[str, Any], kept: Mapping[str, int], depth: int, *, more: int = 0
 ) -> float:
-    """The cost of evaluating a language, as a number of whole models.
+    """Estimate the cost of evaluating a language, in whole models.
 
     Compositions of one pair run the layers that they share once, and an expert that is in several
     pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of
-    experts of each kind; `depth` is that of the base; `more` counts further models of each pair.
+    experts of each kind; `depth` is the base's; `more` counts further models of each pair.
     """
     steps = [one["step"] for one in settings["both"]]
     steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")]

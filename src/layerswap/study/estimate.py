@@ -78,7 +78,7 @@ class DataSize(NamedTuple):
     packed: bool = False  # raw text: TRL packs its rows into rows of `max_length` tokens
 
     def shown(self, run: TrainingRun) -> DataSize:
-        """The rows as a training shows them to the model: limited, and cut or packed."""
+        """The rows as the model sees them: limited, and cut or packed."""
         rows = min(self.rows, run.limit or self.rows)
         longest = _setting(run, "max_length") or LONGEST
         if run.hyperparameters.get("packing", self.packed):
@@ -285,7 +285,7 @@ def size_of(spec: StudySpec, base: str) -> Size:
 
 
 def _training(costs: Costs, graph: Graph, step: Step, selection: Step | None) -> Estimate:
-    """The cost of a training, from whose checkpoints a later step may select."""
+    """Estimate a training, for which a later step may select checkpoints."""
     run, sets = _run_of(step), _data_of(graph, step)
     billions, trained = costs.size.billions, costs.size.trained(run)
     checkpoint = 4 * billions * (ADAPTER if run.lora else 1)  # in float32
@@ -377,12 +377,12 @@ def data_size(given: Any) -> DataSize:
 
 
 def _tokens(characters: float) -> int:
-    """Tokens of a text, at about three characters each, as in most tokenizers and languages."""
+    """Estimate a text's tokens, at about three characters each."""
     return max(1, round(characters / 3))
 
 
 def _run_of(step: Step) -> TrainingRun:
-    """The run of a training, whose settings have further keys."""
+    """Read the run of a training from settings with more keys."""
     keys = TrainingRun.model_fields
     return TrainingRun(**{key: value for key, value in step.settings.items() if key in keys})
 

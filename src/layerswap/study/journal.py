@@ -148,7 +148,7 @@ class StepRecord:
 
     @property
     def alive(self) -> bool:
-        """True of a running step whose process is there, or wrote of late on another machine."""
+        """True if the process of a running step lives, or wrote recently on another machine."""
         if self.state != "running":
             return False
         if self.where != socket.gethostname():
@@ -208,15 +208,15 @@ class StudyJournal:
             return None
         return record if record.key == self.graph.keys[name] else None
 
-    def bring(self, name: str) -> Path:
-        """The folder of a finished step, copied from the storage unless it is here."""
+    def fetch(self, name: str) -> Path:
+        """Return a finished step's folder, copied from the storage if it is not local."""
         folder, here = self.folder(name), self._here(name)
         if self.storage is not None and (here is None or here.state != "done"):
             self.storage.get(f"{STEPS}/{self.graph.folder(name)}", folder)
         return folder
 
     def finished(self) -> dict[str, StepRecord]:
-        """The steps that are done, with the present output of the steps they need, in order.
+        """Finished steps whose inputs are current, in order.
 
         Each record is read once, since reading from a storage is a request.
         """
@@ -301,7 +301,7 @@ class StudyJournal:
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int
     ) -> StepRecord:
-        """Write the record of a step that ended; it started at `started` of `time.monotonic`, s."""
+        """Record the end of a step; `started` is its `time.monotonic()`, s."""
         needed = {name: self.record(name) for name in step.needs}
         record = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], state,

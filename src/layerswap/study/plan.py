@@ -45,7 +45,7 @@ TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
 
 
 def plan_study(spec: StudySpec, folder: Path) -> Graph:
-    """The steps of a study, whose paths are relative to a folder."""
+    """Plan the steps of a study, whose paths are relative to a folder."""
     graph = Graph(list(_Planner(spec, folder).steps()))
     first: dict[str, str] = {}
     for name, key in graph.keys.items():
@@ -70,7 +70,7 @@ class _Planner:
             self.regimes["LoRA"] = {"lora": spec.lora}
 
     def steps(self) -> Iterator[Step]:
-        """Every step, in the order in which a reader expects them."""
+        """List every step in reading order."""
         spec = self.spec
         variants: dict[str, dict[tuple[str, str], Step]] = {}  # by kind, regime and partition
         for kind, experts in spec.kinds.items():
@@ -162,7 +162,7 @@ class _Planner:
         turns: dict[str, Any] | None = None,
         selected_from: bool = False,
     ) -> Step:
-        """A training on the data of one kind or of two, from which a later step may select.
+        """Make a training on one or two kinds of data, for which a later step may select.
 
         `turns` has the settings of simultaneous partition SFT, if it is one.
         """
@@ -285,7 +285,7 @@ def run_names(kind: str, experts: Experts) -> list[str]:
 
 
 def model_of(source: str, folder: Path, key: str) -> str:
-    """A model: the absolute path of a local folder, or a Hub id; `key` is for the message."""
+    """Resolve a model to an absolute folder or a Hub id; errors name `key`."""
     local = folder / Path(source).expanduser()
     there = _exists(local) and local.is_dir()
     if source.startswith((".", "/", "~")) and not there:
@@ -294,7 +294,7 @@ def model_of(source: str, folder: Path, key: str) -> str:
 
 
 def resolve_data(data: Data, folder: Path) -> Any:
-    """Absolute paths of data that exist: a folder, or files by their part."""
+    """Resolve existing data to absolute paths: a folder, or files by their part."""
     if isinstance(data, Files):
         names = data.model_dump(exclude_none=True)
         return {part: existing_path(folder / name) for part, name in names.items()}
@@ -304,7 +304,7 @@ def resolve_data(data: Data, folder: Path) -> Any:
 
 
 def existing_path(path: Path) -> str:
-    """The absolute path of a file, a folder, or a pattern of files; refuses a missing one."""
+    """Resolve a file, a folder or a pattern to an absolute path; refuse a missing one."""
     path = path.expanduser()
     found = any(files_of(path)) if PATTERN & set(path.name) else _exists(path)
     if not found:
@@ -339,7 +339,7 @@ def fingerprints(*paths: str | None) -> dict[str, str]:
 
 
 def folder_fingerprints(*paths: str | None) -> dict[str, str]:
-    """One fingerprint of all files of each folder, by their names in it; missing ones have none."""
+    """Compute one fingerprint per folder, from names and files; missing folders have none."""
     found = {}
     for path in paths:
         if path is not None and Path(path).is_dir():
@@ -386,7 +386,7 @@ def _fingerprint(file: Path, size: int, changed: int) -> str:
 
 
 def files_of(path: Path) -> Iterator[Path]:
-    """The files of a path, a folder or a pattern, in order."""
+    """List the files of a path, a folder or a pattern, in order."""
     if PATTERN & set(path.name):
         found = list(path.parent.glob(path.name))
     elif path.is_dir():
@@ -402,5 +402,5 @@ def _places(run: TrainingRun) -> list[Where] | None:
 
 
 def _part(kind: str) -> Any:
-    """The part of a partition that the experts of a kind train."""
+    """Return the part of a partition that the experts of a kind train."""
     return TASK if kind == TASK else "language"

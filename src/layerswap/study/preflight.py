@@ -118,7 +118,7 @@ def _check_device(device: str) -> None:
     try:
         open_device(device)
     except EvaluationError as error:
-        why = str(error).removesuffix("; 'cpu' always can")
+        why = str(error).removesuffix("; 'cpu' always works")
         raise EvaluationError(f"{why}; run with --device cpu, or where the device is") from None
 
 

@@ -81,9 +81,7 @@ class FinishedSteps:
     def __init__(self, journal: StudyJournal) -> None:
         self.journal = journal
         if "tables" not in journal.graph:
-            own = journal.root / PAGE
-            there = f"its report is {own}" if own.is_file() else "there is nothing to report"
-            raise StudyError(f"{journal.root}: holds no study with tables; {there}")
+            raise StudyError(f"{journal.root}: holds no study with tables; nothing to report")
         self.settings = journal.graph["tables"].settings
         self.records = journal.finished()
         self.evaluations = self._of_kind("evaluate")
@@ -139,7 +137,7 @@ class FinishedSteps:
     def _of_kind(self, kind: str) -> dict[str, Path]:
         """The folders of the finished steps of a kind, by language; or by kind of expert."""
         return {
-            step.name.partition("/")[2]: self.journal.bring(step.name)
+            step.name.partition("/")[2]: self.journal.fetch(step.name)
             for step in self.journal.graph
             if step.kind == kind and step.name in self.records
         }
@@ -280,7 +278,7 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
     first = {found.language: found for found in reversed(results.benchmarks)}
     for language, found in first.items():
         step = journal.graph[f"evaluate/{language}"]
-        inputs = {name: journal.bring(name) for name in step.needs}
+        inputs = {name: journal.fetch(name) for name in step.needs}
         recipe = dict(recipes_of(step.settings, inputs))[found.best]
         score = interval_words(found.best_score)
         head = f"# {found.benchmark} in {language}, {found.best}: {score}%\n"
@@ -316,7 +314,7 @@ def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, st
     settings, best = steps[chosen].settings, root / BEST / f"{chosen}.yaml"
     if best.is_file():
         return read_recipe(best), chosen, settings["evaluate"]
-    inputs = {name: journal.bring(name) for name in steps[chosen].needs}
+    inputs = {name: journal.fetch(name) for name in steps[chosen].needs}
     swaps = (data for _, data in recipes_of(settings, inputs) if "swap" in data)
     return check_recipe(next(swaps), where=f"{root}"), chosen, settings["evaluate"]
 
@@ -369,7 +367,7 @@ def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
 
 
 def _sentence(result: BenchmarkResult) -> str:
-    """The result of one language in words: the models that it is above, below and like."""
+    """Describe one language's result: the models that the swap is above, below and like."""
     score = interval_words(result.over_pairs.intervals[result.selected])
     parts = [f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."]
     others: dict[str, list[str]] = {}

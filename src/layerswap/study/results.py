@@ -52,7 +52,7 @@ Labels = npt.NDArray[np.str_]
 class BenchmarkScores(NamedTuple):
     """Scores of all documents of a benchmark in one language.
 
-    The first `published` documents are those of the published development split.
+    The first `published` documents are the published development split.
     """
 
     scores: Scores
@@ -140,7 +140,7 @@ class BenchmarkResult:
     def best(self) -> Condition:
         """The composition to save: `selected` of the pair that is best on development.
 
-        Without development documents it is that of the first pair.
+        Without development documents, the first pair's.
         """
         if not self.development:
             return replace(DEFAULT, pair=next(iter(self.pairs)))
@@ -220,7 +220,7 @@ def benchmark_result(
 
 
 def _chosen_on(found: BenchmarkScores, split: DocumentSplit) -> str:
-    """The documents that decided, in words."""
+    """Describe the documents of the selection in words."""
     count = len(split.development)
     if not count:
         return "Nothing is chosen on documents: the swap has its default zones."
@@ -233,7 +233,7 @@ def _chosen_on(found: BenchmarkScores, split: DocumentSplit) -> str:
 
 
 def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
-    """The best weight, scale or density of every method that has one, on development."""
+    """Choose each method's weight, scale or density on development documents."""
     found: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
     for one, values in own.items():
         if one.method in TUNED:
@@ -472,7 +472,7 @@ def fraction(score: Score) -> float:
 
 
 def _by_pair(scores: Mapping[Condition, T]) -> dict[str, dict[Condition, T]]:
-    """By pair, the scores of its treatments; those without a pair under an empty name."""
+    """Group scores by pair and treatment; the pair of shared treatments is an empty name."""
     found: dict[str, dict[Condition, T]] = defaultdict(dict)
     for one, values in scores.items():
         found[one.pair][one.treatment] = values

@@ -42,7 +42,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Summary:
-    """The state of every step at the end of a run, by name."""
+    """States of all steps at the end of a run, by name."""
 
     records: Mapping[str, StepRecord]
 
@@ -160,7 +160,7 @@ def _try(
     for attempt in range(1, TRIES + 1):
         context.log(f"{step.name}: starting" + (f", try {attempt}" if attempt > 1 else ""))
         try:
-            inputs = {name: journal.bring(name) for name in step.needs}
+            inputs = {name: journal.fetch(name) for name in step.needs}
             functions[step.kind](replace(context, inputs=inputs))
         except TRANSIENT as error:
             why = _reason(error)

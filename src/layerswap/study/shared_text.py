@@ -22,7 +22,7 @@ from layerswap.training.mix.filters import OVERLAP, overlap
 def shared_text(
     journal: StudyJournal, results: Sequence[BenchmarkResult], evaluations: Mapping[str, Path]
 ) -> Table | None:
-    """A table of the test documents with a run of words that training text has too.
+    """Tabulate the test documents that share a run of words with training text.
 
     Args:
         journal: of the study; data that is not on this machine has no count.
@@ -99,7 +99,7 @@ def _items(result: BenchmarkResult, folder: Path) -> list[str]:
 
 
 def _without_template(questions: Sequence[str]) -> list[str]:
-    """The questions without what all begin and end with, which training text may have too."""
+    """Strip the common beginning and end of all questions, which training text may share."""
     if len(questions) == 1:
         return list(questions)
     start = len(commonprefix(questions))  # noqa: RUF071

@@ -105,7 +105,7 @@ class SelectBy(PromptOptions):
 
 
 class Experts(Strict):
-    """The experts of one kind, which the study trains or which exist."""
+    """Experts of one kind, which exist or which the study trains."""
 
     data: Data | None = None  # a mix too: a ready recipe or a file
     runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
@@ -159,7 +159,7 @@ class EvaluationSpec(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks."""
 
     suite: str | None = None
-    tasks: list[NonEmpty] = []  # `{language}` stands for the language as the study writes it
+    tasks: list[NonEmpty] = []  # `{language}` is replaced by the study's name of the language
     include: list[NonEmpty] = []  # the folder with the YAMLs of `tasks`
     # The metric of `tasks` that is reported, and its filter.
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
@@ -197,7 +197,7 @@ class EvaluationSpec(PromptOptions):
                 f"other_languages: {same} has no {{language}}, so it is the same in all"
             )
         if self.tasks and len(self.include) != 1:
-            raise ValueError("tasks: give the one folder that holds them, in include")
+            raise ValueError("tasks: give their one folder in `include`")
         return self
 
 
@@ -218,7 +218,7 @@ class StudyResources(Strict):
     evaluate: Resources = Resources()
 
     def of(self, kind: StepKind, *, device: str) -> Resources:
-        """The resources of the steps of a kind, if models run on `device`."""
+        """Return the resources of a kind of step when models run on `device`."""
         usual = Resources() if device == "cpu" else USUAL.get(kind, Resources())
         if kind == "train" and device != "cpu" and self.train.processes > 1:
             usual = usual.model_copy(update={"gpus": self.train.processes})
@@ -296,7 +296,7 @@ class StudySpec(Strict):
 
     @property
     def notes(self) -> list[str]:
-        """Lines for the plan: what the study did not inherit, and what it cannot choose."""
+        """Notes for the plan: settings that were not inherited, and choices without data."""
         grid = self.grid and self.evaluate.development == "none"
         return self._notes + (["development: none: the grid is not tried"] if grid else [])
 
@@ -353,7 +353,7 @@ def read_study(path: Path) -> StudySpec:
 
 
 def find_study(study: str) -> tuple[StudySpec, Path]:
-    """A study by its file or the name of a ready one, and the folder of its relative paths."""
+    """Find a study by file or ready name; return it with the folder of its relative paths."""
     path = _study_file(study, Path())
     return read_study(path), Path() if path == ready_studies().get(study) else path.parent
 
@@ -418,7 +418,7 @@ def _locate_suites(evaluate: dict[str, Any], folder: Path) -> None:
 
 
 def _with_new_languages(data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The data with the runs of the other study's languages for languages that it lacks."""
+    """Fill in the runs of new languages from the languages of the other study."""
     languages, known = data.get("languages"), defaults.get("languages")
     if not isinstance(languages, dict) or not isinstance(known, dict):
         return data
@@ -442,7 +442,7 @@ def _with_new_languages(data: dict[str, Any], defaults: dict[str, Any]) -> dict[
 def _for_base(
     data: dict[str, Any], defaults: dict[str, Any], folder: Path, notes: list[str]
 ) -> dict[str, Any]:
-    """The defaults without what belongs to the size of a base that `data` replace."""
+    """Drop defaults that depend on the base's size if `data` replace the base."""
     base, other = data.get("base"), defaults.get("base")
     if not isinstance(base, str) or base == other:
         return defaults
@@ -504,7 +504,7 @@ def named_billions(base: str) -> float | None:
 
 
 def _over(data: Any, other: Any) -> Any:
-    """`data` with the defaults of `other`; mappings are merged, lists replaced, nulls removed."""
+    """Merge `data` over the defaults of `other`; lists are replaced, nulls removed."""
     if not isinstance(data, dict) or not isinstance(other, dict):
         return data
     filled = {**other, **{key: _over(value, other.get(key)) for key, value in data.items()}}

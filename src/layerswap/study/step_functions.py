@@ -280,7 +280,7 @@ def recipes_of(
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """The recipe of every condition of a language.
 
-    `settings` are those of the step that evaluates it; `inputs` has the folders of the steps that
+    `settings` are the evaluating step's; `inputs` has the folders of the steps that
     it needs, by name.
     """
     kept = {kind: selected(inputs, kind) for kind in settings["kinds"]}
@@ -374,7 +374,7 @@ def _adopt_answers(context: Context, store: AnswerStore, plans: Iterable[Plan]) 
 
 
 def _without_losers(context: Context, plans: Mapping[Condition, Plan]) -> dict[Condition, Plan]:
-    """The plans without the compositions of the grid that no benchmark of the language chose."""
+    """Drop the compositions of the grid that no benchmark of the language chose."""
     development = context.step.settings["evaluate"]["development"]
     scores = read_condition_scores(context.folder / RESULTS)
     own = [benchmark_result(one, name, of, development) for (name, one), of in scores.items()]

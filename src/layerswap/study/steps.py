@@ -38,7 +38,7 @@ class Step:
     delete_checkpoints: bool = False  # those that no later step reads; not part of its key
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, from which Pydantic makes the step again."""
+        """Plain data, from which Pydantic restores the step."""
         return {**asdict(self), "resources": self.resources.model_dump()}
 
 

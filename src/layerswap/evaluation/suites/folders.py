@@ -22,7 +22,7 @@ DEPTH = 3
 
 
 class NotHereError(EvaluationError):
-    """Data that are not on this machine, where nothing may be fetched."""
+    """Data that are missing on this machine when downloads are not allowed."""
 
 
 class DataFolder:
@@ -51,7 +51,7 @@ class DataFolder:
         return DataFolder(self.root, beside=benchmark and benchmark.parent, fetch=self.fetch)
 
     def find(self, *names: str) -> Path | None:
-        """Find the first file or folder with one of the names, the least deep first."""
+        """Find the first file or folder with one of the names, the shallowest first."""
         if self.beside is not None:
             for name in names:
                 if (self.beside / name).exists():

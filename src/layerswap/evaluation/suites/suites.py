@@ -91,7 +91,7 @@ class Exemplars(Strict):
 
     code: str  # of their language
     split: str
-    data: Data | None = None  # that of the benchmark when not given
+    data: Data | None = None  # the benchmark's when not given
 
 
 class Group(Strict):
@@ -104,7 +104,7 @@ class Group(Strict):
 class Benchmark(Strict):
     """A benchmark. docs/evaluation.md has an example."""
 
-    name: str = ""  # that of its file when not given
+    name: str = ""  # its file's when not given
     title: str
     paper: str = ""  # authors, year and address
     source: str  # address of the published data
@@ -143,7 +143,7 @@ class Benchmark(Strict):
 
 
 class Suite(Strict):
-    """A suite."""
+    """Benchmarks that are evaluated together."""
 
     title: str
     paper: str = ""
@@ -303,7 +303,7 @@ def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
 
 
 def _warn_of_code(benchmark: Benchmark, file: Path) -> None:
-    """Warn of Python code that somebody's benchmark brings or names, before it runs."""
+    """Warn before the Python code of a user's benchmark runs."""
     if benchmark.rows or benchmark.modules or "!function" in str(benchmark.task):
         warnings.warn(
             f"{file}: runs Python code (rows, modules or !function), outside the sandbox",
@@ -323,7 +323,7 @@ def write_benchmark(
     *,
     development: bool = False,
 ) -> list[str]:
-    """Write the tasks of a benchmark in one language, in the benchmark's own code.
+    """Write the tasks of a benchmark in one language, given by the benchmark's code.
 
     With `development`, a published development split is a second task, named with the suffix
     `DEVELOPMENT`, if the data have the split.
@@ -394,7 +394,7 @@ def _has_development(benchmark: Benchmark, code: str, data: DataFolder) -> bool:
 
 
 def suite_files(suite: str, language: str) -> list[Path]:
-    """The YAMLs of a suite that is a file, and the data beside them in a language."""
+    """List the YAML files of a user's suite, and their data files in a language."""
     files = [Path(suite)] if suite.endswith(".yaml") else []
     for part in parts_of(suite):
         one = part.benchmark
@@ -493,7 +493,7 @@ def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, wh
 
 
 def _in_turns(rows: Rows, labels: list[str]) -> Rows:
-    """Order rows by turns: the first of every label, the second of every label, and so on."""
+    """Interleave the labels: the first row of every label, the second of every label, and so on."""
     counts = dict.fromkeys(labels, 0)
     turns = []
     for row in rows:

@@ -28,7 +28,7 @@ _SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_he
 class LinearLogProb(torch.autograd.Function):
     """Log-probabilities of targets under `softmax(hidden @ weight.T + bias)`.
 
-    The gradient is that of a sum: every log-probability must be given the same gradient.
+    The gradient assumes a sum: every log-probability must receive the same gradient.
     """
 
     @staticmethod

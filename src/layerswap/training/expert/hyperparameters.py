@@ -214,7 +214,7 @@ def check_distributed(spec: ExpertSpec) -> None:
     """Refuse turns under DeepSpeed, which shards parameters for good."""
     if spec.simultaneous and launched_with("deepspeed"):
         raise TrainingError(
-            "simultaneous: DeepSpeed fixes what trains at its start; launch with ddp or fsdp2"
+            "simultaneous: DeepSpeed cannot change the trained part; launch with ddp or fsdp2"
         )
 
 

@@ -221,7 +221,7 @@ def _from_files(data: Files, folder: Path) -> TrainingRows:
             raise error.within(f"data.{split}: {pattern}") from None
     rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], fingerprints)
     if rows.validation is not None and rows.validation.column_names != rows.train.column_names:
-        raise DataError("data.validation: its columns differ from those of the training rows")
+        raise DataError("data.validation: its columns differ from the training columns")
     return rows
 
 

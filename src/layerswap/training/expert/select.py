@@ -1,4 +1,4 @@
-"""Compares experts: selects the best checkpoints of several runs, and freezing or reverting.
+"""Selects the best checkpoints of several runs, and compares freezing with reverting.
 
 Both papers keep the best three of many checkpoints, "striking a balance between top performance
 and sufficient diversity" (paper 1, section 4.1). An expert of one part is trained on that part
@@ -49,7 +49,7 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """Its rank value, larger is better: mean score, or the negative validation loss."""
+        """Value to rank by, larger is better: mean score, or the negative validation loss."""
         if self.scores:
             return sum(self.scores.values()) / len(self.scores)
         return -math.inf if self.loss is None else -self.loss
@@ -194,7 +194,7 @@ def freeze_or_revert(
     reverted expert is evaluated without being written. Paths of `spec` are relative to `folder`.
     """
     if spec.train is not None or spec.simultaneous is not None:
-        raise RecipeError("freeze or revert: the partitions decide what trains; leave `train` out")
+        raise RecipeError("freeze or revert: partitions choose the places; leave `train` out")
     unknown = next((name for name in partitions if name not in PARTITIONS), None)
     if unknown is not None:
         raise RecipeError(f"no partition {unknown!r}; there are {', '.join(PARTITIONS)}")

@@ -112,7 +112,7 @@ class Checkpointing(TrainerCallback):
             control.should_evaluate = self.validate
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove what a newer checkpoint replaces."""
+        """Remove checkpoints that a newer one replaces."""
         self.saved = time.monotonic()
         self._clean(args, state, keep=state.global_step)
 

@@ -90,7 +90,7 @@ class Trained(Strict):
     """
 
     partition: Literal["A", "B", "C", "Z"] | None = None  # of the second paper, scaled by depth
-    outside: Side | None = None  # owner of what is outside the layers; None: the partition's own
+    outside: Side | None = None  # owner of the places outside the layers; None: as in the partition
     recipe: NonEmpty | None = None  # file
     part: Side | None = None  # of the partition
     expert: NonEmpty | None = None  # of the recipe
@@ -101,18 +101,18 @@ class Trained(Strict):
         if self.partition and self.recipe:
             raise ValueError("give a partition or a recipe, not both")
         if not (self.partition or self.recipe or self.places):
-            raise ValueError("give what trains: partition, recipe or places")
+            raise ValueError("give the places that train: partition, recipe or places")
         if self.partition is None and (self.part or self.outside):
-            raise ValueError("part and outside go with a partition")
+            raise ValueError("part and outside need a partition")
         if self.recipe is None and self.expert:
-            raise ValueError("expert goes with a recipe")
+            raise ValueError("expert needs a recipe")
         return self
 
 
 class Lora(Strict):
     """Low-rank adapters on attention and mlp, by the keys of PEFT's `LoraConfig`.
 
-    Rank and alpha are by default those of the second paper, section 3.4; the rest is PEFT's
+    Rank and alpha default to the second paper's, section 3.4; the rest is PEFT's
     default, except that the presets of that paper turn rsLoRA on. `target_modules` and
     `exclude_modules` restrict the adapters among the attention and mlp matrices at the places
     that train.

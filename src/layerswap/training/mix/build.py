@@ -189,7 +189,7 @@ def _draw(mix: Mix, streams: dict[str, Iterator[MixExample]]) -> list[MixExample
     counts: Counter[str] = Counter()
 
     def take(name: str, count: int | None) -> bool:
-        """Take `count` more examples, or all; false once the source can give no more."""
+        """Add `count` examples, or all; return false when the source is exhausted."""
         cap = mix.sources[name].cap
         room = None if cap is None else cap - counts[name]
         wanted = min((n for n in (count, room) if n is not None), default=None)

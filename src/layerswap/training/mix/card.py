@@ -169,7 +169,7 @@ def _filter_facts(built: BuiltMix) -> dict[str, Any]:
 
 
 def boundary_warning(rows: Dataset, tokenizer: Any | None = None) -> str | None:
-    """Warn if the tokens of prompts do not begin those of prompt and completion.
+    """Warn if a prompt's tokens are not a prefix of the tokens of prompt and completion.
 
     A space at the end of a prompt usually belongs to the first token of the completion. The prompt
     that is trained then differs from the prompt that is evaluated. Without a tokenizer, the prompts

@@ -211,7 +211,7 @@ def check_languages(codes: Iterable[str]) -> None:
 
 
 def _near_code(code: str, known: set[str]) -> str:
-    """The remedy: the language's code there, or to leave the filter out."""
+    """Advise on a code: py3langid's for the language, or to leave the filter out."""
     from layerswap.evaluation.languages import match
 
     try:

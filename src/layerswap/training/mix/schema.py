@@ -62,7 +62,7 @@ Count = Annotated[int, Field(gt=0, le=10**15)]
 
 
 def _total(value: object) -> object:
-    """Read `all` as no number, and the text of a number, which a parameter gives, as the number."""
+    """Read `all` as None, and the text of a number, which parameters give, as a number."""
     if value == "all":
         return None
     if isinstance(value, str) and not value.isdecimal():
@@ -77,7 +77,7 @@ def _held_out(value: float) -> float:
 
 
 class Origin(Strict):
-    """Where rows come from: a Hub data set (`id`) or local files (`path`, `parallel`)."""
+    """Origin of rows: a Hub data set (`id`) or local files (`path`, `parallel`)."""
 
     id: NonEmpty | None = None  # owner/name
     config: NonEmpty | None = None
@@ -122,7 +122,7 @@ class Messages(Strict):
 
 
 class MixSource(Origin):
-    """One source of a mix: where its rows come from and how they become examples."""
+    """One source of a mix: the origin of its rows, and the templates of examples."""
 
     prompt: NonEmpty | None = None  # template
     completion: NonEmpty | None = None  # template
@@ -306,7 +306,7 @@ def read_mix(source: str | Path, settings: Values | None = None) -> Mix:
 def mix_text(source: str | Path, settings: Values | None = None) -> str:
     """Return the YAML of a mix: verbatim, or with values in place of its parameters.
 
-    Args and errors are those of `read_mix`, but the mix is not validated.
+    Args and errors as in `read_mix`, but the mix is not validated.
     """
     text, ready_settings = _open_recipe(source)
     data, lines = parse_yaml(text, str(source))

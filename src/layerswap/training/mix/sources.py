@@ -75,7 +75,7 @@ def check_columns(names: Iterable[str], columns: list[str], key: str) -> None:
 
 
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:
-    """Return a function that is true for a row with the values that `where` allows."""
+    """Make a filter of rows from the values that `where` allows."""
     check_columns(origin.where, rows.column_names, "where")
     return lambda row: all(row[column] in values for column, values in origin.where.items())
 
@@ -229,7 +229,7 @@ def _stamped(
 
 
 def _lines(file: str) -> Iterator[str]:
-    """Yield the lines of a file, packed or not, without their ends; refuse all but UTF-8."""
+    """Yield the lines of a file, compressed or not, without their ends; refuse all but UTF-8."""
     import fsspec
 
     with fsspec.open(file, "rb", compression="infer") as lines:

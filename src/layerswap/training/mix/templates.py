@@ -4,7 +4,7 @@ A plain template such as `"{question}\n\n{context[title]}"` names columns and, i
 indices within a value. A doubled brace is a literal one. An empty field leaves no blank lines. The
 other syntax is Jinja, in its sandbox.
 
-`${name}` stands for a parameter, and `$${name}` for the literal text `${name}`:
+`${name}` is a parameter, and `$${name}` for the literal text `${name}`:
 
     parameters: {language: null, code: null, row_tokens: 55}
     name: ${language}-news
