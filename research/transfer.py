@@ -45,7 +45,7 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
-from layerswap.search.conditions import CHOSEN, DEFAULT, JOINT, Condition
+from layerswap.search.conditions import DEFAULT, JOINT, Condition
 from layerswap.search.protocol import Values, choose, select
 from layerswap.study.journal import read_journal
 from layerswap.study.results import (
@@ -78,7 +78,6 @@ CHOSEN_OF = {
 }
 NAMES = {
     "swap, default": "swap, default",
-    str(CHOSEN): "swap, zones chosen",
     **{f"{name}, chosen on development": words for name, words in CHOSEN_OF.items()},
     "soup": "soup (plain average)",
     PARTIAL: "task expert trained in layers 3 to 16 alone",
@@ -98,7 +97,7 @@ MIDDLE_SWAP = "swap, task expert trained in layers 3 to 16 alone"
 SEED_NAMES = {
     str(DEFAULT): "swap, default",
     MIDDLE_SWAP: MIDDLE_SWAP,
-    **{name: words for name, words in NAMES.items() if name not in (str(DEFAULT), str(CHOSEN))},
+    **{name: words for name, words in NAMES.items() if name != str(DEFAULT)},
     "TIES, chosen on development": "TIES, density 0.075 (tweets: chosen)",
 }
 """Names of models in the tables of three pairs."""
@@ -393,9 +392,8 @@ def chosen_setting(found: BenchmarkScores, method: str) -> Condition:
 
 
 def _setting(one: Condition) -> str:
-    if one.zones is not None:
-        return f"{one.zones.bottom}, {one.zones.top}"
-    return one.variant.rpartition(" ")[2]
+    assert one.zones is not None
+    return f"{one.zones.bottom}, {one.zones.top}"
 
 
 def partial_table() -> str:
