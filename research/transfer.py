@@ -45,7 +45,7 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
-from layerswap.search.conditions import CHOSEN, DEFAULT, JOINT, Condition
+from layerswap.search.conditions import DEFAULT, JOINT, Condition
 from layerswap.search.protocol import Values, choose, select
 from layerswap.study.journal import read_journal
 from layerswap.study.results import (
@@ -58,7 +58,7 @@ from layerswap.study.results import (
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = (DOCS / "real.md", DOCS / "real-tables.md", HERE.parent / "README.md")
+PAGES = (DOCS / "real.md", HERE.parent / "README.md")
 SCORES, LABELS, PROBABILITIES = "scores.parquet", "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {
@@ -78,7 +78,6 @@ CHOSEN_OF = {
 }
 NAMES = {
     "swap, default": "swap, default",
-    str(CHOSEN): "swap, zones chosen",
     **{f"{name}, chosen on development": words for name, words in CHOSEN_OF.items()},
     "soup": "soup (plain average)",
     PARTIAL: "task expert trained in layers 3 to 16 alone",
@@ -98,7 +97,7 @@ MIDDLE_SWAP = "swap, task expert trained in layers 3 to 16 alone"
 SEED_NAMES = {
     str(DEFAULT): "swap, default",
     MIDDLE_SWAP: MIDDLE_SWAP,
-    **{name: words for name, words in NAMES.items() if name not in (str(DEFAULT), str(CHOSEN))},
+    **{name: words for name, words in NAMES.items() if name != str(DEFAULT)},
     "TIES, chosen on development": "TIES, density 0.075 (tweets: chosen)",
 }
 """Names of models in the tables of three pairs."""
@@ -173,11 +172,6 @@ def differences(a: Sequence[Values], b: Sequence[Values]) -> list[Values]:
     return [first - second for first, second in zip(a, b, strict=True)]
 
 
-def minus(task: str, first: str, second: str) -> Interval:
-    """The paired difference of two models, the mean over languages."""
-    return over_languages(task, differences(scores(task, first), scores(task, second)))
-
-
 def per_cent(found: Interval) -> str:
     return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
@@ -199,16 +193,6 @@ def across(cell: Callable[[str], str], *models: str) -> list[str]:
     return [cell(task) if known(task).issuperset(models) else "" for task in TASKS]
 
 
-def languages_table(task: str) -> str:
-    """Models down, languages across."""
-    rows = [
-        [words, *(per_cent(mean_interval(one)) for one in scores(task, name)),
-         per_cent(mean(task, name))]
-        for name, words in NAMES.items() if name in known(task)
-    ]  # fmt: skip
-    return table(["", *LANGUAGES.values(), "mean"], rows)
-
-
 def origins_table() -> str:
     """Scores by the source of the outer and of the inner layers."""
     places = [
@@ -225,23 +209,6 @@ def origins_table() -> str:
         for outer, inner, name in places
     ]
     return table(["layers 0 to 2 and 17", "layers 3 to 16", *TASKS], rows, words=2)
-
-
-def steps_table() -> str:
-    """The paired difference of each step from the base to the swap."""
-    steps = [
-        ("removing the task expert's outer layers", REVERTED, "task expert"),
-        ("then putting in the language expert's", str(DEFAULT), REVERTED),
-        ("the language expert's outer layers on the base", LANGUAGE_ALONE, "base"),
-        ("training the task expert in the middle alone", PARTIAL, "task expert"),
-        ("the language expert on top of that", PARTIAL_SWAP, PARTIAL),
-        ("partial experts in place of full ones, both swapped", PARTIAL_SWAP, str(DEFAULT)),
-    ]
-    rows = [
-        [words, *across(lambda task, a=a, b=b: points(minus(task, a, b)), a, b)]
-        for words, a, b in steps
-    ]
-    return table(["", *TASKS], rows)
 
 
 @cache
@@ -378,24 +345,6 @@ def _by_task(heading: str, cell: Callable[[str, str], str], leave: str = "") -> 
     return table([heading, *TASKS], rows)
 
 
-def shares_table(task: str) -> str:
-    """The share of each label among the right answers and among those of models, by language."""
-    own, words = labels(task), words_of(task)
-    rows = []
-    for word in words:
-        cells = []
-        for code, by_model in zip(LANGUAGES, probabilities(task), strict=True):
-            test = len(own[code])
-            right = np.mean([one == word for one in own[code]])
-            answered = [
-                np.mean(by_model[name][-test:].argmax(axis=1) == words.index(word))
-                for name in ("base", "task expert", str(DEFAULT)) if name in by_model
-            ]  # fmt: skip
-            cells.append(f"{100 * right:.0f}: " + ", ".join(f"{100 * one:.0f}" for one in answered))
-        rows.append([word, *cells])
-    return table(["", *LANGUAGES.values()], rows)
-
-
 def cases_table() -> str:
     """The gains of English fine-tuning and of the swap, by task and language."""
     found = []
@@ -442,23 +391,9 @@ def chosen_setting(found: BenchmarkScores, method: str) -> Condition:
     return choose(tried, of_equals="first")
 
 
-def chosen_table() -> str:
-    """The settings that the development documents chose, by task and language."""
-    rows: list[list[str]] = []
-    for task, study in TASKS.items():
-        for code, language in LANGUAGES.items():
-            ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
-            methods = ("swap", "weighted soup", "task arithmetic", "ties")
-            settings = [_setting(chosen_setting(found, method)) for method in methods]
-            rows.append([f"{task}, {language}", *settings])
-    head = ["", "zones (bottom, top)", "share of the task expert", "scale", "density"]
-    return table(head, rows)
-
-
 def _setting(one: Condition) -> str:
-    if one.zones is not None:
-        return f"{one.zones.bottom}, {one.zones.top}"
-    return one.variant.rpartition(" ")[2]
+    assert one.zones is not None
+    return f"{one.zones.bottom}, {one.zones.top}"
 
 
 def partial_table() -> str:
@@ -718,16 +653,11 @@ def tables() -> dict[str, str]:
         "summary": summary_table(),
         "differences": differences_table(),
         "balanced": balanced_table(),
-        **{task: languages_table(task) for task in TASKS},
         "origins": origins_table(),
-        "steps": steps_table(),
         **{f"labels of {task}": labels_table(task, str(DEFAULT), "task expert") for task in TASKS},
-        **{f"tuning of {task}": labels_table(task, "task expert", "base") for task in TASKS},
-        **{f"shares of {task}": shares_table(task) for task in TASKS},
         "calibrated": calibrated_table(),
         "calibrated differences": calibrated_differences_table(),
         "cases": cases_table(),
-        "chosen": chosen_table(),
         "densities": densities_table(),
         "few-shot": few_shot_table(),
         "checkpoints": checkpoints_table(),
