@@ -101,6 +101,43 @@ def test_a_link_opens_its_composition_and_two_pages_answer_at_once(browser, serv
     context.close()
 
 
+def test_the_history_goes_back_to_an_expert_without_asking_it_again(page):
+    page.locator(".answer.live button", has_text="Pin").click()
+    page.click("#presets button >> text=language expert")
+    page.wait_for_selector("#history button >> text=language expert:")
+    page.click("#presets button >> text=soup")
+    page.wait_for_selector("#history button >> text=soup:")
+    asked = page.locator("#history li").count()
+    page.click("#history button >> text=language expert:")
+    page.wait_for_url("**/#language")
+    page.wait_for_timeout(300)  # longer than a question waits after a move
+    assert page.get_attribute(".answer.live", "data-key") == "language"
+    assert page.locator("#history li").count() == asked
+    assert page.is_checked("#again")
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_why_a_merge_failed_is_seen_beside_its_button(page, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.fill("#out", "../elsewhere")
+    page.locator("#merge button", has_text="Merge").press("Enter")
+    page.wait_for_selector("#fault >> text=is not inside")
+    assert page.evaluate("scrollY") > 0
+    box = page.locator("#fault").bounding_box()
+    assert box["y"] >= 0
+    assert box["y"] + box["height"] <= 800
+
+
+def test_an_answer_stopped_at_once_says_so_and_is_not_judged(page):
+    page.click("#fill")
+    page.wait_for_selector("#map td.scored")  # the next cells are being scored, so answers wait
+    page.evaluate("for (const name of ['send', 'stop']) document.getElementById(name).click()")
+    page.wait_for_selector(".answer.live footer >> text=stopped")
+    assert page.locator(ANSWERED).count() == 0
+    page.click("#halt")
+    page.wait_for_selector("#fill:enabled")
+
+
 def test_markup_in_prompts_and_answers_is_text(page):
     page.fill("#prompt", "<img src=x onerror=alert(1)> </script><b>fesi")
     page.click("#send")
