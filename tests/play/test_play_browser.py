@@ -95,6 +95,12 @@ def test_a_link_opens_its_composition_and_two_pages_answer_at_once(browser, serv
     for page, key in zip(pages, ("swap.3.0.0.0.task", "soup"), strict=True):
         page.wait_for_selector(f'.answer.live[data-key="{key}"] footer :is(.right, .wrong)')
         assert live(page) == key
+    pages[0].evaluate("location.hash = 'swap.99.0.0.0.blend'")
+    pages[0].wait_for_selector("#fault >> text=zones overlap")
+    assert live(pages[0]) == "swap.3.0.0.0.task"
+    pages[0].goto("about:blank")
+    pages[0].goto(f"{served.url}#50%")
+    pages[0].wait_for_selector("#live >> text=bottom 1, top 1")
     pages[0].close()
     pages[1].click("#send")
     pages[1].wait_for_selector(ANSWERED)
@@ -265,7 +271,8 @@ def test_the_chat_template_is_offered_and_marks_and_pins_are_kept(browser, tmp_p
         page.goto(served.url)
         page.wait_for_selector(".answer footer >> text=tokens")
         assert page.is_checked("#chat")
-        page.locator(".answer.live button", has_text="Pin").click()
+        page.locator(".answer.live button", has_text="Pin").press("Enter")
+        assert page.locator(":focus").inner_text() == "Unpin"
         page.click("#presets button >> text=soup")
         page.wait_for_selector('.answer.live[data-key="soup"] footer >> text=tokens')
         keys = [one.get_attribute("data-key") for one in page.locator(".answer").all()]

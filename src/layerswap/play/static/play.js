@@ -105,7 +105,7 @@ function learn(event) {
   [...facts.history].reverse().forEach(remember);
   if (!key) {
     $("length").value = facts.length;
-    go(decodeURIComponent(location.hash.slice(1)) || facts.start).catch(() => go(facts.start));
+    go(location.hash.slice(1) || facts.start).catch(() => go(facts.start));
   } else draw();
   const at = facts.prompts.findIndex(one => one.prompt === $("prompt").value);
   if (offered.length && (at >= 0 || !$("prompt").value)) take(Math.max(0, at));
@@ -124,6 +124,7 @@ async function go(next, asks = $("again").checked) {
   let found;
   try { found = await describe(next); } catch (error) {
     if (key === next) key = before;
+    if (key) history.replaceState(null, "", `#${key}`);
     fail(error);
     throw error;
   }
@@ -257,9 +258,7 @@ function handle(name) {
 
 // --- answers ---
 
-const take = index => {
-  [$("prompts").value, $("prompt").value] = [index, facts.prompts[index].prompt];
-};
+const take = index => { [$("prompts").value, $("prompt").value] = [index, facts.prompts[index].prompt]; };
 const answer = () => facts.prompts.find(one => one.prompt === $("prompt").value)?.answer?.trim();
 const askSoon = () => { clearTimeout(soon); soon = setTimeout(ask, 120); };
 async function ask() {
@@ -312,6 +311,7 @@ function marked(text, other) {
 }
 function drawAnswers() {
   const live = [...cards].find(([, card]) => card.live)?.[1];
+  const held = document.activeElement?.closest?.("#answers button"), place = held?.matches(":last-child") ? "last-of-type" : "first-of-type";
   $("about-answers").hidden = !cards.size;
   const order = ["task", "language", ...cards.keys()].filter((one, i, all) => cards.has(one) && all.indexOf(one) === i);
   $("answers").replaceChildren(...order.map(one => {
@@ -338,6 +338,7 @@ function drawAnswers() {
     made.append(head, text, foot);
     return made;
   }));
+  if (held) $("answers").querySelector(`[data-key="${held.closest("article").dataset.key}"] button:${place}`)?.focus();
 }
 
 // --- the map ---
@@ -477,5 +478,5 @@ $("prompts").addEventListener("change", () => { if ($("prompts").value) { take(+
 $("next").addEventListener("click", () => { take((+($("prompts").value || -1) + 1) % facts.prompts.length); ask(); });
 for (const name of ["bottom_transition", "top_transition"]) $(name).addEventListener("change", () => move({ [name]: Math.max(0, Math.min(room(name), Math.round(+$(name).value))) }));
 for (const radio of document.querySelectorAll("[name=outside]")) radio.addEventListener("change", () => { outside = radio.value; move({}); });
-addEventListener("hashchange", () => { const next = decodeURIComponent(location.hash.slice(1)); if (next && next !== key) go(next).catch(() => {}); });
+addEventListener("hashchange", () => { const next = location.hash.slice(1); if (next && next !== key) go(next).catch(() => {}); });
 listen();
