@@ -95,10 +95,53 @@ def test_a_link_opens_its_composition_and_two_pages_answer_at_once(browser, serv
     for page, key in zip(pages, ("swap.3.0.0.0.task", "soup"), strict=True):
         page.wait_for_selector(f'.answer.live[data-key="{key}"] footer :is(.right, .wrong)')
         assert live(page) == key
+    pages[0].evaluate("location.hash = 'swap.99.0.0.0.blend'")
+    pages[0].wait_for_selector("#fault >> text=zones overlap")
+    assert live(pages[0]) == "swap.3.0.0.0.task"
+    pages[0].goto("about:blank")
+    pages[0].goto(f"{served.url}#50%")
+    pages[0].wait_for_selector("#live >> text=bottom 1, top 1")
     pages[0].close()
     pages[1].click("#send")
     pages[1].wait_for_selector(ANSWERED)
     context.close()
+
+
+def test_the_history_goes_back_to_an_expert_without_asking_it_again(page):
+    page.locator(".answer.live button", has_text="Pin").click()
+    page.click("#presets button >> text=language expert")
+    page.wait_for_selector("#history button >> text=language expert:")
+    page.click("#presets button >> text=soup")
+    page.wait_for_selector("#history button >> text=soup:")
+    asked = page.locator("#history li").count()
+    page.click("#history button >> text=language expert:")
+    page.wait_for_url("**/#language")
+    page.wait_for_timeout(300)  # longer than a question waits after a move
+    assert page.get_attribute(".answer.live", "data-key") == "language"
+    assert page.locator("#history li").count() == asked
+    assert page.is_checked("#again")
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_why_a_merge_failed_is_seen_beside_its_button(page, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.fill("#out", "../elsewhere")
+    page.locator("#merge button", has_text="Merge").press("Enter")
+    page.wait_for_selector("#fault >> text=is not inside")
+    assert page.evaluate("scrollY") > 0
+    box = page.locator("#fault").bounding_box()
+    assert box["y"] >= 0
+    assert box["y"] + box["height"] <= 800
+
+
+def test_an_answer_stopped_at_once_says_so_and_is_not_judged(page):
+    page.click("#fill")
+    page.wait_for_selector("#map td.scored")  # the next cells are being scored, so answers wait
+    page.evaluate("for (const name of ['send', 'stop']) document.getElementById(name).click()")
+    page.wait_for_selector(".answer.live footer >> text=stopped")
+    assert page.locator(ANSWERED).count() == 0
+    page.click("#halt")
+    page.wait_for_selector("#fill:enabled")
 
 
 def test_markup_in_prompts_and_answers_is_text(page):
@@ -228,7 +271,8 @@ def test_the_chat_template_is_offered_and_marks_and_pins_are_kept(browser, tmp_p
         page.goto(served.url)
         page.wait_for_selector(".answer footer >> text=tokens")
         assert page.is_checked("#chat")
-        page.locator(".answer.live button", has_text="Pin").click()
+        page.locator(".answer.live button", has_text="Pin").press("Enter")
+        assert page.locator(":focus").inner_text() == "Unpin"
         page.click("#presets button >> text=soup")
         page.wait_for_selector('.answer.live[data-key="soup"] footer >> text=tokens')
         keys = [one.get_attribute("data-key") for one in page.locator(".answer").all()]

@@ -215,10 +215,8 @@ class Player:
         key = request.composition
         (score,) = self._score([key], "test")
         assert self.documents is not None, "documents have scored"
-        about = {
-            "documents": self.documents.name,
-            "before": self.history.tests(self.documents.name),
-        }
+        name = self.documents.name
+        about = {"documents": name, "before": self.history.tests(name)}
         yield {"type": "tested", "words": self.pair.words(key), **about, **score}
         numbers = {name: score[name] for name in ("mean", "low", "high", "n")}
         yield self.history.add("test", composition=key, score=numbers, **about)
@@ -228,6 +226,8 @@ class Player:
         out = (self._root / request.out).resolve()
         if out == self._root or not out.is_relative_to(self._root):
             raise RecipeError(f"{request.out!r} is not inside {self._root}; name a folder in it")
+        if out.exists():
+            raise RecipeError(f"{out}: exists already; name another folder")
         plan, started = self.pair.plan_of(request.composition), time.perf_counter()
         done, stopped, notes = 0, False, list[str]()
 

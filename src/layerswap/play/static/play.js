@@ -37,7 +37,7 @@ function say(text, state) {
 
 async function request(path, body) {
   const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ page, ...body }) };
-  const answer = await fetch(path, options || {});
+  const answer = await fetch(path, options || {}).catch(() => { throw new Error("the server does not answer"); });
   const text = await answer.text();
   let data = { error: text.trim() };
   try { data = JSON.parse(text); } catch { /* a refusal is plain text */ }
@@ -105,7 +105,7 @@ function learn(event) {
   [...facts.history].reverse().forEach(remember);
   if (!key) {
     $("length").value = facts.length;
-    go(decodeURIComponent(location.hash.slice(1)) || facts.start).catch(() => go(facts.start));
+    go(location.hash.slice(1) || facts.start).catch(() => go(facts.start));
   } else draw();
   const at = facts.prompts.findIndex(one => one.prompt === $("prompt").value);
   if (offered.length && (at >= 0 || !$("prompt").value)) take(Math.max(0, at));
@@ -118,12 +118,13 @@ async function describe(one) {
   if (!described.has(one)) described.set(one, await request(`api/composition?key=${encodeURIComponent(one)}`));
   return described.get(one);
 }
-async function go(next) {
+async function go(next, asks = $("again").checked) {
   const before = key;
   key = next;
   let found;
   try { found = await describe(next); } catch (error) {
     if (key === next) key = before;
+    if (key) history.replaceState(null, "", `#${key}`);
     fail(error);
     throw error;
   }
@@ -133,7 +134,7 @@ async function go(next) {
   if (found.zones) [zones, outside] = [{ ...found.zones }, found.outside];
   history.replaceState(null, "", `#${next}`);
   draw();
-  if (before && before !== next && $("again").checked && $("prompt").value) askSoon();
+  if (before && before !== next && asks && $("prompt").value) askSoon();
 }
 const swapKey = sizes => ["swap", sizes.bottom, sizes.top, sizes.bottom_transition, sizes.top_transition, outside].join(".");
 const move = changes => go(swapKey({ ...zones, ...changes })).catch(() => draw());
@@ -257,15 +258,13 @@ function handle(name) {
 
 // --- answers ---
 
-const take = index => {
-  [$("prompts").value, $("prompt").value] = [index, facts.prompts[index].prompt];
-};
+const take = index => { [$("prompts").value, $("prompt").value] = [index, facts.prompts[index].prompt]; };
 const answer = () => facts.prompts.find(one => one.prompt === $("prompt").value)?.answer?.trim();
 const askSoon = () => { clearTimeout(soon); soon = setTimeout(ask, 120); };
 async function ask() {
   if (!page || !facts || facts.state !== "ready" || !$("ask").reportValidity()) return;
   if (asked) stop(asked);
-  const compositions = [...new Set(["task", "language", key, ...pinned])].slice(0, 8), mine = key;
+  const compositions = [...new Set([key, "task", "language", ...pinned])].slice(0, 8), mine = key;
   const known = answer();
   $("known").hidden = known === undefined;
   $("known").textContent = known === undefined ? "" : `Answer in the data: ${known}`;
@@ -279,20 +278,21 @@ async function ask() {
     for (const [one, text] of Object.entries(event.texts ?? {})) cards.get(one).text = text;
     for (const [one, answer] of Object.entries(event.answers ?? {})) Object.assign(cards.get(one), answer);
     if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
-    if (event.type === "answered" || ended) for (const card of cards.values()) card.waiting = false;
+    if (event.type === "answered" || ended) for (const card of cards.values()) [card.waiting, card.cut] = [false, !card.tokens];
     if (ended) [asked, $("stop").disabled] = [null, true];
     drawAnswers();
   };
   try {
     const body = { prompt: $("prompt").value, compositions, temperature: +$("temperature").value, seed: +$("seed").value, length: +$("length").value, chat: !$("chat-label").hidden && $("chat").checked };
     current.job = await start("api/ask", body, heard);
-    if (asked !== current) stop(current);
+    if (current.unwanted) stop(current);
   } catch (error) {
     fail(error);
     heard({}, true);
   }
 }
 function stop(one) {
+  one.unwanted = true;  // also before its job has a number
   if (one.job && page) request("api/stop", { job: one.job }).catch(fail);
 }
 // Words of one text that are not in the longest common subsequence with another.
@@ -311,6 +311,7 @@ function marked(text, other) {
 }
 function drawAnswers() {
   const live = [...cards].find(([, card]) => card.live)?.[1];
+  const held = document.activeElement?.closest?.("#answers button"), place = held?.matches(":last-child") ? "last-of-type" : "first-of-type";
   $("about-answers").hidden = !cards.size;
   const order = ["task", "language", ...cards.keys()].filter((one, i, all) => cards.has(one) && all.indexOf(one) === i);
   $("answers").replaceChildren(...order.map(one => {
@@ -322,7 +323,8 @@ function drawAnswers() {
     else describe(one).then(drawAnswers, () => {});
     text.dir = "auto";
     text.append(...(live && !card.live && !card.waiting && !live.waiting ? marked(card.text, live.text) : [card.text]));
-    if (card.known !== undefined && !card.waiting) {
+    if (card.cut) foot.append(make("span", "", "stopped"));
+    else if (card.known !== undefined && !card.waiting) {
       const right = card.text.trim() === card.known;
       foot.append(make("span", right ? "right" : "wrong", right ? "✓ right" : "✗ not the answer"));
     }
@@ -336,6 +338,7 @@ function drawAnswers() {
     made.append(head, text, foot);
     return made;
   }));
+  if (held) $("answers").querySelector(`[data-key="${held.closest("article").dataset.key}"] button:${place}`)?.focus();
 }
 
 // --- the map ---
@@ -422,7 +425,7 @@ $("halt").addEventListener("click", () => filling && stop(filling));
 $("test").addEventListener("click", () => start("api/test", { composition: key }, event => {
   if (event.type !== "tested") return;
   const score = `Test split, ${event.words}: ${percent(event.mean)}% (95% interval ${percent(event.low)} to ${percent(event.high)}, ${event.n} documents).`;
-  $("tested").textContent = event.before ? `${score} The test split was asked ${event.before} times before, so this number is no longer a test.` : `${score} This is a test: the split was asked for the first time.`;
+  $("tested").textContent = event.before ? `${score} The test split was asked ${event.before === 1 ? "once" : `${event.before} times`} before, so this number is no longer a test.` : `${score} This is a test: the split was asked for the first time.`;
   $("test").textContent = "Ask the test split again";
 }).catch(fail));
 
@@ -449,9 +452,9 @@ for (const copy of document.querySelectorAll("[data-copy]")) {
   });
 }
 function remember(entry) {
-  const keys = entry.answers ? Object.keys(entry.answers) : [entry.composition], own = keys.find(one => !["task", "language"].includes(one)) ?? keys[0];
+  const own = entry.answers ? Object.keys(entry.answers)[0] : entry.composition;
   const text = entry.kind === "ask" ? `${entry.prompt} → ${entry.answers[own].trim()}` : entry.kind === "test" ? `test: ${percent(entry.score.mean)}%` : `merged into ${entry.folder}`;
-  const item = make("li"), line = make("span", "strip"), made = button("", async () => {
+  const item = make("li"), line = make("span", "strip"), made = button("", () => {
     if (entry.answers) {
       $("prompt").value = entry.prompt;
       cards.clear();
@@ -459,10 +462,7 @@ function remember(entry) {
       for (const [one, written] of Object.entries(entry.answers)) cards.set(one, { text: written, live: one === own, known });
       $("known").hidden = true;
     }
-    const again = $("again").checked;
-    $("again").checked = false;
-    try { await go(own); } catch { /* said already */ }
-    $("again").checked = again;
+    go(own, false).catch(() => {});
   });
   made.append(make("span", "", new Date(entry.at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), line, make("span", "", text));
   describe(own).then(found => { strip(line, found); made.children[2].textContent = `${found.words}: ${text}`; }, () => {});
@@ -478,5 +478,5 @@ $("prompts").addEventListener("change", () => { if ($("prompts").value) { take(+
 $("next").addEventListener("click", () => { take((+($("prompts").value || -1) + 1) % facts.prompts.length); ask(); });
 for (const name of ["bottom_transition", "top_transition"]) $(name).addEventListener("change", () => move({ [name]: Math.max(0, Math.min(room(name), Math.round(+$(name).value))) }));
 for (const radio of document.querySelectorAll("[name=outside]")) radio.addEventListener("change", () => { outside = radio.value; move({}); });
-addEventListener("hashchange", () => { const next = decodeURIComponent(location.hash.slice(1)); if (next && next !== key) go(next).catch(() => {}); });
+addEventListener("hashchange", () => { const next = location.hash.slice(1); if (next && next !== key) go(next).catch(() => {}); });
 listen();
