@@ -134,16 +134,6 @@ def test_why_a_merge_failed_is_seen_beside_its_button(page, width):
     assert box["y"] + box["height"] <= 800
 
 
-def test_an_answer_stopped_at_once_says_so_and_is_not_judged(page):
-    page.click("#fill")
-    page.wait_for_selector("#map td.scored")  # the next cells are being scored, so answers wait
-    page.evaluate("for (const name of ['send', 'stop']) document.getElementById(name).click()")
-    page.wait_for_selector(".answer.live footer >> text=stopped")
-    assert page.locator(ANSWERED).count() == 0
-    page.click("#halt")
-    page.wait_for_selector("#fill:enabled")
-
-
 def test_markup_in_prompts_and_answers_is_text(page):
     page.fill("#prompt", "<img src=x onerror=alert(1)> </script><b>fesi")
     page.click("#send")
