@@ -106,7 +106,7 @@ def test_every_command_without_its_extras(experts, tmp_path):
 
 
 def test_a_table_names_commands_that_exist():
-    assert set(NEXT) == set(COMMANDS)
+    assert set(NEXT) <= set(COMMANDS)
     assert set(NEEDS) <= set(COMMANDS) - CORE
 
 
@@ -122,7 +122,7 @@ def parsed(line):
     return " ".join(name), command.make_context("layerswap", words).params
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", [name for name in ASKED if name in NEXT])
 def test_the_next_command_can_be_typed(name, tmp_path, monkeypatch):
     """With the options of the command, and with outputs that do not exist yet."""
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,10 @@ def test_the_next_command_can_be_typed(name, tmp_path, monkeypatch):
     _, given = parsed(" ".join([*name.split(), *(f"'{one}'" for one in words)]))
     for taken in ("merged", "results", "tasks", "sparse", "swept", "expert", "study"):
         Path(taken).mkdir()
-    following, options = parsed(next_command(name, given))
+    if (line := next_command(name, given)) is None:
+        assert name in ("data", "eval", "delta")
+        return
+    following, options = parsed(line)
     assert following in COMMANDS
     out = options.get("out")
     own = given.get("out") or given.get("name") or given.get("folder") or ""
@@ -148,7 +151,11 @@ def test_variants_of_the_next_command(tmp_path, monkeypatch):
     assert next_command("play", lab) == "new study"
     assert next_command("play", {**lab, "file": Path("r.yaml")}) == "merge r.yaml --out merged"
     assert next_command("eval", {"models": ["a", "b"], "out": "r"}) == "compare r"
-    assert next_command("eval", {"models": ["a"], "out": "r"}) == "compare r OTHER_RESULTS"
+    assert next_command("eval", {"models": ["a"], "out": "r"}) is None
+    assert next_command("verify", {"folder": "merged"}) is None
+    maps = {"base": "b", "task_expert": None, "language_expert": None}
+    assert next_command("delta", {**maps, "expert": ["x", "y"]}) is None
+    assert "--base b --expert x --keep" in next_command("delta", {**maps, "expert": ["x"]})
     assert next_command("study run", {"out": "s", "dry_run": False}) == "study merge s"
     (tmp_path / "s" / "merged" / "sw").mkdir(parents=True)
     assert next_command("study run", {"out": "s", "dry_run": False}) == "verify s/merged/sw"

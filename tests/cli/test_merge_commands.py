@@ -128,8 +128,7 @@ def spoil(folder):
 
 def test_verify_a_good_merge(layerswap, merged):
     result = layerswap("verify", merged)
-    following = f"next: layerswap eval {merged} --tasks gsm8k --limit 100 --out results\n"
-    assert (result.code, result.err) == (0, following)
+    assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == [
         "72 verbatim tensors (70.7 kB), all compared with their source",
         "3 computed tensors (4.2 kB), all computed again",

@@ -474,7 +474,7 @@ KNOWN = (
          [": there is no model beside the base model"]),
         ("merge_method: ties\nparameters: {weight: 1, density: 0, rescale: true}\n"
          "base_model: c\n" + BOTH,
-         [", line 2: parameters.density: 0 is not a number above 0"]),
+         [", line 2: parameters.density: 0 is not a number above 0 to 1"]),
         ("merge_method: ties\nparameters: {weight: -1}\nbase_model: c\n" + BOTH,
          [", line 2: parameters.weight: -1 is not a number from 0 to 1e+06"]),
         ("merge_method: ties\nparameters: {weight: 1}\nbase_model: c\n"

@@ -169,7 +169,8 @@ def main() -> None:
         # Pydantic, by which Typer reads a choice, begins its reason with these words.
         text = " ".join(describe().replace("Value error, ", "").split()).rstrip(".")
         more = " See" if text.endswith("?") else "; see"
-        _fail(f"{text}{more} layerswap --help")
+        where = getattr(getattr(error, "ctx", None), "command_path", "layerswap")
+        _fail(f"{text}{more} {where} --help")
 
 
 def _fail(*lines: str) -> None:

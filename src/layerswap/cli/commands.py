@@ -206,17 +206,20 @@ def _merge(given: Given) -> str:
     return f"merge {_arguments(2, '--dry-run')}" if given["dry_run"] else "verify {out}"
 
 
-def _data(given: Given) -> str:
+def _data(given: Given) -> str | None:
     if given["list_recipes"]:
         return "data swahili --show"
-    return "data {mix} --out {data}" if given["show"] else "train EXPERT.yaml --out {expert}"
+    return "data {mix} --out {data}" if given["show"] else None
 
 
-def _delta(given: Given) -> str:
+def _delta(given: Given) -> str | None:
     if given["task_expert"] and given["language_expert"]:
         return PLAN
-    name = next((one for one in ("task_expert", "language_expert") if given[one]), "expert")
-    return f"revert --base {{base}} --expert {{{name}}} --keep 0.2 --out {{sparse}}"
+    experts = [given["task_expert"], given["language_expert"], *(given["expert"] or ())]
+    alone = [shlex.quote(str(one)) for one in experts if one is not None]
+    if len(alone) != 1:
+        return None
+    return f"revert --base {{base}} --expert {alone[0]} --keep 0.2 --out {{sparse}}"
 
 
 def _play(given: Given) -> str:
@@ -240,7 +243,6 @@ def _merged(study: str) -> str | None:
     return None if folder is None else f"verify {shlex.quote(str(folder))}"
 
 
-EVALUATE = "--tasks gsm8k --limit 100 --out {results}"
 NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
     "quickstart": "verify {out}/merged",
     "new": lambda given: (
@@ -251,35 +253,26 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
     "play": _play,
     "plan": _plan,
     "merge": _merge,
-    "adapters": f"eval {{out}} {EVALUATE}",
     "instruct": "verify {out}",
     "revert": "verify {out}",
-    "verify": f"eval {{folder}} {EVALUATE}",
     "data": _data,
-    "train": lambda given: f"eval {{out}} {EVALUATE}" if given["out"] else None,
     "sweep": "merge {out}/best.yaml --out {merged}",
-    "eval": lambda given: "compare {out}" + " OTHER_RESULTS" * (len(given["models"]) == 1),
-    "compare": "compare {runs} --to latex",
+    "eval": lambda given: "compare {out}" if len(given["models"]) > 1 else None,
     "delta": _delta,
     "study run": _study_run,
     "study list": "study show topic-transfer",
     "study show": "study run {name} --out {study} --dry-run",
     "study merge": lambda given: _merged(given["folder"]),
-    "study status": "study report {folder}",
     "study report": "study merge {folder}",
     "lab build": "lab score {out}",
     "lab score": "lab export --out {tasks}",
-    "lab export": "eval MODEL --tasks lab_problem_furo --include {out} --out {results}",
     "lab models": "merge --task-expert {out}/task-1 --language-expert {out}/language-furo-1 "
     "--out {merged}",
     "lab study": "study merge {out}/study",
     "analyse linearity": PLAN,
-    "analyse composability": "sweep SWEEP.yaml --out {swept}",
-    "analyse fisher": "merge RECIPE.yaml --out {merged}",
-    "analyse freeze-or-revert": "plan --task-expert TASK --language-expert LANGUAGE",
-    "analyse select": "plan --task-expert TASK --language-expert LANGUAGE",
 }
-"""By command; a word in braces is an option of that command, or a free name for an output."""
+"""By command, if the next one can be typed as it is printed. A word in braces is an option of that
+command, or a free name for an output."""
 
 
 class _Words(dict[str, str]):
@@ -292,8 +285,8 @@ class _Words(dict[str, str]):
 
 def next_command(name: str, given: Given) -> str | None:
     """Return the command that comes after a command with these options."""
-    following = NEXT[name]
-    text = following if isinstance(following, str) else following(given)
+    following = NEXT.get(name)
+    text = following(given) if callable(following) else following
     words = {
         option: " ".join(shlex.quote(str(one)) for one in value)
         if isinstance(value, list | tuple) else shlex.quote(str(value))

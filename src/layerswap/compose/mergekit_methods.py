@@ -276,7 +276,11 @@ def delta_sum(
     }
     if sparse is None:
         return Spelling(read, "deltas", weight, shared)
-    models = {**weight, "density": Parameter(1.0, open_low=True), **dict(sparse.own.values())}
+    models = {
+        **weight,
+        "density": Parameter(1.0, high=1, open_low=True),
+        **dict(sparse.own.values()),
+    }
     return Spelling(read, "deltas", models, {**shared, "rescale": sparse.random})
 
 

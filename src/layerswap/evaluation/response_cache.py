@@ -35,7 +35,7 @@ class AnswerStore:
         self, path: Path | None = None, count: Callable[[int, int], None] = lambda asked, done: None
     ) -> None:
         self._path, self._count = path, count
-        self._asked, self._answered = set[int](), 0
+        self._asked, self._answered = set[int](), set[int]()
         with self._damage_named():
             self._database = sqlite3.connect(path or ":memory:", isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
@@ -43,6 +43,11 @@ class AnswerStore:
                 "CREATE TABLE IF NOT EXISTS answers (composition TEXT, request TEXT, answer TEXT, "
                 "PRIMARY KEY (composition, request)) WITHOUT ROWID"
             )
+
+    @property
+    def empty(self) -> bool:
+        """True if the store holds no answer."""
+        return self._database.execute("SELECT 1 FROM answers LIMIT 1").fetchone() is None
 
     def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
         """Return the stored answers of a composition to some requests."""
@@ -55,7 +60,7 @@ class AnswerStore:
             if not all(isinstance(answer, list) for answer in known.values()):
                 raise ValueError("it holds other values")
         self._asked |= {hash((composition, text)) for text in wanted if text not in known}
-        self._count(len(self._asked), self._answered)
+        self._count(len(self._asked), len(self._answered))
         return known
 
     def keep(self, answers: Iterable[tuple[str, str, Answer]]) -> None:
@@ -65,8 +70,8 @@ class AnswerStore:
             self._database.execute("BEGIN")
             self._database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
-        self._answered += len(rows)
-        self._count(len(self._asked), self._answered)
+        self._answered |= {hash(row[:2]) for row in rows}
+        self._count(len(self._asked), len(self._answered))
 
     def adopt(self, path: Path, compositions: Iterable[str]) -> int:
         """Copy answers of some compositions from another store; return the number of new ones."""

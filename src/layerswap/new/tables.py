@@ -105,7 +105,7 @@ def read_parallel(files: tuple[str, str], names: tuple[str, str]) -> Table:
 def _absolute(given: str) -> str:
     path = Path(given).expanduser()
     if not path.is_file():
-        raise DataError(f"{given}: no such file")
+        raise DataError(f"{given}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
     return str(path.absolute())
 
 
