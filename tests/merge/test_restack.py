@@ -72,7 +72,7 @@ def test_a_virtual_model_has_the_new_depth(experts):
 def test_missing_layers_are_refused(experts):
     with pytest.raises(RecipeError, match="layers: 2-4 is not inside 0-3"):
         plan_of(experts, stack=["2-4"], swap=SWAP)
-    with pytest.raises(MergeError, match="no layer 7; there are 4"):
+    with pytest.raises(MergeError, match="no layer 7; it has 4 layers"):
         restack(open_checkpoint(experts / "a"), [0, 7])
 
 
@@ -94,8 +94,8 @@ def test_configurations_list_every_layer():
     ("config", "message"),
     [
         ({"num_kv_shared_layers": 2}, "m: its last layers share keys and values"),
-        ({"sliding_window_pattern": 2}, "m: by `sliding_window_pattern` layer 1 would be of"),
-        ({"first_k_dense_replace": 1}, "m: by `first_k_dense_replace` layer 1 would be of"),
+        ({"sliding_window_pattern": 2}, "m: moving layers changes the kind of layer 1 .`sliding_window_pattern`"),
+        ({"first_k_dense_replace": 1}, "m: moving layers changes the kind of layer 1 .`first_k_dense_replace`"),
     ],
 )
 def test_layers_of_changed_kind_are_refused(config, message):

@@ -32,7 +32,7 @@ SPECS = [
     ({"data": "D", "train": {"partition": "A"}}, "give the part that trains"),
     ({"data": "D", "train": {"places": [{"layers": "0-9"}]}}, "not inside 0-3"),
     ({"data": "D", "train": {"partition": "A", "recipe": "swap.yaml"}}, "not both"),
-    ({"data": "D", "train": {}}, "give what trains"),
+    ({"data": "D", "train": {}}, "give the places that train"),
     ({"data": "D", "train": {"partition": "C", "part": "language", "places": [{"layers": "1-2"}]}},
      "no place belongs to .language."),
     ({"data": "D", "rates": [{"layers": 0, "scale": 2}]}, "rates was removed in 0.2; train the"),
