@@ -36,7 +36,9 @@ def commands(file):
     for kind, text in blocks(file):
         for line in text.replace("\\\n", " ").splitlines() if kind == "bash" else ():
             command = line.partition("  #")[0].strip()
-            if command and "pip install" not in command:
+            if "pip install" in command:  # of the README's first command the quickstart stays
+                command = command.rpartition("&&")[2].strip()
+            if command.startswith("layerswap "):
                 found.append(command)
     return found
 

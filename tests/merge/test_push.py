@@ -74,7 +74,7 @@ def test_an_interrupted_upload_shows_nothing_and_resumes(experts, tmp_path):
         before = dict(hub.files)
         done = push(hub, experts, out, *SHARDS)
         assert done.returncode == 2
-        assert "me/merged as it was" in done.stderr
+        assert "me/merged unchanged" in done.stderr
         assert hub.files == before
         assert hub.commits == []
         arrived = set(hub.objects)

@@ -94,8 +94,14 @@ def test_configurations_list_every_layer():
     ("config", "message"),
     [
         ({"num_kv_shared_layers": 2}, "m: its last layers share keys and values"),
-        ({"sliding_window_pattern": 2}, "m: moving layers changes the kind of layer 1 .`sliding_window_pattern`"),
-        ({"first_k_dense_replace": 1}, "m: moving layers changes the kind of layer 1 .`first_k_dense_replace`"),
+        (
+            {"sliding_window_pattern": 2},
+            "m: moving layers changes the kind of layer 1 .`sliding_window_pattern`",
+        ),
+        (
+            {"first_k_dense_replace": 1},
+            "m: moving layers changes the kind of layer 1 .`first_k_dense_replace`",
+        ),
     ],
 )
 def test_layers_of_changed_kind_are_refused(config, message):

@@ -308,19 +308,17 @@ class Earlier:
 
         All rows of a model go if its columns differ: another model has its name now.
         """
-        replaced = {
-            (row.model, row.task): None
-            for row, more in self.scores
-            if row.model in results
-            and (
-                row.task in results[row.model]["samples"]
-                or any(more.get(key) != value for key, value in columns[row.model].items())
-            )
-        }
-        scores = [(row, more) for row, more in self.scores
-                  if (row.model, row.task) not in replaced]  # fmt: skip
-        samples = [row for row in self.samples if (row.model, row.task) not in replaced]
-        return Earlier(scores, samples), [f"{model} on {task}" for model, task in replaced]
+        others = {row.model for row, more in self.scores if row.model in results and any(
+            more.get(key) != value for key, value in columns[row.model].items())}  # fmt: skip
+
+        def stays(row: Score | Sample) -> bool:
+            again = row.model in results and row.task in results[row.model]["samples"]
+            return not again and row.model not in others
+
+        rows = [row for row, _ in self.scores if not stays(row)]
+        replaced = dict.fromkeys(f"{row.model} on {row.task}" for row in rows)
+        scores = [(row, more) for row, more in self.scores if stays(row)]
+        return Earlier(scores, list(filter(stays, self.samples))), list(replaced)
 
 
 def read_scores(out: Path) -> list[Score]:
