@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from layerswap.lab.scoring import load
+
 SENTENCES = 100
 SHARED = 0.5
 """Share of the best layer's translations that a layer of the middle finds at least."""
@@ -58,7 +60,7 @@ def lab() -> None:
 
     import layerswap as ls
     from layerswap.lab.assets import shipped
-    from layerswap.lab.scoring import load, questions, sweep_correct
+    from layerswap.lab.scoring import questions, sweep_correct
     from layerswap.lab.tasks import problem
 
     world_lab = shipped()
@@ -91,17 +93,18 @@ def lab() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["lab", "zones"])
-    parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("texts", nargs=2, type=Path)
-    given = parser.parse_args() if "zones" in __import__("sys").argv else None
-    if given is None:
-        return lab()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+    asked = parser.add_subparsers(dest="asked", required=True)
+    asked.add_parser("lab")
+    of_model = asked.add_parser("zones")
+    of_model.add_argument("model", type=Path, help="folder of a language expert")
+    of_model.add_argument("texts", nargs=2, type=Path, help="text and its English, line by line")
+    given = parser.parse_args()
+    if given.asked == "lab":
+        lab()
+        return
+    model, tokenizer = load(given.model)
     texts, others = (path.read_text("utf-8").splitlines()[:SENTENCES] for path in given.texts)
-    model = AutoModelForCausalLM.from_pretrained(given.model)
-    found = retrieved(model, AutoTokenizer.from_pretrained(given.model), texts, others)
+    found = retrieved(model, tokenizer, texts, others)
     print(np.round(found, 2).tolist(), zones(found))
 
 

@@ -45,8 +45,9 @@ def works():
 
 def test_steps_are_done_in_order_once(tmp_path, works):
     done, kinds = works
-    summary = run_graph(chain(), tmp_path, kinds)
-    assert done == ["a", "b", "side", "c"]
+    ended = []
+    summary = run_graph(chain(), tmp_path, kinds, ended=lambda step: ended.append(step.name))
+    assert done == ended == ["a", "b", "side", "c"]
     assert not summary.failed
     journal = StudyJournal(tmp_path, chain())
     assert (journal.folder("c") / "out").read_text() == "a0b0side7c0"
