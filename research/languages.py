@@ -12,8 +12,17 @@ pieces of at most 400 characters. Swahili and Hausa take the sentences of MAFAND
     sw-73k-1, sw-290k-2, so-all-1     a language expert of that dose and seed
     task-1, middle-1                  headlines, trained in full or in layers 3 to 16 alone
     sentences-1, sentences-middle-1   the same for sentences
-    after-task-1, after-task-outer-1  the language learned on top of task-1, everything or the outer
+    after-task-1, after-outer-task-1  the language learned on top of task-1, everything or the outer
                                       layers alone; nothing is merged
+
+`OUT/dose-*.yaml` are the studies that evaluate them, once each is trained into `OUT/trained/NAME`:
+
+    layerswap data OUT/masakhanews-english.yaml --out OUT/news
+    layerswap data OUT/sib200-english.yaml --out OUT/sib
+    for one in OUT/experts/*.yaml; do
+        layerswap train $one --out OUT/trained/$(basename $one .yaml)
+    done
+    for one in OUT/dose-*.yaml; do layerswap study run $one --out $(basename $one .yaml); done
 """
 
 from __future__ import annotations
@@ -21,9 +30,9 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from tokenizers import Tokenizer
@@ -38,14 +47,26 @@ DOSES = {"73k": 80_000, "290k": 310_000, "all": None}
 """Tokens of the training rows; the steps of the smaller doses read a little less."""
 STEPS = {"73k": 142, "290k": 568, "all": None}
 """Steps of 512 tokens; one epoch, which holds no row twice, for all text."""
-TRAINED = {
+TRAINED: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "sw": ("swa", {"73k": (1, 2, 3), "290k": (1, 2, 3), "all": (1,)}),
     "sn": ("sna", {"290k": (1,), "all": (1,)}),
     "so": ("som", {"290k": (1,), "all": (1,)}),
 }
 """Language experts of the dose: the code of their text, and the seeds of each dose."""
-TASKS = {"task": ("news", 2), "sentences": ("sib", 3)}
-"""Task experts: the rows, and the epochs."""
+
+
+class Task(NamedTuple):
+    """A task of the dose."""
+
+    rows: str  # folder of its English rows
+    epochs: int
+    suite: str
+
+
+TASKS = {"task": Task("news", 2, "masakhanews"),
+         "sentences": Task("sib", 3, "sib200")}  # fmt: skip
+MIDDLE = {"task": "middle", "sentences": "sentences-middle"}
+"""The names of task experts that train in their middle layers alone."""
 ALL_LAYERS = [{"layers": "0-17"}]
 SCHEDULE = {"lr_scheduler_type": "linear", "weight_decay": 0.01, "max_length": 256, "bf16": True}
 LONGEST = 400
@@ -117,7 +138,7 @@ def specs(base: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for dose, seeds in doses.items():
             for seed in seeds:
                 yield f"{language}-{dose}-{seed}", language_spec(code, dose, seed, base=base)
-    for task, (rows, epochs) in TASKS.items():
+    for task, (rows, epochs, _) in TASKS.items():
         for seed in (1, 2, 3):
             spec = {
                 "base": base,
@@ -131,15 +152,46 @@ def specs(base: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 "seed": seed,
             }  # fmt: skip
             part = {"partition": "C", "part": "task", "places": ALL_LAYERS}
-            middle = "middle" if task == "task" else f"{task}-middle"
             yield f"{task}-{seed}", spec
-            yield f"{middle}-{seed}", {**spec, "train": part}
+            yield f"{MIDDLE[task]}-{seed}", {**spec, "train": part}
             outer = {"partition": "C", "part": "language", "places": ALL_LAYERS}
             for name, places in (("after", spec["train"]), ("after-outer", outer)):
                 yield (
                     f"{name}-{task}-{seed}",
-                    language_spec("swa", "73k", seed, base=f"{task}-{seed}", train=places),
+                    language_spec(
+                        "swa", "73k", seed, base=f"../trained/{task}-{seed}", train=places
+                    ),
                 )
+
+
+def dose_studies(base: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The studies of the dose: nothing is chosen, and the test documents are asked once."""
+
+    def study(task: str, experts: str, texts: Sequence[str], language: str) -> dict[str, Any]:
+        of_task = [f"trained/{experts}-{seed}" for seed in (1, 2, 3)]
+        return {
+            "description": f"{task} in {language} by the dose of text, on Gemma 3 270M",
+            "base": base, "device": "cpu", "dtype": "bfloat16",
+            "task": {"experts": of_task},
+            "languages": {language: {"experts": [f"trained/{text}" for text in texts]}},
+            "pairs": "same" if len(texts) == len(of_task) else "all",
+            "partitions": ["C"], "grid": {"bottom": 3, "top": 1}, "change": False,
+            "baselines": ["base", "experts", "soup"],
+            "evaluate": {"suite": TASKS[task].suite},
+        }  # fmt: skip
+
+    for language, (_, doses) in TRAINED.items():
+        for dose, seeds in doses.items():
+            texts = [f"{language}-{dose}-{seed}" for seed in seeds]
+            for task in TASKS if language == "sw" else ("task",):
+                for kind in (task, MIDDLE[task]):
+                    name = f"dose-{language}-{dose}-{kind}"
+                    yield name, {"name": name, **study(task, kind, texts, language)}
+    texts = [f"sw-73k-{seed}" for seed in (1, 2, 3)]
+    for task in TASKS:
+        for kind in ("after", "after-outer"):
+            name = f"dose-{kind}-{task}"
+            yield name, {"name": name, **study(task, f"{kind}-{task}", texts, "sw")}
 
 
 def write_study(name: str, out: Path, base: str) -> None:
@@ -176,6 +228,8 @@ def main() -> None:
         (given.out / f"{name}.yaml").write_text(text, "utf-8")
     for name, spec in specs(base):
         (experts / f"{name}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False), "utf-8")
+    for name, study in dose_studies(base):
+        (given.out / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False), "utf-8")
     for name in STUDIES:
         write_study(name, given.out, base)
 
