@@ -55,6 +55,7 @@ from layerswap.study.results import (
     read_condition_scores,
     study_results,
 )
+from research.markdown import per_cent, points, table
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -172,22 +173,6 @@ def differences(a: Sequence[Values], b: Sequence[Values]) -> list[Values]:
     return [first - second for first, second in zip(a, b, strict=True)]
 
 
-def per_cent(found: Interval) -> str:
-    return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
-
-
-def points(found: Interval) -> str:
-    star = r" \*" if found.low > 0 or found.high < 0 else ""
-    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]{star}"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
-    """A Markdown table whose first `words` columns are text."""
-    first, *rest = (f"| {' | '.join(row)} |" for row in [head, *rows])
-    rule = ["---"] * words + ["--:"] * (len(head) - words)
-    return "\n".join([first, f"|{'|'.join(rule)}|", *rest])
-
-
 def across(cell: Callable[[str], str], *models: str) -> list[str]:
     """A cell for each task, empty for tasks without one of the models."""
     return [cell(task) if known(task).issuperset(models) else "" for task in TASKS]
@@ -256,18 +241,6 @@ def balanced(task: str, *models: str) -> Interval:
         drawn.append(np.nanmean(np.where(held > 0, right / np.maximum(held, 1), np.nan), axis=1))
     whole = np.mean(drawn, axis=0)
     return Interval(whole[0], *np.quantile(whole[1:], [0.025, 0.975]), len(whole))
-
-
-def balanced_table() -> str:
-    """Balanced accuracy of each model, and the default swap minus it."""
-    swap, rows = str(DEFAULT), []
-    for name, words in SEED_NAMES.items():
-        cells = across_pairs(lambda task, name=name: per_cent(balanced(task, name)), name)
-        gaps = across_pairs(lambda task, name=name: points(balanced(task, swap, name)), name)
-        gaps = gaps if name != swap else [""] * len(gaps)
-        rows.append([words, *(one for both in zip(cells, gaps, strict=True) for one in both)])
-    head = [part for task in TASKS for part in (task, "the swap minus it")]
-    return table(["balanced accuracy", *head], rows)
 
 
 @cache
@@ -547,20 +520,25 @@ def across_pairs(cell: Callable[[str], str], *models: str) -> list[str]:
     return [cell(task) if asked[task] >= set(models) else "" for task in TASKS]
 
 
-def means_table() -> str:
-    """Models down, tasks across: the mean over languages and pairs.
+def correct(task: str, *models: str) -> Interval:
+    """The share of right answers of a model, or of the first minus the second.
 
-    Intervals are over documents alone.
+    The mean over languages and pairs. Intervals are over documents alone.
     """
+    first, *second = (over_pairs(task, one) for one in models)
+    return over_languages(task, differences(first, second[0]) if second else first)
 
-    def cell(task: str, model: str) -> str:
-        return per_cent(over_languages(task, over_pairs(task, model)))
 
-    rows = [
-        [words, *across_pairs(lambda task, name=name: cell(task, name), name)]
-        for name, words in SEED_NAMES.items()
-    ]  # fmt: skip
-    return table(["", *PAIRS_OF.values()], rows)
+def models_table(measure: Callable[..., Interval], words: str) -> str:
+    """Models down, tasks across: each model's score, and the default swap minus it."""
+    swap, rows = str(DEFAULT), []
+    for name, called in SEED_NAMES.items():
+        means = across_pairs(lambda task, name=name: f"{100 * measure(task, name).mean:.1f}", name)
+        gaps = across_pairs(lambda task, name=name: points(measure(task, swap, name)), name)
+        gaps = gaps if name != swap else [""] * len(gaps)
+        rows.append([called, *(one for both in zip(means, gaps, strict=True) for one in both)])
+    head = [part for task in PAIRS_OF.values() for part in (task, "the swap minus it")]
+    return table([words, *head], rows)
 
 
 def summary_table() -> str:
@@ -570,20 +548,6 @@ def summary_table() -> str:
         for name, words in SUMMARY.items()
     ]  # fmt: skip
     return table(["% correct", *TASKS], rows)
-
-
-def differences_table() -> str:
-    """The default swap minus each model, by task: paired, the mean over languages and pairs."""
-    swap = str(DEFAULT)
-    rows = [
-        [words, *across_pairs(lambda task, name=name: _gain(task, swap, name), name)]
-        for name, words in SEED_NAMES.items() if name != swap
-    ]  # fmt: skip
-    return table(["the default swap minus the", *PAIRS_OF.values()], rows)
-
-
-def _gain(task: str, first: str, second: str) -> str:
-    return points(over_languages(task, _gains(task, first, second)))
 
 
 def _gains(task: str, first: str, second: str) -> list[Values]:
@@ -649,10 +613,9 @@ def joint_table() -> str:
 def tables() -> dict[str, str]:
     """The tables by name."""
     return {
-        "means": means_table(),
+        "means": models_table(correct, "% correct"),
         "summary": summary_table(),
-        "differences": differences_table(),
-        "balanced": balanced_table(),
+        "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),
         **{f"labels of {task}": labels_table(task, str(DEFAULT), "task expert") for task in TASKS},
         "calibrated": calibrated_table(),

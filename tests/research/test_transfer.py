@@ -26,7 +26,7 @@ def test_every_table_stands_on_the_page(tables):
     """But for those that only prose is taken from."""
     shown = {name for page in transfer.PAGES for name in transfer.MARK.findall(page.read_text())}
     assert shown <= tables.keys()
-    assert {"means", "summary", "differences", "balanced", "origins", "calibrated"} <= shown
+    assert {"means", "summary", "balanced", "origins", "calibrated"} <= shown
 
 
 def test_a_probability_is_that_of_the_answer_that_was_scored():
