@@ -1,6 +1,9 @@
 """The head on labelled positions against the model's own logits and loss."""
 
 import copy
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -97,6 +100,17 @@ def test_under_autocast_products_are_bfloat16_and_gradients_float32(model, froze
             assert similarity > 0.995, name
 
 
+def test_the_kept_copy_of_a_frozen_head_follows_its_weights(model):
+    ours = with_head(model)
+    head = ours.get_output_embeddings().weight.requires_grad_(False)
+    losses = []
+    for factor in (1, 1, 3):
+        head.mul_(factor)
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            losses.append(ours(**batch(), fused_lm_head=True).loss)
+    assert losses[0] == losses[1] != losses[2]
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_under_autocast_a_learnt_batch_keeps_its_small_gradient(model, frozen):
     """Near p = 1 the gradient is a difference of two terms that rounding must not part."""
@@ -169,3 +183,28 @@ def test_a_training_scores_labelled_positions_alone(tmp_path, base, rows, calls)
     tokens = max(e["num_tokens"] for e in read_training(out)["log"] if "num_tokens" in e)
     assert len(calls) == 4
     assert 0 < sum(len(arguments[0]) for arguments in calls) < tokens / 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_freed_memory_is_kept_for_the_next_batch():
+    """A tensor of 64 MB has 16,384 pages of 4 KB."""
+    script = """
+import resource, torch
+from layerswap.training.expert.trainer import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(1 << 24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+default = faults()
+keep_freed_memory()
+torch.ones(1 << 24)
+print(default, faults())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    default, kept = map(int, done.stdout.split())
+    assert kept < default / 10

@@ -40,12 +40,13 @@ class LinearLogProb(torch.autograd.Function):
         targets: torch.Tensor,
         chunk: int,
         train: bool,
-        dtype: torch.dtype = torch.float32,
+        narrow: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compute the values, and with `train` the gradients of their sum where they are needed.
 
         `hidden` [n, d], `weight` [vocabulary, d] and `bias` [vocabulary] are float32, `targets` [n]
-        are token ids. Matrix products are in `dtype`, as under autocast; the rest is float32.
+        are token ids. `narrow` is `weight` in the dtype of the matrix products, as under autocast;
+        the rest is float32.
 
         Returns:
             Log-probability of each target, entropy (nats), and true where the target is the most
@@ -57,21 +58,21 @@ class LinearLogProb(torch.autograd.Function):
             for tensor, needed in inputs
         ]
         values, entropies, hits = [], [], []
-        head = weight.to(dtype)
+        head = weight if narrow is None else narrow
         size = max(1, min(chunk // len(weight), len(targets)))
         # The memory of a chunk is allocated once: fresh pages cost as much as writing to them.
         buffers = [hidden.new_empty(size, len(weight)) for _ in range(2)]
-        narrow = buffers[0] if dtype == torch.float32 else buffers[0].to(dtype)
+        products = buffers[0] if head.dtype == torch.float32 else buffers[0].to(head.dtype)
         for rows in torch.split(torch.arange(len(targets)), size):
-            part, labels = hidden[rows].to(dtype), targets[rows]
-            first, second, product = (memory[: len(rows)] for memory in (*buffers, narrow))
+            part, labels = hidden[rows].to(head.dtype), targets[rows]
+            first, second, product = (memory[: len(rows)] for memory in (*buffers, products))
             torch.mm(part, head.t(), out=product)
             logits = first if product is first else first.copy_(product)
             if bias is not None:
                 logits += bias
             logs = torch.log_softmax(logits, -1, out=second)
             values.append(logs.gather(-1, labels[:, None])[:, 0])
-            hits.append(logs.argmax(-1) == labels)
+            hits.append(values[-1] == logs.amax(-1))
             probabilities = torch.exp(logs, out=first)
             entropies.append(-logs.mul_(probabilities).sum(-1))
             # d log p(target) / d logits = one_hot(target) - p. The subtraction precedes a product
@@ -109,6 +110,18 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
     `trl.SFTTrainer` prepared, without PEFT's wrapper.
     """
     config = model.config.get_text_config()
+    kept: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+
+    def narrow(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The head in another dtype; that of a frozen head is kept for the next batch."""
+        if weight.requires_grad or weight.dtype == dtype:
+            return weight.detach().to(dtype)
+        key = (weight.data_ptr(), weight._version, dtype)
+        if key not in kept:
+            kept.clear()
+            kept[key] = weight.detach().to(dtype)
+        return kept[key]
+
     if any(getattr(config, name, None) is not None for name in _SCALED):
         return
     fused = model.forward
@@ -134,7 +147,7 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
         dtype = torch.get_autocast_dtype("cpu") if autocast else torch.float32
         values = LinearLogProb.apply(  # type: ignore[no-untyped-call]
             hidden[mask].float(), head.weight, head.bias, labels[mask], chunk,
-            torch.is_grad_enabled(), dtype,
+            torch.is_grad_enabled(), narrow(head.weight, dtype),
         )  # fmt: skip
         logs, entropy, hit = (
             value.new_zeros(mask.shape).masked_scatter(mask, value) for value in values
