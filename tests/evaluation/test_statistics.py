@@ -14,6 +14,7 @@ from layerswap.evaluation.statistics import (
     paired_bootstrap_p,
     paired_difference,
     predictors,
+    student_interval,
     wilcoxon_p,
 )
 
@@ -74,6 +75,15 @@ def test_a_mean_over_groups_weighs_every_group_the_same():
     assert mean_over_groups([many]) == mean_interval(many)
     with pytest.raises(RecipeError, match="at least one"):
         mean_over_groups([])
+
+
+def test_an_interval_over_languages_is_students():
+    found = student_interval(np.array([1.0, 2.0, 3.0]))
+    reach = 4.302653 / 3**0.5  # Student's t of two degrees of freedom; the deviation is 1
+    assert (found.mean, found.n) == (2.0, 3)
+    assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
+    with pytest.raises(RecipeError, match="at least two"):
+        student_interval(np.array([1.0]))
 
 
 def test_a_paired_difference_is_narrower_than_two_intervals():

@@ -179,6 +179,12 @@ def test_the_page_has_the_losses_and_the_cautions_of_the_trainings(hostile):
     )
 
 
+def test_every_section_stands_once(hostile):
+    headings = [one.heading for one in hostile[2].report().sections]
+    assert any(one.endswith("balanced by label") for one in headings)
+    assert len(headings) == len(set(headings))
+
+
 def test_a_study_counts_the_test_documents_that_share_text_with_its_training(hostile):
     _, _, study = hostile
     (section,) = [one for one in study._sections() if one.heading.startswith("Text in training")]

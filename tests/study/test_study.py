@@ -21,6 +21,7 @@ from layerswap.cli import app
 from layerswap.compose import Zones
 from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.evaluation.results import Score, compare_runs, read_samples, read_scores
+from layerswap.evaluation.statistics import student_interval
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.exports import export_tasks
@@ -53,6 +54,7 @@ from layerswap.study.report import (
 )
 from layerswap.study.results import (
     BenchmarkScores,
+    StudyResults,
     benchmark_result,
     in_other_languages,
 )
@@ -352,6 +354,23 @@ def test_a_difference_over_languages_is_paired_by_document():
     for pair in languages, [languages[0], short]:
         none = study_results.over_languages(pair, DEFAULT, DEFAULT)
         assert (none.mean, none.low) == (0, -none.high)
+
+
+def test_the_interval_of_five_languages_is_over_languages():
+    rng = np.random.default_rng(1)
+    languages, means = [], []
+    for language in ("sw", "ha", "yo", "sn", "ln"):
+        swap, soup = ((rng.random(200) < rng.random()) * 1.0 for _ in range(2))
+        scores = {replace(DEFAULT, pair="0-0"): swap, SOUP: soup}
+        languages.append(benchmark_result(language, "news", BenchmarkScores(scores, 100), 0.5))
+        means.append(soup[100:].mean() - swap[100:].mean())
+    found = study_results.over_languages(languages, SOUP, DEFAULT)
+    assert found == student_interval(np.array(means))
+    assert (
+        "over languages (Student)"
+        in StudyResults(languages, []).tables["news, all languages"].caption
+    )
+    assert study_results.over_languages(languages[:4], SOUP, DEFAULT).n == 100  # documents
 
 
 @pytest.mark.parametrize(

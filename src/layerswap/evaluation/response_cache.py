@@ -138,15 +138,15 @@ def _configuration_key(model: Any) -> str:
 
 IRRELEVANT = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 """Keys of a configuration that do not decide answers."""
-USUAL_BATCH = 16
-"""Rows that are scored together if memory allows."""
+FEWEST_ROWS, USUAL_TOKENS = 16, 4096
+"""Rows that are scored together if memory allows, and tokens of more and shorter rows."""
 
 
 class ResponseCache:
     """The answers of several compositions, computed together and stored.
 
-    Without a store, they stay in memory; without a batch size, it is 16 or as many as fit. `log` is
-    called with the memory that a batch needs.
+    Without a store, they stay in memory; without a batch size, it is about 4,096 tokens, or
+    as many as fit. `log` is called with the memory that a batch needs.
     """
 
     def __init__(
@@ -223,9 +223,12 @@ class ResponseCache:
         """Choose the rows or prompts of a batch, and log the memory that it needs."""
         sweep, size = self._sweep, self._batch_size
         if isinstance(sweep, VllmSweep):  # it schedules requests by itself
-            return size or USUAL_BATCH
+            return size or FEWEST_ROWS
         if size is None:
-            usual = max(1, ROWS // len(members)) if new_tokens else USUAL_BATCH
+            usual = (
+                max(1, ROWS // len(members)) if new_tokens
+                else max(FEWEST_ROWS, USUAL_TOKENS // tokens)
+            )  # fmt: skip
             size = min(usual, sweep.fit_batch_size(tokens, new_tokens=new_tokens, members=members))
         doing = "generating" if new_tokens else "scoring"
         estimate = sweep.memory(size, tokens, new_tokens, members)

@@ -122,6 +122,26 @@ def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
     return mean_over_groups(differences)
 
 
+def student_interval(means: Values) -> Interval:
+    """Compute the mean of means, such as one per language, with Student's 95% interval.
+
+    It is the interval for other languages like these; bootstraps over documents hold for the same
+    languages. Equal means give an interval of width 0.
+
+    Raises:
+        RecipeError: `means` is not a vector of at least two finite numbers.
+    """
+    from scipy.stats import t
+
+    values = _vector(means)
+    if len(values) < 2:
+        raise RecipeError("an interval over languages needs at least two")
+    mean = float(values.mean())
+    error = float(values.std(ddof=1)) / len(values) ** 0.5
+    reach = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    return Interval(mean, mean - reach, mean + reach, len(values))
+
+
 def _differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
     first, second = _vector(a), _vector(b)
     if len(first) != len(second):

@@ -41,6 +41,7 @@ from layerswap.search.conditions import (
 )
 from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
 from layerswap.study.results import (
+    BY_LABEL,
     RESULTS,
     BenchmarkResult,
     StudyResults,
@@ -205,11 +206,11 @@ class FinishedSteps:
             figure=self._stack(first),
         )
         results = {one.heading: one for one in self.results.benchmarks}
-        grids = {f"{heading}: the compositions" for heading in results}
+        inner = {f"{one}: {of}" for one in results for of in ("the compositions", BY_LABEL)}
         for heading, table in self.results.tables.items():
             if heading in results:
                 yield from _about(results[heading], self.results.tables)
-            elif heading not in grids:
+            elif heading not in inner:
                 ranked = self.results.ranked if heading == "Ranks" else None
                 yield Section(heading, figure=draw_ranks(ranked) if ranked else None, table=table)
         for language, atlas in self.atlases.items():
@@ -391,7 +392,7 @@ def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Sec
         ),
         table=tables[result.heading],
     )
-    balanced = f"{result.heading}: balanced by label"
+    balanced = f"{result.heading}: {BY_LABEL}"
     if balanced in tables:
         yield Section(balanced, table=tables[balanced])
     yield from _about_grid(result, tables)

@@ -22,6 +22,7 @@ from layerswap.evaluation.statistics import (
     mean_interval,
     mean_over_groups,
     paired_over_groups,
+    student_interval,
 )
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.report.tables import BALANCED, STAR, Table, best_cells, difference_words
@@ -37,9 +38,10 @@ from layerswap.search.protocol import (
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
+BY_LABEL = "balanced by label"
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 RANKED = 5
-"""Fewest languages and benchmarks whose ranks are shown."""
+"""Fewest languages and benchmarks whose ranks are shown, and languages with an interval."""
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
 
@@ -345,7 +347,7 @@ class StudyResults:
             for one in same:
                 yield one.heading, _in_detail(one)
                 if one.over_pairs.classified:
-                    yield f"{one.heading}: balanced by label", _balanced_table(one)
+                    yield f"{one.heading}: {BY_LABEL}", _balanced_table(one)
                 if one.grid:
                     yield f"{one.heading}: the compositions", _grid_table(one)
         yield from self.written.items()
@@ -519,13 +521,16 @@ def over_languages(
 ) -> Interval | None:
     """The mean of a treatment over languages, or its paired difference to another.
 
-    Where all languages have as many documents, a document and its translations are drawn together;
-    else every language's documents are drawn by themselves. None where a language lacks one of
-    the treatments.
+    From `RANKED` languages on, the interval is over languages, else over documents: where all
+    languages have as many, a document and its translations are drawn together; else every
+    language's documents are drawn by themselves. None where a language lacks one of the treatments.
     """
     wanted = [one] if other is None else [one, other]
     if not all(name in by.over_pairs.scores for name in wanted for by in found):
         return None
+    if len(found) >= RANKED:
+        means = [np.array([by.over_pairs.scores[name].mean() for by in found]) for name in wanted]
+        return student_interval(means[0] if other is None else means[0] - means[1])
     together = len({by.test for by in found}) == 1
 
     def groups(name: Condition) -> list[Values]:
@@ -549,9 +554,11 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     ]  # fmt: skip
     several = any(len(by.pairs) > 1 for by in found)
     spread = ", with the lowest and the highest pair in brackets" if several else ""
+    student = len(found) >= RANKED
+    kind = "interval over languages (Student)" if student else "bootstrap interval over documents"
     caption = (
-        f"{benchmark}: mean over pairs{spread}; per cent. The mean over languages has a 95% "
-        f"bootstrap interval over documents and paired differences. {STAR}"
+        f"{benchmark}: mean over pairs{spread}; per cent. The mean over languages has paired "
+        f"differences and a 95% {kind}. {STAR}"
     )
     columns = ["treatment", *(by.language for by in found), "mean",
                *(f"minus {one}" for one in references)]  # fmt: skip
