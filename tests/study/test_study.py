@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from accessibility import AXE, open_browser, violations
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -48,6 +49,7 @@ from layerswap.study.journal import Storage, StudyJournal, read_journal
 from layerswap.study.plan import mix_fingerprints, plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan, refuse_other_study
 from layerswap.study.report import (
+    _called,
     _sentence,
     merge_best,
     write_study_report,
@@ -207,6 +209,15 @@ def test_the_selected_composition_of_a_study_is_merged(finished):
     assert (merged / "README.md").is_file()
     with pytest.raises(StudyError, match="has no 'sw'; its languages are furo, nela"):
         list(merge_best(out, ["sw"], log=print))
+    (average,) = merge_best(out, ["nela"], "soup", log=print)
+    experts = [one.source for one in _called(out, "nela", "soup").experts.values()]
+    soup, *each = (load_file(f"{path}/model.safetensors") for path in (average, *experts))
+    assert len(each) == 2
+    for name, weights in soup.items():
+        mean = (each[0][name].float() + each[1][name].float()) / 2
+        torch.testing.assert_close(weights.float(), mean, rtol=1e-2, atol=1e-3)
+    with pytest.raises(StudyError, match="no model is called 'mean' in nela; there are base; "):
+        list(merge_best(out, ["nela"], "mean", log=print))
 
 
 @pytest.mark.slow

@@ -151,10 +151,10 @@ def run_file(
         _merge(root)
 
 
-def _merge(root: Path, languages: Sequence[str] = ()) -> None:
+def _merge(root: Path, languages: Sequence[str] = (), model: str | None = None) -> None:
     from layerswap.study.report import merge_best
 
-    for path in merge_best(root, languages, log=output.log):
+    for path in merge_best(root, languages, model, log=output.log):
         output.say(f"wrote {path}")
 
 
@@ -220,14 +220,18 @@ def merge(
         list[str] | None,
         typer.Option(show_default="all", help="Language as the study writes it. Repeatable."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(show_default="the selected one", help="A model as the tables call it: soup."),
+    ] = None,
 ) -> None:
-    """Merge the selected composition of each language of a study.
+    """Merge the selected composition of each language of a study, or another of its models.
 
     Writes a checkpoint with its card into DIR/merged/<language>.
 
     Example: layerswap study merge study
     """
-    _merge(folder, language or ())
+    _merge(folder, language or (), model)
 
 
 @commands.command(app, json=True)

@@ -287,18 +287,38 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
         (folder / f"{language}.yaml").write_text(head + text, "utf-8")
 
 
-def merge_best(root: Path, languages: Sequence[str] = (), *, log: Log) -> Iterator[Path]:
-    """Write the selected model of each language into `merged/<language>`, with its card."""
+def merge_best(
+    root: Path, languages: Sequence[str] = (), model: str | None = None, *, log: Log
+) -> Iterator[Path]:
+    """Write a model of each language into `merged/<language>`, with its card.
+
+    It is the selected one, or the one that the tables call `model`, of the first pair of experts.
+    """
     known = {path.stem: path for path in sorted((root / BEST).glob("*.yaml"))}
     if not known:
         raise StudyError(f"{root}: has no {BEST}/<language>.yaml yet; finish the study first")
     for language in languages or known:
         if language not in known:
             raise StudyError(f"{root}: has no {language!r}; its languages are {', '.join(known)}")
+        recipe = read_recipe(known[language]) if model is None else _called(root, language, model)
         log(f"merging the model of {language}")
         (root / MERGED).mkdir(exist_ok=True)
-        plan = make_plan(read_recipe(known[language]))
+        plan = make_plan(recipe)
         yield plan.save(root / MERGED / language, overwrite=True)
+
+
+def _called(root: Path, language: str, model: str) -> Recipe:
+    """The recipe of a model of the tables."""
+    journal = read_journal(root)
+    step = journal.graph[f"evaluate/{language}"]
+    inputs = {name: journal.fetch(name) for name in step.needs}
+    found: dict[str, dict[str, Any]] = {}
+    for condition, data in recipes_of(step.settings, inputs):
+        found.setdefault(str(condition.treatment), data)
+    if model not in found:
+        names = "; ".join(found)
+        raise StudyError(f"{root}: no model is called {model!r} in {language}; there are {names}")
+    return check_recipe({**found[model], "bake": True}, where=f"{root}")
 
 
 def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, dict[str, Any]]:
