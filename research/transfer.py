@@ -55,6 +55,7 @@ from layerswap.study.results import (
     read_condition_scores,
     study_results,
 )
+from research import ten_languages
 from research.markdown import per_cent, points, table
 
 HERE = Path(__file__).parent
@@ -104,6 +105,8 @@ SEED_NAMES = {
 """Names of models in the tables of three pairs."""
 SUMMARY = {"task expert": "task expert", "soup": "plain average", str(DEFAULT): "swap"}
 """Names of models in the README's table."""
+IN_SUMMARY = {"sentences": "sentences, 3 languages", "tweets": "tweets, 3 languages"}
+"""Names of tasks in the README's table beside the headlines in ten languages."""
 PAIRS_OF = {task: f"{task} ({'three pairs' if task in SEEDS else 'one pair'})" for task in TASKS}
 JOINT_NAMES = {
     str(DEFAULT): "swap, default",
@@ -543,11 +546,12 @@ def models_table(measure: Callable[..., Interval], words: str) -> str:
 
 def summary_table() -> str:
     """The means of three models alone, for a first look."""
-    rows = [
-        [words, *(f"{100 * over_languages(one, over_pairs(one, name)).mean:.1f}" for one in TASKS)]
-        for name, words in SUMMARY.items()
-    ]  # fmt: skip
-    return table(["% correct", *TASKS], rows)
+    rows = []
+    for name, words in SUMMARY.items():
+        means = [np.mean([ten_languages.accuracy(one, name) for one in ten_languages.LANGUAGES])]
+        means += [correct(task, name).mean for task in IN_SUMMARY]
+        rows.append([words, *(f"{100 * mean:.1f}" for mean in means)])
+    return table(["% correct", "headlines, 10 languages", *IN_SUMMARY.values()], rows)
 
 
 def _gains(task: str, first: str, second: str) -> list[Values]:
@@ -614,6 +618,7 @@ def tables() -> dict[str, str]:
     """The tables by name."""
     return {
         "means": models_table(correct, "% correct"),
+        **ten_languages.tables(),
         "summary": summary_table(),
         "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),

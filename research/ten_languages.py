@@ -1,0 +1,268 @@
+"""Headlines in ten languages: tables and figures from the recorded answers, and the losses.
+
+    python -m research.ten_languages figures                 # the forest plots of docs/real.md
+    python -m research.ten_languages loss INPUTS STUDY --base GEMMA
+
+The tables are among those of `python -m research.transfer`. `loss` measures what the base and the
+language experts know of a language: nats per character of the held-out rows that
+`research.languages` wrote into INPUTS. Results are recorded in `research/ten-languages`.
+
+Intervals over languages are Student's, of ten means over documents and pairs. They hold for other
+languages like these; those over documents hold for other documents of the same languages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from sklearn.metrics import f1_score, recall_score
+
+from layerswap.evaluation.statistics import (
+    Classified,
+    Interval,
+    Values,
+    paired_difference,
+    predictors,
+    student_interval,
+)
+from layerswap.report import draw_intervals
+from layerswap.search.conditions import DEFAULT
+from layerswap.study.journal import read_journal
+from layerswap.study.results import RESULTS, read_condition_scores
+from layerswap.study.step_functions import selected
+from research.languages import LANGUAGES as CODES
+from research.markdown import points, table
+
+HERE = Path(__file__).parent
+IMAGES = HERE.parent / "docs" / "images"
+STUDY, MIDDLE = HERE / "ten-languages", HERE / "ten-languages-middle"
+LOSS = STUDY / "loss.json"
+ROWS = 32
+"""Held-out rows of a language whose loss is measured."""
+LANGUAGES = {
+    "sw": "Swahili", "ha": "Hausa", "yo": "Yoruba", "pcm": "Pidgin", "sn": "Shona",
+    "so": "Somali", "rn": "Rundi", "om": "Oromo", "xh": "Xhosa", "ln": "Lingala",
+}  # fmt: skip
+CODE_OF = dict(zip(LANGUAGES, CODES, strict=True))
+"""The codes of the data's files."""
+SWAP, TASK, SOUP, BASE = str(DEFAULT), "task expert", "soup", "base"
+PARTIAL, PARTIAL_SWAP = "task expert, middle layers alone", "swap, middle layers alone"
+MODELS = {
+    SWAP: "swap, default",
+    PARTIAL_SWAP: "swap, task expert trained in layers 3 to 16 alone",
+    "weighted soup, task 0.7": "soup, 0.7 of the task expert",
+    SOUP: "soup (plain average)",
+    "task arithmetic, scale 0.3": "task arithmetic, scale 0.3",
+    "task arithmetic, scale 1.0": "task arithmetic, scale 1",
+    "TIES, density 0.075": "TIES, density 0.075",
+    "task expert, reverted C": "task expert, layers 0 to 2 and 17 put back to the base",
+    PARTIAL: "task expert trained in layers 3 to 16 alone",
+    TASK: "task expert",
+    BASE: "base",
+    "language expert": "language expert",
+}
+"""Names of models in the tables, in their order."""
+Measure = Callable[[str, str], float]
+"""A score by language and model."""
+
+
+@cache
+def answers(code: str) -> dict[str, Classified]:
+    """Every model's answers to the test documents of a language, over its pairs."""
+    found: dict[str, list[Values]] = defaultdict(list)
+    for study, renamed in ((STUDY, {}), (MIDDLE, {TASK: PARTIAL, SWAP: PARTIAL_SWAP})):
+        if not (study / code).is_dir():
+            continue
+        ((_, recorded),) = read_condition_scores(study / code / RESULTS).items()
+        assert recorded.labels is not None
+        labels = recorded.labels[recorded.published :]
+        for condition, given in recorded.answers.items():
+            name = str(condition.treatment)
+            if not renamed or name in renamed:
+                found[renamed.get(name, name)].append(given[recorded.published :])
+    return {name: Classified(labels, np.array(given)) for name, given in found.items()}
+
+
+def right(code: str, model: str) -> Values:
+    """The share of a model's pairs that answer each document right."""
+    found = answers(code)[model]
+    share: Values = (found.predicted == found.labels).mean(axis=0)
+    return share
+
+
+def accuracy(code: str, model: str) -> float:
+    return float(right(code, model).mean())
+
+
+@cache
+def recall(code: str, model: str) -> float:
+    """Balanced accuracy, the mean over pairs."""
+    found = answers(code)[model]
+    settings = {"labels": np.unique(found.labels), "average": "macro"}
+    return float(np.mean([recall_score(found.labels, of, **settings) for of in found.predicted]))
+
+
+@cache
+def f1(code: str, model: str) -> float:
+    """Macro-F1, the mean over pairs."""
+    found = answers(code)[model]
+    return float(np.mean([f1_score(found.labels, of, average="macro") for of in found.predicted]))
+
+
+def gain(measure: Measure, first: str, second: str) -> Interval:
+    """The first minus the second."""
+    gains = [measure(code, first) - measure(code, second) for code in LANGUAGES]
+    return student_interval(np.array(gains))
+
+
+def means_table() -> str:
+    """Every model's mean over languages, minus the task expert, and the default swap minus it."""
+    rows = []
+    for name, words in MODELS.items():
+        if any(name not in answers(code) for code in LANGUAGES):
+            continue
+        cells = []
+        for measure in (accuracy, recall):
+            cells += [
+                per_cent(measure, name),
+                "" if name == TASK else points(gain(measure, name, TASK)),
+                "" if name == SWAP else points(gain(measure, SWAP, name)),
+            ]
+        rows.append([words, *cells, per_cent(f1, name)])
+    head = ["minus the task expert", "the swap minus it"]
+    return table(["ten languages", "accuracy", *head, "balanced accuracy", *head, "macro-F1"], rows)
+
+
+def per_cent(measure: Measure, model: str) -> str:
+    return f"{100 * np.mean([measure(code, model) for code in LANGUAGES]):.1f}"
+
+
+def languages_table() -> str:
+    """Scores by language, and the swap minus the task expert and the plain average."""
+    rows = []
+    for code, language in LANGUAGES.items():
+        cells = [f"{100 * accuracy(code, name):.1f}" for name in (BASE, TASK, SOUP, SWAP)]
+        for other in (TASK, SOUP):
+            cells.append(points(paired_difference(right(code, SWAP), right(code, other))))
+            cells.append(f"{100 * (recall(code, SWAP) - recall(code, other)):+.1f}")
+        rows.append([language, str(len(right(code, SWAP))), *cells])
+    head = ["", "n", "base", "task expert", "soup", "swap", "swap minus task expert", "balanced"]
+    return table([*head, "swap minus soup", "balanced"], rows)
+
+
+def signals() -> dict[str, list[float]]:
+    """What may go with the gain, by language."""
+    loss = json.loads(LOSS.read_text("utf-8"))
+    return {
+        "base's accuracy": [accuracy(code, BASE) for code in LANGUAGES],
+        "base's loss on the language": [loss[code]["base"] for code in LANGUAGES],
+        "fall of the loss by the language expert": [
+            loss[code]["base"] - loss[code]["language expert"] for code in LANGUAGES
+        ],
+        "task expert minus base": [
+            accuracy(code, TASK) - accuracy(code, BASE) for code in LANGUAGES
+        ],
+    }
+
+
+def signals_table() -> str:
+    """Rank correlations of the swap's gains over languages with each signal."""
+    rows = []
+    for other in (TASK, SOUP):
+        gains = [accuracy(code, SWAP) - accuracy(code, other) for code in LANGUAGES]
+        found = {one.signal: one for one in predictors(signals(), gains)}
+        rows.append([
+            f"swap minus {MODELS[other]}",
+            *(f"{one.spearman.mean:+.2f} (p = {one.p_spearman:.2f})"
+              for one in (found[name] for name in signals())),
+        ])  # fmt: skip
+    return table(["Spearman's correlation over ten languages", *signals()], rows)
+
+
+def tables() -> dict[str, str]:
+    """The tables by name."""
+    return {
+        "ten languages": means_table(),
+        "by language": languages_table(),
+        "what the gain goes with": signals_table(),
+    }
+
+
+def draw_figures(out: Path) -> None:
+    """Draw the swap minus the task expert and minus the plain average, one row a language."""
+    for name, other in (("task", TASK), ("soup", SOUP)):
+        gains = {
+            language: paired_difference(right(code, SWAP), right(code, other))
+            for code, language in LANGUAGES.items()
+        }
+        rows = sorted(gains.items(), key=lambda row: -row[1].mean)
+        rows += [("mean over languages", gain(accuracy, SWAP, other))]
+        rows += [("mean, balanced", gain(recall, SWAP, other))]
+        drawn = draw_intervals(
+            rows, measure=f"swap minus {MODELS[other]}, headlines", differences=True
+        )
+        for path in drawn.save(out / f"forest-{name}"):
+            if path.suffix != ".svg":
+                path.unlink()
+
+
+def measure_losses(inputs: Path, study: Path, base: str) -> None:
+    """Record the loss of the base and of each finished language expert on held-out rows."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    journal = read_journal(study)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+
+    def load(folder: str) -> torch.nn.Module:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        return model.eval()  # type: ignore[no-any-return]
+
+    def loss(model: torch.nn.Module, rows: Sequence[str]) -> float:
+        nats = 0.0
+        with torch.inference_mode():
+            for row in rows:
+                ids = tokenizer(row, return_tensors="pt").input_ids
+                logs = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+                nats -= float(logs.gather(1, ids[0, 1:, None]).sum())
+        return nats / sum(map(len, rows))
+
+    ready, whole = journal.finished(), load(base)
+    found = json.loads(LOSS.read_text("utf-8")) if LOSS.is_file() else {}
+    for code, file in CODE_OF.items():
+        select = f"select/{code}"
+        if code in found or select not in ready:
+            continue
+        path = inputs / f"{file}-validation.jsonl"
+        rows = [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()[:ROWS]]
+        expert = load(selected({select: journal.fetch(select)}, code)[0])
+        losses = {"base": loss(whole, rows), "language expert": loss(expert, rows)}
+        found[code] = {name: round(value, 4) for name, value in losses.items()}
+        print(code, found[code], flush=True)
+        LOSS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    figures = commands.add_parser("figures", help="draw the forest plots")
+    figures.add_argument("--out", type=Path, default=IMAGES)
+    loss = commands.add_parser("loss", help="measure what models know of the languages")
+    loss.add_argument("inputs", type=Path, help="folder of the inputs")
+    loss.add_argument("study", type=Path, help="folder of the study")
+    loss.add_argument("--base", required=True, help="folder of Gemma 3 270M")
+    given = parser.parse_args()
+    if given.command == "figures":
+        draw_figures(given.out)
+    else:
+        measure_losses(given.inputs, given.study, given.base)
+
+
+if __name__ == "__main__":
+    main()
