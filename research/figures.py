@@ -46,11 +46,11 @@ def main() -> None:
     published = json.loads(PUBLISHED.read_text("utf-8"))
     maps = [_published(PAPER[name], published[name]) for name in PAPER]
     caption = "Llama 3.1 8B, as printed in Bandarkar et al. (2025), figures 4 and 6"
-    _save(draw_maps(maps, caption=caption), arguments.out / "maps-paper")
+    save_svg(draw_maps(maps, caption=caption), arguments.out / "maps-paper")
     lab = shipped()
     for language in lab.languages:
-        _save(_grid(lab, language), arguments.out / f"grid-{language}")
-    _save(_maps(lab), arguments.out / "maps-lab")
+        save_svg(_grid(lab, language), arguments.out / f"grid-{language}")
+    save_svg(_maps(lab), arguments.out / "maps-lab")
 
 
 def _published(title: str, printed: dict[str, Any]) -> Map:
@@ -110,7 +110,8 @@ def _trained(lab: Lab, training: Training, stream: Any, folder: str) -> Path:
     return out
 
 
-def _save(drawing: Drawing, stem: Path) -> None:
+def save_svg(drawing: Drawing, stem: Path) -> None:
+    """Save a drawing without its PDF and PNG."""
     for path in drawing.save(stem):
         if path.suffix != ".svg":
             path.unlink()

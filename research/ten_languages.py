@@ -130,16 +130,17 @@ def means_table() -> str:
         cells = []
         for measure in (accuracy, recall):
             cells += [
-                per_cent(measure, name),
+                percentage(measure, name),
                 "" if name == TASK else points(gain(measure, name, TASK)),
                 "" if name == SWAP else points(gain(measure, SWAP, name)),
             ]
-        rows.append([words, *cells, per_cent(f1, name)])
+        rows.append([words, *cells, percentage(f1, name)])
     head = ["minus the task expert", "the swap minus it"]
     return table(["ten languages", "accuracy", *head, "balanced accuracy", *head, "macro-F1"], rows)
 
 
-def per_cent(measure: Measure, model: str) -> str:
+def percentage(measure: Measure, model: str) -> str:
+    """The mean over languages."""
     return f"{100 * np.mean([measure(code, model) for code in LANGUAGES]):.1f}"
 
 
@@ -196,6 +197,8 @@ def tables() -> dict[str, str]:
 
 def draw_figures(out: Path) -> None:
     """Draw the swap minus the task expert and minus the plain average, one row a language."""
+    from research.figures import save_svg
+
     for name, other in (("task", TASK), ("soup", SOUP)):
         gains = {
             language: paired_difference(right(code, SWAP), right(code, other))
@@ -204,12 +207,8 @@ def draw_figures(out: Path) -> None:
         rows = sorted(gains.items(), key=lambda row: -row[1].mean)
         rows += [("mean over languages", gain(accuracy, SWAP, other))]
         rows += [("mean, balanced", gain(recall, SWAP, other))]
-        drawn = draw_intervals(
-            rows, measure=f"swap minus {MODELS[other]}, headlines", differences=True
-        )
-        for path in drawn.save(out / f"forest-{name}"):
-            if path.suffix != ".svg":
-                path.unlink()
+        measure = f"swap minus {MODELS[other]}, headlines"
+        save_svg(draw_intervals(rows, measure=measure, differences=True), out / f"forest-{name}")
 
 
 def measure_losses(inputs: Path, study: Path, base: str) -> None:

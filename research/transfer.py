@@ -546,11 +546,11 @@ def models_table(measure: Callable[..., Interval], words: str) -> str:
 
 def summary_table() -> str:
     """The means of three models alone, for a first look."""
-    rows = []
-    for name, words in SUMMARY.items():
-        means = [np.mean([ten_languages.accuracy(one, name) for one in ten_languages.LANGUAGES])]
-        means += [correct(task, name).mean for task in IN_SUMMARY]
-        rows.append([words, *(f"{100 * mean:.1f}" for mean in means)])
+    rows = [
+        [words, ten_languages.percentage(ten_languages.accuracy, name),
+         *(f"{100 * correct(task, name).mean:.1f}" for task in IN_SUMMARY)]
+        for name, words in SUMMARY.items()
+    ]  # fmt: skip
     return table(["% correct", "headlines, 10 languages", *IN_SUMMARY.values()], rows)
 
 

@@ -49,9 +49,9 @@ from layerswap.study.journal import Storage, StudyJournal, read_journal
 from layerswap.study.plan import mix_fingerprints, plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan, refuse_other_study
 from layerswap.study.report import (
-    _called,
+    _recipe_of,
     _sentence,
-    merge_best,
+    merge_models,
     write_study_report,
 )
 from layerswap.study.results import (
@@ -204,20 +204,20 @@ def test_the_page_of_a_study(finished):
 def test_the_selected_composition_of_a_study_is_merged(finished):
     out = finished[1]
     assert (out / "best" / "furo.yaml").read_text().startswith("# lab_problem in furo")
-    (merged,) = merge_best(out, ["nela"], log=print)
+    (merged,) = merge_models(out, ["nela"], log=print)
     assert open_checkpoint(str(merged)).layers == 8
     assert (merged / "README.md").is_file()
     with pytest.raises(StudyError, match="has no 'sw'; its languages are furo, nela"):
-        list(merge_best(out, ["sw"], log=print))
-    (average,) = merge_best(out, ["nela"], "soup", log=print)
-    experts = [one.source for one in _called(out, "nela", "soup").experts.values()]
+        list(merge_models(out, ["sw"], log=print))
+    (average,) = merge_models(out, ["nela"], "soup", log=print)
+    experts = [one.source for one in _recipe_of(out, "nela", "soup").experts.values()]
     soup, *each = (load_file(f"{path}/model.safetensors") for path in (average, *experts))
     assert len(each) == 2
     for name, weights in soup.items():
         mean = (each[0][name].float() + each[1][name].float()) / 2
         torch.testing.assert_close(weights.float(), mean, rtol=1e-2, atol=1e-3)
     with pytest.raises(StudyError, match="no model is called 'mean' in nela; there are base; "):
-        list(merge_best(out, ["nela"], "mean", log=print))
+        list(merge_models(out, ["nela"], "mean", log=print))
 
 
 @pytest.mark.slow
@@ -727,7 +727,7 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path):
     assert set(rows) == {"swap, default", "task expert", "language expert", "soup"}
     page = write_study_report(tmp_path / "out").read_text()
     assert f"{models / 'language-nela-1'}, {models / 'task-1'}" in page
-    (merged,) = merge_best(tmp_path / "out", ["nela"], log=lambda line: None)
+    (merged,) = merge_models(tmp_path / "out", ["nela"], log=lambda line: None)
     assert open_checkpoint(str(merged)).layers == 8
 
 

@@ -24,7 +24,7 @@ from layerswap.versions import missing_import
 
 
 class Root(commands.PlainGroup):
-    """The command `layerswap`; it names the replacement of a command that moved or was removed."""
+    """The command `layerswap`, with replacements for moved and removed commands."""
 
     moved = {
         "linearity": "is now `layerswap analyse linearity`",

@@ -271,8 +271,8 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
     "lab study": "study merge {out}/study",
     "analyse linearity": PLAN,
 }
-"""By command, if the next one can be typed as it is printed. A word in braces is an option of that
-command, or a free name for an output."""
+"""Maps a command to the next command, where a user can type it as printed. A word in braces is an
+option of the first command, or a free name for an output."""
 
 
 class _Words(dict[str, str]):

@@ -150,7 +150,7 @@ def plan(
     from layerswap.merge.api import make_plan
 
     if layers is not None and not check:
-        raise RecipeError("--layers goes with --check; other plans have the layers of the experts")
+        raise RecipeError("--layers goes with --check; without --check the experts give the layers")
     recipe = described.recipe()
     if check:
         composition = None if layers is None else recipe.resolve(layers)

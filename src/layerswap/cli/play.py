@@ -55,7 +55,7 @@ class Served(commands.Group):
             envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
         ),
     ] = None
-    history: Annotated[Path, typer.Option(help="File that records the compositions tried.")] = Path(
+    history: Annotated[Path, typer.Option(help="File for the history of compositions.")] = Path(
         "layerswap-play.jsonl"
     )
     browser: Annotated[

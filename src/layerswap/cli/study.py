@@ -152,9 +152,9 @@ def run_file(
 
 
 def _merge(root: Path, languages: Sequence[str] = (), model: str | None = None) -> None:
-    from layerswap.study.report import merge_best
+    from layerswap.study.report import merge_models
 
-    for path in merge_best(root, languages, model, log=output.log):
+    for path in merge_models(root, languages, model, log=output.log):
         output.say(f"wrote {path}")
 
 
@@ -222,10 +222,13 @@ def merge(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(show_default="the selected one", help="A model as the tables call it: soup."),
+        typer.Option(
+            show_default="the selected one",
+            help="Name of a model in the study's tables, such as soup.",
+        ),
     ] = None,
 ) -> None:
-    """Merge the selected composition of each language of a study, or another of its models.
+    """Merge the selected composition of each language of a study, or the model that --model names.
 
     Writes a checkpoint with its card into DIR/merged/<language>.
 

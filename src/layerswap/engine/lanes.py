@@ -134,9 +134,9 @@ class Lanes:
         return len(self.member)
 
     def start_of(self, node: Node) -> tuple[int, int]:
-        """Return a node's segment and the lane of its first prompt; other prompts follow.
+        """Return a node's segment and the lane of its first prompt.
 
-        That is so until texts are written.
+        Until texts are written, the lanes of its other prompts follow.
         """
         level, row = self.levels[node.depth], int((self.member == node.members[0]).argmax())
         return int(level.segment[row]), int(level.lane[row])

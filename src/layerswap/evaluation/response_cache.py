@@ -46,7 +46,7 @@ class AnswerStore:
 
     @property
     def empty(self) -> bool:
-        """True if the store holds no answer."""
+        """Return True if the store holds no answer."""
         return self._database.execute("SELECT 1 FROM answers LIMIT 1").fetchone() is None
 
     def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
@@ -139,14 +139,14 @@ def _configuration_key(model: Any) -> str:
 IRRELEVANT = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 """Keys of a configuration that do not decide answers."""
 FEWEST_ROWS, USUAL_TOKENS = 16, 4096
-"""Rows that are scored together if memory allows, and tokens of more and shorter rows."""
+"""Smallest number of rows in a batch, and tokens in a batch of short rows, if memory allows."""
 
 
 class ResponseCache:
     """The answers of several compositions, computed together and stored.
 
-    Without a store, they stay in memory; without a batch size, it is about 4,096 tokens, or
-    as many as fit. `log` is called with the memory that a batch needs.
+    Without a store, answers stay in memory. Without a batch size, a batch has 16 rows, or more
+    short rows up to 4,096 tokens, or as many as fit. `log` receives the memory that a batch needs.
     """
 
     def __init__(

@@ -290,21 +290,21 @@ def write_results(
 
 @dataclass(frozen=True)
 class Earlier:
-    """The tables that a folder of results holds before an evaluation."""
+    """Tables that earlier evaluations wrote into a folder of results."""
 
     scores: Sequence[tuple[Score, Mapping[str, Any]]]  # with all columns by name
     samples: Sequence[Sample]
 
     @classmethod
     def read(cls, out: Path) -> Earlier:
-        """Read the tables in a folder; both are empty in a new folder."""
+        """Read the tables of a folder; a new folder has empty tables."""
         path = out / SCORES_TABLE
         return cls(list(read_rows(path, Score)) if path.is_file() else [], read_samples(out))
 
     def without(
         self, results: Results, columns: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Earlier, list[str]]:
-        """Drop what new results replace; also returns each dropped model and task in words.
+        """Drop rows that new results replace; also return the models and tasks of these rows.
 
         All rows of a model go if its columns differ: another model has its name now.
         """
@@ -617,7 +617,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
 
 
 def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
-    """List the documents of a row that all of its models share."""
+    """List the documents that all models of a row share."""
     return sorted(set.intersection(*(set(by[row]) for by in scores if row in by)))
 
 

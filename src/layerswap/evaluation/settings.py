@@ -99,7 +99,7 @@ class EvaluationSettings(PromptOptions):
 
     limit: PositiveInt | None = None  # most documents of a task, drawn by label
     limit_first: PositiveInt | None = None  # the first documents of a task, as in lm-eval
-    batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: about 4,096 tokens
+    batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
     device: str | None = None  # a GPU if there is one when not given
     # As stored when not given, or the widest of several.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]

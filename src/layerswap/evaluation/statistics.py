@@ -125,20 +125,19 @@ def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
 def student_interval(means: Values) -> Interval:
     """Compute the mean of means, such as one per language, with Student's 95% interval.
 
-    It is the interval for other languages like these; bootstraps over documents hold for the same
-    languages. Equal means give an interval of width 0.
+    The interval covers other languages like these. A bootstrap over documents covers other
+    documents of the same languages. Equal means give an interval of width 0.
 
     Raises:
         RecipeError: `means` is not a vector of at least two finite numbers.
     """
-    from scipy.stats import t
+    from scipy.stats import sem, t
 
     values = _vector(means)
     if len(values) < 2:
         raise RecipeError("an interval over languages needs at least two")
     mean = float(values.mean())
-    error = float(values.std(ddof=1)) / len(values) ** 0.5
-    reach = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    reach = float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * sem(values))
     return Interval(mean, mean - reach, mean + reach, len(values))
 
 
@@ -215,7 +214,7 @@ class Classified:
         return right
 
     def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
-        """Make intervals of resamples; `exact` is the accuracy's interval if nothing varies."""
+        """Compute intervals from resamples; `exact` replaces an interval if nothing varies."""
         return Balanced(*(
             exact if (one == exact.mean).all()
             else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))
@@ -418,7 +417,7 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
 
 
 def _p(value: float | None) -> float:
-    """Return a test's p-value; 1 if nothing differs."""
+    """Return a test's p-value, or 1 if nothing differs."""
     return 1.0 if value is None or not np.isfinite(value) else float(value)
 
 

@@ -242,7 +242,7 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
 
 
 def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None) -> str:
-    """Choose the type of a stored blend: the requested type, or the widest of its inputs.
+    """Choose the stored type of a blend: the requested type, else the widest input type.
 
     Tensors that all experts store in float32 stay so: llama.cpp needs norms and routers in it.
     """

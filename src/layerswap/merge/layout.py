@@ -245,7 +245,7 @@ def term_builder(
 
 
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
-    """Return the experts and the base by name; an expert may be named `base`."""
+    """Map names to the experts and the base; an expert may be named `base`."""
     if base is None:
         return dict(experts)
     return {**experts, ("base" if "base" not in experts else "the base"): base}

@@ -503,7 +503,7 @@ class Format(ABC):
         ]
 
     def layout_facts(self, plan: Plan) -> dict[str, Any]:
-        """Describe the layout of the files, for the record."""
+        """Return facts about the file layout that the record stores."""
         return {}
 
     def facts(self, plan: Plan) -> dict[str, Any]:

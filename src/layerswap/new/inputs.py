@@ -75,7 +75,7 @@ class LanguageInput:
             yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
 
     def texts(self) -> list[str]:
-        """The first texts of every source, as training sees them."""
+        """Return the first texts of every source as training sees them."""
         return [
             template.format(**row)
             for _, table, template, _ in self.templates()
@@ -196,7 +196,7 @@ def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
 
 
 def read_languages(given: Sequence[str]) -> dict[str, str | None]:
-    """The files of languages, each given as `CODE` or `CODE:FILE`, by standard code."""
+    """Read `CODE` or `CODE:FILE` for each language; return the files by standard code."""
     files: dict[str, str | None] = {}
     first: dict[str, str] = {}
     for one in given:

@@ -216,7 +216,7 @@ class StudyJournal:
         return folder
 
     def finished(self) -> dict[str, StepRecord]:
-        """Finished steps whose inputs are current, in order.
+        """List the finished steps with current inputs, in order.
 
         Each record is read once, since reading from a storage is a request.
         """

@@ -39,6 +39,7 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
+from layerswap.study.conditions import RecipeData
 from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
 from layerswap.study.results import (
     BY_LABEL,
@@ -278,42 +279,53 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
     folder.mkdir(exist_ok=True)
     first = {found.language: found for found in reversed(results.benchmarks)}
     for language, found in first.items():
-        step = journal.graph[f"evaluate/{language}"]
-        inputs = {name: journal.fetch(name) for name in step.needs}
-        recipe = dict(recipes_of(step.settings, inputs))[found.best]
+        recipe = dict(_recipes(journal, language))[found.best]
         score = interval_words(found.best_score)
         head = f"# {found.benchmark} in {language}, {found.best}: {score}%\n"
         text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
         (folder / f"{language}.yaml").write_text(head + text, "utf-8")
 
 
-def merge_best(
+def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:
+    """List the recipe of every condition of a language."""
+    step = journal.graph[f"evaluate/{language}"]
+    return recipes_of(step.settings, {name: journal.fetch(name) for name in step.needs})
+
+
+def merge_models(
     root: Path, languages: Sequence[str] = (), model: str | None = None, *, log: Log
 ) -> Iterator[Path]:
-    """Write a model of each language into `merged/<language>`, with its card.
+    """Write one model and its card for each language into `merged/<language>`.
 
-    It is the selected one, or the one that the tables call `model`, of the first pair of experts.
+    Args:
+        root: folder of the study.
+        languages: all when empty.
+        model: its name in the tables, with the first pair of experts; the selected model when None.
+        log: called with one line at a time.
+
+    Raises:
+        StudyError: nothing is selected yet, or there is no such language or model; nothing was
+            written.
     """
     known = {path.stem: path for path in sorted((root / BEST).glob("*.yaml"))}
     if not known:
         raise StudyError(f"{root}: has no {BEST}/<language>.yaml yet; finish the study first")
-    for language in languages or known:
-        if language not in known:
-            raise StudyError(f"{root}: has no {language!r}; its languages are {', '.join(known)}")
-        recipe = read_recipe(known[language]) if model is None else _called(root, language, model)
+    if strange := [one for one in languages if one not in known]:
+        raise StudyError(f"{root}: has no {strange[0]!r}; its languages are {', '.join(known)}")
+    recipes = {
+        one: read_recipe(known[one]) if model is None else _recipe_of(root, one, model)
+        for one in languages or known
+    }
+    for language, recipe in recipes.items():
         log(f"merging the model of {language}")
         (root / MERGED).mkdir(exist_ok=True)
-        plan = make_plan(recipe)
-        yield plan.save(root / MERGED / language, overwrite=True)
+        yield make_plan(recipe).save(root / MERGED / language, overwrite=True)
 
 
-def _called(root: Path, language: str, model: str) -> Recipe:
-    """The recipe of a model of the tables."""
-    journal = read_journal(root)
-    step = journal.graph[f"evaluate/{language}"]
-    inputs = {name: journal.fetch(name) for name in step.needs}
-    found: dict[str, dict[str, Any]] = {}
-    for condition, data in recipes_of(step.settings, inputs):
+def _recipe_of(root: Path, language: str, model: str) -> Recipe:
+    """Find the recipe of a model by its name in the tables."""
+    found: dict[str, RecipeData] = {}
+    for condition, data in _recipes(read_journal(root), language):
         found.setdefault(str(condition.treatment), data)
     if model not in found:
         names = "; ".join(found)
@@ -335,8 +347,7 @@ def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, st
     settings, best = steps[chosen].settings, root / BEST / f"{chosen}.yaml"
     if best.is_file():
         return read_recipe(best), chosen, settings["evaluate"]
-    inputs = {name: journal.fetch(name) for name in steps[chosen].needs}
-    swaps = (data for _, data in recipes_of(settings, inputs) if "swap" in data)
+    swaps = (data for _, data in _recipes(journal, chosen) if "swap" in data)
     return check_recipe(next(swaps), where=f"{root}"), chosen, settings["evaluate"]
 
 

@@ -39,9 +39,10 @@ from layerswap.search.protocol import (
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 BY_LABEL = "balanced by label"
+"""End of the heading of a table of balanced measures."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 RANKED = 5
-"""Fewest languages and benchmarks whose ranks are shown, and languages with an interval."""
+"""Fewest results to rank, and fewest languages whose mean has an interval over languages."""
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
 

@@ -40,7 +40,7 @@ class LinearLogProb(torch.autograd.Function):
         targets: torch.Tensor,
         chunk: int,
         train: bool,
-        narrow: torch.Tensor | None = None,
+        narrow: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compute the values, and with `train` the gradients of their sum where they are needed.
 
@@ -58,15 +58,14 @@ class LinearLogProb(torch.autograd.Function):
             for tensor, needed in inputs
         ]
         values, entropies, hits = [], [], []
-        head = weight if narrow is None else narrow
         size = max(1, min(chunk // len(weight), len(targets)))
         # The memory of a chunk is allocated once: fresh pages cost as much as writing to them.
         buffers = [hidden.new_empty(size, len(weight)) for _ in range(2)]
-        products = buffers[0] if head.dtype == torch.float32 else buffers[0].to(head.dtype)
+        products = buffers[0] if narrow.dtype == torch.float32 else buffers[0].to(narrow.dtype)
         for rows in torch.split(torch.arange(len(targets)), size):
-            part, labels = hidden[rows].to(head.dtype), targets[rows]
+            part, labels = hidden[rows].to(narrow.dtype), targets[rows]
             first, second, product = (memory[: len(rows)] for memory in (*buffers, products))
-            torch.mm(part, head.t(), out=product)
+            torch.mm(part, narrow.t(), out=product)
             logits = first if product is first else first.copy_(product)
             if bias is not None:
                 logits += bias
@@ -80,7 +79,7 @@ class LinearLogProb(torch.autograd.Function):
             probabilities[torch.arange(len(labels)), labels] -= 1
             rise = probabilities if product is first else product.copy_(probabilities)
             if grads[0] is not None:
-                grads[0][rows] = -(rise @ head).to(hidden.dtype)
+                grads[0][rows] = -(rise @ narrow).to(hidden.dtype)
             if grads[1] is not None:
                 if product is first:
                     grads[1].addmm_(rise.t(), part, alpha=-1)
@@ -110,10 +109,13 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
     `trl.SFTTrainer` prepared, without PEFT's wrapper.
     """
     config = model.config.get_text_config()
+    if any(getattr(config, name, None) is not None for name in _SCALED):
+        return
+    fused = model.forward
     kept: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
 
-    def narrow(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The head in another dtype; that of a frozen head is kept for the next batch."""
+    def narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Convert the head to a dtype; keep the copy of a frozen head for the next batch."""
         if weight.requires_grad or weight.dtype == dtype:
             return weight.detach().to(dtype)
         key = (weight.data_ptr(), weight._version, dtype)
@@ -121,10 +123,6 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
             kept.clear()
             kept[key] = weight.detach().to(dtype)
         return kept[key]
-
-    if any(getattr(config, name, None) is not None for name in _SCALED):
-        return
-    fused = model.forward
 
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
@@ -147,7 +145,7 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
         dtype = torch.get_autocast_dtype("cpu") if autocast else torch.float32
         values = LinearLogProb.apply(  # type: ignore[no-untyped-call]
             hidden[mask].float(), head.weight, head.bias, labels[mask], chunk,
-            torch.is_grad_enabled(), narrow(head.weight, dtype),
+            torch.is_grad_enabled(), narrowed(head.weight, dtype),
         )  # fmt: skip
         logs, entropy, hit = (
             value.new_zeros(mask.shape).masked_scatter(mask, value) for value in values

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of glibc's `mallopt`, from `malloc.h`."""
+"""Numbers of two settings of glibc's `mallopt` (`malloc.h`)."""
 
 
 def train(
@@ -100,8 +100,9 @@ def train(
 def keep_freed_memory() -> None:
     """Keep the memory of freed tensors for the next ones, where the C library is glibc.
 
-    By default it returns large blocks to the system, and every batch faults their pages in again.
-    That is a sixth of the time of a head with 262,144 rows. The setting is the whole process's.
+    By default glibc returns large blocks to the system, and every batch faults their pages in
+    again. The faults take a sixth of the time of a head with 262,144 rows. The whole process keeps
+    the setting.
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
