@@ -15,7 +15,8 @@ pieces of at most 400 characters. Swahili and Hausa take the sentences of MAFAND
     after-task-1, after-outer-task-1  the language learned on top of task-1, everything or the outer
                                       layers alone; nothing is merged
 
-`OUT/dose-*.yaml` are the studies that evaluate them, once each is trained into `OUT/trained/NAME`:
+`OUT/dose-*.yaml` are the studies that evaluate them, once they are trained into `OUT/trained/NAME`;
+`--trained` leaves out of them what is not yet there:
 
     layerswap data OUT/masakhanews-english.yaml --out OUT/news
     layerswap data OUT/sib200-english.yaml --out OUT/sib
@@ -30,7 +31,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,8 +50,8 @@ STEPS = {"73k": 142, "290k": 568, "all": None}
 """Steps of 512 tokens; one epoch, which holds no row twice, for all text."""
 TRAINED: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "sw": ("swa", {"73k": (1, 2, 3), "290k": (1, 2, 3), "all": (1,)}),
-    "sn": ("sna", {"290k": (1,), "all": (1,)}),
-    "so": ("som", {"290k": (1,), "all": (1,)}),
+    "sn": ("sna", {"73k": (1,), "290k": (1,), "all": (1,)}),
+    "so": ("som", {"73k": (1,), "290k": (1,), "all": (1,)}),
 }
 """Language experts of the dose: the code of their text, and the seeds of each dose."""
 
@@ -72,6 +73,8 @@ SCHEDULE = {"lr_scheduler_type": "linear", "weight_decay": 0.01, "max_length": 2
 LONGEST = 400
 """Characters of a row, unless one sentence is longer."""
 SEED = 20261123
+SEEDS = (1, 2, 3)
+"""Of task experts."""
 VALIDATION = 64
 
 
@@ -126,7 +129,7 @@ def language_spec(code: str, dose: str, seed: int, **changes: Any) -> dict[str, 
             "learning_rate": 5e-5, "num_train_epochs": 1, "per_device_train_batch_size": 2,
             **SCHEDULE, **({"max_steps": steps} if steps else {}),
         },
-        "save_every": 10000,
+        "save_every": 10000 if steps else 200,
         "seed": seed,
         **changes,
     }  # fmt: skip
@@ -139,7 +142,7 @@ def specs(base: str) -> Iterator[tuple[str, dict[str, Any]]]:
             for seed in seeds:
                 yield f"{language}-{dose}-{seed}", language_spec(code, dose, seed, base=base)
     for task, (rows, epochs, _) in TASKS.items():
-        for seed in (1, 2, 3):
+        for seed in SEEDS:
             spec = {
                 "base": base,
                 "data": f"../{rows}",
@@ -164,34 +167,43 @@ def specs(base: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 )
 
 
-def dose_studies(base: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The studies of the dose: nothing is chosen, and the test documents are asked once."""
+def dose_studies(
+    base: str, trained: Collection[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The studies of the dose: nothing is chosen, and the test documents are asked once.
 
-    def study(task: str, experts: str, texts: Sequence[str], language: str) -> dict[str, Any]:
-        of_task = [f"trained/{experts}-{seed}" for seed in (1, 2, 3)]
+    All language experts of a language are one study's, with the three task experts each. Experts
+    that are not among `trained` are left out.
+    """
+
+    def study(task: str, experts: Sequence[str], texts: Mapping[str, Sequence[str]]) -> Any:
+        def kept(names: Sequence[str]) -> dict[str, Any]:
+            there = [one for one in names if trained is None or one in trained]
+            return {"experts": [f"trained/{one}" for one in there]}
+
         return {
-            "description": f"{task} in {language} by the dose of text, on Gemma 3 270M",
+            "description": f"{task} by the dose of text, on Gemma 3 270M",
             "base": base, "device": "cpu", "dtype": "bfloat16",
-            "task": {"experts": of_task},
-            "languages": {language: {"experts": [f"trained/{text}" for text in texts]}},
-            "pairs": "same" if len(texts) == len(of_task) else "all",
-            "partitions": ["C"], "grid": {"bottom": 3, "top": 1}, "change": False,
+            "task": kept(experts),
+            "languages": {language: kept(names) for language, names in texts.items()},
+            "pairs": "all", "partitions": ["C"], "change": False,
             "baselines": ["base", "experts", "soup"],
-            "evaluate": {"suite": TASKS[task].suite},
+            "evaluate": {"suite": TASKS[task].suite, "development": "none"},
         }  # fmt: skip
 
-    for language, (_, doses) in TRAINED.items():
-        for dose, seeds in doses.items():
-            texts = [f"{language}-{dose}-{seed}" for seed in seeds]
-            for task in TASKS if language == "sw" else ("task",):
-                for kind in (task, MIDDLE[task]):
-                    name = f"dose-{language}-{dose}-{kind}"
-                    yield name, {"name": name, **study(task, kind, texts, language)}
-    texts = [f"sw-73k-{seed}" for seed in (1, 2, 3)]
+    texts = {
+        language: [f"{language}-{dose}-{seed}" for dose, seeds in doses.items() for seed in seeds]
+        for language, (_, doses) in TRAINED.items()
+    }
+    swahili = {"sw": texts["sw"]}
     for task in TASKS:
-        for kind in ("after", "after-outer"):
-            name = f"dose-{kind}-{task}"
-            yield name, {"name": name, **study(task, f"{kind}-{task}", texts, "sw")}
+        for kind in (task, MIDDLE[task]):
+            name = f"dose-{kind}"
+            own = texts if task == "task" else swahili
+            yield name, {"name": name, **study(task, [f"{kind}-{seed}" for seed in SEEDS], own)}
+        after = [f"{kind}-{task}-{seed}" for kind in ("after", "after-outer") for seed in SEEDS]
+        name = f"dose-after-{task}"
+        yield name, {"name": name, **study(task, after, {"sw": texts["sw"][:1]})}
 
 
 def write_study(name: str, out: Path, base: str) -> None:
@@ -206,6 +218,9 @@ def main() -> None:
     parser.add_argument("published", type=Path, help="folder of the published files")
     parser.add_argument("out", type=Path, help="folder of the inputs")
     parser.add_argument("--base", required=True, help="folder of Gemma 3 270M")
+    parser.add_argument(
+        "--trained", action="store_true", help="studies of the experts in OUT/trained alone"
+    )
     given = parser.parse_args()
     experts = given.out / "experts"
     experts.mkdir(parents=True, exist_ok=True)
@@ -228,7 +243,11 @@ def main() -> None:
         (given.out / f"{name}.yaml").write_text(text, "utf-8")
     for name, spec in specs(base):
         (experts / f"{name}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False), "utf-8")
-    for name, study in dose_studies(base):
+    trained = {one.name for one in (given.out / "trained").iterdir()} if given.trained else None
+    for name, study in dose_studies(base, trained):
+        if not study["task"]["experts"]:
+            continue
+        study["languages"] = {k: one for k, one in study["languages"].items() if one["experts"]}
         (given.out / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False), "utf-8")
     for name in STUDIES:
         write_study(name, given.out, base)
