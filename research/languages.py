@@ -186,7 +186,7 @@ def dose_studies(
             "base": base, "device": "cpu", "dtype": "bfloat16",
             "task": kept(experts),
             "languages": {language: kept(names) for language, names in texts.items()},
-            "pairs": "all", "partitions": ["C"], "change": False,
+            "pairs": "all", "change": False,
             "baselines": ["base", "experts", "soup"],
             "evaluate": {"suite": TASKS[task].suite, "development": "none"},
         }  # fmt: skip
@@ -243,7 +243,9 @@ def main() -> None:
         (given.out / f"{name}.yaml").write_text(text, "utf-8")
     for name, spec in specs(base):
         (experts / f"{name}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False), "utf-8")
-    trained = {one.name for one in (given.out / "trained").iterdir()} if given.trained else None
+    trained = None
+    if given.trained:
+        trained = {one.parent.name for one in (given.out / "trained").glob("*/config.json")}
     for name, study in dose_studies(base, trained):
         if not study["task"]["experts"]:
             continue

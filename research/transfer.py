@@ -1,7 +1,7 @@
-"""The tables of docs/real.md, from the recorded scores of three studies of a real model.
+"""The tables of docs/real.md and docs/dose.md, from recorded scores of a real model.
 
     python -m research.transfer                  # prints them; nothing is trained or evaluated
-    python -m research.transfer --write          # writes them into docs/real.md and README.md
+    python -m research.transfer --write          # writes them into the pages and README.md
     python -m research.transfer --study FOLDER   # first records a finished study, by its name
 
 Recorded are one score per document and condition, every document's label, and the seconds and
@@ -55,12 +55,12 @@ from layerswap.study.results import (
     read_condition_scores,
     study_results,
 )
-from research import ten_languages
+from research import dose, ten_languages
 from research.markdown import per_cent, points, table
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = (DOCS / "real.md", HERE.parent / "README.md")
+PAGES = (DOCS / "real.md", DOCS / "dose.md", HERE.parent / "README.md")
 SCORES, LABELS, PROBABILITIES = "scores.parquet", "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {
@@ -619,6 +619,7 @@ def tables() -> dict[str, str]:
     return {
         "means": models_table(correct, "% correct"),
         **ten_languages.tables(),
+        **dose.tables(),
         "summary": summary_table(),
         "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),

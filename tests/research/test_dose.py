@@ -1,10 +1,13 @@
-"""The trainings and studies of the dose are of their schemas, and fit together."""
+"""The dose of text: trainings and studies fit together, and its numbers are the recorded ones."""
 
+import numpy as np
+import pytest
 import yaml
 
+from layerswap.study.results import RESULTS, read_condition_scores
 from layerswap.study.spec import read_study
 from layerswap.training.expert.spec import read_expert
-from research import languages
+from research import dose, languages
 
 
 def test_the_dose_evaluates_the_experts_that_it_trains(tmp_path):
@@ -20,3 +23,42 @@ def test_the_dose_evaluates_the_experts_that_it_trains(tmp_path):
         for kind in read_study(path).kinds.values():
             asked |= {one.removeprefix("trained/") for one in kind.experts}
     assert asked == set(trained)
+
+
+def evaluated():
+    for study in dose.STUDIES:
+        for code in dose.recorded(study):
+            yield from ((study, code, own) for own in dose.doses(study, code))
+
+
+@pytest.mark.parametrize(("study", "code", "own"), evaluated())
+def test_scores_of_a_dose_are_those_of_its_experts(study, code, own):
+    ((_, recorded),) = read_condition_scores(dose.HERE / study / code / RESULTS).items()
+    names = dose.experts(study)[code]
+    of_dose = {f"-{i}" for i, name in enumerate(names) if name.startswith(f"{code}-{own}-")}
+    for model in (dose.SWAP, dose.SOUP, dose.TASK, dose.LANGUAGE):
+        values = [
+            value for one, value in recorded.scores.items()
+            if str(one.treatment) == model and one.pair[1:] in of_dose
+        ]  # fmt: skip
+        assert len(values) == 3 * len(of_dose)
+        found = dose.right(dose.classified(study, code, model, own))
+        assert found == pytest.approx(np.mean(values, axis=0))
+
+
+def test_a_larger_dose_shares_no_less_with_the_test():
+    counts = dose.json.loads((dose.HERE / "dose-task" / dose.DUPLICATES).read_text("utf-8"))
+    assert counts.keys() == languages.TRAINED.keys()
+    for own in counts.values():
+        shared = [own[one] for one in languages.DOSES]
+        assert shared == sorted(shared)
+        assert shared[-1] < own["headlines"]
+
+
+def test_the_curve_is_that_of_the_recorded_scores(tmp_path):
+    from research.figures import save_svg
+
+    save_svg(dose.draw(), tmp_path / "dose")
+    assert (tmp_path / "dose.svg").read_text("utf-8") == dose.FIGURE.with_suffix(".svg").read_text(
+        "utf-8"
+    )

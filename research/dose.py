@@ -1,0 +1,337 @@
+"""The dose of text: tables and the figure from the recorded answers, and what the data share.
+
+    python -m research.dose record STUDY INPUTS       # a finished study of INPUTS/dose-*.yaml
+    python -m research.dose duplicates PUBLISHED INPUTS
+    python -m research.dose figure
+
+The tables are among those of `python -m research.transfer`. `duplicates` counts test headlines
+that share five words in a row with the training text, by dose. Results are recorded in
+`research/dose-*`: answers, and the experts of each language in the order of their numbers.
+
+Intervals are over documents, which hold for other documents of the same languages and experts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from layerswap.evaluation.statistics import (
+    Classified,
+    Interval,
+    Values,
+    mean_over_groups,
+    paired_over_groups,
+)
+from layerswap.report import Drawing
+from layerswap.report.drawing import EXPERTS, INK, settings
+from layerswap.search.conditions import DEFAULT
+from layerswap.study.journal import read_journal
+from layerswap.study.results import RESULTS, read_condition_scores
+from layerswap.training.mix.filters import overlap
+from research import inputs as published_files
+from research import languages as design
+from research.markdown import points, table
+from research.ten_languages import LANGUAGES as NAMES
+
+HERE = Path(__file__).parent
+FIGURE = HERE.parent / "docs" / "images" / "dose"
+EXPERTS_FILE, DUPLICATES, LOSSES = "experts.json", "duplicates.json", "losses.json"
+STEP = 512
+"""Tokens of a training step."""
+SWAP, TASK, SOUP, LANGUAGE = str(DEFAULT), "task expert", "soup", "language expert"
+STUDIES = {
+    "dose-task": "headlines",
+    "dose-middle": "headlines, task expert trained in layers 3 to 16 alone",
+    "dose-sentences": "sentences",
+    "dose-sentences-middle": "sentences, task expert trained in layers 3 to 16 alone",
+}
+AFTER = {"after": "everything trained", "after-outer": "layers 0 to 2 and 17 alone"}
+
+
+def recorded(study: str) -> list[str]:
+    """The languages of which a study has recorded answers."""
+    return [code for code in design.TRAINED if (HERE / study / code).is_dir()]
+
+
+@cache
+def experts(study: str) -> dict[str, list[str]]:
+    """The names of experts by kind, in the order of their numbers in a pair."""
+    found: dict[str, list[str]] = json.loads((HERE / study / EXPERTS_FILE).read_text("utf-8"))
+    return found
+
+
+def doses(study: str, code: str) -> list[str]:
+    """The doses of a language that were evaluated."""
+    names = [one.split("-")[1] for one in experts(study)[code]]
+    return [dose for dose in design.DOSES if dose in names]
+
+
+@cache
+def answers(study: str, code: str) -> dict[tuple[str, str, str], tuple[Values, Values]]:
+    """The right labels and answers, by model, task expert and language expert."""
+    ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
+    assert found.labels is not None
+    assert found.published == 0
+    of_task, of_language = experts(study)["task"], experts(study)[code]
+    kept = {}
+    for condition, given in found.answers.items():
+        first, _, second = condition.pair.partition("-")
+        pair = (of_task[int(first)], of_language[int(second)]) if first else ("", "")
+        kept[str(condition.treatment), *pair] = (found.labels, given)
+    return kept
+
+
+def classified(study: str, code: str, model: str, dose: str = "", task: str = "") -> Classified:
+    """A model's answers with every pair of experts; of one dose, and of task experts named so."""
+    kept = [
+        one for (name, first, second), one in answers(study, code).items()
+        if name == model and f"-{dose}" in second and first.startswith(task)
+    ]  # fmt: skip
+    return Classified(kept[0][0], np.array([given for _, given in kept]))
+
+
+def right(found: Classified) -> Values:
+    """The share of models that answer each document right."""
+    share: Values = (found.predicted == found.labels).mean(axis=0)
+    return share
+
+
+def gain(first: Sequence[Classified], second: Sequence[Classified]) -> Interval:
+    """The first minus the second, the mean over languages."""
+    return paired_over_groups([right(one) for one in first], [right(one) for one in second])
+
+
+def balanced(found: Sequence[Classified]) -> float:
+    """Balanced accuracy, the mean over languages."""
+    return float(np.mean([one.balanced.balanced_accuracy.mean for one in found]))
+
+
+def gains(first: Sequence[Classified], second: Sequence[Classified]) -> list[str]:
+    """Cells of the first minus the second: accuracy with its interval, and balanced accuracy."""
+    return [points(gain(first, second)), f"{100 * (balanced(first) - balanced(second)):+.1f}"]
+
+
+def correct(found: Sequence[Classified]) -> str:
+    """The share of right answers, the mean over languages."""
+    return f"{100 * mean_over_groups([right(one) for one in found]).mean:.1f}"
+
+
+def groups(study: str) -> dict[str, list[str]]:
+    """Languages by the name of their rows in a table: each alone, and all if there are several."""
+    codes = recorded(study)
+    means = {f"mean of {len(codes)}": codes} if len(codes) > 1 else {}
+    return {NAMES[code]: [code] for code in codes} | means
+
+
+def doses_of(study: str, codes: Sequence[str]) -> list[str]:
+    """The doses that every language has."""
+    return [one for one in doses(study, codes[0]) if all(one in doses(study, c) for c in codes)]
+
+
+@cache
+def losses() -> dict[str, dict[str, float]]:
+    """Steps and validation loss of each language expert."""
+    found: dict[str, dict[str, float]] = json.loads(
+        (HERE / "dose-task" / LOSSES).read_text("utf-8")
+    )
+    return found
+
+
+def tokens(codes: Sequence[str], dose: str) -> str:
+    """The tokens that the language experts of a dose read, in thousands."""
+    steps = [one["steps"] for name, one in losses().items()
+             if any(name.startswith(f"{code}-{dose}-") for code in codes)]  # fmt: skip
+    least, most = (f"{round(of * STEP / 1000):,}" for of in (min(steps), max(steps)))
+    return least if least == most else f"{least} to {most}"
+
+
+def dose_table(study: str) -> str:
+    """Languages and doses down: each model, its gain on the task expert, and on the small dose."""
+    rows = []
+    for name, codes in groups(study).items():
+        small: list[Classified] = []
+        for dose in doses_of(study, codes):
+            language, task, soup, swap = (
+                [classified(study, code, model, dose) for code in codes]
+                for model in (LANGUAGE, TASK, SOUP, SWAP)
+            )
+            small = small or swap
+            rows.append([
+                name, tokens(codes, dose), *map(correct, (language, task, soup, swap)),
+                *gains(swap, task), *gains(soup, task), *gains(swap, soup),
+                points(gain(swap, small)) if swap is not small else "",
+            ])  # fmt: skip
+    head = ["language expert", "task expert", "soup", "swap", "swap minus task expert", "balanced",
+            "soup minus task expert", "balanced", "swap minus soup", "balanced",
+            "swap minus that of 73"]  # fmt: skip
+    return table([STUDIES[study], "thousand tokens", *head], rows)
+
+
+def after_table() -> str:
+    """Swahili: the language learned after the task, with nothing merged, and the swap."""
+    head, columns = ["Swahili, 73,000 tokens"], []
+    for task in design.TASKS:
+        study, after = f"dose-{task}", f"dose-after-{task}"
+        if not recorded(study) or not recorded(after):
+            continue
+        swap = classified(study, "sw", SWAP, "73k")
+        models = {
+            "swap": swap,
+            "soup (plain average)": classified(study, "sw", SOUP, "73k"),
+            **{f"the language after the task, {words}":
+               classified(after, "sw", TASK, task=f"{kind}-{task}")
+               for kind, words in AFTER.items()},
+            TASK: classified(study, "sw", TASK, "73k"),
+        }  # fmt: skip
+        head += [STUDIES[study], "minus the task expert", "balanced", "the swap minus it"]
+        columns.append([
+            [name, correct([own]),
+             *(gains([own], [models[TASK]]) if name != TASK else ["", ""]),
+             points(gain([swap], [own])) if own is not swap else ""]
+            for name, own in models.items()
+        ])  # fmt: skip
+    rows = [[own[0][0], *(cell for one in own for cell in one[1:])]
+            for own in zip(*columns, strict=True)]  # fmt: skip
+    return table(head, rows)
+
+
+def duplicates_table() -> str:
+    """Test headlines that share five words in a row with the training text, by dose."""
+    found = json.loads((HERE / "dose-task" / DUPLICATES).read_text("utf-8"))
+    rows = [
+        [NAMES[code], str(own["headlines"]), *(str(own.get(dose, "")) for dose in design.DOSES)]
+        for code, own in found.items()
+    ]
+    return table(["headlines that share five words", "n", *(f"{d}" for d in design.DOSES)], rows)
+
+
+def tables() -> dict[str, str]:
+    """The tables by name."""
+    found = {study: dose_table(study) for study in STUDIES if recorded(study)}
+    if recorded("dose-task"):
+        found["dose, duplicates"] = duplicates_table()
+    if any(recorded(f"dose-after-{task}") for task in design.TASKS):
+        found["after"] = after_table()
+    return found
+
+
+@settings()
+def draw() -> Drawing:
+    """Draw the gain on the task expert by dose, one panel a language and one for their mean."""
+    from matplotlib.figure import Figure
+
+    study, facts = "dose-task", []
+    panels = groups(study)
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (name, codes) in zip(every, panels.items(), strict=True):
+        known = doses_of(study, codes)
+        read = [
+            float(np.mean([losses()[f"{code}-{dose}-1"]["steps"] * STEP for code in codes]))
+            for dose in known
+        ]
+        axes.axhline(0, color=INK, linewidth=1)
+        for number, (model, words) in enumerate(
+            ((SWAP, "swap"), (SOUP, "soup"), (LANGUAGE, "language expert"))
+        ):
+            found = [
+                gain(*([classified(study, code, one, dose) for code in codes]
+                       for one in (model, TASK)))
+                for dose in known
+            ]  # fmt: skip
+            means = np.array([100 * one.mean for one in found])
+            spans = [[100 * (one.mean - one.low) for one in found],
+                     [100 * (one.high - one.mean) for one in found]]  # fmt: skip
+            axes.errorbar(
+                np.array(read) * (0.96, 1, 1.04)[number], means, spans, marker="o", markersize=4,
+                capsize=2, color=EXPERTS[(1, 0, 3)[number]], label=words,
+            )  # fmt: skip
+            facts.append(f"{name}, {words}: " + ", ".join(f"{one:+.1f}" for one in means))
+        ticks = [73_000, 290_000, 1_200_000]
+        axes.set(title=name, xscale="log", xlim=(50_000, 1_700_000))
+        axes.set_xticks(ticks, [f"{one // 1000:,}" for one in ticks])
+        axes.minorticks_off()
+        axes.grid(visible=True, axis="y")
+    every[0].set_ylabel("points above the task expert")
+    figure.supxlabel("thousand tokens of the language", fontsize=11)
+    figure.legend(*every[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return Drawing(figure, "Gain on the task expert by dose of text", "; ".join(facts))
+
+
+def record(study: Path, inputs: Path) -> None:
+    """Copy a study's answers, the names of its experts, and what their trainings report."""
+    from research.transfer import record as record_study  # which imports this module
+
+    record_study(study)
+    journal = read_journal(study)
+    folder = HERE / journal.graph["tables"].settings["name"]
+    spec: dict[str, Any] = yaml.safe_load((inputs / f"{folder.name}.yaml").read_text("utf-8"))
+    kinds = {"task": spec["task"], **spec["languages"]}
+    names = {kind: [Path(one).name for one in own["experts"]] for kind, own in kinds.items()}
+    write(folder / EXPERTS_FILE, names)
+    if folder.name != "dose-task":
+        return
+    trained = {}
+    for name in (name for code in spec["languages"] for name in names[code]):
+        path = inputs / "trained" / name / "layerswap-training.json"
+        found = json.loads(path.read_text("utf-8"))
+        trained[name] = {
+            "steps": found["steps"],
+            "validation loss, nats per token": found["losses"]["validation"],
+            "seconds": found["seconds"],
+        }
+    write(folder / LOSSES, trained)
+
+
+def count_duplicates(published: Path, inputs: Path) -> None:
+    """Record how many test headlines share a run of words with the training text of each dose."""
+    counts = {}
+    for language, (code, _) in design.TRAINED.items():
+        test = published_files.table(published / "masakhanews" / f"{code}.test.tsv")
+        asked = [row["headline"] for row in test if row["category"] != "religion"]
+        counts[language] = {"headlines": len(asked)} | {
+            dose: len(overlap(texts_of(inputs / f"{code}-{dose}.jsonl"), asked))
+            for dose in design.DOSES
+        }
+    write(HERE / "dose-task" / DUPLICATES, counts)
+
+
+def texts_of(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+
+
+def write(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+
+def main() -> None:
+    from research.figures import save_svg
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="record a finished study")
+    recording.add_argument("study", type=Path, help="folder of the study")
+    recording.add_argument("inputs", type=Path, help="folder of the inputs")
+    counting = commands.add_parser("duplicates", help="count what test and training text share")
+    counting.add_argument("published", type=Path, help="folder of the published files")
+    counting.add_argument("inputs", type=Path, help="folder of the inputs")
+    commands.add_parser("figure", help="draw the curve")
+    given = parser.parse_args()
+    if given.command == "record":
+        record(given.study, given.inputs)
+    elif given.command == "duplicates":
+        count_duplicates(given.published, given.inputs)
+    else:
+        save_svg(draw(), FIGURE)
+
+
+if __name__ == "__main__":
+    main()
