@@ -209,6 +209,7 @@ def duplicates_table() -> str:
     rows = [
         [NAMES[code], str(own["headlines"]), *(str(own.get(dose, "")) for dose in design.DOSES)]
         for code, own in found.items()
+        if code in recorded("dose-task")
     ]
     return table(["headlines that share five words", "n", *(f"{d}" for d in design.DOSES)], rows)
 
@@ -217,7 +218,7 @@ def tables() -> dict[str, str]:
     """The tables by name."""
     found = {study: dose_table(study) for study in STUDIES if recorded(study)}
     if recorded("dose-task"):
-        found["dose, duplicates"] = duplicates_table()
+        found["dose duplicates"] = duplicates_table()
     if any(recorded(f"dose-after-{task}") for task in design.TASKS):
         found["after"] = after_table()
     return found
@@ -255,14 +256,13 @@ def draw() -> Drawing:
                 capsize=2, color=EXPERTS[(1, 0, 3)[number]], label=words,
             )  # fmt: skip
             facts.append(f"{name}, {words}: " + ", ".join(f"{one:+.1f}" for one in means))
-        ticks = [73_000, 290_000, 1_200_000]
-        axes.set(title=name, xscale="log", xlim=(50_000, 1_700_000))
-        axes.set_xticks(ticks, [f"{one // 1000:,}" for one in ticks])
+        axes.set(title=name, xscale="log", xlabel="thousand tokens",
+                 xlim=(0.7 * read[0], 1.4 * read[-1]))  # fmt: skip
+        axes.set_xticks(read, [f"{one / 1000:,.0f}" for one in read])
         axes.minorticks_off()
         axes.grid(visible=True, axis="y")
     every[0].set_ylabel("points above the task expert")
-    figure.supxlabel("thousand tokens of the language", fontsize=11)
-    figure.legend(*every[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*every[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return Drawing(figure, "Gain on the task expert by dose of text", "; ".join(facts))
 
 

@@ -21,8 +21,8 @@ from layerswap.new.tables import Table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
 
-LANGUAGE_TOKENS = 73_000
-"""Tokens of a language expert in docs/real.md; more made it worse there."""
+LANGUAGE_TOKENS = 290_000
+"""The largest dose of docs/dose.md, better than a quarter of it."""
 LARGE = 2.0
 """Billions of parameters from which language experts take all text, as in the papers."""
 SAMPLE = 200

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from layerswap.compose.presets import default_zones
-from layerswap.new.inputs import LARGE, Inputs, LanguageInput
+from layerswap.new.inputs import LANGUAGE_TOKENS, LARGE, Inputs, LanguageInput
 from layerswap.new.tasks import Task, target
 
 ENGLISH = "-english"
@@ -164,8 +164,7 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
     notes = {
         "total": "every text"
         if inputs.billions >= LARGE
-        else "at most 73,000 tokens: more made "
-        "language experts worse in docs/real.md. all: every text",
+        else f"at most {LANGUAGE_TOKENS:,} tokens, the most of docs/dose.md. all: every text",
         "evaluation": "leaves out rows that share a run of words with a test document",
     }
     both = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
