@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,13 @@ def answers(study: str, code: str) -> dict[tuple[str, str, str], tuple[Values, V
     return kept
 
 
-def classified(study: str, code: str, model: str, dose: str = "", task: str = "") -> Classified:
-    """A model's answers with every pair of experts; of one dose, and of task experts named so."""
+def classified(
+    study: str, code: str, model: str, dose: str = "", tasks: Collection[str] = ()
+) -> Classified:
+    """A model's answers with every pair of experts; of one dose, and of these task experts."""
     kept = [
         one for (name, first, second), one in answers(study, code).items()
-        if name == model and f"-{dose}" in second and first.startswith(task)
+        if name == model and f"-{dose}" in second and (not tasks or first in tasks)
     ]  # fmt: skip
     return Classified(kept[0][0], np.array([given for _, given in kept]))
 
@@ -182,14 +184,18 @@ def after_table() -> str:
         study, after = f"dose-{task}", f"dose-after-{task}"
         if not recorded(study) or not recorded(after):
             continue
-        swap = classified(study, "sw", SWAP, "73k")
+        names = experts(after)["task"]
+        seeds = [f"{task}-{seed}" for seed in sorted({one[-1] for one in names})]
+        swap, soup, expert = (
+            classified(study, "sw", model, "73k", seeds) for model in (SWAP, SOUP, TASK)
+        )
         models = {
             "swap": swap,
-            "soup (plain average)": classified(study, "sw", SOUP, "73k"),
+            "soup (plain average)": soup,
             **{f"the language after the task, {words}":
-               classified(after, "sw", TASK, task=f"{kind}-{task}")
+               classified(after, "sw", TASK, tasks=[f"{kind}-{one}" for one in seeds])
                for kind, words in AFTER.items()},
-            TASK: classified(study, "sw", TASK, "73k"),
+            TASK: expert,
         }  # fmt: skip
         head += [STUDIES[study], "minus the task expert", "balanced", "the swap minus it"]
         columns.append([

@@ -203,7 +203,8 @@ def dose_studies(
             yield name, {"name": name, **study(task, [f"{kind}-{seed}" for seed in SEEDS], own)}
         after = [f"{kind}-{task}-{seed}" for kind in ("after", "after-outer") for seed in SEEDS]
         name = f"dose-after-{task}"
-        yield name, {"name": name, **study(task, after, {"sw": texts["sw"][:1]})}
+        alone = {"baselines": ["experts"]}
+        yield name, {"name": name, **study(task, after, {"sw": texts["sw"][:1]}), **alone}
 
 
 def write_study(name: str, out: Path, base: str) -> None:
