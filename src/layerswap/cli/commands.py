@@ -271,8 +271,8 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
     "lab study": "study merge {out}/study",
     "analyse linearity": PLAN,
 }
-"""Maps a command to the next command, where a user can type it as printed. A word in braces is an
-option of the first command, or a free name for an output."""
+"""Next command after each command, if a user can type it as printed. A word in braces is an option
+of the first command, or a free name for an output."""
 
 
 class _Words(dict[str, str]):

@@ -22,7 +22,7 @@ from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
 
 LANGUAGE_TOKENS = 290_000
-"""The largest dose of docs/dose.md, better than a quarter of it."""
+"""Largest dose in docs/dose.md; its merges score higher than those of a quarter of the dose."""
 LARGE = 2.0
 """Billions of parameters from which language experts take all text, as in the papers."""
 SAMPLE = 200
@@ -75,7 +75,7 @@ class LanguageInput:
             yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
 
     def texts(self) -> list[str]:
-        """Return the first texts of every source as training sees them."""
+        """Return the first texts of every source, formatted as in training."""
         return [
             template.format(**row)
             for _, table, template, _ in self.templates()
@@ -196,7 +196,7 @@ def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
 
 
 def read_languages(given: Sequence[str]) -> dict[str, str | None]:
-    """Read `CODE` or `CODE:FILE` for each language; return the files by standard code."""
+    """Map each language's standard code to its files, from `CODE` or `CODE:FILE`."""
     files: dict[str, str | None] = {}
     first: dict[str, str] = {}
     for one in given:

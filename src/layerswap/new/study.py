@@ -164,7 +164,7 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
     notes = {
         "total": "every text"
         if inputs.billions >= LARGE
-        else f"at most {LANGUAGE_TOKENS:,} tokens, the most of docs/dose.md. all: every text",
+        else f"at most {LANGUAGE_TOKENS:,} tokens, as tried in docs/dose.md. all: every text",
         "evaluation": "leaves out rows that share a run of words with a test document",
     }
     both = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"

@@ -96,7 +96,7 @@ class Task:
         return [one for one in made if all(str(value) for value in one.values())]
 
     def rows(self, count: int) -> list[tuple[str, str]]:
-        """Return prompts and completions of the first rows as training sees them."""
+        """Return prompts and completions of the first rows, formatted as in training."""
         return [
             (self.prompt.format(**one), f" {_answer(one)}")
             for one in self.documents(self.table.rows[:count])
@@ -242,7 +242,7 @@ def found_in(task: Task) -> list[str]:
 
 
 def found_in_test(given: str, split: str, documents: Sequence[Document], name: str) -> list[str]:
-    """Describe a test or development file: its number of documents, and its first document."""
+    """Describe a test or development file by its size and its first document."""
     first = ", ".join(f"{role} {short(value)!r}" for role, value in documents[0].items())
     use = "test" if split == "test" else "development"
     return [f"{given}: {len(documents):,} {use} documents in {name}", f"  {first}"]

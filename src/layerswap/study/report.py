@@ -287,7 +287,7 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
 
 
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:
-    """List the recipe of every condition of a language."""
+    """List the conditions of a language with their recipes."""
     step = journal.graph[f"evaluate/{language}"]
     return recipes_of(step.settings, {name: journal.fetch(name) for name in step.needs})
 
@@ -323,7 +323,7 @@ def merge_models(
 
 
 def _recipe_of(root: Path, language: str, model: str) -> Recipe:
-    """Find the recipe of a model by its name in the tables."""
+    """Find a model's recipe by the name in the tables."""
     found: dict[str, RecipeData] = {}
     for condition, data in _recipes(read_journal(root), language):
         found.setdefault(str(condition.treatment), data)

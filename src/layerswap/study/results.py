@@ -39,10 +39,10 @@ from layerswap.search.protocol import (
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 BY_LABEL = "balanced by label"
-"""End of the heading of a table of balanced measures."""
+"""Suffix of the headings of balanced tables."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 RANKED = 5
-"""Fewest results to rank, and fewest languages whose mean has an interval over languages."""
+"""Smallest number of results for ranks, and of languages for an interval over languages."""
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
 
