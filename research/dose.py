@@ -1,14 +1,14 @@
-"""The dose of text: tables and the figure from the recorded answers, and what the data share.
+"""Tables and figure of the dose of text, from the recorded answers.
 
-    python -m research.dose record STUDY INPUTS       # a finished study of INPUTS/dose-*.yaml
+    python -m research.dose record STUDY              # a finished study of INPUTS/dose-*.yaml
     python -m research.dose duplicates PUBLISHED INPUTS
     python -m research.dose figure
 
 The tables are among those of `python -m research.transfer`. `duplicates` counts test headlines
-that share five words in a row with the training text, by dose. Results are recorded in
-`research/dose-*`: answers, and the experts of each language in the order of their numbers.
+that share five words in a row with the training text of each dose. `research/dose-*` holds the
+results: answers, and the experts of each kind in the order of their numbers.
 
-Intervals are over documents, which hold for other documents of the same languages and experts.
+Intervals are over documents. They cover other documents of the same languages and experts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import json
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
+from layerswap.checkpoint.commit import write_json
+from layerswap.checkpoint.remote import TRAINING
 from layerswap.evaluation.statistics import (
     Classified,
     Interval,
@@ -32,13 +32,13 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.report import Drawing
 from layerswap.report.drawing import EXPERTS, INK, settings
-from layerswap.search.conditions import DEFAULT
 from layerswap.study.journal import read_journal
 from layerswap.study.results import RESULTS, read_condition_scores
 from layerswap.training.mix.filters import overlap
-from research import inputs as published_files
+from research import inputs
 from research import languages as design
 from research.markdown import points, table
+from research.ten_languages import LANGUAGE, SOUP, SWAP, TASK, mean_recall
 from research.ten_languages import LANGUAGES as NAMES
 
 HERE = Path(__file__).parent
@@ -46,7 +46,6 @@ FIGURE = HERE.parent / "docs" / "images" / "dose"
 EXPERTS_FILE, DUPLICATES, LOSSES = "experts.json", "duplicates.json", "losses.json"
 STEP = 512
 """Tokens of a training step."""
-SWAP, TASK, SOUP, LANGUAGE = str(DEFAULT), "task expert", "soup", "language expert"
 STUDIES = {
     "dose-task": "headlines",
     "dose-middle": "headlines, task expert trained in layers 3 to 16 alone",
@@ -57,7 +56,7 @@ AFTER = {"after": "everything trained", "after-outer": "layers 0 to 2 and 17 alo
 
 
 def recorded(study: str) -> list[str]:
-    """The languages of which a study has recorded answers."""
+    """Languages with recorded answers in a study."""
     return [code for code in design.TRAINED if (HERE / study / code).is_dir()]
 
 
@@ -69,7 +68,7 @@ def experts(study: str) -> dict[str, list[str]]:
 
 
 def doses(study: str, code: str) -> list[str]:
-    """The doses of a language that were evaluated."""
+    """The evaluated doses of a language."""
     names = [one.split("-")[1] for one in experts(study)[code]]
     return [dose for dose in design.DOSES if dose in names]
 
@@ -92,7 +91,7 @@ def answers(study: str, code: str) -> dict[tuple[str, str, str], tuple[Values, V
 def classified(
     study: str, code: str, model: str, dose: str = "", tasks: Collection[str] = ()
 ) -> Classified:
-    """A model's answers with every pair of experts; of one dose, and of these task experts."""
+    """A model's answers over pairs of experts, of one dose and of the given task experts."""
     kept = [
         one for (name, first, second), one in answers(study, code).items()
         if name == model and f"-{dose}" in second and (not tasks or first in tasks)
@@ -100,20 +99,14 @@ def classified(
     return Classified(kept[0][0], np.array([given for _, given in kept]))
 
 
-def right(found: Classified) -> Values:
-    """The share of models that answer each document right."""
-    share: Values = (found.predicted == found.labels).mean(axis=0)
-    return share
-
-
 def gain(first: Sequence[Classified], second: Sequence[Classified]) -> Interval:
     """The first minus the second, the mean over languages."""
-    return paired_over_groups([right(one) for one in first], [right(one) for one in second])
+    return paired_over_groups([one.right for one in first], [one.right for one in second])
 
 
 def balanced(found: Sequence[Classified]) -> float:
     """Balanced accuracy, the mean over languages."""
-    return float(np.mean([one.balanced.balanced_accuracy.mean for one in found]))
+    return float(np.mean([mean_recall(one) for one in found]))
 
 
 def gains(first: Sequence[Classified], second: Sequence[Classified]) -> list[str]:
@@ -123,18 +116,18 @@ def gains(first: Sequence[Classified], second: Sequence[Classified]) -> list[str
 
 def correct(found: Sequence[Classified]) -> str:
     """The share of right answers, the mean over languages."""
-    return f"{100 * mean_over_groups([right(one) for one in found]).mean:.1f}"
+    return f"{100 * mean_over_groups([one.right for one in found]).mean:.1f}"
 
 
 def groups(study: str) -> dict[str, list[str]]:
-    """Languages by the name of their rows in a table: each alone, and all if there are several."""
+    """Maps row names to languages: each language alone, and all of several languages."""
     codes = recorded(study)
     means = {f"mean of {len(codes)}": codes} if len(codes) > 1 else {}
     return {NAMES[code]: [code] for code in codes} | means
 
 
 def doses_of(study: str, codes: Sequence[str]) -> list[str]:
-    """The doses that every language has."""
+    """The doses common to all these languages."""
     return [one for one in doses(study, codes[0]) if all(one in doses(study, c) for c in codes)]
 
 
@@ -148,7 +141,7 @@ def losses() -> dict[str, dict[str, float]]:
 
 
 def tokens(codes: Sequence[str], dose: str) -> str:
-    """The tokens that the language experts of a dose read, in thousands."""
+    """Training tokens of a dose, in thousands."""
     steps = [one["steps"] for name, one in losses().items()
              if any(name.startswith(f"{code}-{dose}-") for code in codes)]  # fmt: skip
     least, most = (f"{round(of * STEP / 1000):,}" for of in (min(steps), max(steps)))
@@ -156,7 +149,7 @@ def tokens(codes: Sequence[str], dose: str) -> str:
 
 
 def dose_table(study: str) -> str:
-    """Languages and doses down: each model, its gain on the task expert, and on the small dose."""
+    """Each model by language and dose, its gain on the task expert, and on the smallest dose."""
     rows = []
     for name, codes in groups(study).items():
         small: list[Classified] = []
@@ -173,12 +166,12 @@ def dose_table(study: str) -> str:
             ])  # fmt: skip
     head = ["language expert", "task expert", "soup", "swap", "swap minus task expert", "balanced",
             "soup minus task expert", "balanced", "swap minus soup", "balanced",
-            "swap minus that of 73"]  # fmt: skip
+            "swap minus the swap of 73"]  # fmt: skip
     return table([STUDIES[study], "thousand tokens", *head], rows)
 
 
 def after_table() -> str:
-    """Swahili: the language learned after the task, with nothing merged, and the swap."""
+    """Swahili: merges, and task experts that learned the language afterwards."""
     head, columns = ["Swahili, 73,000 tokens"], []
     for task in design.TASKS:
         study, after = f"dose-{task}", f"dose-after-{task}"
@@ -213,11 +206,11 @@ def duplicates_table() -> str:
     """Test headlines that share five words in a row with the training text, by dose."""
     found = json.loads((HERE / "dose-task" / DUPLICATES).read_text("utf-8"))
     rows = [
-        [NAMES[code], str(own["headlines"]), *(str(own.get(dose, "")) for dose in design.DOSES)]
+        [NAMES[code], str(own["headlines"]), *(str(own[dose]) for dose in design.DOSES)]
         for code, own in found.items()
         if code in recorded("dose-task")
     ]
-    return table(["headlines that share five words", "n", *(f"{d}" for d in design.DOSES)], rows)
+    return table(["headlines that share five words", "n", *design.DOSES], rows)
 
 
 def tables() -> dict[str, str]:
@@ -232,7 +225,7 @@ def tables() -> dict[str, str]:
 
 @settings()
 def draw() -> Drawing:
-    """Draw the gain on the task expert by dose, one panel a language and one for their mean."""
+    """Draw the gain on the task expert by dose: a panel for each language, and one for the mean."""
     from matplotlib.figure import Figure
 
     study, facts = "dose-task", []
@@ -272,50 +265,44 @@ def draw() -> Drawing:
     return Drawing(figure, "Gain on the task expert by dose of text", "; ".join(facts))
 
 
-def record(study: Path, inputs: Path) -> None:
-    """Copy a study's answers, the names of its experts, and what their trainings report."""
+def record(study: Path) -> None:
+    """Copy a study's answers, names of experts, and validation losses of language experts."""
     from research.transfer import record as record_study  # which imports this module
 
     record_study(study)
-    journal = read_journal(study)
-    folder = HERE / journal.graph["tables"].settings["name"]
-    spec: dict[str, Any] = yaml.safe_load((inputs / f"{folder.name}.yaml").read_text("utf-8"))
-    kinds = {"task": spec["task"], **spec["languages"]}
-    names = {kind: [Path(one).name for one in own["experts"]] for kind, own in kinds.items()}
-    write(folder / EXPERTS_FILE, names)
+    graph = read_journal(study).graph
+    folder = HERE / graph["tables"].settings["name"]
+    kinds = {
+        step.name.removeprefix("select/"): [Path(one) for one in step.settings["experts"]]
+        for step in graph
+        if step.kind == "select"
+    }
+    names = {kind: [one.name for one in own] for kind, own in kinds.items()}
+    write_json(folder / EXPERTS_FILE, names)
     if folder.name != "dose-task":
         return
     trained = {}
-    for name in (name for code in spec["languages"] for name in names[code]):
-        path = inputs / "trained" / name / "layerswap-training.json"
-        found = json.loads(path.read_text("utf-8"))
-        trained[name] = {
+    for expert in (one for kind, own in kinds.items() if kind != "task" for one in own):
+        found = json.loads((expert / TRAINING).read_text("utf-8"))
+        trained[expert.name] = {
             "steps": found["steps"],
             "validation loss, nats per token": found["losses"]["validation"],
             "seconds": found["seconds"],
         }
-    write(folder / LOSSES, trained)
+    write_json(folder / LOSSES, trained)
 
 
-def count_duplicates(published: Path, inputs: Path) -> None:
-    """Record how many test headlines share a run of words with the training text of each dose."""
+def count_duplicates(published: Path, folder: Path) -> None:
+    """Count the test headlines that share a run of words with the training text of each dose."""
     counts = {}
     for language, (code, _) in design.TRAINED.items():
-        test = published_files.table(published / "masakhanews" / f"{code}.test.tsv")
+        test = inputs.table(published / "masakhanews" / f"{code}.test.tsv")
         asked = [row["headline"] for row in test if row["category"] != "religion"]
         counts[language] = {"headlines": len(asked)} | {
-            dose: len(overlap(texts_of(inputs / f"{code}-{dose}.jsonl"), asked))
+            dose: len(overlap(inputs.texts_of(folder / f"{code}-{dose}.jsonl"), asked))
             for dose in design.DOSES
         }
-    write(HERE / "dose-task" / DUPLICATES, counts)
-
-
-def texts_of(path: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
-
-
-def write(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    write_json(HERE / "dose-task" / DUPLICATES, counts)
 
 
 def main() -> None:
@@ -325,14 +312,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="record a finished study")
     recording.add_argument("study", type=Path, help="folder of the study")
-    recording.add_argument("inputs", type=Path, help="folder of the inputs")
     counting = commands.add_parser("duplicates", help="count what test and training text share")
     counting.add_argument("published", type=Path, help="folder of the published files")
     counting.add_argument("inputs", type=Path, help="folder of the inputs")
     commands.add_parser("figure", help="draw the curve")
     given = parser.parse_args()
     if given.command == "record":
-        record(given.study, given.inputs)
+        record(given.study)
     elif given.command == "duplicates":
         count_duplicates(given.published, given.inputs)
     else:

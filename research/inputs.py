@@ -54,6 +54,10 @@ def write_jsonl(path: Path, rows: Iterable[Row]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
+def texts_of(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+
+
 def table(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))

@@ -31,7 +31,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,39 +172,39 @@ def dose_studies(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The studies of the dose: nothing is chosen, and the test documents are asked once.
 
-    All language experts of a language are one study's, with the three task experts each. Experts
-    that are not among `trained` are left out.
+    A study has all doses of its languages, with all task experts of one kind. If `trained` is
+    given, it leaves out other experts, and languages and studies without experts.
     """
 
-    def study(task: str, experts: Sequence[str], texts: Mapping[str, Sequence[str]]) -> Any:
-        def kept(names: Sequence[str]) -> dict[str, Any]:
-            there = [one for one in names if trained is None or one in trained]
-            return {"experts": [f"trained/{one}" for one in there]}
-
-        return {
-            "description": f"{task} by the dose of text, on Gemma 3 270M",
-            "base": base, "device": "cpu", "dtype": "bfloat16",
-            "task": kept(experts),
-            "languages": {language: kept(names) for language, names in texts.items()},
-            "pairs": "all", "change": False,
-            "baselines": ["base", "experts", "soup"],
-            "evaluate": {"suite": TASKS[task].suite, "development": "none"},
-        }  # fmt: skip
+    def there(names: Sequence[str]) -> list[str]:
+        return [f"trained/{one}" for one in names if trained is None or one in trained]
 
     texts = {
         language: [f"{language}-{dose}-{seed}" for dose, seeds in doses.items() for seed in seeds]
         for language, (_, doses) in TRAINED.items()
     }
-    swahili = {"sw": texts["sw"]}
-    for task in TASKS:
-        for kind in (task, MIDDLE[task]):
-            name = f"dose-{kind}"
-            own = texts if task == "task" else swahili
-            yield name, {"name": name, **study(task, [f"{kind}-{seed}" for seed in SEEDS], own)}
+    merges, swahili = ["base", "experts", "soup"], {"sw": texts["sw"]}
+    for task, (_, _, suite) in TASKS.items():
         after = [f"{kind}-{task}-{seed}" for kind in ("after", "after-outer") for seed in SEEDS]
-        name = f"dose-after-{task}"
-        alone = {"baselines": ["experts"]}
-        yield name, {"name": name, **study(task, after, {"sw": texts["sw"][:1]}), **alone}
+        own = texts if task == "task" else swahili
+        kinds = {kind: [f"{kind}-{seed}" for seed in SEEDS] for kind in (task, MIDDLE[task])}
+        for kind, names, languages, baselines in (
+            *((kind, names, own, merges) for kind, names in kinds.items()),
+            (f"after-{task}", after, {"sw": texts["sw"][:1]}, ["experts"]),
+        ):
+            found = {language: there(of) for language, of in languages.items()}
+            experts = {language: {"experts": of} for language, of in found.items() if of}
+            if not there(names) or not experts:
+                continue
+            yield f"dose-{kind}", {
+                "name": f"dose-{kind}",
+                "description": f"{task} by the dose of text, on Gemma 3 270M",
+                "base": base, "device": "cpu", "dtype": "bfloat16",
+                "task": {"experts": there(names)},
+                "languages": experts,
+                "pairs": "all", "change": False, "baselines": baselines,
+                "evaluate": {"suite": suite, "development": "none"},
+            }  # fmt: skip
 
 
 def write_study(name: str, out: Path, base: str) -> None:
@@ -248,9 +248,6 @@ def main() -> None:
     if given.trained:
         trained = {one.parent.name for one in (given.out / "trained").glob("*/config.json")}
     for name, study in dose_studies(base, trained):
-        if not study["task"]["experts"]:
-            continue
-        study["languages"] = {k: one for k, one in study["languages"].items() if one["experts"]}
         (given.out / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False), "utf-8")
     for name in STUDIES:
         write_study(name, given.out, base)

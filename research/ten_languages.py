@@ -36,6 +36,7 @@ from layerswap.search.conditions import DEFAULT
 from layerswap.study.journal import read_journal
 from layerswap.study.results import RESULTS, read_condition_scores
 from layerswap.study.step_functions import selected
+from research.inputs import texts_of
 from research.languages import LANGUAGES as CODES
 from research.markdown import points, table
 
@@ -52,6 +53,7 @@ LANGUAGES = {
 CODE_OF = dict(zip(LANGUAGES, CODES, strict=True))
 """The codes of the data's files."""
 SWAP, TASK, SOUP, BASE = str(DEFAULT), "task expert", "soup", "base"
+LANGUAGE = "language expert"
 PARTIAL, PARTIAL_SWAP = "task expert, middle layers alone", "swap, middle layers alone"
 MODELS = {
     SWAP: "swap, default",
@@ -65,7 +67,7 @@ MODELS = {
     PARTIAL: "task expert trained in layers 3 to 16 alone",
     TASK: "task expert",
     BASE: "base",
-    "language expert": "language expert",
+    LANGUAGE: "language expert",
 }
 """Names of models in the tables, in their order."""
 Measure = Callable[[str, str], float]
@@ -89,9 +91,7 @@ def answers(code: str) -> dict[str, Classified]:
 
 def right(code: str, model: str) -> Values:
     """The share of a model's pairs that answer each document right."""
-    found = answers(code)[model]
-    share: Values = (found.predicted == found.labels).mean(axis=0)
-    return share
+    return answers(code)[model].right
 
 
 def accuracy(code: str, model: str) -> float:
@@ -101,7 +101,11 @@ def accuracy(code: str, model: str) -> float:
 @cache
 def recall(code: str, model: str) -> float:
     """Balanced accuracy, the mean over pairs."""
-    found = answers(code)[model]
+    return mean_recall(answers(code)[model])
+
+
+def mean_recall(found: Classified) -> float:
+    """Balanced accuracy, the mean over models."""
     settings = {"labels": np.unique(found.labels), "average": "macro"}
     return float(np.mean([recall_score(found.labels, of, **settings) for of in found.predicted]))
 
@@ -234,8 +238,7 @@ def measure_losses(inputs: Path, study: Path, base: str) -> None:
         select = f"select/{code}"
         if code in found or select not in ready:
             continue
-        path = inputs / f"{file}-validation.jsonl"
-        rows = [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()[:ROWS]]
+        rows = texts_of(inputs / f"{file}-validation.jsonl")[:ROWS]
         expert = load(selected({select: journal.fetch(select)}, code)[0])
         losses = {"base": loss(whole, rows), "language expert": loss(expert, rows)}
         found[code] = {name: round(value, 4) for name, value in losses.items()}

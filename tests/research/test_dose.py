@@ -1,5 +1,7 @@
 """The dose of text: trainings and studies fit together, and its numbers are the recorded ones."""
 
+import json
+
 import numpy as np
 import pytest
 import yaml
@@ -25,6 +27,17 @@ def test_the_dose_evaluates_the_experts_that_it_trains(tmp_path):
     assert asked == set(trained)
 
 
+def test_studies_leave_out_experts_that_are_not_trained():
+    trained = {"task-1", "sw-73k-1", "sw-290k-1", "sn-73k-1", "after-task-1"}
+    studies = dict(languages.dose_studies("/models/gemma", trained))
+    assert studies.keys() == {"dose-task", "dose-after-task"}
+    assert studies["dose-task"]["task"] == {"experts": ["trained/task-1"]}
+    assert studies["dose-task"]["languages"] == {
+        "sw": {"experts": ["trained/sw-73k-1", "trained/sw-290k-1"]},
+        "sn": {"experts": ["trained/sn-73k-1"]},
+    }
+
+
 def evaluated():
     for study in dose.STUDIES:
         for code in dose.recorded(study):
@@ -42,12 +55,26 @@ def test_scores_of_a_dose_are_those_of_its_experts(study, code, own):
             if str(one.treatment) == model and one.pair[1:] in of_dose
         ]  # fmt: skip
         assert len(values) == 3 * len(of_dose)
-        found = dose.right(dose.classified(study, code, model, own))
+        found = dose.classified(study, code, model, own).right
+        assert found == pytest.approx(np.mean(values, axis=0))
+
+
+def test_scores_after_the_task_are_those_of_its_experts():
+    ((_, recorded),) = read_condition_scores(dose.HERE / "dose-after-task" / "sw" / RESULTS).items()
+    names = dose.experts("dose-after-task")["task"]
+    for kind in dose.AFTER:
+        own = [one for one in names if one.startswith(f"{kind}-task-")]
+        values = [
+            value for one, value in recorded.scores.items()
+            if str(one.treatment) == dose.TASK and names[int(one.pair[0])] in own
+        ]  # fmt: skip
+        assert len(values) == len(own) == 2
+        found = dose.classified("dose-after-task", "sw", dose.TASK, tasks=own).right
         assert found == pytest.approx(np.mean(values, axis=0))
 
 
 def test_a_larger_dose_shares_no_less_with_the_test():
-    counts = dose.json.loads((dose.HERE / "dose-task" / dose.DUPLICATES).read_text("utf-8"))
+    counts = json.loads((dose.HERE / "dose-task" / dose.DUPLICATES).read_text("utf-8"))
     assert counts.keys() == languages.TRAINED.keys()
     for own in counts.values():
         shared = [own[one] for one in languages.DOSES]

@@ -200,21 +200,22 @@ class Classified:
     @cached_property
     def balanced(self) -> Balanced:
         """The measures, with bootstrap intervals over documents."""
-        return self._intervals(self._drawn, mean_interval(self._right))
+        return self._intervals(self._drawn, mean_interval(self.right))
 
     def minus(self, other: Classified) -> Balanced:
         """Return the paired differences to other answers to the same documents."""
         return self._intervals(
-            self._drawn - other._drawn, paired_difference(self._right, other._right)
+            self._drawn - other._drawn, paired_difference(self.right, other.right)
         )
 
     @property
-    def _right(self) -> Values:
+    def right(self) -> Values:
+        """The share of models that answer each document right, `(documents,)`."""
         right: Values = (self.predicted == self.labels).mean(axis=0)
         return right
 
     def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
-        """Compute intervals from resamples; `exact` replaces an interval if nothing varies."""
+        """Compute intervals from resamples, or use `exact` where all resamples are equal."""
         return Balanced(*(
             exact if (one == exact.mean).all()
             else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))
