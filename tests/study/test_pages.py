@@ -25,7 +25,7 @@ from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report
 from layerswap.search.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
 from layerswap.study.journal import PAGE, StudyJournal
-from layerswap.study.report import FinishedSteps, both_differences, verdict
+from layerswap.study.report import FinishedSteps, both_differences, surpassing, verdict
 from layerswap.study.results import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.study.runner import run_graph
 from layerswap.study.step_functions import EXPERT, write_study_tables
@@ -40,7 +40,7 @@ def result(language, better=0.0, pairs=("0-0",)):
     """The default swap is right on half of 60 documents, the task expert on fewer by `better`."""
     half = np.tile([0.0, 1.0], 30)
     worse = half.copy()
-    worse[: round(60 * better)] = 0
+    worse[: round(60 * abs(better))] = better < 0
     scores = {replace(one, pair=pair): values for pair in pairs
               for one, values in ((DEFAULT, half), (TASK_EXPERT, worse), (SOUP, half))}  # fmt: skip
     return benchmark_result(language, "maths", BenchmarkScores(scores), None)
@@ -55,6 +55,12 @@ def test_the_verdict_is_one_sentence():
         "Of 3 results, the selected swap is above the task expert in 1 (maths, sw) and below it in "
         "none; no difference is detected in 2."
     )
+
+
+def test_models_above_the_selected_swap_are_named():
+    level, below = result("sw"), result("ha", better=-0.5)
+    assert surpassing([level]) == surpassing([result("sw", better=0.5)]) == ""
+    assert surpassing([level, below]) == "Models above the selected swap: maths, ha (task expert)."
 
 
 def test_accuracy_and_balanced_accuracy_that_disagree_are_reported():

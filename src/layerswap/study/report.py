@@ -150,6 +150,7 @@ class FinishedSteps:
         lead = [
             disagreements(both_differences(self.results.benchmarks)),
             verdict(self.results.benchmarks),
+            surpassing(self.results.benchmarks),
             self.settings["description"],
             *self._cautions(),
         ]
@@ -371,6 +372,19 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
         f"Of {len(results)} results, the selected swap is above the {other} in {counts[0]} and "
         f"below it in {counts[1]}; no difference is detected in {like}."
     )
+
+
+def surpassing(results: Sequence[BenchmarkResult]) -> str:
+    """Name the models above the selected swap, by result; empty if there are none."""
+    found = {
+        result.heading: [
+            str(one) for one, apart in result.over_pairs.differences.items()
+            if one != FLATTERED and apart.high < 0
+        ]
+        for result in results
+    }  # fmt: skip
+    parts = [f"{heading} ({'; '.join(names)})" for heading, names in found.items() if names]
+    return f"Models above the selected swap: {', '.join(parts)}." if parts else ""
 
 
 def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:
