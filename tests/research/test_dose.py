@@ -68,7 +68,7 @@ def test_scores_after_the_task_are_those_of_its_experts():
             value for one, value in recorded.scores.items()
             if str(one.treatment) == dose.TASK and names[int(one.pair[0])] in own
         ]  # fmt: skip
-        assert len(values) == len(own) == 2
+        assert len(values) == len(own) == 3
         found = dose.classified("dose-after-task", "sw", dose.TASK, tasks=own).right
         assert found == pytest.approx(np.mean(values, axis=0))
 
