@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,14 @@ def plan_of(pair, bottom=1, **settings) -> ls.Plan:
 def test_a_write_that_fails_at_any_moment_leaves_nothing(pair, tmp_path, monkeypatch):
     plan, out = plan_of(pair), tmp_path / "out"
     real = {name: getattr(os, name) for name in ("pwrite", "copy_file_range", "fsync")}
-    calls, fails = [0], [None]
+    calls, fails, one_at_a_time = [0], [None], threading.Lock()
 
     def counted(name):
         def call(*arguments):
-            calls[0] += 1
-            if calls[0] == fails[0]:
+            with one_at_a_time:  # files are flushed by several threads
+                calls[0] += 1
+                number = calls[0]
+            if number == fails[0]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real[name](*arguments)
 
