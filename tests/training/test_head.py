@@ -187,7 +187,7 @@ def test_a_training_scores_labelled_positions_alone(tmp_path, base, rows, calls)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_freed_memory_is_kept_for_the_next_batch():
-    """A tensor of 64 MB has 16,384 pages of 4 KB; small objects may split the kept block once."""
+    """A tensor of 64 MB has 16,384 pages of 4 KB; small objects may split a kept block once."""
     script = """
 import resource, torch
 from layerswap.training.expert.trainer import keep_freed_memory
@@ -201,10 +201,10 @@ def faults():
 default = faults()
 keep_freed_memory()
 torch.ones(1 << 24)
-print(default, faults())
+print(default, min(faults() for _ in range(3)))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     default, kept = map(int, done.stdout.split())
-    assert kept < default / 2
+    assert kept < default / 10
