@@ -22,7 +22,7 @@ from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
 
 LANGUAGE_TOKENS = 290_000
-"""Largest dose in docs/dose.md; its merges score higher than those of a quarter of the dose."""
+"""Largest dose that docs/dose.md measures in two languages; scores rise up to it in both."""
 LARGE = 2.0
 """Billions of parameters from which language experts take all text, as in the papers."""
 SAMPLE = 200
@@ -196,7 +196,7 @@ def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
 
 
 def read_languages(given: Sequence[str]) -> dict[str, str | None]:
-    """Map each language's standard code to its files, from `CODE` or `CODE:FILE`."""
+    """Parse `CODE` and `CODE:FILE`; return the files by standard language code."""
     files: dict[str, str | None] = {}
     first: dict[str, str] = {}
     for one in given:
