@@ -271,8 +271,9 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
     "lab study": "study merge {out}/study",
     "analyse linearity": PLAN,
 }
-"""Next command after each command, if a user can type it as printed. A word in braces is an option
-of the first command, or a free name for an output."""
+"""Maps a command to the next command, if a user can type the next command as printed.
+
+A word in braces is an option of the first command, or a free name for an output."""
 
 
 class _Words(dict[str, str]):

@@ -55,9 +55,9 @@ class Served(commands.Group):
             envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
         ),
     ] = None
-    history: Annotated[Path, typer.Option(help="File that keeps the history of compositions.")] = (
-        Path("layerswap-play.jsonl")
-    )
+    history: Annotated[
+        Path, typer.Option(help="File for the history of compositions (JSON Lines).")
+    ] = Path("layerswap-play.jsonl")
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True

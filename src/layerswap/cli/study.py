@@ -228,7 +228,7 @@ def merge(
         ),
     ] = None,
 ) -> None:
-    """Merge the selected composition of each language, or the model given by --model.
+    """Merge the selected composition of each language, or the model named by --model.
 
     Writes a checkpoint with its card into DIR/merged/<language>.
 

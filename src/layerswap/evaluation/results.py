@@ -290,7 +290,7 @@ def write_results(
 
 @dataclass(frozen=True)
 class Earlier:
-    """Tables of earlier evaluations in a folder of results."""
+    """Score and sample tables of earlier evaluations."""
 
     scores: Sequence[tuple[Score, Mapping[str, Any]]]  # with all columns by name
     samples: Sequence[Sample]
@@ -304,7 +304,7 @@ class Earlier:
     def without(
         self, results: Results, columns: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Earlier, list[str]]:
-        """Drop replaced rows; also return their models and tasks.
+        """Drop the rows that `results` replaces; also return the replaced models and tasks.
 
         All rows of a model go if its columns differ: another model has its name now.
         """
@@ -617,7 +617,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
 
 
 def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
-    """List the documents common to all models of a row."""
+    """List the documents that all models of a row answered."""
     return sorted(set.intersection(*(set(by[row]) for by in scores if row in by)))
 
 

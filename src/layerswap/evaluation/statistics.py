@@ -210,12 +210,12 @@ class Classified:
 
     @property
     def right(self) -> Values:
-        """The share of models that answer each document right, `(documents,)`."""
+        """Share of models that answer correctly, by document, `(documents,)`."""
         right: Values = (self.predicted == self.labels).mean(axis=0)
         return right
 
     def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
-        """Compute intervals from resamples, or use `exact` where all resamples are equal."""
+        """Compute intervals from resamples. Where all resamples are equal, use `exact`."""
         return Balanced(*(
             exact if (one == exact.mean).all()
             else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))

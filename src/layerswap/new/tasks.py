@@ -242,7 +242,7 @@ def found_in(task: Task) -> list[str]:
 
 
 def found_in_test(given: str, split: str, documents: Sequence[Document], name: str) -> list[str]:
-    """Describe a test or development file by its size and its first document."""
+    """Describe a test or development file: number of documents, and the first document."""
     first = ", ".join(f"{role} {short(value)!r}" for role, value in documents[0].items())
     use = "test" if split == "test" else "development"
     return [f"{given}: {len(documents):,} {use} documents in {name}", f"  {first}"]

@@ -58,7 +58,7 @@ def recipes(
 def models_to_run(
     settings: Mapping[str, Any], kept: Mapping[str, int], depth: int, *, more: int = 0
 ) -> float:
-    """Estimate the cost of a language's evaluation, in runs of a whole model.
+    """Estimate a language's evaluation cost, in runs of a whole model.
 
     Compositions of one pair run the layers that they share once, and an expert that is in several
     pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of

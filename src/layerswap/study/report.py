@@ -288,7 +288,7 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
 
 
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:
-    """List the conditions of a language with their recipes."""
+    """List a language's conditions and recipes."""
     step = journal.graph[f"evaluate/{language}"]
     return recipes_of(step.settings, {name: journal.fetch(name) for name in step.needs})
 
@@ -324,7 +324,7 @@ def merge_models(
 
 
 def _recipe_of(root: Path, language: str, model: str) -> Recipe:
-    """Find a model's recipe by the name in the tables."""
+    """Return the recipe of a model in the tables."""
     found: dict[str, RecipeData] = {}
     for condition, data in _recipes(read_journal(root), language):
         found.setdefault(str(condition.treatment), data)
@@ -375,14 +375,8 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
 
 
 def surpassing(results: Sequence[BenchmarkResult]) -> str:
-    """Name the models above the selected swap, by result; empty if there are none."""
-    found = {
-        result.heading: [
-            str(one) for one, apart in result.over_pairs.differences.items()
-            if one != FLATTERED and apart.high < 0
-        ]
-        for result in results
-    }  # fmt: skip
+    """List the models above the selected swap in each result; empty text without such models."""
+    found = {result.heading: _by_sign(result)[-1] for result in results}
     parts = [f"{heading} ({'; '.join(names)})" for heading, names in found.items() if names]
     return f"Models above the selected swap: {', '.join(parts)}." if parts else ""
 
@@ -416,14 +410,21 @@ def _sentence(result: BenchmarkResult) -> str:
     """Describe one language's result: the models that the swap is above, below and like."""
     score = interval_words(result.over_pairs.intervals[result.selected])
     parts = [f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."]
-    others: dict[str, list[str]] = {}
+    others = _by_sign(result)
+    words = {1: "Higher than", -1: "Lower than", 0: "No difference detected from"}
+    parts += [
+        f"{group}: {'; '.join(others[sign])}." for sign, group in words.items() if others[sign]
+    ]
+    return " ".join(parts)
+
+
+def _by_sign(result: BenchmarkResult) -> dict[int, list[str]]:
+    """Group other models: 1 below the selected swap, -1 above, and 0 without a difference."""
+    others: dict[int, list[str]] = {1: [], -1: [], 0: []}
     for other, apart in result.over_pairs.differences.items():
         if other != FLATTERED:
-            sign = (apart.low > 0) - (apart.high < 0)
-            group = ("No difference detected from", "Higher than", "Lower than")[sign]
-            others.setdefault(group, []).append(str(other))
-    parts += [f"{group}: {'; '.join(names)}." for group, names in sorted(others.items())]
-    return " ".join(parts)
+            others[(apart.low > 0) - (apart.high < 0)].append(str(other))
+    return others
 
 
 def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:

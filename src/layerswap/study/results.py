@@ -39,10 +39,10 @@ from layerswap.search.protocol import (
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 BY_LABEL = "balanced by label"
-"""Suffix of the headings of balanced tables."""
+"""Heading suffix of tables with balanced measures."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 RANKED = 5
-"""Smallest number of results for ranks, and of languages for an interval over languages."""
+"""Minimum number of results for ranks, and of languages for intervals over languages."""
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
 
