@@ -34,13 +34,13 @@ def _named(found: re.Match[str]) -> str:
 
 
 def _result() -> str:
-    """The README's table of results, which `research.transfer` writes, and the sentence below."""
+    """The README's table of results, which `research.transfer` writes, and the paragraph below."""
     readme = (ROOT / "README.md").read_text("utf-8")
     found = re.search(
-        r"<!-- transfer: summary -->\n(.*?)<!-- end -->\n\n(.*?\.) \[", readme, re.DOTALL
+        r"<!-- transfer: summary -->\n(.*?)<!-- end -->(\n\n.*?)\n\n", readme, re.DOTALL
     )
     assert found, "README.md has no table of results"
-    return found[1] + "\n" + found[2]
+    return (found[1] + found[2]).replace("](docs/", "](")
 
 
 def _commands() -> str:
