@@ -18,11 +18,15 @@ import json
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
+from layerswap.evaluation.results import SCORES_TABLE
 from layerswap.evaluation.statistics import (
     Classified,
     Interval,
@@ -44,6 +48,7 @@ from research.ten_languages import LANGUAGES as NAMES
 HERE = Path(__file__).parent
 FIGURE = HERE.parent / "docs" / "images" / "dose"
 EXPERTS_FILE, DUPLICATES, LOSSES = "experts.json", "duplicates.json", "losses.json"
+STEPS = "steps.json"
 STEP = 512
 """Tokens of a training step."""
 STUDIES = {
@@ -266,10 +271,12 @@ def draw() -> Drawing:
 
 
 def record(study: Path) -> None:
-    """Copy a study's answers, names of experts, and validation losses of language experts."""
+    """Copy a study's answers, names of experts, and validation losses of language experts.
+
+    What was recorded of other language experts stays, if the task experts answer as they did.
+    """
     from research.transfer import record as record_study  # which imports this module
 
-    record_study(study)
     graph = read_journal(study).graph
     folder = HERE / graph["tables"].settings["name"]
     kinds = {
@@ -278,10 +285,17 @@ def record(study: Path) -> None:
         if step.kind == "select"
     }
     names = {kind: [one.name for one in own] for kind, own in kinds.items()}
-    write_json(folder / EXPERTS_FILE, names)
+    known = _json(folder / EXPERTS_FILE)
+    before = {code: _rows(folder, code) for code in known.keys() & names.keys() - {"task"}}
+    steps = _json(folder / STEPS)
+    record_study(study)
+    write_json(folder / STEPS, steps | _json(folder / STEPS))
+    for code, rows in before.items():
+        names[code] = _join(folder, code, rows, known[code], names[code])
+    write_json(folder / EXPERTS_FILE, known | names)
     if folder.name != "dose-task":
         return
-    trained = {}
+    trained = _json(folder / LOSSES)
     for expert in (one for kind, own in kinds.items() if kind != "task" for one in own):
         found = json.loads((expert / TRAINING).read_text("utf-8"))
         trained[expert.name] = {
@@ -290,6 +304,44 @@ def record(study: Path) -> None:
             "seconds": found["seconds"],
         }
     write_json(folder / LOSSES, trained)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The content of a file, empty if it does not exist."""
+    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+
+
+def _rows(folder: Path, code: str) -> list[dict[str, Any]]:
+    return pq.read_table(folder / code / RESULTS / SCORES_TABLE).to_pylist()
+
+
+def _join(
+    folder: Path, code: str, before: Sequence[dict[str, Any]], known: list[str], names: list[str]
+) -> list[str]:
+    """Put earlier answers before those of a study; return the names of all language experts."""
+    path = folder / code / RESULTS / SCORES_TABLE
+    schema, rows = pq.read_schema(path), _rows(folder, code)
+    every = [*known, *(one for one in names if one not in known)]
+    places = {str(i): str(every.index(one)) for i, one in enumerate(names)}
+    for row in rows:
+        task, dash, language = (old := row["pair"]).partition("-")
+        row["pair"] = f"{task}{dash}{places.get(language, '')}"
+        row["model"] = row["model"].replace(f"{old}:", f"{row['pair']}:")
+
+    def stated(of: Sequence[dict[str, Any]]) -> dict[tuple[str, int, str], str]:
+        """What the base and the task experts answer."""
+        return {
+            (row["pair"].partition("-")[0], row["document"], row["metric"]): row["predicted"]
+            for row in of
+            if row["method"] in ("base", TASK)
+        }
+
+    if stated(before) != stated(rows):
+        raise SystemExit(f"{path}: the task experts answer otherwise than recorded")
+    renewed = {*places.values()}
+    kept = [row for row in before if row["pair"] and row["pair"].partition("-")[2] not in renewed]
+    pq.write_table(pa.Table.from_pylist(kept + rows, schema), path)
+    return every
 
 
 def count_duplicates(published: Path, folder: Path) -> None:

@@ -85,6 +85,10 @@ BAD = {
         {"task": "labels-en.tsv", "test": "labels-qaa.tsv"}, ("--leave-out", "politics"),
         "--leave-out politics: no test row has this label; the labels are religion, sports",
     ),
+    "labels of a ready task": (
+        {"task": "orca-math", "test": "mgsm", "language": "sw"}, ("--leave-out", "sports"),
+        "--leave-out: leaves out labels of a file, not of the mix orca-math",
+    ),
     "a test of one label": (
         {"task": "labels-en.tsv", "test": "one-label.tsv"}, (), "one-label.tsv: every row has the "
         "label 'sports'; a test needs rows of at least two labels",

@@ -3,9 +3,12 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from layerswap.evaluation.results import SCORES_TABLE
 from layerswap.study.results import RESULTS, read_condition_scores
 from layerswap.study.spec import read_study
 from layerswap.training.expert.spec import read_expert
@@ -38,13 +41,15 @@ def test_studies_leave_out_experts_that_are_not_trained():
     }
 
 
-def evaluated():
-    for study in dose.STUDIES:
-        for code in dose.recorded(study):
-            yield from ((study, code, own) for own in dose.doses(study, code))
+EVALUATED = [
+    (study, code, own)
+    for study in dose.STUDIES
+    for code in dose.recorded(study)
+    for own in dose.doses(study, code)
+]
 
 
-@pytest.mark.parametrize(("study", "code", "own"), evaluated())
+@pytest.mark.parametrize(("study", "code", "own"), EVALUATED)
 def test_scores_of_a_dose_are_those_of_its_experts(study, code, own):
     ((_, recorded),) = read_condition_scores(dose.HERE / study / code / RESULTS).items()
     names = dose.experts(study)[code]
@@ -57,6 +62,28 @@ def test_scores_of_a_dose_are_those_of_its_experts(study, code, own):
         assert len(values) == 3 * len(of_dose)
         found = dose.classified(study, code, model, own).right
         assert found == pytest.approx(np.mean(values, axis=0))
+
+
+def test_answers_of_experts_that_are_gone_stay(tmp_path):
+    """Three language experts, recorded as two and then the third by a study of its own."""
+    recorded = dose._rows(dose.HERE / "dose-task", "sn")
+    path = tmp_path / "sn" / RESULTS / SCORES_TABLE
+    path.parent.mkdir(parents=True)
+    schema = pq.read_schema(dose.HERE / "dose-task" / "sn" / RESULTS / SCORES_TABLE)
+    before = [row for row in recorded if not row["pair"].endswith("-2")]
+    third = [
+        {**row, **{key: row[key].replace(f"{row['pair']}", f"{row['pair'][:1]}-0")
+                   for key in ("pair", "model")}}
+        for row in recorded if row["pair"].endswith("-2")
+    ]  # fmt: skip
+    alone = [row for row in recorded if not row["pair"]] + third
+    pq.write_table(pa.Table.from_pylist(alone, schema), path)
+    assert dose._join(tmp_path, "sn", before, ["a", "b"], ["c"]) == ["a", "b", "c"]
+    assert sorted(map(str, dose._rows(tmp_path, "sn"))) == sorted(map(str, recorded))
+
+    other = [{**row, "predicted": "none"} for row in before]
+    with pytest.raises(SystemExit, match="the task experts answer otherwise than recorded"):
+        dose._join(tmp_path, "sn", other, ["a", "b"], ["c"])
 
 
 def test_scores_after_the_task_are_those_of_its_experts():

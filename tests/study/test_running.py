@@ -16,6 +16,7 @@ from layerswap.errors import RecipeError, StudyError
 from layerswap.study import journal as journals
 from layerswap.study import runner as running
 from layerswap.study.journal import Storage, StudyJournal, read_journal
+from layerswap.study.report import merge_models
 from layerswap.study.runner import run_graph
 from layerswap.study.steps import Graph, Step
 
@@ -275,9 +276,11 @@ def test_a_storage_writes_nothing_outside_a_steps_folder(tmp_path):
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_asking_for_the_status_writes_nothing(tmp_path):
+def test_asking_for_the_status_or_a_model_writes_nothing(tmp_path):
     with pytest.raises(StudyError, match="is not a study folder"):
         read_journal(tmp_path / "none")
+    with pytest.raises(StudyError, match="is not a study folder"):
+        list(merge_models(tmp_path / "none", log=print))
     assert not (tmp_path / "none").exists()
 
 

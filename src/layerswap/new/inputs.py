@@ -146,7 +146,9 @@ def check_request(request: Request) -> Inputs:
     named = {*request.tests.values()} & {*suite_names()}
     suites = {one for one in named if not Path(one).exists()}
     suite = _check_suites(request, suites, ready)
-    if request.leave_out and isinstance(task, Task):
+    if request.leave_out:
+        if not isinstance(task, Task):
+            raise RecipeError(f"--leave-out: leaves out labels of a file, not of the mix {task}")
         _check_left_out(request, task, suite)
     languages = [_language(request, code, task, suite) for code in request.languages]
     held: list[int] = []

@@ -310,6 +310,7 @@ def merge_models(
     """
     known = {path.stem: path for path in sorted((root / BEST).glob("*.yaml"))}
     if not known:
+        read_journal(root)  # refuses what is no study
         raise StudyError(f"{root}: has no {BEST}/<language>.yaml yet; finish the study first")
     if strange := [one for one in languages if one not in known]:
         raise StudyError(f"{root}: has no {strange[0]!r}; its languages are {', '.join(known)}")
