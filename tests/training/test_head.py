@@ -59,9 +59,13 @@ def gradients(*models):
     return [(names[i], *(p[i].grad for p in parameters)) for i in range(len(names))]
 
 
-@pytest.mark.parametrize("chunk", [97, 3 * 97, 1 << 20])
+@pytest.mark.parametrize("chunk", [97, 5 * 97, 1 << 20])
+@pytest.mark.parametrize("block", [2 * 97, 1 << 20])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_loss_and_gradients_are_those_of_the_full_logits(model, chunk, frozen):
+def test_loss_and_gradients_are_those_of_the_full_logits(model, chunk, block, frozen, monkeypatch):
+    from layerswap.training.expert import head
+
+    monkeypatch.setattr(head, "BLOCK", block)
     ours, theirs = two_models(model, chunk, frozen=frozen)
     inputs = batch()
     output, expected = ours(**inputs, fused_lm_head=True), theirs(**inputs)

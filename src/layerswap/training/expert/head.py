@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from trl.trainer.utils import FusedCausalLMOutput
 
-CHUNK_LOGITS = 1 << 25
-"""Logits in memory at a time (128 MiB of float32)."""
+CHUNK_LOGITS = 1 << 26
+"""Logits in memory at a time (256 MiB of float32, 128 MiB of bfloat16)."""
+BLOCK = 1 << 21
+"""Logits whose softmax is computed at a time: 8 MiB of float32, which a processor's cache holds."""
 IGNORED = -100
 _SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
            "logits_scaling")  # fmt: skip
@@ -59,34 +61,36 @@ class LinearLogProb(torch.autograd.Function):
         ]
         values, entropies, hits = [], [], []
         size = max(1, min(chunk // len(weight), len(targets)))
-        # The memory of a chunk is allocated once: fresh pages cost as much as writing to them.
-        buffers = [hidden.new_empty(size, len(weight)) for _ in range(2)]
-        products = buffers[0] if narrow.dtype == torch.float32 else buffers[0].to(narrow.dtype)
+        # The memory is allocated once: fresh pages cost as much as writing to them.
+        products = torch.empty(size, len(weight), dtype=narrow.dtype)
+        buffers = [hidden.new_empty(max(1, BLOCK // len(weight)), len(weight)) for _ in range(2)]
         for rows in torch.split(torch.arange(len(targets)), size):
-            part, labels = hidden[rows].to(narrow.dtype), targets[rows]
-            first, second, product = (memory[: len(rows)] for memory in (*buffers, products))
+            part, product = hidden[rows].to(narrow.dtype), products[: len(rows)]
             torch.mm(part, narrow.t(), out=product)
-            logits = first if product is first else first.copy_(product)
-            if bias is not None:
-                logits += bias
-            logs = torch.log_softmax(logits, -1, out=second)
-            values.append(logs.gather(-1, labels[:, None])[:, 0])
-            hits.append(values[-1] == logs.amax(-1))
-            probabilities = torch.exp(logs, out=first)
-            entropies.append(-logs.mul_(probabilities).sum(-1))
-            # d log p(target) / d logits = one_hot(target) - p. The subtraction precedes a product
-            # that rounds: near p = 1 only rounding errors would be left of the difference.
-            probabilities[torch.arange(len(labels)), labels] -= 1
-            rise = probabilities if product is first else product.copy_(probabilities)
+            blocks = (tensor.split(len(buffers[0])) for tensor in (product, targets[rows]))
+            for block, labels in zip(*blocks, strict=True):
+                first, second = (memory[: len(block)] for memory in buffers)
+                logits = first.copy_(block)
+                if bias is not None:
+                    logits += bias
+                logs = torch.log_softmax(logits, -1, out=second)
+                values.append(logs.gather(-1, labels[:, None])[:, 0])
+                hits.append(values[-1] == logs.amax(-1))
+                probabilities = torch.exp(logs, out=first)
+                entropies.append(-logs.mul_(probabilities).sum(-1))
+                # d log p(target) / d logits = one_hot(target) - p. The subtraction precedes a
+                # product that rounds: near p = 1 only rounding errors would be left of it.
+                probabilities[torch.arange(len(labels)), labels] -= 1
+                block.copy_(probabilities)
+                if grads[2] is not None:
+                    grads[2].sub_(probabilities.sum(0))
             if grads[0] is not None:
-                grads[0][rows] = -(rise @ narrow).to(hidden.dtype)
+                grads[0][rows] = -(product @ narrow).to(hidden.dtype)
             if grads[1] is not None:
-                if product is first:
-                    grads[1].addmm_(rise.t(), part, alpha=-1)
+                if product.dtype == torch.float32:
+                    grads[1].addmm_(product.t(), part, alpha=-1)
                 else:
-                    grads[1].sub_(rise.t() @ part)
-            if grads[2] is not None:
-                grads[2].sub_(probabilities.sum(0))
+                    grads[1].sub_(product.t() @ part)
         ctx.grads = grads
         entropy, hit = torch.cat(entropies), torch.cat(hits)
         ctx.mark_non_differentiable(entropy, hit)
