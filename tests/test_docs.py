@@ -1,6 +1,6 @@
 """Shell blocks: each is a command that there is; the README's and the tutorial's are also run."""
 
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -213,6 +213,17 @@ def test_no_page_is_longer_than_4000_words():
     for page in ROOT.glob("docs/**/*.md"):
         words = [word for word in page.read_text("utf-8").split() if re.search(r"\w", word)]
         assert len(words) <= 4000, page.name
+
+
+def test_the_home_page_takes_the_readmes_result_with_links_of_the_site():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    home = hooks.on_page_markdown((ROOT / "docs/index.md").read_text("utf-8"))
+    assert "| swap |" in home
+    assert "gain on the task expert" in home
+    for link in re.findall(r"\]\((?!http)([^)#]+)", home):
+        assert (ROOT / "docs" / link).exists(), link
 
 
 @pytest.fixture(scope="module")
