@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from layerswap.evaluation.statistics import student_interval
 from research.markdown import points
 from research.selection import gains
+
+from layerswap.evaluation.statistics import student_interval
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
 
