@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, prod
+from math import prod
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,10 +21,6 @@ from layerswap.new.tables import Table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
 
-LANGUAGE_TOKENS = 290_000
-"""Largest dose that docs/dose.md measures in two languages; scores rise up to it in both."""
-LARGE = 2.0
-"""Billions of parameters from which language experts take all text, as in the papers."""
 SAMPLE = 200
 HELD_OUT = 100
 """Rows of the task that are held out for languages without a test."""
@@ -125,14 +121,12 @@ class Inputs:
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
-        """Estimate the examples of a language's mix, and their mean tokens."""
+        """Estimate the examples of a language's mix, every text, and their mean tokens."""
         length = max(1, round(mean(self.tokens(text) for text in language.texts())))
         weighed = [(len(table.rows), weight) for _, table, _, weight in language.templates()]
         whole = sum(weight for _, weight in weighed)
         most = min(count * whole // weight for count, weight in weighed)
-        return (
-            most if self.billions >= LARGE else min(most, ceil(LANGUAGE_TOKENS / length))
-        ), length
+        return most, length
 
 
 def check_request(request: Request) -> Inputs:
