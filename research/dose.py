@@ -68,8 +68,7 @@ def recorded(study: str) -> list[str]:
 @cache
 def experts(study: str) -> dict[str, list[str]]:
     """The names of experts by kind, in the order of their numbers in a pair."""
-    found: dict[str, list[str]] = json.loads((HERE / study / EXPERTS_FILE).read_text("utf-8"))
-    return found
+    return _json(HERE / study / EXPERTS_FILE)
 
 
 def doses(study: str, code: str) -> list[str]:
@@ -139,10 +138,7 @@ def doses_of(study: str, codes: Sequence[str]) -> list[str]:
 @cache
 def losses() -> dict[str, dict[str, float]]:
     """Steps and validation loss of each language expert."""
-    found: dict[str, dict[str, float]] = json.loads(
-        (HERE / "dose-task" / LOSSES).read_text("utf-8")
-    )
-    return found
+    return _json(HERE / "dose-task" / LOSSES)
 
 
 def tokens(codes: Sequence[str], dose: str) -> str:
@@ -273,7 +269,8 @@ def draw() -> Drawing:
 def record(study: Path) -> None:
     """Copy a study's answers, names of experts, and validation losses of language experts.
 
-    What was recorded of other language experts stays, if the task experts answer as they did.
+    Recorded answers of other language experts stay, if the task experts still answer as recorded.
+    The seconds of a training count from its last resume.
     """
     from research.transfer import record as record_study  # which imports this module
 
@@ -287,9 +284,7 @@ def record(study: Path) -> None:
     names = {kind: [one.name for one in own] for kind, own in kinds.items()}
     known = _json(folder / EXPERTS_FILE)
     before = {code: _rows(folder, code) for code in known.keys() & names.keys() - {"task"}}
-    steps = _json(folder / STEPS)
-    record_study(study)
-    write_json(folder / STEPS, steps | _json(folder / STEPS))
+    record_study(study, _json(folder / STEPS))
     for code, rows in before.items():
         names[code] = _join(folder, code, rows, known[code], names[code])
     write_json(folder / EXPERTS_FILE, known | names)
@@ -337,7 +332,7 @@ def _join(
         }
 
     if stated(before) != stated(rows):
-        raise SystemExit(f"{path}: the task experts answer otherwise than recorded")
+        raise SystemExit(f"{path}: the task experts do not answer as recorded")
     renewed = {*places.values()}
     kept = [row for row in before if row["pair"] and row["pair"].partition("-")[2] not in renewed]
     pq.write_table(pa.Table.from_pylist(kept + rows, schema), path)

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from layerswap.evaluation.statistics import paired_difference, student_interval
+from layerswap.evaluation.statistics import student_interval
 from layerswap.search.conditions import DEFAULT, Condition
+from layerswap.search.protocol import choose, select
 from layerswap.study.results import RESULTS, BenchmarkScores, read_condition_scores
 from research.markdown import points
 
 HERE = Path(__file__).parent
 STUDIES = ("headline-seeds", "topic-seeds", "sentiment-transfer")
 LANGUAGES = ("ha", "sw", "yo")
-RULES = ("best of all", "clearly better than the default, of all", "clearly better, of swaps")
+RULES = ("best of all", "best of all if clearly better than the default swap", "a study's")
 
 
 def cases() -> Iterator[BenchmarkScores]:
@@ -41,10 +42,8 @@ def selected(found: BenchmarkScores) -> dict[str, float]:
     means = {one: np.mean(values, axis=0) for one, values in by.items()}
     first, test = found.split(0.5)  # the published splits
     tried = {one: values[first] for one, values in means.items()}
-    best = sorted(tried, key=lambda one: -float(tried[one].mean()))
-    clear = [one for one in best if paired_difference(tried[one], tried[DEFAULT]).low > 0]
-    swaps = [one for one in clear if one.method == "swap"]
-    picked = (best[0], *(([*some, DEFAULT])[0] for some in (clear, swaps)))
+    swaps = {one: values for one, values in tried.items() if one.method == "swap"}
+    picked = choose(tried), *(select(tried, choose(some), DEFAULT) for some in (tried, swaps))
     return {rule: float(means[one][test].mean()) for rule, one in zip(RULES, picked, strict=True)}
 
 

@@ -646,11 +646,14 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
     )
 
 
-def record(study: Path) -> None:
-    """Copy the scores of a finished study, the seconds of its steps, and probabilities."""
+def record(study: Path, steps: Mapping[str, Any] | None = None) -> None:
+    """Copy the scores of a finished study, the seconds of its steps, and probabilities.
+
+    Recorded `steps` of earlier studies stay.
+    """
     journal = read_journal(study)
     folder = HERE / journal.graph["tables"].settings["name"]
-    facts, labels_by_language = {}, {}
+    facts, labels_by_language = dict(steps or {}), {}
     for step in journal.graph:
         found = journal.record(step.name)
         if found is None:

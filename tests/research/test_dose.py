@@ -82,7 +82,7 @@ def test_answers_of_experts_that_are_gone_stay(tmp_path):
     assert sorted(map(str, dose._rows(tmp_path, "sn"))) == sorted(map(str, recorded))
 
     other = [{**row, "predicted": "none"} for row in before]
-    with pytest.raises(SystemExit, match="the task experts answer otherwise than recorded"):
+    with pytest.raises(SystemExit, match="the task experts do not answer as recorded"):
         dose._join(tmp_path, "sn", other, ["a", "b"], ["c"])
 
 

@@ -18,9 +18,9 @@ import torch
 from trl.trainer.utils import FusedCausalLMOutput
 
 CHUNK_LOGITS = 1 << 26
-"""Logits in memory at a time (256 MiB of float32, 128 MiB of bfloat16)."""
+"""Logits per matrix product: 256 MiB of float32, 128 MiB of bfloat16."""
 BLOCK = 1 << 21
-"""Logits whose softmax is computed at a time: 8 MiB of float32, which a processor's cache holds."""
+"""Logits per softmax: 8 MiB of float32 fit into a processor's cache."""
 IGNORED = -100
 _SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
            "logits_scaling")  # fmt: skip
@@ -78,8 +78,8 @@ class LinearLogProb(torch.autograd.Function):
                 hits.append(values[-1] == logs.amax(-1))
                 probabilities = torch.exp(logs, out=first)
                 entropies.append(-logs.mul_(probabilities).sum(-1))
-                # d log p(target) / d logits = one_hot(target) - p. The subtraction precedes a
-                # product that rounds: near p = 1 only rounding errors would be left of it.
+                # d log p(target) / d logits = one_hot(target) - p. Subtract before rounding: near
+                # p = 1 only rounding errors would be left of the difference.
                 probabilities[torch.arange(len(labels)), labels] -= 1
                 block.copy_(probabilities)
                 if grads[2] is not None:
