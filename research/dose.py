@@ -171,6 +171,27 @@ def dose_table(study: str) -> str:
     return table([STUDIES[study], "thousand tokens", *head], rows)
 
 
+def seeds_table() -> str:
+    """Swahili: each language expert of the middle dose."""
+    rows = []
+    for study, words in STUDIES.items():
+        if "sw" not in recorded(study):
+            continue
+        for seed in sorted(one[-1] for one in experts(study)["sw"] if "-290k-" in one):
+            language, task, soup, swap = (
+                classified(study, "sw", model, f"290k-{seed}")
+                for model in (LANGUAGE, TASK, SOUP, SWAP)
+            )
+            differences = [(swap, task), (soup, task), (swap, soup)]
+            rows.append([
+                words, seed, *(correct([one]) for one in (language, soup, swap)),
+                *(points(gain([first], [second])) for first, second in differences),
+            ])  # fmt: skip
+    head = ["seed", "language expert", "soup", "swap", "swap minus task expert",
+            "soup minus task expert", "swap minus soup"]  # fmt: skip
+    return table(["Swahili, 291 thousand tokens", *head], rows)
+
+
 def after_table() -> str:
     """Swahili: merges, and task experts that learned the language afterwards."""
     head, columns = ["Swahili, 73,000 tokens"], []
@@ -219,6 +240,7 @@ def tables() -> dict[str, str]:
     found = {study: dose_table(study) for study in STUDIES if recorded(study)}
     if recorded("dose-task"):
         found["dose duplicates"] = duplicates_table()
+        found["dose seeds"] = seeds_table()
     if any(recorded(f"dose-after-{task}") for task in design.TASKS):
         found["after"] = after_table()
     return found

@@ -189,8 +189,8 @@ def test_a_limit_that_leaves_out_answers_is_reported(world, tmp_path):
 
 
 def test_an_unknown_task_is_one_line(world):
-    with pytest.raises(EvaluationError, match=r"^tasks no_such_task: ") as caught:
-        evaluate(sweep_of(world), None, ["no_such_task"])
+    with pytest.raises(EvaluationError, match=r"^no task 'maembe_chose'; did you mean") as caught:
+        evaluate(sweep_of(world), None, ["maembe_chose"], include=[world["tasks"]])
     assert "\n" not in str(caught.value)
 
 

@@ -129,13 +129,15 @@ def load_tasks(
     """
     for folder in include:
         _warn_of_functions(folder.resolve())
-    manager = _manager(tuple(map(str, include)), tuple(t for t in tasks if isinstance(t, str)))
+    names = [task for task in tasks if isinstance(task, str)]
+    check_task_names(names, include)
+    manager = _manager(tuple(map(str, include)), tuple(names))
     try:
         loaded = manager.load(list(tasks))
     except Exception as error:  # data sets and YAML raise anything
         why = one_line(error, 300)
-        names = ", ".join(t if isinstance(t, str) else str(t.get("task")) for t in tasks)
-        raise EvaluationError(f"tasks {names}: {type(error).__name__}: {why}") from None
+        asked = ", ".join(t if isinstance(t, str) else str(t.get("task")) for t in tasks)
+        raise EvaluationError(f"tasks {asked}: {type(error).__name__}: {why}") from None
     prompts = prompts or PromptOptions()
     generation = parse_arguments(prompts.gen_kwargs)
     for task in loaded["tasks"].values():
