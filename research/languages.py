@@ -177,7 +177,10 @@ def dose_studies(
     """
 
     def there(names: Sequence[str]) -> list[str]:
-        return [f"trained/{one}" for one in names if trained is None or one in trained]
+        return [one for one in names if trained is None or one in trained]
+
+    def paths(names: Sequence[str]) -> dict[str, list[str]]:
+        return {"experts": [f"trained/{one}" for one in names]}
 
     texts = {
         language: [f"{language}-{dose}-{seed}" for dose, seeds in doses.items() for seed in seeds]
@@ -190,17 +193,17 @@ def dose_studies(
         kinds = {kind: [f"{kind}-{seed}" for seed in SEEDS] for kind in (task, MIDDLE[task])}
         for kind, names, languages, baselines in (
             *((kind, names, own, merges) for kind, names in kinds.items()),
-            (f"after-{task}", after, {"sw": texts["sw"][:1]}, ["experts"]),
+            (f"after-{task}", after, {"sw": there(texts["sw"])[:1]}, ["experts"]),
         ):
             found = {language: there(of) for language, of in languages.items()}
-            experts = {language: {"experts": of} for language, of in found.items() if of}
+            experts = {language: paths(of) for language, of in found.items() if of}
             if not there(names) or not experts:
                 continue
             yield f"dose-{kind}", {
                 "name": f"dose-{kind}",
                 "description": f"{task} by the dose of text, on Gemma 3 270M",
                 "base": base, "device": "cpu", "dtype": "bfloat16",
-                "task": {"experts": there(names)},
+                "task": paths(there(names)),
                 "languages": experts,
                 "pairs": "all", "change": False, "baselines": baselines,
                 "evaluate": {"suite": suite, "development": "none"},
