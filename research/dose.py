@@ -4,9 +4,9 @@
     python -m research.dose duplicates PUBLISHED INPUTS
     python -m research.dose figure
 
-The tables are among those of `python -m research.transfer`. `duplicates` counts test headlines
-that share five words in a row with the training text of each dose. `research/dose-*` holds the
-results: answers, and the experts of each kind in the order of their numbers.
+The tables are among those of `python -m research.transfer`. `duplicates` counts test texts that
+share five words in a row with the training text of each dose. `research/dose-*` holds the results:
+answers, and the experts of each kind in the order of their numbers.
 
 Intervals are over documents. They cover other documents of the same languages and experts.
 """
@@ -225,14 +225,14 @@ def after_table() -> str:
 
 
 def duplicates_table() -> str:
-    """Test headlines that share five words in a row with the training text, by dose."""
-    found = json.loads((HERE / "dose-task" / DUPLICATES).read_text("utf-8"))
+    """Test texts that share five words in a row with the training text, by dose."""
     rows = [
-        [NAMES[code], str(own["headlines"]), *(str(own[dose]) for dose in design.DOSES)]
-        for code, own in found.items()
+        [f"{NAMES[code]}, {task}", *(str(own[one]) for one in ("documents", *design.DOSES))]
+        for task, by_language in _json(HERE / "dose-task" / DUPLICATES).items()
+        for code, own in by_language.items()
         if code in recorded("dose-task")
     ]
-    return table(["headlines that share five words", "n", *design.DOSES], rows)
+    return table(["test texts that share five words", "n", *design.DOSES], rows)
 
 
 def tables() -> dict[str, str]:
@@ -362,15 +362,24 @@ def _join(
 
 
 def count_duplicates(published: Path, folder: Path) -> None:
-    """Count the test headlines that share a run of words with the training text of each dose."""
-    counts = {}
-    for language, (code, _) in design.TRAINED.items():
-        test = inputs.table(published / "masakhanews" / f"{code}.test.tsv")
-        asked = [row["headline"] for row in test if row["category"] != "religion"]
-        counts[language] = {"headlines": len(asked)} | {
+    """Count the test texts that share a run of words with the training text of each dose."""
+
+    def headlines(code: str) -> list[str]:
+        rows = inputs.table(published / "masakhanews" / f"{code}.test.tsv")
+        return [row["headline"] for row in rows if row["category"] != "religion"]
+
+    def count(code: str, asked: Sequence[str]) -> dict[str, int]:
+        return {"documents": len(asked)} | {
             dose: len(overlap(inputs.texts_of(folder / f"{code}-{dose}.jsonl"), asked))
             for dose in design.DOSES
         }
+
+    codes = {language: code for language, (code, _) in design.TRAINED.items()}
+    sentences = inputs.table(published / "sib200" / "swh_Latn.test.tsv")
+    counts = {
+        "headlines": {language: count(code, headlines(code)) for language, code in codes.items()},
+        "sentences": {"sw": count(codes["sw"], [row["text"] for row in sentences])},
+    }
     write_json(HERE / "dose-task" / DUPLICATES, counts)
 
 
