@@ -31,7 +31,7 @@ from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, 
 from layerswap.search.protocol import split_documents
 from layerswap.study import estimate
 from layerswap.study import results as study_results
-from layerswap.study.conditions import models_to_run
+from layerswap.study.conditions import models_to_run, recipes
 from layerswap.study.estimate import (
     CORE,
     STARTING,
@@ -109,7 +109,8 @@ def spec(folder, **changes):
         "languages": {"nela": experts("nela", [1]), "furo": experts("furo", [1])},
         "grid": {"bottom": [0, 2], "top": 0},
         "baselines": ["base", "experts", "soup", "magnitude soup", "ties", "joint",
-                      "simultaneous", "partial", "reverted", "soups", "multilingual soup"],
+                      "simultaneous", "partial", "partial task", "reverted", "soups",
+                      "multilingual soup"],
         "partitions": ["C"],
         "lora": {"r": 4, "lora_alpha": 4},
         "evaluate": {**LAB, "limit": 12, "other_languages": {"languages": ["basu", "nela"]}},
@@ -155,11 +156,12 @@ def test_a_study_evaluates_every_condition(finished):
             "magnitude soup", "TIES, density 0.2", "simultaneous training", "partition C",
             "swap of soups",
             "swap, multilingual soup", "task expert, partial C", "language expert, partial C",
-            "swap of partial SFT, C", "task expert, reverted C", "language expert, reverted C",
+            "swap of partial SFT, C", "swap of partial task expert, C",
+            "task expert, reverted C", "language expert, reverted C",
             "task expert, LoRA", "language expert, LoRA", "swap, LoRA",
             "partition C, LoRA", "joint training, LoRA", "simultaneous training, LoRA",
             "task expert, partial C, LoRA", "language expert, partial C, LoRA",
-            "swap of partial SFT, C, LoRA",
+            "swap of partial SFT, C, LoRA", "swap of partial task expert, C, LoRA",
         }  # fmt: skip
         assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows.values())
         there = numbers["other_languages"][language]["lab_problem"]
@@ -265,6 +267,27 @@ def test_other_trainings_stay_in_the_places_of_the_first_run(folder):
         assert trained <= set(range(6))
         if not step.name.startswith("partial/"):
             assert trained == set(range(6))
+
+
+@pytest.mark.parametrize("regime", ["", "LoRA"])
+def test_a_partial_task_expert_is_swapped_with_a_whole_language_expert(folder, regime):
+    graph = spec(folder, baselines=["partial task"], lora={} if regime else None)
+    prefix = "lora-" if regime else ""
+    names = [step.name for step in graph if "partial/" in step.name]
+    assert names == ["partial/task/C", *(["lora-partial/task/C"] if regime else [])]
+    settings = graph["evaluate/nela"].settings
+    kept = {"task": ["t0", "t1"], "nela": ["l0", "l1"]}
+    found = dict(recipes(settings, kept, {step.name: step.name for step in graph}, 8))
+    assert found[Condition("swap of partial task expert", "C", regime=regime)] == {
+        "base": settings["base"],
+        "experts": {
+            "task": f"{prefix}partial/task/C",
+            "language": "lora-train/nela" if regime else "l0",
+        },
+        "partition": {"name": "C", "outside": None},
+    }
+    assert {one.regime for one in found if one.method == "task expert"} == {"", regime}
+    assert not [one for one in found if one.method == "swap of partial SFT"]
 
 
 def test_changed_data_is_trained_on_again(folder):
@@ -765,6 +788,10 @@ def test_compositions_are_counted_by_the_layers_they_run():
     settings["variants"] = [{"regime": "", "partition": "C", "task": "partial/task/C",
                              "language": "partial/sw/C"}]  # fmt: skip
     assert 3 < models_to_run(settings, {"task": 1, "sw": 1}, 32) - one <= 4
+    # The partial task expert and its swap.
+    settings |= {"baselines": ["partial task"], "both": []}
+    del settings["variants"][0]["language"]
+    assert models_to_run(settings, {"task": 1, "sw": 1}, 32) - one == 2
 
 
 def costs(billions, *, device="cuda"):
@@ -1054,6 +1081,7 @@ def nela(runs, *parts):
         ({"task": {"experts": ["a/b"]}}, "baseline `joint` needs training, but task has no data"),
         ({"task": {"experts": ["a/b"]}, "baselines": []}, "`lora` needs training, but task has"),
         ({"baselines": ["partial"], "partitions": []}, "`partial` needs `partitions`"),
+        ({"baselines": ["partial task"], "partitions": []}, "`partial task` needs `partitions`"),
         ({"baselines": ["reverted"], "partitions": []}, "`reverted` needs `partitions`"),
         ({"task": {"experts": ["./none"]}, **ALONE}, "task.experts: .*none: no such folder"),
         ({"task": {"data": 3000 * "x"}}, "no such folder or ready mix"),

@@ -42,7 +42,7 @@ def recipes(
     if "base" in settings["baselines"]:
         yield BASE, _alone(base, base)
     for regime in REGIMES:
-        yield from _trained(settings, trained, regime)
+        yield from _trained(settings, kept, trained, regime)
     yield from _soups(settings, kept)
     treatments = list(_treatments(settings, layers))
     tasks, languages = kept["task"], kept[settings["language"]]
@@ -65,7 +65,8 @@ def models_to_run(
     experts of each kind; `depth` is the base's; `more` counts further models of each pair.
     """
     steps = [one["step"] for one in settings["both"]]
-    steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")]
+    steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")
+              if kind in one]  # fmt: skip
     first = recipes(
         settings, {kind: [kind] for kind in kept}, dict(zip(steps, steps, strict=True)), depth
     )
@@ -107,30 +108,39 @@ def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[Cond
 
 
 def _trained(
-    settings: Mapping[str, Any], trained: Mapping[str, str], regime: str
+    settings: Mapping[str, Any],
+    kept: Mapping[str, Sequence[str]],
+    trained: Mapping[str, str],
+    regime: str,
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """Models trained beside the pairs: on both data sets, with LoRA, or in part (paper 2)."""
-    base = settings["base"]
+    base, whole = settings["base"], kept[settings["language"]][0]
     for one in settings["both"]:
         if one["regime"] == regime:
             yield Condition.from_dict(one), _alone(trained[one["step"]], base)
     for one in settings["variants"]:
         if one["regime"] != regime:
             continue
-        name = one["partition"]
-        for expert, step in ((TASK_EXPERT, one["task"]), (LANGUAGE_EXPERT, one["language"])):
-            part = f"partial {name}" if name else ""
-            yield replace(expert, variant=part, regime=regime), _alone(trained[step], base)
-        pair = {
-            "base": base,
-            "experts": {"task": trained[one["task"]], "language": trained[one["language"]]},
-        }
-        if not name:
+        name, task = one["partition"], trained[one["task"]]
+        language = trained[one["language"]] if "language" in one else None
+        part = f"partial {name}" if name else ""
+        yield replace(TASK_EXPERT, variant=part, regime=regime), _alone(task, base)
+        if language:
+            yield replace(LANGUAGE_EXPERT, variant=part, regime=regime), _alone(language, base)
+        if language and not name:
+            whole = language
+            pair = {"base": base, "experts": {"task": task, "language": language}}
             yield Condition("swap", regime=regime), {**pair, "swap": {}}
         for other in [name] if name else settings["partitions"]:
-            method = "swap of partial SFT" if name else "partition"
-            zones = {"partition": {"name": other, "outside": settings["outside"]}}
-            yield Condition(method, other, regime=regime), {**pair, **zones}
+            partners = {"swap of partial SFT" if name else "partition": language}
+            if name and "partial task" in settings["baselines"]:
+                partners["swap of partial task expert"] = whole
+            for method, partner in partners.items():
+                if partner:
+                    yield Condition(method, other, regime=regime), {
+                        "base": base, "experts": {"task": task, "language": partner},
+                        "partition": {"name": other, "outside": settings["outside"]},
+                    }  # fmt: skip
 
 
 def _soups(

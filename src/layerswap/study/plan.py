@@ -123,7 +123,8 @@ class _Planner:
             run, prefix = experts.runs[0].model_copy(update=changes), REGIMES[regime]
             if regime:
                 yield (regime, ""), self._train(f"{prefix}train/{kind}", [kind], run)
-            for name in spec.partitions if "partial" in spec.baselines else ():
+            wanted = {"partial", "partial task"} if kind == TASK else {"partial"}
+            for name in spec.partitions if wanted & {*spec.baselines} else ():
                 trained = Trained(
                     partition=name, part=_part(kind), outside=spec.outside, places=_places(run)
                 )
@@ -251,9 +252,9 @@ class _Planner:
                 {**condition.to_dict(), "step": step.name} for condition, step in joints.items()
             ],
             "variants": [
-                {"regime": regime, "partition": partition, "task": step.name,
-                 "language": of_language[regime, partition].name}
-                for (regime, partition), step in of_task.items()
+                {"regime": regime, "partition": partition, "task": step.name}
+                | ({"language": of_language[key].name} if key in of_language else {})
+                for key, step in of_task.items() for regime, partition in [key]
             ],
         }  # fmt: skip
         trained = [*of_task.values(), *of_language.values(), *joints.values()]

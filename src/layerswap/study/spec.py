@@ -49,10 +49,10 @@ USUAL: dict[StepKind, Resources] = {
 """Usual resources of the steps that run models on a device other than the processor."""
 Baseline = Literal[
     "base", "experts", "soup", "weighted soup", "magnitude soup", "task arithmetic", "ties",
-    "joint", "simultaneous", "partial", "reverted", "soups", "multilingual soup",
+    "joint", "simultaneous", "partial", "partial task", "reverted", "soups", "multilingual soup",
 ]  # fmt: skip
 
-TRAINED_BASELINES = ("joint", "simultaneous", "partial")
+TRAINED_BASELINES = ("joint", "simultaneous", "partial", "partial task")
 """The baselines that are trained on the data of the experts."""
 
 
@@ -247,6 +247,8 @@ class StudySpec(Strict):
             of each (paper 2, table 3).
         baselines: models to compare with the swap. `partial`: experts that train their own part
             of a partition alone, each by itself and swapped (paper 2, tables 1 and 2).
+            `partial task`: the task expert that trains its own part alone, by itself and swapped
+            with the language expert.
             `reverted`: experts whose weights outside their own part are reset to the base
             (paper 2, section 6). `soups`: the soup of the kept language experts swapped with the
             soup of the kept task experts. `multilingual soup`: the same with the soup of the
@@ -336,7 +338,7 @@ class StudySpec(Strict):
         training += ["`lora`"] if self.lora else []
         if finished and training:
             raise ValueError(f"{training[0]} needs training, but {finished} has no data; remove it")
-        for name in ("partial", "reverted"):
+        for name in ("partial", "partial task", "reverted"):
             if name in self.baselines and not self.partitions:
                 raise ValueError(f"baseline `{name}` needs `partitions`")
         return self
