@@ -86,17 +86,19 @@ def test_answers_of_experts_that_are_gone_stay(tmp_path):
         dose._join(tmp_path, "sn", other, ["a", "b"], ["c"])
 
 
-def test_scores_after_the_task_are_those_of_its_experts():
-    ((_, recorded),) = read_condition_scores(dose.HERE / "dose-after-task" / "sw" / RESULTS).items()
-    names = dose.experts("dose-after-task")["task"]
+@pytest.mark.parametrize("task", languages.TASKS)
+def test_scores_after_the_task_are_those_of_its_experts(task):
+    study = f"dose-after-{task}"
+    ((_, recorded),) = read_condition_scores(dose.HERE / study / "sw" / RESULTS).items()
+    names = dose.experts(study)["task"]
     for kind in dose.AFTER:
-        own = [one for one in names if one.startswith(f"{kind}-task-")]
+        own = [one for one in names if one.startswith(f"{kind}-{task}-")]
         values = [
             value for one, value in recorded.scores.items()
             if str(one.treatment) == dose.TASK and names[int(one.pair[0])] in own
         ]  # fmt: skip
         assert len(values) == len(own) == 3
-        found = dose.classified("dose-after-task", "sw", dose.TASK, tasks=own).right
+        found = dose.classified(study, "sw", dose.TASK, tasks=own).right
         assert found == pytest.approx(np.mean(values, axis=0))
 
 
