@@ -87,7 +87,7 @@ BAD = {
     ),
     "labels of a ready task": (
         {"task": "orca-math", "test": "mgsm", "language": "sw"}, ("--leave-out", "sports"),
-        "--leave-out: needs a task from a file; orca-math is a ready mix",
+        "--leave-out needs a task file; orca-math is a ready mix",
     ),
     "a test of one label": (
         {"task": "labels-en.tsv", "test": "one-label.tsv"}, (), "one-label.tsv: every row has the "

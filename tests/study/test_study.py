@@ -790,7 +790,7 @@ def test_compositions_are_counted_by_the_layers_they_run():
     assert 3 < models_to_run(settings, {"task": 1, "sw": 1}, 32) - one <= 4
     # The partial task expert and its swap.
     settings |= {"baselines": ["partial task"], "both": []}
-    del settings["variants"][0]["language"]
+    settings["variants"][0]["language"] = None
     assert models_to_run(settings, {"task": 1, "sw": 1}, 32) - one == 2
 
 

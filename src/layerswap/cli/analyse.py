@@ -209,7 +209,6 @@ def freeze_or_revert(
     """
     from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.cli.tables import places_table
-    from layerswap.evaluation.harness import check_task_names
     from layerswap.training.expert.select import freeze_or_revert as both_ways
     from layerswap.training.expert.select import scorer
     from layerswap.training.expert.spec import read_expert
@@ -217,7 +216,6 @@ def freeze_or_revert(
     options.refuse_checkpoint("--task", task, takes="an lm-eval task")
     settings = evaluation.settings()
     open_device(pick_device(settings.device))
-    check_task_names(task, include or ())
     score = scorer(task, include=include or (), settings=settings)
     rows = both_ways(
         read_expert(spec), out, part=part, score=score, folder=spec.parent, log=output.log,

@@ -135,9 +135,9 @@ def load_tasks(
     try:
         loaded = manager.load(list(tasks))
     except Exception as error:  # data sets and YAML raise anything
-        why = one_line(error, 300)
+        why = f"{type(error).__name__}: {one_line(error, 300)}"
         asked = ", ".join(t if isinstance(t, str) else str(t.get("task")) for t in tasks)
-        raise EvaluationError(f"tasks {asked}: {type(error).__name__}: {why}") from None
+        raise EvaluationError(f"cannot load the tasks {asked}: {why}") from None
     prompts = prompts or PromptOptions()
     generation = parse_arguments(prompts.gen_kwargs)
     for task in loaded["tasks"].values():

@@ -121,7 +121,7 @@ class Inputs:
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
-        """Return the most examples that the mix of a language can have, and their mean tokens."""
+        """Return the largest number of examples in a mix, and their mean length in tokens."""
         length = max(1, round(mean(self.tokens(text) for text in language.texts())))
         weighed = [(len(table.rows), weight) for _, table, _, weight in language.templates()]
         whole = sum(weight for _, weight in weighed)
@@ -141,7 +141,7 @@ def check_request(request: Request) -> Inputs:
     suite = _check_suites(request, suites, ready)
     if request.leave_out:
         if not isinstance(task, Task):
-            raise RecipeError(f"--leave-out: needs a task from a file; {task} is a ready mix")
+            raise RecipeError(f"--leave-out needs a task file; {task} is a ready mix")
         _check_left_out(request, task, suite)
     languages = [_language(request, code, task, suite) for code in request.languages]
     held: list[int] = []

@@ -65,8 +65,8 @@ def models_to_run(
     experts of each kind; `depth` is the base's; `more` counts further models of each pair.
     """
     steps = [one["step"] for one in settings["both"]]
-    steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")
-              if kind in one]  # fmt: skip
+    steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")]
+    steps = [*filter(None, steps)]
     first = recipes(
         settings, {kind: [kind] for kind in kept}, dict(zip(steps, steps, strict=True)), depth
     )
@@ -122,25 +122,25 @@ def _trained(
         if one["regime"] != regime:
             continue
         name, task = one["partition"], trained[one["task"]]
-        language = trained[one["language"]] if "language" in one else None
+        language = trained[one["language"]] if one["language"] else None
         part = f"partial {name}" if name else ""
         yield replace(TASK_EXPERT, variant=part, regime=regime), _alone(task, base)
         if language:
             yield replace(LANGUAGE_EXPERT, variant=part, regime=regime), _alone(language, base)
+        partners = {"swap of partial SFT" if name else "partition": language} if language else {}
         if language and not name:
             whole = language
-            pair = {"base": base, "experts": {"task": task, "language": language}}
-            yield Condition("swap", regime=regime), {**pair, "swap": {}}
+            experts = {"task": task, "language": language}
+            yield Condition("swap", regime=regime), {"base": base, "experts": experts, "swap": {}}
+        elif "partial task" in settings["baselines"]:
+            partners["swap of partial task expert"] = whole
         for other in [name] if name else settings["partitions"]:
-            partners = {"swap of partial SFT" if name else "partition": language}
-            if name and "partial task" in settings["baselines"]:
-                partners["swap of partial task expert"] = whole
+            zones = {"partition": {"name": other, "outside": settings["outside"]}}
             for method, partner in partners.items():
-                if partner:
-                    yield Condition(method, other, regime=regime), {
-                        "base": base, "experts": {"task": task, "language": partner},
-                        "partition": {"name": other, "outside": settings["outside"]},
-                    }  # fmt: skip
+                experts = {"task": task, "language": partner}
+                yield Condition(method, other, regime=regime), {
+                    "base": base, "experts": experts, **zones,
+                }  # fmt: skip
 
 
 def _soups(

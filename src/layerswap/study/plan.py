@@ -241,6 +241,7 @@ class _Planner:
         kinds = [TASK, language]
         if "multilingual soup" in spec.baselines:
             kinds += [one for one in spec.languages if one != language]
+        languages = {variant: step.name for variant, step in of_language.items()}
         settings = {
             "language": language,
             "base": self.base,
@@ -252,9 +253,9 @@ class _Planner:
                 {**condition.to_dict(), "step": step.name} for condition, step in joints.items()
             ],
             "variants": [
-                {"regime": regime, "partition": partition, "task": step.name}
-                | ({"language": of_language[key].name} if key in of_language else {})
-                for key, step in of_task.items() for regime, partition in [key]
+                {"regime": regime, "partition": partition, "task": step.name,
+                 "language": languages.get((regime, partition))}
+                for (regime, partition), step in of_task.items()
             ],
         }  # fmt: skip
         trained = [*of_task.values(), *of_language.values(), *joints.values()]

@@ -18,9 +18,9 @@ import torch
 from trl.trainer.utils import FusedCausalLMOutput
 
 CHUNK_LOGITS = 1 << 26
-"""Logits per matrix product: 256 MiB of float32, 128 MiB of bfloat16."""
+"""Number of logits per matrix product: 256 MiB in float32, 128 MiB in bfloat16."""
 BLOCK = 1 << 21
-"""Logits per softmax: 8 MiB of float32 fit into a processor's cache."""
+"""Number of logits per softmax: 8 MiB in float32, which fits into a processor's cache."""
 IGNORED = -100
 _SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
            "logits_scaling")  # fmt: skip
