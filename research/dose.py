@@ -124,9 +124,10 @@ def correct(found: Sequence[Classified]) -> str:
 
 
 def groups(study: str) -> dict[str, list[str]]:
-    """Maps row names to languages: each language alone, and all of several languages."""
+    """Maps row names to languages: each one alone, and several that were given the same dose."""
     codes = recorded(study)
-    means = {f"mean of {len(codes)}": codes} if len(codes) > 1 else {}
+    by_dose = [[code for code in codes if dose in doses(study, code)] for dose in design.DOSES]
+    means = {"mean of " + " and ".join(NAMES[c] for c in of): of for of in by_dose if len(of) > 1}
     return {NAMES[code]: [code] for code in codes} | means
 
 
@@ -248,28 +249,24 @@ def tables() -> dict[str, str]:
 
 @settings()
 def draw() -> Drawing:
-    """Draw the gain on the task expert by dose: a panel for each language, and one for the mean."""
+    """Draw the gain on the task expert by dose, a panel for each language."""
     from matplotlib.figure import Figure
 
     study, facts = "dose-task", []
-    panels = groups(study)
+    codes = recorded(study)
     figure = Figure(figsize=(10, 3.6), layout="constrained")
-    every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (name, codes) in zip(every, panels.items(), strict=True):
-        known = doses_of(study, codes)
-        read = [
-            float(np.mean([losses()[f"{code}-{dose}-1"]["steps"] * STEP for code in codes]))
-            for dose in known
-        ]
+    every = figure.subplots(1, len(codes), sharey=True, squeeze=False)[0]
+    for axes, code in zip(every, codes, strict=True):
+        name, known = NAMES[code], doses(study, code)
+        read = [losses()[f"{code}-{dose}-1"]["steps"] * STEP for dose in known]
         axes.axhline(0, color=INK, linewidth=1)
         for number, (model, words) in enumerate(
             ((SWAP, "swap"), (SOUP, "soup"), (LANGUAGE, "language expert"))
         ):
             found = [
-                gain(*([classified(study, code, one, dose) for code in codes]
-                       for one in (model, TASK)))
+                gain([classified(study, code, model, dose)], [classified(study, code, TASK, dose)])
                 for dose in known
-            ]  # fmt: skip
+            ]
             means = np.array([100 * one.mean for one in found])
             spans = [[100 * (one.mean - one.low) for one in found],
                      [100 * (one.high - one.mean) for one in found]]  # fmt: skip
