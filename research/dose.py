@@ -127,7 +127,7 @@ def groups(study: str) -> dict[str, list[str]]:
     """Maps row names to languages: each one alone, and several that were given the same dose."""
     codes = recorded(study)
     by_dose = [[code for code in codes if dose in doses(study, code)] for dose in design.DOSES]
-    means = {"mean of " + " and ".join(NAMES[c] for c in of): of for of in by_dose if len(of) > 1}
+    means = {f"mean of {', '.join(NAMES[c] for c in of)}": of for of in by_dose if len(of) > 1}
     return {NAMES[code]: [code] for code in codes} | means
 
 
