@@ -273,6 +273,35 @@ def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_an_interrupt_within_a_finaliser_is_not_lost():
+    program = """
+import signal, sys, time
+import layerswap.cli as cli
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def application(name):
+    def run(**settings):
+        Dying()
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            return cli.INTERRUPTED
+        return 0
+    return run
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.application = application
+cli.main()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=50
+    )
+    assert (result.returncode, result.stderr) == (130, "interrupted\n")
+
+
 @pytest.fixture
 def mergekit(experts, tmp_path):
     """The file of a mergekit configuration."""

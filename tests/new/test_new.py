@@ -100,6 +100,12 @@ BAD = {
         {"language": "sw"}, ("--language", "Swahili:news.qaa"), "--language: sw and "
         "Swahili:news.qaa are the same language; give it once, such as --language sw:FILE",
     ),
+    "two texts": (
+        {"language": "qaa:news.qaa"}, ("--text", "news.qaa"), "--text: qaa has two files"
+    ),
+    "a test in another language": (
+        {}, ("--test", "sw:labels-qaa.tsv"), "--test sw:labels-qaa.tsv: sw is not among --language"
+    ),
     "two tests": ({}, ("--test", "labels-qaa.tsv"), "--test: qaa has two files"),
 }  # fmt: skip
 

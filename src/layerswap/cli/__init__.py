@@ -10,17 +10,22 @@ import atexit
 import errno
 import gc
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from importlib import import_module
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from layerswap.cli import commands, output
 from layerswap.errors import LayerswapError, visible
 from layerswap.versions import missing_import
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 class Root(commands.PlainGroup):
@@ -124,6 +129,17 @@ def _root(
     """Compose fine-tuned language models layer by layer: task in the middle, language outside."""
 
 
+def _interrupt_again(dropped: UnraisableHookArgs) -> None:
+    """Repeat an interrupt that arrived within a finaliser, where Python drops exceptions."""
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        main_thread = threading.main_thread().ident
+        again = threading.Timer(0.1, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(dropped)
+
+
 def main() -> None:
     """Entry point of the `layerswap` command."""
     # Pydantic would read the metadata of every installed package, in search of its plugins.
@@ -131,6 +147,7 @@ def main() -> None:
     # Searching for cycles, at the end once more, takes a fifth of the time of a short command.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
+    sys.unraisablehook = _interrupt_again
     warnings.showwarning = lambda message, *_, **__: output.log(f"warning: {message}")
     try:
         app = application(next(iter(sys.argv[1:]), None))

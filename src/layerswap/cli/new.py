@@ -87,6 +87,8 @@ def new(
     texts = {code: file for code, file in files.items() if file}
     if text is None and parallel is None and first not in texts:
         text = _ask("--text", f"Text in {first}: a file", f"{first}.txt")
+    if text and first in texts:
+        raise RecipeError(f"--text: {first} has two files, {texts[first]} and {text}")
     texts |= {first: text} if text else {}
     task = task or _ask("--task", "Examples of the task: a file", "task.tsv")
     if not test and sys.stdin.isatty():
@@ -134,6 +136,8 @@ def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, 
     for one in given or ():
         name, colon, file = one.partition(":")
         code = code_of(name) if colon else None
+        if code and code not in codes and not Path(one).exists():
+            raise RecipeError(f"{option} {one}: {code} is not among --language {', '.join(codes)}")
         if code is None or code not in codes:
             code, file = codes[0], one
         if code in found:
