@@ -57,6 +57,7 @@ STUDIES = {
     "dose-sentences": "sentences",
     "dose-sentences-middle": "sentences, task expert trained in layers 3 to 16 alone",
 }
+TEXT_OF = {"73k": "73,000 tokens", "290k": "291,000 tokens", "all": "all text"}
 AFTER = {"after": "everything trained", "after-outer": "layers 0 to 2 and 17 alone"}
 
 
@@ -233,7 +234,7 @@ def duplicates_table() -> str:
         for code, own in by_language.items()
         if code in recorded("dose-task")
     ]
-    return table(["test texts that share five words", "n", *design.DOSES], rows)
+    return table(["test texts that share five words", "n", *TEXT_OF.values()], rows)
 
 
 def tables() -> dict[str, str]:
