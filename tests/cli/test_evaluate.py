@@ -415,6 +415,13 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
     assert cells(shown)["adapter"][0] == "4 of 8"
     assert cells(shown)["task expert"][0] == "4"
 
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep | {"tasks": ["own_chose"]}))
+    for out in ("new", "swept"):
+        refused = layerswap("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / out)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "swept" / "board.json").is_file()
+
 
 @pytest.mark.parametrize(
     ("changed", "said"),

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from layerswap.cli import commands, options, output
-from layerswap.errors import RecipeError
+from layerswap.errors import LayerswapError, RecipeError
 from layerswap.evaluation.suites import suite_names
 
 
@@ -37,7 +37,11 @@ def sweep(
     need_extras("a sweep", "eval")
     folder = files.prepare_folder(out)
     with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
-        result = run_sweep(checked, recipe, store=store, log=output.log)
+        try:
+            result = run_sweep(checked, recipe, store=store, log=output.log)
+        except LayerswapError:
+            files.remove_unanswered(folder, store)
+            raise
         facts = files.write_result(result, folder)
     tables = [files.results_table(result), files.balanced_table(result)]
     lines: list[object] = [
