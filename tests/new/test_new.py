@@ -104,7 +104,8 @@ BAD = {
         {"language": "qaa:news.qaa"}, ("--text", "news.qaa"), "--text: qaa has two files"
     ),
     "a test in another language": (
-        {}, ("--test", "sw:labels-qaa.tsv"), "--test sw:labels-qaa.tsv: sw is not among --language"
+        {}, ("--test", "sw:labels-qaa.tsv"), "--test sw:labels-qaa.tsv: the study has no "
+        "language sw; add --language sw",
     ),
     "two tests": ({}, ("--test", "labels-qaa.tsv"), "--test: qaa has two files"),
 }  # fmt: skip

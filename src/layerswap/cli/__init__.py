@@ -130,7 +130,7 @@ def _root(
 
 
 def _interrupt_again(dropped: UnraisableHookArgs) -> None:
-    """Repeat an interrupt that arrived within a finaliser, where Python drops exceptions."""
+    """Repeat an interrupt that Python dropped because a finaliser was running."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         main_thread = threading.main_thread().ident
         again = threading.Timer(0.1, signal.pthread_kill, (main_thread, signal.SIGINT))

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from layerswap.cli import commands, options, output
-from layerswap.errors import LayerswapError, RecipeError
+from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suite_names
 
 
@@ -26,6 +26,7 @@ def sweep(
 
     Example: layerswap sweep sweep.yaml --out results
     """
+    from layerswap.evaluation.response_cache import nothing_if_refused
     from layerswap.report import sweeps as files
     from layerswap.search.spec import read_sweep
     from layerswap.search.sweeps import run_sweep
@@ -35,14 +36,11 @@ def sweep(
     if allow_code:
         checked = checked.model_copy(update={"allow_code": True})
     need_extras("a sweep", "eval")
-    folder = files.prepare_folder(out)
-    with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
-        try:
+    with nothing_if_refused(out.expanduser() / files.ANSWERS):
+        folder = files.prepare_folder(out)
+        with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
             result = run_sweep(checked, recipe, store=store, log=output.log)
-        except LayerswapError:
-            files.remove_unanswered(folder, store)
-            raise
-        facts = files.write_result(result, folder)
+            facts = files.write_result(result, folder)
     tables = [files.results_table(result), files.balanced_table(result)]
     lines: list[object] = [
         *filter(None, tables),

@@ -136,9 +136,10 @@ def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, 
     for one in given or ():
         name, colon, file = one.partition(":")
         code = code_of(name) if colon else None
-        if code and code not in codes and not Path(one).exists():
-            raise RecipeError(f"{option} {one}: {code} is not among --language {', '.join(codes)}")
         if code is None or code not in codes:
+            if code and not Path(one).exists():
+                raise RecipeError(f"{option} {one}: the study has no language {code}; add "
+                                  f"--language {code}")  # fmt: skip
             code, file = codes[0], one
         if code in found:
             raise RecipeError(f"{option}: {code} has two files, {found[code]} and {file}")

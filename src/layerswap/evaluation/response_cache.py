@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,34 @@ from layerswap.engine.decoding import Sampling
 from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.engine.vllm import VllmSweep
-from layerswap.errors import EvaluationError
+from layerswap.errors import EvaluationError, LayerswapError
 from layerswap.merge import Plan
 from layerswap.merge.metadata import record
 
 Answer = list[Any]
 """Log-probability and greediness of a continuation, or the tokens of a generation."""
+
+
+@contextmanager
+def nothing_if_refused(path: Path) -> Iterator[None]:
+    """Remove a new folder of answers if the user's mistake ends the run before the first answer."""
+    new = not path.parent.exists()
+    try:
+        yield
+    except LayerswapError:
+        if new and not _has_answers(path):
+            shutil.rmtree(path.parent, ignore_errors=True)
+        raise
+
+
+def _has_answers(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        with closing(AnswerStore(path)) as store:
+            return not store.empty
+    except EvaluationError:
+        return True  # unreadable, and kept
 
 
 class AnswerStore:

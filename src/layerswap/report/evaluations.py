@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from layerswap._types import Log, PathLike, listed
 from layerswap.checkpoint.loading import open_device, pick_device
 from layerswap.compose.yaml_file import validate
-from layerswap.errors import LayerswapError, RecipeError
+from layerswap.errors import RecipeError
 from layerswap.evaluation import results as files
 from layerswap.evaluation.harness import (
     CALIBRATED,
@@ -23,7 +22,11 @@ from layerswap.evaluation.harness import (
     open_models,
 )
 from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
-from layerswap.evaluation.response_cache import AnswerStore, composition_key
+from layerswap.evaluation.response_cache import (
+    AnswerStore,
+    composition_key,
+    nothing_if_refused,
+)
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -171,28 +174,21 @@ def run_evaluation(
     open_device(pick_device(settings.device))
     folders = [Path(path).absolute() for path in include]
     check_task_names(tasks, folders)
-    new, folder = not out.exists(), files.open_folder(out)
-    earlier = files.Earlier.read(folder)
-    task_folder = TaskFolder(folder / files.TASKS)
     store_of = open_store or (lambda path: closing(AnswerStore(path)))
-    try:
+    with nothing_if_refused(out / files.ANSWERS):
+        folder = files.open_folder(out)
+        earlier = files.Earlier.read(folder)
+        task_folder = TaskFolder(folder / files.TASKS)
         written = [] if suite is None else write_suite(
             suite, languages, task_folder,
             data=DataFolder.given(None if data is None else Path(data)),
             shots=settings.num_fewshot, allow_code=settings.allow_code, skip=log,
         )  # fmt: skip
         with store_of(folder / files.ANSWERS) as store:
-            try:
-                results = evaluate_models(
-                    plans, tasks or [task.name for task in written], folders or [task_folder.root],
-                    settings=settings, store=store, log=log,
-                )  # fmt: skip
-            finally:
-                new = new and store.empty
-    except LayerswapError:
-        if new:  # answers are kept for the next try
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+            results = evaluate_models(
+                plans, tasks or [task.name for task in written], folders or [task_folder.root],
+                settings=settings, store=store, log=log,
+            )  # fmt: skip
     written = written or files.tasks_of(results, answer_language)
     weights = {name: {"weights": composition_key(plan)} for name, plan in plans.items()}
     kept, replaced = earlier.without(results, weights)

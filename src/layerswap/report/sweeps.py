@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -60,14 +59,6 @@ def prepare_folder(out: Path) -> Path:
     except OSError as error:
         raise EvaluationError(f"{folder}: cannot be written ({error.strerror})") from None
     return folder
-
-
-def remove_unanswered(folder: Path, store: AnswerStore) -> None:
-    """Remove the folder of a sweep that was refused before its first answer."""
-    written = list(folder.iterdir())
-    if store.empty and all(one.name.startswith(ANSWERS) for one in written):
-        store.close()
-        shutil.rmtree(folder)
 
 
 def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def _check_table(file: str, origin: Origin, delimiter: str, count: int | None) -
     The library would shift the fields of a long row to other columns, and end a field that begins
     with a lone quotation mark many lines later.
     """
-    csv.field_size_limit(1 << 30)  # whole articles, and a swallowed rest of a file
+    limit = csv.field_size_limit(1 << 30)  # whole articles, and a swallowed rest of a file
     rule: Literal[0, 3] = csv.QUOTE_MINIMAL if origin.quotes else csv.QUOTE_NONE
     lines = (f"{line}\n" for line in _lines(file))
     rows = csv.reader(lines, delimiter=delimiter, quoting=rule, strict=True)
@@ -284,6 +284,8 @@ def _check_table(file: str, origin: Origin, delimiter: str, count: int | None) -
             f"{file}, line {start}: {error}; if quotation marks are ordinary characters in this "
             "file, write quotes: false"
         ) from None
+    finally:
+        csv.field_size_limit(limit)  # of the whole process
     if not width:
         raise DataError(f"{file}: is empty")
 
