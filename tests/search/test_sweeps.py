@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -206,6 +207,17 @@ def test_mistakes_in_the_file(world, tmp_path, changes, message):
     assert message in str(caught.value)
     assert len(caught.value.args) == 1
     assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_measure_is_refused_before_the_documents_are_asked(world, tmp_path):
+    path = write_sweep(world, tmp_path / "s.yaml", choose_by={"metric": "no"})
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
+    assert "choose_by matches no score of the tasks; they have: " in str(done.exception)
+    assert "maembe_choose acc_norm none" in str(done.exception)
+    with sqlite3.connect(out / "answers.sqlite") as store:
+        compositions = store.execute("SELECT COUNT(DISTINCT composition) FROM answers").fetchone()
+    assert compositions == (1,)
 
 
 def test_a_folder_of_something_else_is_left_alone(world, tmp_path):

@@ -36,7 +36,7 @@ from layerswap.search.evaluator import (
     objectives,
 )
 from layerswap.search.protocol import TestResult, Values, choose, ranked, select
-from layerswap.search.spec import SweepSettings, SweepSpec
+from layerswap.search.spec import Choice, SweepSettings, SweepSpec
 from layerswap.search.unlabelled import signal_values
 
 if TYPE_CHECKING:
@@ -233,6 +233,8 @@ def _scored(
     spec, finalists = evaluator.spec, candidates
     first: list[DocumentScore] = []
     early: dict[Condition, Values] = {}
+    if spec.tasks and spec.choose_by != Choice():  # refuses a wrong name before all are asked
+        evaluator.measure(evaluator.rows(DEVELOPMENT, candidates[:1], first=1))
     if spec.screen is not None:
         first = evaluator.rows(DEVELOPMENT, candidates, first=spec.screen.documents)
         early = by_condition(first, evaluator.measure(first))
