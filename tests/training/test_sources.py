@@ -219,6 +219,8 @@ def test_a_damaged_file_is_one_line(tmp_path, limit):
             why = f"{name}, line 2: is not UTF-8 text; save the file as UTF-8"
         elif name.startswith("empty"):
             why = f"{name}: is empty"
+        elif name == "broken.jsonl":
+            why = "broken.jsonl, line 2: is not JSON"
         with pytest.raises(DataError, match=why) as error:
             rows_of(tmp_path, path=name, limit=limit)
         assert "\n" not in str(error.value)
@@ -235,6 +237,21 @@ def why_refused(tmp_path, **origin):
         rows_of(tmp_path, **origin)
     assert "\n" not in str(caught.value)
     return str(caught.value).removeprefix(f"{tmp_path}/")
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"text": wrong}', "is not JSON (Expecting value: line 1 column 10 (char 9))"),
+        ('["text"]', "is a list, not a JSON object"),
+        ('{"text": 5}', "text is a number, and a text above"),
+    ],
+)
+def test_a_line_unlike_the_others_is_named(tmp_path, line, why, limit):
+    lines = ['{"text": "a", "n": 1}', '{"text": null, "n": 2.5}', "", line, '{"text": "b"}', ""]
+    write_bytes(tmp_path, a__jsonl="\n".join(lines))
+    assert why_refused(tmp_path, path="a.jsonl", limit=limit) == f"a.jsonl, line 4: {why}"
 
 
 HEADLINES = (

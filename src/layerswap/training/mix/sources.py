@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby, islice
@@ -23,6 +24,10 @@ _FORMATS = {
 }  # fmt: skip
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 _ADDRESSES = ("https://", "http://", "hf://")
+_KINDS = {
+    str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list",
+    dict: "an object", type(None): "null",
+}  # fmt: skip
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 
@@ -169,7 +174,12 @@ def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
     if kind == "text":
         options["encoding"] = "utf-8-sig"
     builder = "json" if kind == "jsonl" else kind
-    return _load(builder, origin, count, split="train", **options)
+    try:
+        return _load(builder, origin, count, split="train", **options)
+    except Exception:
+        for file in local if kind == "jsonl" else ():
+            _find_broken(file)
+        raise
 
 
 def _read_parallel(origin: Origin, folder: Path, count: int | None) -> Dataset:
@@ -254,6 +264,22 @@ def _check_text(file: str) -> int:
     if not written:
         raise DataError(f"{file}: is empty")
     return count
+
+
+def _find_broken(file: str) -> None:
+    """Name the first line that is not like the others; the library counts from a block's start."""
+    kinds: dict[str, str] = {}
+    for number, line in enumerate(_lines(file), start=1):
+        try:
+            row = json.loads(line.strip() or "{}")
+        except ValueError as error:
+            raise DataError(f"{file}, line {number}: is not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{file}, line {number}: is {_KINDS[type(row)]}, not a JSON object")
+        for key, value in row.items():
+            kind = _KINDS[type(value)]
+            if value is not None and kinds.setdefault(key, kind) != kind:
+                raise DataError(f"{file}, line {number}: {key} is {kind}, and {kinds[key]} above")
 
 
 def _check_table(file: str, origin: Origin, delimiter: str, count: int | None) -> None:
