@@ -4,7 +4,7 @@
     python -m research.dose duplicates PUBLISHED INPUTS
     python -m research.dose figure
 
-The tables are among those of `python -m research.transfer`. `duplicates` counts test texts that
+The tables are among those of `python -m research.transfer`. `duplicates` lists the test texts that
 share five words in a row with the training text of each dose. `research/dose-*` holds the results:
 answers, and the experts of each kind in the order of their numbers.
 
@@ -227,14 +227,27 @@ def after_table() -> str:
 
 
 def duplicates_table() -> str:
-    """Test texts that share five words in a row with the training text, by dose."""
-    rows = [
-        [f"{NAMES[code]}, {task}", *(str(own[one]) for one in ("documents", *design.DOSES))]
-        for task, by_language in _json(HERE / "dose-task" / DUPLICATES).items()
-        for code, own in by_language.items()
-        if code in recorded("dose-task")
-    ]
-    return table(["test texts that share five words", "n", *TEXT_OF.values()], rows)
+    """Test texts that share five words in a row with the training text, and gains without them."""
+    rows = []
+    for task, by_language in _json(HERE / "dose-task" / DUPLICATES).items():
+        for code, shared in by_language.items():
+            study = next(one for one, words in STUDIES.items() if words == task)
+            row = [f"{NAMES[code]}, {task}", "", *(str(len(shared[one])) for one in design.DOSES)]
+            for model in (SOUP, SWAP):
+                least, most = (classified(study, code, model, one) for one in ("73k", "all"))
+                row[1] = str(len(least.labels))
+                alone = [_without(one, shared["all"]) for one in (most, least)]
+                row += [points(gain([most], [least])), points(gain(alone[:1], alone[1:]))]
+            rows.append(row)
+    head = ["soup, all text minus 73", "without them", "swap, all text minus 73", "without them"]
+    return table(["test texts that share five words", "n", *TEXT_OF.values(), *head], rows)
+
+
+def _without(found: Classified, documents: Sequence[int]) -> Classified:
+    """The answers to the other documents."""
+    return Classified(
+        np.delete(found.labels, documents), np.delete(found.predicted, documents, axis=1)
+    )
 
 
 def tables() -> dict[str, str]:
@@ -359,26 +372,26 @@ def _join(
     return every
 
 
-def count_duplicates(published: Path, folder: Path) -> None:
-    """Count the test texts that share a run of words with the training text of each dose."""
+def find_duplicates(published: Path, folder: Path) -> None:
+    """List the test texts that share a run of words with the training text of each dose."""
 
     def headlines(code: str) -> list[str]:
         rows = inputs.table(published / "masakhanews" / f"{code}.test.tsv")
         return [row["headline"] for row in rows if row["category"] != "religion"]
 
-    def count(code: str, asked: Sequence[str]) -> dict[str, int]:
-        return {"documents": len(asked)} | {
-            dose: len(overlap(inputs.texts_of(folder / f"{code}-{dose}.jsonl"), asked))
+    def shared(code: str, asked: Sequence[str]) -> dict[str, list[int]]:
+        return {
+            dose: overlap(inputs.texts_of(folder / f"{code}-{dose}.jsonl"), asked)
             for dose in design.DOSES
         }
 
     codes = {language: code for language, (code, _) in design.TRAINED.items()}
     sentences = inputs.table(published / "sib200" / "swh_Latn.test.tsv")
-    counts = {
-        "headlines": {language: count(code, headlines(code)) for language, code in codes.items()},
-        "sentences": {"sw": count(codes["sw"], [row["text"] for row in sentences])},
+    found = {
+        "headlines": {language: shared(code, headlines(code)) for language, code in codes.items()},
+        "sentences": {"sw": shared(codes["sw"], [row["text"] for row in sentences])},
     }
-    write_json(HERE / "dose-task" / DUPLICATES, counts)
+    write_json(HERE / "dose-task" / DUPLICATES, found)
 
 
 def main() -> None:
@@ -388,7 +401,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="record a finished study")
     recording.add_argument("study", type=Path, help="folder of the study")
-    counting = commands.add_parser("duplicates", help="count what test and training text share")
+    counting = commands.add_parser("duplicates", help="list what test and training text share")
     counting.add_argument("published", type=Path, help="folder of the published files")
     counting.add_argument("inputs", type=Path, help="folder of the inputs")
     commands.add_parser("figure", help="draw the curve")
@@ -396,7 +409,7 @@ def main() -> None:
     if given.command == "record":
         record(given.study)
     elif given.command == "duplicates":
-        count_duplicates(given.published, given.inputs)
+        find_duplicates(given.published, given.inputs)
     else:
         save_svg(draw(), FIGURE)
 
