@@ -233,8 +233,9 @@ def _scored(
     spec, finalists = evaluator.spec, candidates
     first: list[DocumentScore] = []
     early: dict[Condition, Values] = {}
-    if spec.tasks and spec.choose_by != Choice():  # refuses a wrong name before all are asked
-        evaluator.measure(evaluator.rows(DEVELOPMENT, candidates[:1], first=1))
+    if spec.tasks and spec.choose_by != Choice():
+        # A wrong name is refused before all are asked; calibration needs two documents.
+        evaluator.measure(evaluator.rows(DEVELOPMENT, candidates[:1], first=2))
     if spec.screen is not None:
         first = evaluator.rows(DEVELOPMENT, candidates, first=spec.screen.documents)
         early = by_condition(first, evaluator.measure(first))
