@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -229,7 +229,7 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, served):
             self.end_headers()
             self.wfile.write(b"<!DOCTYPE html><html>" + served._repr_html_().encode())
 
-    with HTTPServer(("127.0.0.1", 0), Notebook) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Notebook) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page = browser.new_page()
         page.set_default_timeout(90_000)
