@@ -232,13 +232,13 @@ def duplicates_table() -> str:
     for task, by_language in _json(HERE / "dose-task" / DUPLICATES).items():
         for code, shared in by_language.items():
             study = next(one for one, words in STUDIES.items() if words == task)
-            row = [f"{NAMES[code]}, {task}", "", *(str(len(shared[one])) for one in design.DOSES)]
+            cells = []
             for model in (SOUP, SWAP):
-                least, most = (classified(study, code, model, one) for one in ("73k", "all"))
-                row[1] = str(len(least.labels))
-                alone = [_without(one, shared["all"]) for one in (most, least)]
-                row += [points(gain([most], [least])), points(gain(alone[:1], alone[1:]))]
-            rows.append(row)
+                both = [classified(study, code, model, one) for one in ("all", "73k")]
+                others = [_without(one, shared["all"]) for one in both]
+                cells += [points(gain(of[:1], of[1:])) for of in (both, others)]
+            counts = [len(both[0].labels), *(len(shared[one]) for one in design.DOSES)]
+            rows.append([f"{NAMES[code]}, {task}", *map(str, counts), *cells])
     head = ["soup, all text minus 73", "without them", "swap, all text minus 73", "without them"]
     return table(["test texts that share five words", "n", *TEXT_OF.values(), *head], rows)
 
