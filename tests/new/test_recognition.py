@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -148,6 +149,40 @@ def test_files_as_they_lie_on_the_disk(tmp_path):
     pairs = read_parallel((str(tmp_path / "n.ig"), str(tmp_path / "n.en")), ("ig", "en"))
     assert pairs.rows[1] == {"ig": "so", "en": "thus"}
     assert pairs.source(tmp_path / "x")["parallel"] == {"ig": "../n.ig", "en": "../n.en"}
+
+
+def test_compressed_files_are_read_by_their_inner_name(tmp_path):
+    for name, text in {
+        "t.JSONL.gz": '{"text": "a", "n": 1}\n',
+        "t.csv.gz": "n;text\n1;a\n",
+        "t.txt.gz": "a\n",
+        "blocks.txt.gz": "a\n\nb\n",
+    }.items():
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+        read = read_texts(str(tmp_path / name))
+        assert read.rows[0]["text"] == "a"
+        assert read.keys.get("format") == {"t.txt.gz": "text", "blocks.txt.gz": "paragraphs"}.get(
+            name
+        )
+
+
+def test_values_of_different_kinds_are_named(tmp_path):
+    rows = [("a", "x"), ("b", 3), ("c", None), ("d", "y")]
+    lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+    file = tmp_path / "t.jsonl"
+    file.write_text("\n".join(lines))
+    with pytest.raises(
+        DataError, match=r"t\.jsonl: row 2: label is a number, and a text in row 1$"
+    ):
+        read_task(str(file), {})
+    del lines[1]
+    file.write_text("\n".join(lines))
+    assert found_in(read_task(str(file), {}))[0].endswith(
+        "t.jsonl: 3 rows (1 incomplete, left out), columns text=text, label=label; labels x, y"
+    )
+    file.write_text('{"text": {"sw": "a"}}\n')
+    with pytest.raises(DataError, match=r"t\.jsonl: row 1: text is an object, not a text$"):
+        read_texts(str(file))
 
 
 def test_too_many_labels(tmp_path):

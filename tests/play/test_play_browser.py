@@ -236,7 +236,7 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, served):
         page.goto(f"http://localhost:{server.server_port}/")
         frame = page.frame_locator("iframe")
         frame.locator(ANSWERED).first.wait_for()
-        assert frame.locator("#live").inner_text().strip() == "bottom 1, top 1"
+        frame.locator("#live", has_text="bottom 1, top 1").wait_for()  # its own request
         page.close()
         server.shutdown()
 

@@ -210,14 +210,29 @@ def test_mistakes_in_the_file(world, tmp_path, changes, message):
 
 
 def test_an_unknown_measure_is_refused_before_the_documents_are_asked(world, tmp_path):
-    path = write_sweep(world, tmp_path / "s.yaml", choose_by={"metric": "no"})
+    path = write_sweep(world, tmp_path / "s.yaml", choose_by={"metric": "acc_morn"})
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
-    assert "choose_by matches no score of the tasks; they have: " in str(done.exception)
-    assert "maembe_choose acc_norm none" in str(done.exception)
+    assert str(done.exception) == "choose_by: no metric 'acc_morn'; did you mean 'acc_norm'?"
     with sqlite3.connect(out / "answers.sqlite") as store:
         compositions = store.execute("SELECT COUNT(DISTINCT composition) FROM answers").fetchone()
     assert compositions == (1,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"limit": 3, "development": 0.99}, "to test; maembe_choose has 1"),
+        ({"limit": 3, "development": 0.01}, "to choose on; maembe_choose has 1"),
+        ({"screen": {"documents": 1, "finalists": 2}}, "in screen; maembe_choose has 1"),
+    ],
+)
+def test_calibration_needs_two_documents(world, tmp_path, settings, why):
+    path = write_sweep(
+        world, tmp_path / "s.yaml", choose_by={"metric": "acc_calibrated"}, **settings
+    )
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
+    assert str(done.exception) == f"choose_by: acc_calibrated needs two documents {why}"
 
 
 def test_a_folder_of_something_else_is_left_alone(world, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from datasets import Dataset
 
 from layerswap.errors import DataError
 from layerswap.training.mix.examples import ExampleMaker, MixExample
@@ -17,7 +18,7 @@ def make(row, **source):
     if "prompt" in source:
         source.setdefault("completion", "{a}")
     maker = ExampleMaker(MixSource.model_validate(source), "name")
-    maker.check(list(row))
+    maker.check(Dataset.from_list([row]))
     return maker.make(row)
 
 

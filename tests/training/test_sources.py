@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from layerswap.errors import DataError
-from layerswap.training.mix.schema import Origin
+from layerswap.training.mix.examples import ExampleMaker
+from layerswap.training.mix.schema import MixSource, Origin
 from layerswap.training.mix.sources import open_rows, where_filter
 
 ROWS = [{"q": "What?", "a": "NA"}, {"q": "Why, then?", "a": "null"}, {"q": '"So"', "a": "07"}]
@@ -244,14 +245,61 @@ def why_refused(tmp_path, **origin):
     ("line", "why"),
     [
         ('{"text": wrong}', "is not JSON (Expecting value: line 1 column 10 (char 9))"),
-        ('["text"]', "is a list, not a JSON object"),
-        ('{"text": 5}', "text is a number, and a text above"),
+        ('["text"]', "['text'] is not a JSON object"),
+        ('{"text": "\\ud800"}', "has one half of a character (\\ud800-\\udfff)"),
     ],
 )
-def test_a_line_unlike_the_others_is_named(tmp_path, line, why, limit):
+def test_a_line_that_is_no_object_is_named(tmp_path, line, why, limit):
     lines = ['{"text": "a", "n": 1}', '{"text": null, "n": 2.5}', "", line, '{"text": "b"}', ""]
     write_bytes(tmp_path, a__jsonl="\n".join(lines))
     assert why_refused(tmp_path, path="a.jsonl", limit=limit) == f"a.jsonl, line 4: {why}"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.json", "a.jsonl.gz"])
+@pytest.mark.parametrize("limit", [None, 20_000])
+def test_values_of_json_stay_as_they_are_written(tmp_path, name, limit):
+    """A type may change anywhere in a file: types are found from all of it, or stay JSON."""
+    rows = [{"text": f"{i}", "day": "2024-01-01", "n": i} for i in range(11_000)]
+    rows[10_500] |= {"day": "unknown", "n": 2.5, "late": "x", "meta": {"a": [1, "b"]}}
+    rows[10_501] |= {"text": 7, "day": None, "meta": {"c": {}}, "choices": []}
+    rows[10_502] |= {"meta": "none", "choices": ["x"], "late": {"b": 1.5}}
+    lines = "[" + ",\n".join(map(json.dumps, rows)) + "]"
+    if name != "a.json":
+        lines = "\n".join(map(json.dumps, rows))
+    data = lines.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    read = rows_of(tmp_path, path=name, limit=limit)
+    columns = ("text", "day", "n", "late", "meta", "choices")
+    assert read == [{column: row.get(column) for column in columns} for row in rows]
+
+
+def test_texts_among_other_values_are_refused_where_they_are_used(tmp_path):
+    lines = [{"text": "a", "x": 1}, {"text": None, "x": "b"}, {"text": 5, "x": {}}]
+    write(tmp_path / "a.jsonl", lines)
+
+    def check(**keys):
+        source = MixSource.model_validate({"path": "a.jsonl", **keys})
+        ExampleMaker(source, "a").check(open_rows(source, folder=tmp_path).rows)
+
+    with pytest.raises(DataError, match=r"^row 3: text is a number, and a text in row 1$"):
+        check(text="{text}")
+    with pytest.raises(DataError, match=r"^row 2: x is a text, and a number in row 1$"):
+        check(text="{x}")
+    check(text="{{ text }}", template="jinja")
+    write(tmp_path / "a.jsonl", [{"text": {"sw": "a"}}])
+    with pytest.raises(DataError, match=r"^row 1: text is an object, not a text$"):
+        check(text="{text}")
+    check(text="{text[sw]}")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a", "a.csv.gz", "a.json"])
+def test_a_table_is_not_read_as_plain_text(tmp_path, name):
+    table = "text,label\na,b\n" if "csv" in name else '\n{"text": "a"}\n'
+    data = table.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    for form in ("text", "paragraphs"):
+        with pytest.raises(DataError, match=r"is (jsonl|csv), not plain text; give format: "):
+            rows_of(tmp_path, path=name, format=form)
 
 
 HEADLINES = (

@@ -51,6 +51,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         found_in(inputs.task) if isinstance(inputs.task, Task) else [f"{inputs.task}: a ready mix"]
     )
     for one in inputs.languages:
+        found += one.found()
         for split, given in (("test", request.tests), ("dev", request.developments)):
             if split in one.tests:
                 found += found_in_test(given[one.code], split, one.tests[split], one.name)

@@ -17,7 +17,7 @@ from layerswap.evaluation.languages import language_name, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable
 from layerswap.new.machine import choose_device
-from layerswap.new.tables import Table, read_parallel, read_texts
+from layerswap.new.tables import LOOK, Table, read_parallel, read_texts, short
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
 
@@ -69,6 +69,21 @@ class LanguageInput:
                 yield "text", pairs, own, 3
             yield f"to-{self.code}", pairs, f"{other}: {theirs}\n{self.name}: {own}", 1
             yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
+
+    def found(self) -> list[str]:
+        """Describe each of its files in two lines, as `found_in_test` does."""
+        lines = []
+        for table, column in ((self.text, "text"), (self.parallel, self.code)):
+            if table is not None:
+                texts = [one[column] for one in table.rows]
+                full = [one for one in texts if one is not None and str(one).strip()]
+                empty = f" ({len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
+                form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
+                how = form.get(table.keys.get("format", ""), "")
+                count = "at least " * (len(texts) == LOOK) + f"{len(texts):,} texts{empty}"
+                lines += [f"{table.name}: {count} in {self.name}{how}"]
+                lines += [f"  {short(one)!r}" for one in full[:1]]
+        return lines
 
     def texts(self) -> list[str]:
         """Return the first texts of every source, formatted as in training."""

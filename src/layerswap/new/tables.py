@@ -6,16 +6,17 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from layerswap.errors import DataError, LayerswapError
+from layerswap.errors import DataError, LayerswapError, error_context
+from layerswap.training.mix.files import FORMATS, lines_of, unpacked
 from layerswap.training.mix.schema import Origin
-from layerswap.training.mix.sources import open_rows
+from layerswap.training.mix.sources import check_texts, open_rows
 
 LOOK = 100_000
 """Largest number of rows that are read of one file."""
-TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 Kind = Literal["messages", "pairs", "choices", "prompts", "answers", "labels"]
@@ -66,32 +67,32 @@ class Table:
 def read_table(given: str, *, split: str = "train") -> Table:
     """Read a table: a file, or a Hub data set as `OWNER/NAME` or `OWNER/NAME:CONFIG`."""
     path, hub = Path(given).expanduser(), _HUB.fullmatch(given)
-    if hub and not path.exists() and path.suffix.lower() not in (*TABLES, ".txt"):
+    if hub and not path.exists() and _ending(given) not in FORMATS:
         config = {"config": hub[2]} if hub[2] else {}
         return _read(given, {"id": hub[1], **config, "split": split})
     keys: dict[str, Any] = {"path": _absolute(given)}
-    if path.suffix.lower() in (".tsv", ".csv"):
-        content = path.read_bytes().strip()
-        if content and b"\n" not in content:
+    if _ending(given) in (".tsv", ".csv"):
+        header, *rest = [*islice(filter(str.strip, lines_of(keys["path"])), 2)] or ["", ""]
+        if not rest:
             raise DataError(f"{given}: has a header and no rows")
-    if path.suffix.lower() == ".csv":
-        header = path.read_bytes().partition(b"\n")[0].decode("utf-8", "replace")
         delimiter = max(",;\t", key=header.count)
-        keys |= {"delimiter": delimiter} if delimiter != "," else {}
+        if _ending(given) == ".csv" and delimiter != ",":
+            keys["delimiter"] = delimiter
     return _read(given, keys)
 
 
 def read_texts(given: str) -> Table:
     """Read texts: a table with a column `text`, or plain text by lines or by paragraphs."""
     path = Path(given).expanduser()
-    if path.suffix.lower() in TABLES or ("/" in given and not path.exists() and not path.suffix):
+    is_table = FORMATS.get(_ending(given), "text") != "text"
+    if is_table or ("/" in given and not path.exists() and not path.suffix):
         table = read_table(given)
         if "text" not in table.columns:
             raise DataError(f"{given}: has no column `text`; it has {', '.join(table.columns)}")
+        _check_texts(table, "text")
         return table
-    lines = Path(_absolute(given)).read_bytes().split(b"\n")
-    blank = sum(not line.strip() for line in lines[:-1])
-    paragraphs = blank > len(lines) / 10
+    blank = [not line.strip() for line in lines_of(_absolute(given))]
+    paragraphs = sum(blank) > len(blank) / 10
     form = "paragraphs" if paragraphs else "text"
     return _read(given, {"path": _absolute(given), "format": form})
 
@@ -100,6 +101,15 @@ def read_parallel(files: tuple[str, str], names: tuple[str, str]) -> Table:
     """Read two files whose lines translate each other; columns are the two languages."""
     paths = map(_absolute, files)
     return _read(" and ".join(files), {"parallel": dict(zip(names, paths, strict=True))})
+
+
+def _ending(given: str) -> str:
+    return unpacked(given).suffix.lower()
+
+
+def _check_texts(table: Table, column: str) -> None:
+    with error_context(table.name):
+        check_texts((row[column] for row in table.rows), column)
 
 
 def _absolute(given: str) -> str:
@@ -144,7 +154,11 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
             continue
         found = {role: _candidates(table, role, given) for role in roles}
         if all(len(names) == 1 for names in found.values()):
-            return Shape(one, {role: names[0] for role, names in found.items()})
+            shape = Shape(one, {role: names[0] for role, names in found.items()})
+            for role, column in shape.columns.items():
+                if role not in ("choices", "messages"):
+                    _check_texts(table, column)
+            return shape
         if all(found.values()):
             unclear |= {role: names for role, names in found.items() if len(names) > 1}
     if unclear:

@@ -237,7 +237,10 @@ def found_in(task: Task) -> list[str]:
         else "scored by the last number of the answer" if task.numeric
         else "scored by the text of the answer"
     )  # fmt: skip
-    lines = [f"{task.table.name}: {len(task.table.rows):,} rows, columns {pairs}; {scored}"]
+    rows = task.table.rows
+    left_out = len(rows) - len(task.documents(rows))
+    count = f"{len(rows):,} rows" + (f" ({left_out:,} incomplete, left out)" if left_out else "")
+    lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
     return lines + [f"  {line}" for line in examples(task.table, task.shape)]
 
 

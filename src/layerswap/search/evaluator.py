@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from layerswap._types import Advance, Log
+from layerswap.compose.yaml_file import nearest
 from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import (
+    CALIBRATED,
     evaluate,
     labels_of,
     load_tasks,
@@ -26,7 +28,7 @@ from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.search.conditions import Condition
 from layerswap.search.protocol import Values, split_documents
-from layerswap.search.spec import SweepSettings
+from layerswap.search.spec import Choice, SweepSettings
 
 if TYPE_CHECKING:
     from layerswap.engine.sweep import Sweep
@@ -153,14 +155,16 @@ class Evaluator:
             log(f"at most {spec.limit} documents of each task, drawn by label")
 
     def rows(
-        self, split: str, conditions: Sequence[Condition], *, first: int | None = None
-    ) -> list[DocumentScore]:
+        self, split: str, conditions: Sequence[Condition], *, first: int | None = None,
+        quiet: bool = False,
+    ) -> list[DocumentScore]:  # fmt: skip
         """Scores compositions on a split, or on the `first` documents drawn of each task."""
         documents = self._documents[split]
+        settings = {**self._settings, "log": lambda line: None} if quiet else self._settings
         scored = evaluate(
             self.sweep, self._plain, self.spec.tasks,
             samples={task: sorted(drawn[:first]) for task, drawn in documents.items()},
-            members=[self.members[one] for one in conditions], **self._settings,
+            members=[self.members[one] for one in conditions], **settings,
         )  # fmt: skip
         if split == TEST:
             self.tested |= dict(zip(conditions, scored, strict=True))
@@ -188,16 +192,19 @@ class Evaluator:
 
     def measure(self, rows: Sequence[DocumentScore]) -> Measure:
         """Returns the first measure of the tasks that fits `choose_by`."""
-        known = list(dict.fromkeys((row.task, row.metric, row.filter) for row in rows))
-        wanted = self.spec.choose_by
-        for task, metric, name in known:
-            if metric in (ANSWER, REASONING):  # not every document has one
-                continue
-            if (wanted.task in (None, task) and wanted.metric in (None, metric)
-                    and wanted.filter in (None, name)):  # fmt: skip
-                return task, metric, name
-        listed = "; ".join(" ".join(one) for one in known) or "no score per document"
-        raise EvaluationError(f"choose_by matches no score of the tasks; they have: {listed}")
+        fitting = list(dict.fromkeys(
+            (row.task, row.metric, row.filter) for row in rows
+            if row.metric not in (ANSWER, REASONING)  # not every document has one
+        ))  # fmt: skip
+        if not fitting:
+            raise EvaluationError("choose_by: the tasks have no score of a single document")
+        for i, key in enumerate(Choice.model_fields):
+            wanted = getattr(self.spec.choose_by, key)
+            known = list(dict.fromkeys(one[i] for one in fitting))
+            if wanted is not None and wanted not in known:
+                raise EvaluationError(f"choose_by: no {key} {wanted!r}{nearest(wanted, known)}")
+            fitting = [one for one in fitting if wanted in (None, one[i])]
+        return fitting[0]
 
 
 def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
@@ -218,4 +225,12 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
             count, spec.development, seed=spec.seed, limit=spec.limit, order=order
         )
         documents[DEVELOPMENT][name], documents[TEST][name] = (part.tolist() for part in parts)
+        if spec.choose_by.metric == CALIBRATED and spec.choose_by.task in (None, name):
+            uses = {"to choose on": len(parts[0]), "to test": len(parts[1])}
+            uses |= {"in screen": spec.screen.documents} if spec.screen else {}
+            for use, held in uses.items():
+                if held < 2:
+                    raise EvaluationError(
+                        f"choose_by: {CALIBRATED} needs two documents {use}; {name} has {held}"
+                    )
     return documents

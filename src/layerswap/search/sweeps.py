@@ -235,7 +235,7 @@ def _scored(
     early: dict[Condition, Values] = {}
     if spec.tasks and spec.choose_by != Choice():
         # A wrong name is refused before all are asked; calibration needs two documents.
-        evaluator.measure(evaluator.rows(DEVELOPMENT, candidates[:1], first=2))
+        evaluator.measure(evaluator.rows(DEVELOPMENT, candidates[:1], first=2, quiet=True))
     if spec.screen is not None:
         first = evaluator.rows(DEVELOPMENT, candidates, first=spec.screen.documents)
         early = by_condition(first, evaluator.measure(first))

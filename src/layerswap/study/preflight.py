@@ -144,7 +144,7 @@ def _check_sources(step: Step) -> None:
         try:
             rows = open_rows(source, folder=Path(step.settings["folder"]), limit=FIRST).rows
             where_filter(source, rows)
-            ExampleMaker(source, name).check(rows.column_names)
+            ExampleMaker(source, name).check(rows)
         except LayerswapError as error:
             raise error.within(f"{step.name}, source {name!r}") from None
 

@@ -161,7 +161,7 @@ def _stream(
     """Check the columns of a source, and return its examples in a random order, made lazily."""
     source = mix.sources[name]
     keep, maker = where_filter(source, rows), ExampleMaker(source, name)
-    maker.check(rows.column_names)
+    maker.check(rows)
     rows = rows.select_columns(sorted(maker.columns | set(source.where)))
     seed = mix.seed if source.seed is None else source.seed
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.errors import DataError
 from layerswap.training.mix.schema import Messages, Mix, MixSource
-from layerswap.training.mix.sources import check_columns
+from layerswap.training.mix.sources import check_columns, check_texts
 from layerswap.training.mix.templates import DatasetRow, Template, parse_template
 
 if TYPE_CHECKING:
@@ -58,12 +58,16 @@ class ExampleMaker:
             return {self._source.messages.column}
         return set[str]().union(*(template.columns for template in self._templates.values()))
 
-    def check(self, columns: list[str]) -> None:
-        """Refuse a template, or a conversation, whose column is not one of the data set's."""
+    def check(self, rows: Dataset) -> None:
+        """Refuse a template, or a conversation, whose column is missing or holds no texts."""
+        columns = rows.column_names
         if self._source.messages is not None:
             check_columns(self.columns, columns, "messages.column")
         for key, template in self._templates.items():
             check_columns(template.columns, columns, key)
+            for column in sorted(template.texts):
+                if type(rows.features[column]).__name__ not in ("Value", "ClassLabel"):
+                    check_texts(rows[column], column)
 
     def make(self, row: DatasetRow) -> MixExample | None:
         """Make the example of a row; None if a part of it is empty."""

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, groupby, islice
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import DataError, LayerswapError, one_line
+from layerswap.training.mix.files import (
+    check_table,
+    check_text,
+    format_of,
+    holds_objects,
+    read_json,
+    read_paragraphs,
+    read_parallel,
+    unpacked,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from layerswap.training.mix.schema import Origin
 
-_FORMATS = {
-    ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
-    ".txt": "text",
-}  # fmt: skip
-_PACKED = (".gz", ".zst", ".xz", ".bz2")
-_ADDRESSES = ("https://", "http://", "hf://")
 _KINDS = {
     str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list",
-    dict: "an object", type(None): "null",
+    dict: "an object",
 }  # fmt: skip
-LONGEST_FIELD = 200
-"""Lines that a quoted field may have; a longer one began with a lone quotation mark."""
+_ADDRESSES = ("https://", "http://", "hf://")
 
 
 class Opened(NamedTuple):
@@ -57,7 +57,7 @@ def open_rows(
             files = matching_files(folder, origin.path)
             return Opened(_read_files(files, origin, count), origin.named)
         if origin.parallel:
-            return Opened(_read_parallel(origin, folder, count), origin.named)
+            return Opened(_parallel(origin, folder, count), origin.named)
         if copy is not None:
             return Opened(_read_copy(copy, origin, count), f"{origin.id} (local copy)")
         at = f"@{origin.revision}" if origin.revision else ""
@@ -77,6 +77,20 @@ def check_columns(names: Iterable[str], columns: list[str], key: str) -> None:
     """Refuse names that are not columns; the error names `key` and the nearest column."""
     for name in sorted(set(names) - set(columns)):
         raise DataError(f"{key}: no column {name!r}{nearest(name, columns)}")
+
+
+def check_texts(values: Iterable[Any], column: str) -> None:
+    """Refuse values that are no texts, unless all are numbers, or all true or false; nulls pass."""
+    usual, first = "", 0
+    for row, value in enumerate(values, start=1):
+        kind = _KINDS.get(type(value), type(value).__name__)
+        if value is None:
+            continue
+        if isinstance(value, list | dict):
+            raise DataError(f"row {row}: {column} is {kind}, not a text")
+        usual, first = usual or kind, first or row
+        if kind != usual:
+            raise DataError(f"row {row}: {column} is {kind}, and {usual} in row {first}")
 
 
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:
@@ -150,10 +164,10 @@ def _select_files(
 
 
 def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
-    kind = origin.format or _format_of(files[0])
+    kind = origin.format or format_of(files[0])
     options: dict[str, Any] = {"data_files": files}
     if kind == "csv":
-        tabs = origin.delimiter == "," and _unpacked(files[0]).suffix == ".tsv"
+        tabs = origin.delimiter == "," and unpacked(files[0]).suffix.lower() == ".tsv"
         options |= {
             "sep": "\t" if tabs else origin.delimiter,
             # Words such as "NA" and "null" are texts here, not missing numbers.
@@ -162,158 +176,25 @@ def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
         }
         if origin.header is not None:
             options |= {"names": origin.header, "header": None}
-    local = [file for file in files if not file.startswith(_ADDRESSES)]
-    if kind == "csv" and len(options["sep"]) == 1:
-        for file in local:
-            _check_table(file, origin, options["sep"], count)
-    elif kind in ("jsonl", "text", "paragraphs"):
-        for file in local:
-            _check_text(file)
+    if any(file.startswith(_ADDRESSES) for file in files):
+        return _load("json" if kind == "jsonl" else kind, origin, count, split="train", **options)
+    if kind == "jsonl" or (kind == "json" and all(map(holds_objects, files))):
+        return read_json(files, count)
+    for file in files:
+        if kind == "csv" and len(options["sep"]) == 1:
+            check_table(file, origin, options["sep"], count)
+        elif kind in ("text", "paragraphs"):
+            check_text(file)
     if kind == "paragraphs":
-        return _generate(_paragraphs, files, count)
+        return read_paragraphs(files, count)
     if kind == "text":
         options["encoding"] = "utf-8-sig"
-    builder = "json" if kind == "jsonl" else kind
-    try:
-        return _load(builder, origin, count, split="train", **options)
-    except Exception:
-        for file in local if kind == "jsonl" else ():
-            _find_broken(file)
-        raise
+    return _load(kind, origin, count, split="train", **options)
 
 
-def _read_parallel(origin: Origin, folder: Path, count: int | None) -> Dataset:
-    """Read line-aligned files into rows with a column for each; refuse different lengths."""
+def _parallel(origin: Origin, folder: Path, count: int | None) -> Dataset:
     files = {column: matching_files(folder, path) for column, path in origin.parallel.items()}
-    lengths = {one[0]: sum(map(_check_text, one)) for one in files.values()}
-    short, long = (pick(lengths, key=lengths.__getitem__) for pick in (min, max))
-    if lengths[short] < lengths[long]:
-        raise DataError(
-            f"{long}, line {lengths[short] + 1}: has no partner in {short} ({lengths[short]:,} "
-            f"of {lengths[long]:,} lines); parallel files are aligned by line"
-        )
-    return _generate(_aligned, files, count)
-
-
-def _aligned(files: dict[str, list[str]]) -> Iterator[dict[str, str]]:
-    """Yield the rows of parallel files; a row with an empty line in one of them is left out."""
-    columns = [chain.from_iterable(map(_lines, one)) for one in files.values()]
-    for texts in zip(*columns, strict=True):
-        if all(text.strip() for text in texts):
-            yield dict(zip(files, texts, strict=True))
-
-
-def _paragraphs(files: list[str]) -> Iterator[dict[str, str]]:
-    for file in files:
-        for is_text, lines in groupby(_lines(file), key=lambda line: bool(line.strip())):
-            if is_text:
-                yield {"text": "\n".join(lines)}
-
-
-def _generate(
-    rows: Callable[[Any], Iterator[dict[str, str]]], files: Any, count: int | None
-) -> Dataset:
-    """Write the rows of files to the cache of `datasets`, or take the first `count` of them."""
-    from datasets import Dataset, disable_progress_bars
-
-    disable_progress_bars()
-    taken = list(islice(rows(files), count or 1))
-    if not taken:
-        raise DataError("has no rows")
-    if count is not None:
-        return Dataset.from_list(taken)
-    names = chain.from_iterable(files.values()) if isinstance(files, dict) else files
-    found = [Path(name).stat() for name in names if not name.startswith(_ADDRESSES)]
-    # The stamp is a part of the cache's key: a changed file is read again.
-    stamp = str([(one.st_size, one.st_mtime_ns) for one in found])
-    made: Dataset = Dataset.from_generator(
-        _stamped, gen_kwargs={"rows": rows, "files": files, "stamp": stamp}
-    )
-    return made
-
-
-def _stamped(
-    rows: Callable[[Any], Iterator[dict[str, str]]], files: Any, stamp: str
-) -> Iterator[dict[str, str]]:
-    return rows(files)
-
-
-def _lines(file: str) -> Iterator[str]:
-    """Yield the lines of a file, compressed or not, without their ends; refuse all but UTF-8."""
-    import fsspec
-
-    with fsspec.open(file, "rb", compression="infer") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise DataError(
-                    f"{file}, line {number}: is not UTF-8 text; save the file as UTF-8"
-                ) from None
-            yield text.rstrip("\r\n")
-
-
-def _check_text(file: str) -> int:
-    """Count the lines of a text file; refuse an empty one, and any but UTF-8.
-
-    The library would fail on a row much later, without its line.
-    """
-    count, written = 0, False
-    for count, line in enumerate(_lines(file), start=1):  # noqa: B007
-        written = written or bool(line.strip())
-    if not written:
-        raise DataError(f"{file}: is empty")
-    return count
-
-
-def _find_broken(file: str) -> None:
-    """Name the first line that is not like the others; the library counts from a block's start."""
-    kinds: dict[str, str] = {}
-    for number, line in enumerate(_lines(file), start=1):
-        try:
-            row = json.loads(line.strip() or "{}")
-        except ValueError as error:
-            raise DataError(f"{file}, line {number}: is not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{file}, line {number}: is {_KINDS[type(row)]}, not a JSON object")
-        for key, value in row.items():
-            kind = _KINDS[type(value)]
-            if value is not None and kinds.setdefault(key, kind) != kind:
-                raise DataError(f"{file}, line {number}: {key} is {kind}, and {kinds[key]} above")
-
-
-def _check_table(file: str, origin: Origin, delimiter: str, count: int | None) -> None:
-    """Refuse a table that the csv module cannot split into rows of the header's length.
-
-    The library would shift the fields of a long row to other columns, and end a field that begins
-    with a lone quotation mark many lines later.
-    """
-    limit = csv.field_size_limit(1 << 30)  # whole articles, and a swallowed rest of a file
-    rule: Literal[0, 3] = csv.QUOTE_MINIMAL if origin.quotes else csv.QUOTE_NONE
-    lines = (f"{line}\n" for line in _lines(file))
-    rows = csv.reader(lines, delimiter=delimiter, quoting=rule, strict=True)
-    width, start = len(origin.header or ()), 1
-    try:
-        for row in islice(rows, None if count is None else count + 1):
-            if rows.line_num - start >= LONGEST_FIELD:
-                raise csv.Error(f"a quoted field has more than {LONGEST_FIELD} lines")
-            width = width or len(row)
-            # Published tables without a header may leave out fields at the end of a row.
-            if len(row) > width or (0 < len(row) < width and origin.header is None):
-                raise DataError(
-                    f"{file}, line {start}: the number of fields is {len(row)}, not {width} as "
-                    "in the header"
-                )
-            start = rows.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{file}, line {start}: {error}; if quotation marks are ordinary characters in this "
-            "file, write quotes: false"
-        ) from None
-    finally:
-        csv.field_size_limit(limit)  # of the whole process
-    if not width:
-        raise DataError(f"{file}: is empty")
+    return read_parallel(files, count)
 
 
 def _load(
@@ -372,18 +253,3 @@ def _how_to_download(origin: Origin) -> str:
         f"download it where you can (`hf download --repo-type dataset {origin.id} "
         f"--local-dir DIR/{origin.id}`) and pass --local DIR"
     )
-
-
-def _unpacked(file: str) -> Path:
-    path = Path(file)
-    return path.with_suffix("") if path.suffix in _PACKED else path
-
-
-def _format_of(file: str) -> str:
-    suffix = _unpacked(file).suffix
-    if suffix not in _FORMATS:
-        raise DataError(
-            f"{file}: unknown format {suffix or 'without an extension'!r}; "
-            "give format: jsonl, json, csv, parquet, text or paragraphs"
-        )
-    return _FORMATS[suffix]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from string import Formatter
 from typing import Any
 
@@ -45,6 +46,7 @@ class Template:
 
     columns: frozenset[str]  # that it reads
     render: Callable[[DatasetRow], str]  # raises DataError if the row lacks a part
+    texts: frozenset[str] = frozenset()  # columns whose values it inserts whole
 
 
 def parse_template(text: str, syntax: str) -> Template:
@@ -73,7 +75,8 @@ def _parse_plain(text: str) -> Template:
             joined = joined.lstrip() if parts[0] == ("", "") else joined
         return joined
 
-    return Template(frozenset(path[0] for _, path in pieces if path), render)
+    columns = frozenset(path[0] for _, path in pieces if path)
+    return Template(columns, render, frozenset(path[0] for _, path in pieces if len(path) == 1))
 
 
 def _pieces(text: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -105,7 +108,10 @@ def _field(row: DatasetRow, path: tuple[str, ...]) -> str:
             value = value[int(step)] if isinstance(value, list) else value[step]
         except (KeyError, IndexError, TypeError, ValueError):
             raise DataError(f"a row has no {path[0]}[{']['.join(path[1:])}]") from None
-    return "" if value is None else str(value).strip()
+    if isinstance(value, list | dict):
+        raise DataError(f"{'.'.join(path)} is not a text, but {value!s:.40}")
+    missing = value is None or (isinstance(value, float) and isnan(value))
+    return "" if missing else str(value).strip()
 
 
 def _parse_jinja(text: str) -> Template:

@@ -1,0 +1,266 @@
+"""Reads local files row by row, and names the line of what is wrong in one."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from layerswap.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset, Features
+
+    from layerswap.training.mix.schema import Origin
+
+
+FORMATS = {
+    ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
+    ".txt": "text",
+}  # fmt: skip
+"""Formats by the end of a file's name."""
+LONGEST_FIELD = 200
+"""Lines that a quoted field may have; a longer one began with a lone quotation mark."""
+_PACKED = (".gz", ".zst", ".xz", ".bz2")
+_BLOCK = 10_000
+"""Rows whose types are found together."""
+
+
+def unpacked(file: str | Path) -> Path:
+    """Return the path without the end that compression adds, such as `.gz`."""
+    path = Path(file)
+    return path.with_suffix("") if path.suffix.lower() in _PACKED else path
+
+
+def format_of(file: str) -> str:
+    """Return the format of a file by its name, or refuse it."""
+    suffix = unpacked(file).suffix
+    if suffix.lower() not in FORMATS:
+        raise DataError(
+            f"{file}: unknown format {suffix or 'without an extension'!r}; "
+            "give format: jsonl, json, csv, parquet, text or paragraphs"
+        )
+    return FORMATS[suffix.lower()]
+
+
+def lines_of(file: str) -> Iterator[str]:
+    """Yield the lines of a file, compressed or not, without their ends; refuse all but UTF-8."""
+    import fsspec
+
+    with fsspec.open(file, "rb", compression="infer") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{file}, line {number}: is not UTF-8 text; save the file as UTF-8"
+                ) from None
+            yield text.rstrip("\r\n")
+
+
+def check_text(file: str) -> int:
+    """Count the lines of a text file; refuse an empty one, a table, and any but UTF-8."""
+    named, count = FORMATS.get(unpacked(file).suffix.lower(), "text"), 0
+    written = False
+    for line in lines_of(file):
+        if not written and line.strip():
+            written, named = True, "jsonl" if _is_object(line) else named
+            if named != "text":
+                how = f"give format: {named}, or name it *.{named}"
+                raise DataError(f"{file}: is {named}, not plain text; {how}")
+        count += 1
+    if not written:
+        raise DataError(f"{file}: is empty")
+    return count
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def read_paragraphs(files: list[str], count: int | None) -> Dataset:
+    """Read texts between blank lines into a column `text`."""
+    return _generate(_paragraphs, files, count)
+
+
+def _paragraphs(files: list[str]) -> Iterator[dict[str, str]]:
+    for file in files:
+        for is_text, lines in groupby(lines_of(file), key=lambda line: bool(line.strip())):
+            if is_text:
+                yield {"text": "\n".join(lines)}
+
+
+def read_parallel(files: dict[str, list[str]], count: int | None) -> Dataset:
+    """Read line-aligned files into rows with a column for each; refuse different lengths."""
+    lengths = {one[0]: sum(map(check_text, one)) for one in files.values()}
+    short, long = (pick(lengths, key=lengths.__getitem__) for pick in (min, max))
+    if lengths[short] < lengths[long]:
+        raise DataError(
+            f"{long}, line {lengths[short] + 1}: has no partner in {short} ({lengths[short]:,} "
+            f"of {lengths[long]:,} lines); parallel files are aligned by line"
+        )
+    return _generate(_aligned, files, count)
+
+
+def _aligned(files: dict[str, list[str]]) -> Iterator[dict[str, str]]:
+    """Yield the rows of parallel files; a row with an empty line in one of them is left out."""
+    columns = [chain.from_iterable(map(lines_of, one)) for one in files.values()]
+    for texts in zip(*columns, strict=True):
+        if all(text.strip() for text in texts):
+            yield dict(zip(files, texts, strict=True))
+
+
+def read_json(files: list[str], count: int | None) -> Dataset:
+    """Read JSON Lines, or files of one array of objects; values stay as they are written.
+
+    The library finds the types in the first ten megabytes, refuses what differs later, and makes
+    times of dates.
+    """
+    from datasets import Json
+
+    features = _features(islice(_objects(files), count))
+    as_json = {name: isinstance(feature, Json) for name, feature in features.items()}
+    return _generate(partial(_encoded, as_json=as_json), files, count, features)
+
+
+def _encoded(files: list[str], as_json: dict[str, bool]) -> Iterator[dict[str, Any]]:
+    """Yield objects with all columns; of a JSON column the library would take a "5" as 5."""
+    for row in _objects(files):
+        values = ((name, row.get(name), coded) for name, coded in as_json.items())
+        yield {
+            name: json.dumps(value) if coded and value is not None else value
+            for name, value, coded in values
+        }
+
+
+def holds_objects(file: str) -> bool:
+    """True if a file holds JSON Lines, or one array of objects."""
+    start = next((line for line in lines_of(file) if line.strip()), "").lstrip()
+    return start.startswith("[") or _is_object(start)
+
+
+def _objects(files: list[str]) -> Iterator[dict[str, Any]]:
+    for file in files:
+        for where, text in _values(file):
+            try:
+                value = json.loads(text)
+                if "\\u" in text:
+                    json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise DataError(f"{where}: has one half of a character (\\ud800-\\udfff)") from None
+            except ValueError as error:
+                raise DataError(f"{where}: is not JSON ({error})") from None
+            for row in value if where == file else [value]:
+                if not isinstance(row, dict):
+                    raise DataError(f"{where}: {row!s:.40} is not a JSON object")
+                yield row
+
+
+def _values(file: str) -> Iterator[tuple[str, str]]:
+    """Yield each JSON value of a file and its place: the lines, or an array whole."""
+    lines = ((number, line) for number, line in enumerate(lines_of(file), 1) if line.strip())
+    number, first = next(lines, (0, ""))
+    if not number:
+        raise DataError(f"{file}: is empty")
+    if first.lstrip().startswith("["):
+        yield file, "\n".join([first, *(line for _, line in lines)])
+        return
+    yield f"{file}, line {number}", first
+    for number, line in lines:
+        yield f"{file}, line {number}", line
+
+
+def _features(rows: Iterator[dict[str, Any]]) -> Features:
+    """Find the type of each column; one with objects, lists or different types stays JSON."""
+    import pyarrow as pa
+    from datasets import Features
+
+    types: dict[str, pa.DataType] = {}
+    while block := list(islice(rows, _BLOCK)):
+        for name in dict.fromkeys(chain.from_iterable(block)):
+            values = [row.get(name) for row in block]
+            types[name] = _common_type(types.get(name, pa.null()), values)
+    return Features.from_arrow_schema(pa.schema(types.items()))
+
+
+def _common_type(known: pa.DataType, values: list[Any]) -> pa.DataType:
+    import pyarrow as pa
+
+    if known == pa.json_() or any(isinstance(one, list | dict) for one in values):
+        return pa.json_()
+    try:
+        fields = [pa.schema([("", one)]) for one in (known, pa.array(values).type)]
+        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
+    except (pa.ArrowException, OverflowError):
+        return pa.json_()
+
+
+def _generate(
+    rows: Callable[[Any], Iterator[dict[str, Any]]], files: Any, count: int | None,
+    features: Features | None = None,
+) -> Dataset:  # fmt: skip
+    """Write the rows of files to the cache of `datasets`, or take the first `count` of them."""
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    taken = list(islice(rows(files), count or 1))
+    if not taken:
+        raise DataError("has no rows")
+    if count is not None:
+        return Dataset.from_list(taken, features=features)
+    names = chain.from_iterable(files.values()) if isinstance(files, dict) else files
+    found = [Path(name).stat() for name in names]
+    # The stamp is a part of the cache's key: a changed file is read again.
+    stamp = str([(one.st_size, one.st_mtime_ns) for one in found])
+    made: Dataset = Dataset.from_generator(
+        _stamped, features=features, gen_kwargs={"rows": rows, "files": files, "stamp": stamp}
+    )
+    return made
+
+
+def _stamped(
+    rows: Callable[[Any], Iterator[dict[str, Any]]], files: Any, stamp: str
+) -> Iterator[dict[str, Any]]:
+    return rows(files)
+
+
+def check_table(file: str, origin: Origin, delimiter: str, count: int | None) -> None:
+    """Refuse a table that the csv module cannot split into rows of the header's length.
+
+    The library would shift the fields of a long row to other columns, and end a field that begins
+    with a lone quotation mark many lines later.
+    """
+    limit = csv.field_size_limit(1 << 30)  # whole articles, and a swallowed rest of a file
+    rule: Literal[0, 3] = csv.QUOTE_MINIMAL if origin.quotes else csv.QUOTE_NONE
+    lines = (f"{line}\n" for line in lines_of(file))
+    rows = csv.reader(lines, delimiter=delimiter, quoting=rule, strict=True)
+    width, start = len(origin.header or ()), 1
+    try:
+        for row in islice(rows, None if count is None else count + 1):
+            if rows.line_num - start >= LONGEST_FIELD:
+                raise csv.Error(f"a quoted field has more than {LONGEST_FIELD} lines")
+            width = width or len(row)
+            # Published tables without a header may leave out fields at the end of a row.
+            if len(row) > width or (0 < len(row) < width and origin.header is None):
+                raise DataError(
+                    f"{file}, line {start}: the number of fields is {len(row)}, not {width} as "
+                    "in the header"
+                )
+            start = rows.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{file}, line {start}: {error}; if quotation marks are ordinary characters in this "
+            "file, write quotes: false"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)  # of the whole process
+    if not width:
+        raise DataError(f"{file}: is empty")
