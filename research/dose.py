@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from research.ten_languages import LANGUAGE, SOUP, SWAP, TASK, mean_recall
 from research.ten_languages import LANGUAGES as NAMES
 
 HERE = Path(__file__).parent
+AVERAGE = "plain average"
 FIGURE = HERE.parent / "docs" / "images" / "dose"
 EXPERTS_FILE, DUPLICATES, LOSSES = "experts.json", "duplicates.json", "losses.json"
 STEPS = "steps.json"
@@ -114,14 +115,15 @@ def balanced(found: Sequence[Classified]) -> float:
     return float(np.mean([mean_recall(one) for one in found]))
 
 
-def gains(first: Sequence[Classified], second: Sequence[Classified]) -> list[str]:
-    """Cells of the first minus the second: accuracy with its interval, and balanced accuracy."""
-    return [points(gain(first, second)), f"{100 * (balanced(first) - balanced(second)):+.1f}"]
+def gains(first: Sequence[Classified], second: Sequence[Classified]) -> str:
+    """The first minus the second: accuracy with its interval, and balanced accuracy."""
+    return f"{points(gain(first, second))} ({100 * (balanced(first) - balanced(second)):+.1f})"
 
 
-def correct(found: Sequence[Classified]) -> str:
-    """The share of right answers, the mean over languages."""
-    return f"{100 * mean_over_groups([one.right for one in found]).mean:.1f}"
+def score(found: Sequence[Classified]) -> str:
+    """Accuracy and balanced accuracy, the mean over languages."""
+    right = mean_over_groups([one.right for one in found]).mean
+    return f"{100 * right:.1f} ({100 * balanced(found):.1f})"
 
 
 def groups(study: str) -> dict[str, list[str]]:
@@ -151,25 +153,38 @@ def tokens(codes: Sequence[str], dose: str) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def dose_table(study: str) -> str:
-    """Each model by language and dose, its gain on the task expert, and on the smallest dose."""
-    rows = []
+def _by_dose(study: str) -> Iterator[tuple[list[str], dict[str, list[Classified]]]]:
+    """The first cells of each row, and the answers of each model over its languages."""
     for name, codes in groups(study).items():
-        small: list[Classified] = []
         for dose in doses_of(study, codes):
-            language, task, soup, swap = (
-                [classified(study, code, model, dose) for code in codes]
+            found = {
+                model: [classified(study, code, model, dose) for code in codes]
                 for model in (LANGUAGE, TASK, SOUP, SWAP)
-            )
-            small = small or swap
-            rows.append([
-                name, tokens(codes, dose), *map(correct, (language, task, soup, swap)),
-                *gains(swap, task), *gains(soup, task), *gains(swap, soup),
-                points(gain(swap, small)) if swap is not small else "",
-            ])  # fmt: skip
-    head = ["language expert", "task expert", "soup", "swap", "swap minus task expert", "balanced",
-            "soup minus task expert", "balanced", "swap minus soup", "balanced",
-            "swap minus the swap of 73"]  # fmt: skip
+            }
+            yield [name, tokens(codes, dose)], found
+
+
+def scores_table(study: str) -> str:
+    """Each model by language and dose, and the gain of the merges on the smallest dose."""
+    rows, small = [], dict[str, list[Classified]]()
+    for start, found in _by_dose(study):
+        first = not rows or start[0] != rows[-1][0]
+        small = found if first else small
+        more = ["", ""] if first else [gains(found[one], small[one]) for one in (SOUP, SWAP)]
+        rows.append([*start, *map(score, found.values()), *more])
+    head = [LANGUAGE, TASK, AVERAGE, "swap", f"{AVERAGE}, gain by text", "swap, gain by text"]
+    return table([STUDIES[study], "thousand tokens", *head], rows)
+
+
+def differences_table(study: str) -> str:
+    """The merges minus the experts and each other, by language and dose."""
+    pairs = [(SWAP, TASK), (SOUP, TASK), (SWAP, SOUP), (SWAP, LANGUAGE), (SOUP, LANGUAGE)]
+    rows = [
+        [*start, *(gains(found[first], found[second]) for first, second in pairs)]
+        for start, found in _by_dose(study)
+    ]
+    names = {SWAP: "swap", SOUP: AVERAGE}
+    head = [f"{names[first]} minus {names.get(second, second)}" for first, second in pairs]
     return table([STUDIES[study], "thousand tokens", *head], rows)
 
 
@@ -186,11 +201,11 @@ def seeds_table() -> str:
             )
             differences = [(swap, task), (soup, task), (swap, soup)]
             rows.append([
-                words, seed, *(correct([one]) for one in (language, soup, swap)),
-                *(points(gain([first], [second])) for first, second in differences),
+                words, seed, *(score([one]) for one in (language, soup, swap)),
+                *(gains([first], [second]) for first, second in differences),
             ])  # fmt: skip
-    head = ["seed", "language expert", "soup", "swap", "swap minus task expert",
-            "soup minus task expert", "swap minus soup"]  # fmt: skip
+    head = ["seed", LANGUAGE, AVERAGE, "swap", "swap minus task expert",
+            f"{AVERAGE} minus task expert", f"swap minus {AVERAGE}"]  # fmt: skip
     return table(["Swahili, 291 thousand tokens", *head], rows)
 
 
@@ -208,17 +223,16 @@ def after_table() -> str:
         )
         models = {
             "swap": swap,
-            "soup (plain average)": soup,
+            AVERAGE: soup,
             **{f"the language after the task, {words}":
                classified(after, "sw", TASK, tasks=[f"{kind}-{one}" for one in seeds])
                for kind, words in AFTER.items()},
             TASK: expert,
         }  # fmt: skip
-        head += [STUDIES[study], "minus the task expert", "balanced", "the swap minus it"]
+        head += [STUDIES[study], "minus the task expert", "the swap minus it"]
         columns.append([
-            [name, correct([own]),
-             *(gains([own], [models[TASK]]) if name != TASK else ["", ""]),
-             points(gain([swap], [own])) if own is not swap else ""]
+            [name, score([own]), gains([own], [models[TASK]]) if name != TASK else "",
+             gains([swap], [own]) if own is not swap else ""]
             for name, own in models.items()
         ])  # fmt: skip
     rows = [[own[0][0], *(cell for one in own for cell in one[1:])]
@@ -239,7 +253,8 @@ def duplicates_table() -> str:
                 cells += [points(gain(of[:1], of[1:])) for of in (both, others)]
             counts = [len(both[0].labels), *(len(shared[one]) for one in design.DOSES)]
             rows.append([f"{NAMES[code]}, {task}", *map(str, counts), *cells])
-    head = ["soup, all text minus 73", "without them", "swap, all text minus 73", "without them"]
+    head = [words for name in (AVERAGE, "swap")
+            for words in (f"{name}, gain by text", "without the shared")]  # fmt: skip
     return table(["test texts that share five words", "n", *TEXT_OF.values(), *head], rows)
 
 
@@ -252,7 +267,9 @@ def _without(found: Classified, documents: Sequence[int]) -> Classified:
 
 def tables() -> dict[str, str]:
     """The tables by name."""
-    found = {study: dose_table(study) for study in STUDIES if recorded(study)}
+    found = {}
+    for study in filter(recorded, STUDIES):
+        found |= {study: scores_table(study), f"{study} differences": differences_table(study)}
     if recorded("dose-task"):
         found["dose duplicates"] = duplicates_table()
         found["dose seeds"] = seeds_table()
