@@ -214,6 +214,7 @@ def test_an_unknown_measure_is_refused_before_the_documents_are_asked(world, tmp
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
     assert str(done.exception) == "choose_by: no metric 'acc_morn'; did you mean 'acc_norm'?"
+    assert [one.name for one in out.glob("answers*")] == ["answers.sqlite"]
     with sqlite3.connect(out / "answers.sqlite") as store:
         compositions = store.execute("SELECT COUNT(DISTINCT composition) FROM answers").fetchone()
     assert compositions == (1,)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +168,8 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
 
     with _shown() as start:
         reach = start(Job(label, 0, "answers"))
-        yield AnswerStore(path, lambda total, done: reach(done, total))
+        with closing(AnswerStore(path, lambda total, done: reach(done, total))) as store:
+            yield store
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -379,14 +380,10 @@ def sweep(
     spec = validate(SweepSettings, data, where="sweep", expected="settings by name")
     candidates = _named(list(map(_plan, listed(plans))))
     start = next((plan for plan in candidates.values() if plan.recipe.swap is not None), None)
-    result = sweep_plans(
-        spec,
-        candidates,
-        {} if start is None else contenders(start, densities=spec.ties),
-        store=None if answers is None else AnswerStore(Path(answers).expanduser()),
-        log=log,
-        progress=progress,
-    )
+    path = None if answers is None else Path(answers).expanduser()
+    others = {} if start is None else contenders(start, densities=spec.ties)
+    with closing(AnswerStore(path)) as store:
+        result = sweep_plans(spec, candidates, others, store=store, log=log, progress=progress)
     return ReportedSweep(**{f.name: getattr(result, f.name) for f in fields(result)})
 
 

@@ -65,13 +65,14 @@ def lines_of(file: str) -> Iterator[str]:
 
 def check_text(file: str) -> int:
     """Count the lines of a text file; refuse an empty one, a table, and any but UTF-8."""
-    named, count = FORMATS.get(unpacked(file).suffix.lower(), "text"), 0
-    written = False
+    by_name = FORMATS.get(unpacked(file).suffix.lower(), "text")
+    count, written = 0, False
     for line in lines_of(file):
         if not written and line.strip():
-            written, named = True, "jsonl" if _is_object(line) else named
+            written, named = True, "jsonl" if _is_object(line) else by_name
             if named != "text":
-                how = f"give format: {named}, or name it *.{named}"
+                hint = f"--set format={named}" if by_name != "text" else f"name it *.{named}"
+                how = f"give format: {named}, or {hint}"
                 raise DataError(f"{file}: is {named}, not plain text; {how}")
         count += 1
     if not written:
