@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from layerswap.errors import DataError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset, Features
 
     from layerswap.training.mix.schema import Origin
@@ -27,8 +26,6 @@ FORMATS = {
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
-_BLOCK = 10_000
-"""Rows whose types are found together."""
 
 
 def unpacked(file: str | Path) -> Path:
@@ -181,27 +178,18 @@ def _values(file: str) -> Iterator[tuple[str, str]]:
 
 def _features(rows: Iterator[dict[str, Any]]) -> Features:
     """Find the type of each column; one with objects, lists or different types stays JSON."""
-    import pyarrow as pa
-    from datasets import Features
+    from datasets import Features, Json, Value
 
-    types: dict[str, pa.DataType] = {}
-    while block := list(islice(rows, _BLOCK)):
-        for name in dict.fromkeys(chain.from_iterable(block)):
-            values = [row.get(name) for row in block]
-            types[name] = _common_type(types.get(name, pa.null()), values)
-    return Features.from_arrow_schema(pa.schema(types.items()))
-
-
-def _common_type(known: pa.DataType, values: list[Any]) -> pa.DataType:
-    import pyarrow as pa
-
-    if known == pa.json_() or any(isinstance(one, list | dict) for one in values):
-        return pa.json_()
-    try:
-        fields = [pa.schema([("", one)]) for one in (known, pa.array(values).type)]
-        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
-    except (pa.ArrowException, OverflowError):
-        return pa.json_()
+    kinds: dict[str, set[type]] = {}
+    for row in rows:
+        for name, value in row.items():
+            large = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+            kinds.setdefault(name, set()).add(object if large else type(value))
+    names = {frozenset({type(None)}): "null"}
+    for kind, name in {str: "string", int: "int64", float: "float64", bool: "bool"}.items():
+        names |= dict.fromkeys((frozenset({kind}), frozenset({kind, type(None)})), name)
+    found = {column: names.get(frozenset(one)) for column, one in kinds.items()}
+    return Features({column: Value(name) if name else Json() for column, name in found.items()})
 
 
 def _generate(
