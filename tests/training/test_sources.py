@@ -44,8 +44,7 @@ def rows_of(tmp_path, local=None, limit=None, **origin):
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.csv"])
 def test_every_format_gives_the_same_texts_up_to_read_and_limit(tmp_path, name):
     write(tmp_path / name)
-    rows = rows_of(tmp_path, path=name)
-    assert [{key: str(value) for key, value in row.items()} for row in rows][:2] == ROWS[:2]
+    assert rows_of(tmp_path, path=name) == ROWS
     assert len(rows_of(tmp_path, path=name, read=2)) == 2
     assert len(rows_of(tmp_path, path=name, read=2, limit=1)) == 1
     assert len(rows_of(tmp_path, path=name, limit=9)) == 3
@@ -291,6 +290,20 @@ def test_texts_among_other_values_are_refused_where_they_are_used(tmp_path):
     with pytest.raises(DataError, match=r"^row 1: text is an object, not a text$"):
         check(text="{text}")
     check(text="{text[sw]}")
+
+
+def test_values_of_a_table_are_texts_as_they_are_written(tmp_path):
+    rows = [f"0{i},1.50,True" for i in range(11_000)]
+    (tmp_path / "a.csv").write_text("\n".join(["n,,n", *rows, "x,y,", ""]))
+    read = rows_of(tmp_path, path="a.csv")
+    assert read[1] == {"n": "01", "Unnamed: 1": "1.50", "n.1": "True"}
+    assert read[-1] == {"n": "x", "Unnamed: 1": "y", "n.1": ""}
+    origin = Origin(path="a.csv", where={"n.1": True, "Unnamed: 1": "1.50"})
+    keep = where_filter(origin, open_rows(origin, folder=tmp_path).rows)
+    assert [keep(read[0]), keep(read[-1])] == [True, False]
+    (tmp_path / "b.csv").write_text("n,other\n1,2\n")
+    with pytest.raises(DataError, match=r"b\.csv: its columns differ from those of .*a\.csv$"):
+        rows_of(tmp_path, path="*.csv")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a", "a.csv.gz", "a.json"])

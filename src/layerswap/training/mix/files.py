@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -221,35 +221,66 @@ def _stamped(
     return rows(files)
 
 
-def check_table(file: str, origin: Origin, delimiter: str, count: int | None) -> None:
-    """Refuse a table that the csv module cannot split into rows of the header's length.
+def read_table(files: list[str], origin: Origin, delimiter: str, count: int | None) -> Dataset:
+    """Read CSV or TSV; every value is a text as it is written.
 
-    The library would shift the fields of a long row to other columns, and end a field that begins
-    with a lone quotation mark many lines later.
+    Refuses a table that the csv module cannot split into rows of the header's length. The library
+    would shift the fields of a long row, end a field that begins with a lone quotation mark many
+    lines later, and take 07 for the number 7.
     """
+    rows = partial(_table_rows, origin=origin, delimiter=delimiter)
+    for _ in islice(rows(files), count):
+        pass  # an error in the library's generator would lose its words
+    return _generate(rows, files, count)
+
+
+def _table_rows(files: list[str], *, origin: Origin, delimiter: str) -> Iterator[dict[str, str]]:
     limit = csv.field_size_limit(1 << 30)  # whole articles, and a swallowed rest of a file
+    usual: list[str] = []
+    try:
+        for file in files:
+            for row in _rows_of(file, origin, delimiter):
+                usual = usual or list(row)
+                if list(row) != usual:
+                    raise DataError(f"{file}: its columns differ from those of {files[0]}")
+                yield row
+    finally:
+        csv.field_size_limit(limit)  # of the whole process
+
+
+def _rows_of(file: str, origin: Origin, delimiter: str) -> Iterator[dict[str, str]]:
     rule: Literal[0, 3] = csv.QUOTE_MINIMAL if origin.quotes else csv.QUOTE_NONE
     lines = (f"{line}\n" for line in lines_of(file))
     rows = csv.reader(lines, delimiter=delimiter, quoting=rule, strict=True)
-    width, start = len(origin.header or ()), 1
+    names, start = _column_names(origin.header or []), 1
     try:
-        for row in islice(rows, None if count is None else count + 1):
+        for row in rows:
             if rows.line_num - start >= LONGEST_FIELD:
                 raise csv.Error(f"a quoted field has more than {LONGEST_FIELD} lines")
-            width = width or len(row)
             # Published tables without a header may leave out fields at the end of a row.
-            if len(row) > width or (0 < len(row) < width and origin.header is None):
+            if names and (
+                len(row) > len(names) or (0 < len(row) < len(names) and origin.header is None)
+            ):
                 raise DataError(
-                    f"{file}, line {start}: the number of fields is {len(row)}, not {width} as "
-                    "in the header"
+                    f"{file}, line {start}: the number of fields is {len(row)}, not {len(names)} "
+                    "as in the header"
                 )
+            if row and not names:
+                names = _column_names(row)
+            elif row:
+                yield dict(zip_longest(names, row, fillvalue=""))
             start = rows.line_num + 1
     except csv.Error as error:
         raise DataError(
             f"{file}, line {start}: {error}; if quotation marks are ordinary characters in this "
             "file, write quotes: false"
         ) from None
-    finally:
-        csv.field_size_limit(limit)  # of the whole process
-    if not width:
+    if not names:
         raise DataError(f"{file}: is empty")
+
+
+def _column_names(names: list[str]) -> list[str]:
+    """Name columns without a name by their position, and the second of a name as pandas does."""
+    given = [name or f"Unnamed: {i}" for i, name in enumerate(names)]
+    counts = [given[:i].count(name) for i, name in enumerate(given)]
+    return [f"{name}.{n}" if n else name for name, n in zip(given, counts, strict=True)]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from layerswap.compose.yaml_file import nearest
 from layerswap.errors import DataError, LayerswapError, one_line
 from layerswap.training.mix.files import (
-    check_table,
     check_text,
     format_of,
     holds_objects,
     read_json,
     read_paragraphs,
     read_parallel,
+    read_table,
     unpacked,
 )  # fmt: skip
 
@@ -96,7 +96,12 @@ def check_texts(values: Iterable[Any], column: str) -> None:
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:
     """Make a filter of rows from the values that `where` allows."""
     check_columns(origin.where, rows.column_names, "where")
-    return lambda row: all(row[column] in values for column, values in origin.where.items())
+    allowed = {  # the values of a table are texts
+        column: [*values, *map(str, values), *("true" for one in values if one is True),
+                 *("false" for one in values if one is False)]
+        for column, values in origin.where.items()
+    }  # fmt: skip
+    return lambda row: all(row[column] in values for column, values in allowed.items())
 
 
 def matching_files(folder: Path, pattern: str) -> list[str]:
@@ -180,11 +185,10 @@ def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
         return _load("json" if kind == "jsonl" else kind, origin, count, split="train", **options)
     if kind == "jsonl" or (kind == "json" and all(map(holds_objects, files))):
         return read_json(files, count)
-    for file in files:
-        if kind == "csv" and len(options["sep"]) == 1:
-            check_table(file, origin, options["sep"], count)
-        elif kind in ("text", "paragraphs"):
-            check_text(file)
+    if kind == "csv" and len(options["sep"]) == 1:
+        return read_table(files, origin, options["sep"], count)
+    for file in files if kind in ("text", "paragraphs") else ():
+        check_text(file)
     if kind == "paragraphs":
         return read_paragraphs(files, count)
     if kind == "text":
