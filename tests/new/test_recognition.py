@@ -185,6 +185,21 @@ def test_values_of_different_kinds_are_named(tmp_path):
         read_texts(str(file))
 
 
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"question": "b", "choices": "yes", "answer": 0}, "column 'choices': holds no lists"),
+        ({"question": "b", "choices": ["x", "y"], "answer": 7}, "'7' is none of the choices"),
+    ],
+)
+def test_a_row_that_is_no_choice_is_named(tmp_path, row, why):
+    rows = [{"question": "a", "choices": ["x", "y"], "answer": 1}, row]
+    file = tmp_path / "t.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=rf"t\.jsonl: row 2: .*{why}"):
+        read_task(str(file), {})
+
+
 def test_too_many_labels(tmp_path):
     write_tsv(tmp_path / "t.tsv", ("text", "label"), [(f"a{i}", f"l{i}") for i in range(60)])
     with pytest.raises(DataError, match="has 60 different labels in 60 rows; a task of labels"):

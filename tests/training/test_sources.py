@@ -290,6 +290,12 @@ def test_texts_among_other_values_are_refused_where_they_are_used(tmp_path):
     with pytest.raises(DataError, match=r"^row 1: text is an object, not a text$"):
         check(text="{text}")
     check(text="{text[sw]}")
+    maker = ExampleMaker(MixSource.model_validate({"path": "a", "text": "{text}"}), "a")
+    with pytest.raises(DataError, match=r"^text: text is not a text, but b'a'$"):
+        maker.make({"text": b"a"})
+    write(tmp_path / "b.jsonl", [{}])
+    with pytest.raises(DataError, match=r"^has no columns$"):
+        rows_of(tmp_path, path="b.jsonl")
 
 
 def test_values_of_a_table_are_texts_as_they_are_written(tmp_path):

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from layerswap.errors import DataError
+from layerswap.errors import DataError, error_context
 from layerswap.evaluation.suites.mgsm import last_number
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 
@@ -92,7 +92,10 @@ class Task:
         self, rows: Sequence[Mapping[str, Any]], shape: Shape | None = None
     ) -> list[Document]:
         """Rows by the roles of the task, without incomplete ones."""
-        made = (_document(row, shape or self.shape) for row in rows)
+        made = []
+        for number, row in enumerate(rows, start=1):
+            with error_context(f"row {number}"):
+                made.append(_document(row, shape or self.shape))
         return [one for one in made if all(str(value) for value in one.values())]
 
     def rows(self, count: int) -> list[tuple[str, str]]:
@@ -108,9 +111,9 @@ class Task:
         """The documents of a test or development file, checked against the task."""
         table = read_table(given, split=split)
         shape = recognise(table, columns, self.shape.kind)
-        found = [
-            one for one in self.documents(table.rows, shape) if one.get("label") not in leave_out
-        ]
+        with error_context(given):
+            complete = self.documents(table.rows, shape)
+        found = [one for one in complete if one.get("label") not in leave_out]
         if not found:
             raise DataError(f"{given}: has no complete row")
         if self.labelled and len({one["label"] for one in found}) == 1:
@@ -137,7 +140,8 @@ class Task:
         """The labels in a test or development file."""
         table = read_table(given, split=split)
         shape = recognise(table, columns, self.shape.kind)
-        return {one["label"] for one in self.documents(table.rows, shape) if self.labelled}
+        with error_context(given):
+            return {one["label"] for one in self.documents(table.rows, shape) if self.labelled}
 
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of the source of the task's mix, for a mix in `folder`."""
@@ -223,7 +227,9 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
     task = Task(table, recognise(table, columns))
     if len(table.rows) < 2:
         raise DataError(f"{given}: has one row; the task expert trains on its rows, give more")
-    if not (task.labels or task.documents(table.rows)):
+    with error_context(given):
+        complete = task.documents(table.rows)
+    if not (task.labels or complete):
         raise DataError(f"{given}: has no complete row")
     return task
 

@@ -125,6 +125,8 @@ def read_json(files: list[str], count: int | None) -> Dataset:
     from datasets import Json
 
     features = _features(islice(_objects(files), count))
+    if not features:
+        raise DataError("has no columns")
     as_json = {name: isinstance(feature, Json) for name, feature in features.items()}
     return _generate(partial(_encoded, as_json=as_json), files, count, features)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _KINDS = {
     str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list",
-    dict: "an object",
+    dict: "an object", bytes: "bytes",
 }  # fmt: skip
 _ADDRESSES = ("https://", "http://", "hf://")
 
@@ -86,7 +86,7 @@ def check_texts(values: Iterable[Any], column: str) -> None:
         kind = _KINDS.get(type(value), type(value).__name__)
         if value is None:
             continue
-        if isinstance(value, list | dict):
+        if isinstance(value, list | dict | bytes):
             raise DataError(f"row {row}: {column} is {kind}, not a text")
         usual, first = usual or kind, first or row
         if kind != usual:

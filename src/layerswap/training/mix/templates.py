@@ -108,7 +108,7 @@ def _field(row: DatasetRow, path: tuple[str, ...]) -> str:
             value = value[int(step)] if isinstance(value, list) else value[step]
         except (KeyError, IndexError, TypeError, ValueError):
             raise DataError(f"a row has no {path[0]}[{']['.join(path[1:])}]") from None
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict | bytes):
         raise DataError(f"{'.'.join(path)} is not a text, but {value!s:.40}")
     missing = value is None or (isinstance(value, float) and isnan(value))
     return "" if missing else str(value).strip()
