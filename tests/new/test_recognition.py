@@ -153,9 +153,9 @@ def test_files_as_they_lie_on_the_disk(tmp_path):
 
 def test_compressed_files_are_read_by_their_inner_name(tmp_path):
     for name, text in {
-        "t.JSONL.gz": '{"text": "a", "n": 1}\n',
-        "t.csv.gz": "n;text\n1;a\n",
-        "t.txt.gz": "a\n",
+        "t.JSONL.gz": '{"text": "a", "n": 1}\n{"text": "b"}\n',
+        "t.csv.gz": "n;text\n1;a\n2;b\n",
+        "t.txt.gz": "a\nb\n",
         "blocks.txt.gz": "a\n\nb\n",
     }.items():
         (tmp_path / name).write_bytes(gzip.compress(text.encode()))
@@ -188,7 +188,7 @@ def test_values_of_different_kinds_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"question": "b", "choices": "yes", "answer": 0}, "column 'choices': holds no lists"),
+        ({"question": "b", "choices": "yes", "answer": 0}, "the choices are not a list, but yes"),
         ({"question": "b", "choices": ["x", "y"], "answer": 7}, "'7' is none of the choices"),
     ],
 )
@@ -198,6 +198,87 @@ def test_a_row_that_is_no_choice_is_named(tmp_path, row, why):
     file.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=rf"t\.jsonl: row 2: .*{why}"):
         read_task(str(file), {})
+
+
+@pytest.mark.parametrize(
+    ("choices", "answers", "right"),
+    [
+        (["2", "3", "4"], ["3", "4"], ["3", "4"]),  # the text, though it is a position too
+        (["2", "3", "4"], ["3", "1"], None),
+        (["x", "y", "z"], ["b", "C"], ["y", "z"]),
+        (["x", "y", "z"], [0, 2], ["x", "z"]),
+        (["x", "y", "z"], ["A", "z"], None),
+        (["x", "y", "z"], ["AB", "A"], None),
+        (["x", "y", "z"], ["x", None], ["x"]),
+        (["x", "y", "z"], ["\u00b2", "A"], None),
+        (["x", None], ["x", "x"], None),
+    ],
+)
+def test_training_and_test_read_an_answer_alike(tmp_path, choices, answers, right):
+    file = tmp_path / "t.jsonl"
+    rows = [
+        {"question": f"{i}", "choices": choices, "answer": one} for i, one in enumerate(answers)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    if right is None:
+        with pytest.raises(DataError, match=r"t\.jsonl: row [12]: "):
+            read_task(str(file), {})
+        return
+    task = read_task(str(file), {})
+    assert [one["choices"][int(one["label"])] for one in task.documents(rows)] == right
+    maker = ExampleMaker(MixSource(**task.source(tmp_path)), "x")
+    made = [one for row in rows if (one := maker.make(row)) is not None]
+    assert [one.completion.strip() for one in made] == right
+
+
+@pytest.mark.parametrize(
+    ("turns", "wanted"),
+    [
+        ([("user", "a"), ("assistant", "b"), ("user", "c")], ["b"]),
+        ([("user", "a"), ("assistant", None)], []),
+    ],
+)
+def test_training_and_test_read_a_conversation_alike(tmp_path, turns, wanted):
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    whole = table(row, row)
+    task = Task(whole, recognise(whole, {}))
+    assert [one["answer"] for one in task.documents([row])] == wanted
+    made = ExampleMaker(MixSource(**task.source(tmp_path)), "x").make(row)
+    assert [one.completion for one in [made] if one is not None] == wanted
+
+
+def test_a_conversation_whose_content_is_no_text_is_refused():
+    row = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
+    task = Task(table(row), recognise(table(row), {}))
+    with pytest.raises(DataError, match=r"^row 1: messages: the content of a message is not a"):
+        task.documents([row])
+
+
+@pytest.mark.parametrize("name", ["head:line", "a[b]", "x!"])
+def test_a_column_that_no_template_can_name(name):
+    rows = table({name: "a", "label": "b"})
+    with pytest.raises(DataError, match=r"has a character that a template cannot hold; rename"):
+        recognise(rows, {"text": name})
+
+
+def test_text_files_that_hold_nothing_to_train_on(tmp_path):
+    for name, content, why in [
+        ("null.jsonl", '{"text": null}\n' * 3, "has no text; give more"),
+        ("one.txt", "only one\n", "has one text; give more"),
+        ("array.txt", '[{"text": "a"},\n{"text": "b"}]', "is json, not plain text"),
+        ("torn.txt.gz", gzip.compress(b"some text\n" * 99)[:-9], "cannot be read"),
+        ("bad.xz", b"not packed", "cannot be read"),
+    ]:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(DataError, match=rf"{name}: {why}"):
+            read_texts(str(tmp_path / name))
+
+
+def test_a_table_whose_quotation_marks_are_ordinary(tmp_path):
+    (tmp_path / "t.tsv").write_text('text\tlabel\n"So, he said\tx\nb\ty\n')
+    read = read_table(str(tmp_path / "t.tsv"))
+    assert [row["text"] for row in read.rows] == ['"So, he said', "b"]
+    assert read.keys["quotes"] is False
 
 
 def test_too_many_labels(tmp_path):

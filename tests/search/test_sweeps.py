@@ -225,7 +225,7 @@ def test_an_unknown_measure_is_refused_before_the_documents_are_asked(world, tmp
     [
         ({"limit": 3, "development": 0.99}, "to test; maembe_choose has 1"),
         ({"limit": 3, "development": 0.01}, "to choose on; maembe_choose has 1"),
-        ({"screen": {"documents": 1, "finalists": 2}}, "in screen; maembe_choose has 1"),
+        ({"screen": {"documents": 1, "finalists": 2}}, "in the screen; maembe_choose has 1"),
     ],
 )
 def test_calibration_needs_two_documents(world, tmp_path, settings, why):

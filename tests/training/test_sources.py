@@ -261,7 +261,7 @@ def test_values_of_json_stay_as_they_are_written(tmp_path, name, limit):
     rows = [{"text": f"{i}", "day": "2024-01-01", "n": i} for i in range(11_000)]
     rows[10_500] |= {"day": "unknown", "n": 2.5, "late": "x", "meta": {"a": [1, "b"]}}
     rows[10_501] |= {"text": 7, "day": None, "meta": {"c": {}}, "choices": []}
-    rows[10_502] |= {"meta": "none", "choices": ["x"], "late": {"b": 1.5}}
+    rows[10_502] |= {"meta": "none", "choices": ["x"], "late": {"b": 2**63 - 1}}
     lines = "[" + ",\n".join(map(json.dumps, rows)) + "]"
     if name != "a.json":
         lines = "\n".join(map(json.dumps, rows))
@@ -271,6 +271,13 @@ def test_values_of_json_stay_as_they_are_written(tmp_path, name, limit):
     columns = ("text", "day", "n", "late", "meta", "choices")
     wanted = [{column: row.get(column) for column in columns} for row in rows]
     assert list(map(str, read)) == list(map(str, wanted))  # 1 is not 1.0
+
+
+def test_integers_beyond_64_bits_are_the_texts_of_their_digits(tmp_path):
+    row = {"a": 2**70, "b": {"c": -(2**64), "d": -(2**63)}}
+    write(tmp_path / "a.jsonl", [row])
+    read = rows_of(tmp_path, path="a.jsonl")
+    assert read == [{"a": f"{2**70}", "b": {"c": f"{-(2**64)}", "d": -(2**63)}}]
 
 
 def test_texts_among_other_values_are_refused_where_they_are_used(tmp_path):
@@ -307,9 +314,11 @@ def test_values_of_a_table_are_texts_as_they_are_written(tmp_path):
     origin = Origin(path="a.csv", where={"n.1": True, "Unnamed: 1": "1.50"})
     keep = where_filter(origin, open_rows(origin, folder=tmp_path).rows)
     assert [keep(read[0]), keep(read[-1])] == [True, False]
+    write_bytes(tmp_path, c__csv="x,y\n1,2\n", d__csv="y,x\n3,4\n")
+    assert rows_of(tmp_path, path="[cd].csv")[1] == {"x": "4", "y": "3"}
     (tmp_path / "b.csv").write_text("n,other\n1,2\n")
     with pytest.raises(DataError, match=r"b\.csv: its columns differ from those of .*a\.csv$"):
-        rows_of(tmp_path, path="*.csv")
+        rows_of(tmp_path, path="[ab].csv")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a", "a.csv.gz", "a.json"])

@@ -75,11 +75,16 @@ TURNS = [{"role": "user", "content": "Ana"}, {"role": "assistant", "content": "B
         ({"messages": [{"role": "user"}]}, "row 1: messages is not a list of messages"),
         ({"question": "a"}, "has columns question; a trainer takes prompt and completion"),
         ({"prompt": TURNS[:1], "completion": "b"}, "must both be texts or both lists of messages"),
+        (
+            [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": TURNS[1:]}],
+            "row 2: completion is not of the kind that it is in row 1",
+        ),
         ({"messages": TURNS}, "no chat template, and bad is made of messages"),
     ],
 )
 def test_a_row_that_a_trainer_does_not_take_is_one_line(tmp_path, base, row, message):
-    (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
+    rows = row if isinstance(row, list) else [row]
+    (tmp_path / "bad.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(LayerswapError, match=message):
         train_expert(tmp_path, base, data={"train": str(tmp_path / "bad.jsonl")})
     assert not (tmp_path / "out").exists()

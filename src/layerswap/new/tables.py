@@ -90,17 +90,34 @@ def read_texts(given: str) -> Table:
         if "text" not in table.columns:
             raise DataError(f"{given}: has no column `text`; it has {', '.join(table.columns)}")
         _check_texts(table, "text")
-        return table
+        return _with_texts(table)
     blank = [not line.strip() for line in lines_of(_absolute(given))]
     paragraphs = sum(blank) > len(blank) / 10
     form = "paragraphs" if paragraphs else "text"
-    return _read(given, {"path": _absolute(given), "format": form})
+    return _with_texts(_read(given, {"path": _absolute(given), "format": form}))
 
 
 def read_parallel(files: tuple[str, str], names: tuple[str, str]) -> Table:
     """Read two files whose lines translate each other; columns are the two languages."""
     paths = map(_absolute, files)
     return _read(" and ".join(files), {"parallel": dict(zip(names, paths, strict=True))})
+
+
+def _with_texts(table: Table) -> Table:
+    """Return a table of at least two texts, as one is held out, or refuse it."""
+    count = sum(row["text"] is not None and bool(str(row["text"]).strip()) for row in table.rows)
+    if count < 2:
+        raise DataError(f"{table.name}: has {'one text' if count else 'no text'}; give more")
+    return table
+
+
+def _check_name(table: Table, column: str, kind: Kind) -> None:
+    """Refuse a column that the templates of the kind cannot name."""
+    if re.search(r"[][{}:!]", column) or (kind == "choices" and not column.isidentifier()):
+        raise DataError(
+            f"{table.name}: column {column!r} has a character that a template cannot hold; rename "
+            "it with letters and digits"
+        )
 
 
 def _ending(given: str) -> str:
@@ -123,6 +140,8 @@ def _read(given: str, keys: dict[str, Any]) -> Table:
     try:
         rows = open_rows(Origin(**keys), folder=Path()).rows
     except LayerswapError as error:
+        if "quotes: false" in str(error) and "quotes" not in keys:
+            return _read(given, {**keys, "quotes": False})  # it may be so; the first rows are shown
         here = any(part in str(error) for part in given.split(" and "))
         raise error if here else error.within(given) from None
     return Table(given, rows.column_names, rows.select(range(min(LOOK, len(rows)))).to_list(), keys)
@@ -156,6 +175,7 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
         if all(len(names) == 1 for names in found.values()):
             shape = Shape(one, {role: names[0] for role, names in found.items()})
             for role, column in shape.columns.items():
+                _check_name(table, column, one)
                 if role not in ("choices", "messages"):
                     _check_texts(table, column)
             return shape

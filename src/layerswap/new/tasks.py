@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from layerswap.errors import DataError, error_context
 from layerswap.evaluation.suites.mgsm import last_number
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
+from layerswap.training.mix.examples import conversation
+from layerswap.training.mix.schema import Messages
 
 PROMPTS = {
     "labels": "Text: {text}\n",  # and the label's noun, as the suites have it
@@ -33,6 +35,9 @@ from layerswap.evaluation.suites.mgsm import number_filter
 
 numbers = number_filter('{code}')
 """
+_AT = {"text": "", "number": "{}|int", "letter": f"'{LETTERS}'.index({{}}|trim|upper)"}
+Coding = Literal["text", "letter", "number"]
+"""How the answer of a question with choices names the right one."""
 Document = dict[str, Any]
 """A row by the roles of its columns."""
 
@@ -71,6 +76,11 @@ class Task:
         return found
 
     @cached_property
+    def coding(self) -> Coding:
+        """How its answers name their choice; "text" for other tasks."""
+        return _coding(self.table.rows, self.shape)
+
+    @cached_property
     def generates(self) -> bool:
         """True if the model writes the answer, false if it chooses."""
         return not (self.labelled or self.shape.kind == "choices")
@@ -92,10 +102,11 @@ class Task:
         self, rows: Sequence[Mapping[str, Any]], shape: Shape | None = None
     ) -> list[Document]:
         """Rows by the roles of the task, without incomplete ones."""
-        made = []
+        coding = self.coding if shape is None else _coding(rows, shape)
+        shape, made = shape or self.shape, []
         for number, row in enumerate(rows, start=1):
             with error_context(f"row {number}"):
-                made.append(_document(row, shape or self.shape))
+                made.append(_document(row, shape, coding))
         return [one for one in made if all(str(value) for value in one.values())]
 
     def rows(self, count: int) -> list[tuple[str, str]]:
@@ -149,13 +160,13 @@ class Task:
         if self.shape.kind == "messages":
             return {**keys, "messages": {"column": names["messages"]}}
         if self.shape.kind == "choices":
-            answer, first = names["answer"], str(self.table.rows[0][names["answer"]]).strip()
-            at = f"{answer}|int" if first.isdigit() else f"'{LETTERS}'.index({answer})"
-            coded = first.isdigit() or first in LETTERS
-            right = f"{names['choices']}[{at}]" if coded else answer
+            answer, choices = names["answer"], names["choices"]
+            at = _AT[self.coding].format(answer)
+            right = f"{choices}[{at}]" if at else answer
             prompt = self.prompt.replace("{question}", f"{{{{ {names['question']} }}}}")
-            return {**keys, "template": "jinja", "prompt": prompt,
-                    "completion": f" {{{{ {right} }}}}"}  # fmt: skip
+            complete = f"{choices} and {answer} is not none and {answer}|string|trim"
+            completion = f"{{% if {complete} %}} {{{{ {right} }}}}{{% endif %}}"
+            return {**keys, "template": "jinja", "prompt": prompt, "completion": completion}
         prompt = ROLE.sub(lambda match: f"{{{names[match[1]]}}}", self.prompt)
         answer = names["label" if self.labelled else "answer"]
         return {**keys, "prompt": prompt, "completion": f" {{{answer}}}"}
@@ -263,30 +274,61 @@ def target(task: Task, document: Document, language: str) -> Document:
     return {**document, "answer": number} if number else document
 
 
-def _document(row: Mapping[str, Any], shape: Shape) -> Document:
+def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
     if shape.kind == "messages":
-        return _last_turn(row[shape.columns["messages"]])
+        turns = conversation(row[shape.columns["messages"]], Messages(column="messages"))
+        prompt = "\n".join(content for _, content in turns[:-1])
+        return {"prompt": prompt, "answer": turns[-1][1] if turns else ""}
     cells = {role: row[column] for role, column in shape.columns.items()}
     texts = {role: "" if cell is None else str(cell).strip() for role, cell in cells.items()}
     if shape.kind != "choices":
         return texts
-    if not isinstance(cells["choices"], list):
-        raise DataError(f"column {shape.columns['choices']!r}: holds no lists of choices")
-    choices, answer = [str(one).strip() for one in cells["choices"]], texts["answer"]
-    at = int(answer) if answer.isdigit() else LETTERS.find(answer or "-")
-    at = choices.index(answer) if answer in choices else at
-    if not 0 <= at < len(choices):
-        raise DataError(f"column {shape.columns['answer']!r}: {answer!r:.40} is none of the choices"
-                        "; write its letter from A, its number from 0, or its text")  # fmt: skip
-    return {"question": texts["question"], "choices": choices, "label": str(at)}
+    choices, answer = _choices(cells["choices"]), texts["answer"]
+    at = _position(answer, choices, coding) if choices and answer else None
+    return {
+        "question": texts["question"],
+        "choices": choices,
+        "label": "" if at is None else str(at),
+    }
 
 
-def _last_turn(turns: Any) -> Document:
-    try:
-        texts = [str(turn["content"]).strip() for turn in turns]
-    except (TypeError, KeyError):
-        raise DataError("column of messages: holds no lists of role and content") from None
-    return {"prompt": "\n".join(texts[:-1]), "answer": texts[-1] if texts else ""}
+def _choices(cell: Any) -> list[str]:
+    if not isinstance(cell, list | None):
+        raise DataError(f"the choices are not a list, but {cell!s:.40}")
+    if not all(isinstance(one, str | int | float) for one in cell or ()):
+        raise DataError(f"a choice is not a text: {cell!s:.40}")
+    return [str(one).strip() for one in cell or ()]
+
+
+def _position(answer: str, choices: Sequence[str], coding: Coding) -> int | None:
+    """The position of the right choice; None if the answer is not so written."""
+    if coding == "text":
+        return choices.index(answer) if answer in choices else None
+    letter = LETTERS.find(answer.upper()) if len(answer) == 1 else -1
+    number = int(answer) if answer.isdecimal() else -1
+    at = letter if coding == "letter" else number
+    return at if 0 <= at < len(choices) else None
+
+
+def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
+    """How all answers of a table name their choice, as training and test must read them alike."""
+    left: list[Coding] = ["text", "letter", "number"]
+    if shape.kind != "choices":
+        return left[0]
+    for number, row in enumerate(rows, start=1):
+        cell = row[shape.columns["answer"]]
+        with error_context(f"row {number}"):
+            choices, answer = _choices(row[shape.columns["choices"]]), str(cell).strip()
+            if cell is None or not answer or not choices:
+                continue
+            found = [one for one in left if _position(answer, choices, one) is not None]
+            if not found:
+                raise DataError(
+                    f"{answer!r:.40} is none of the choices, or written otherwise than above; "
+                    "write all answers by letter from A, by number from 0, or as texts"
+                )
+        left = found
+    return left[0]
 
 
 def _answer(document: Document) -> str:

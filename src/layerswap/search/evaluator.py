@@ -202,7 +202,10 @@ class Evaluator:
             wanted = getattr(self.spec.choose_by, key)
             known = list(dict.fromkeys(one[i] for one in fitting))
             if wanted is not None and wanted not in known:
-                raise EvaluationError(f"choose_by: no {key} {wanted!r}{nearest(wanted, known)}")
+                hint = nearest(wanted, known)
+                if key == "filter":  # one is called none
+                    hint = f"; its filters are {', '.join(map(repr, known))}"
+                raise EvaluationError(f"choose_by: no {key} {wanted!r}{hint}")
             fitting = [one for one in fitting if wanted in (None, one[i])]
         return fitting[0]
 
@@ -227,7 +230,7 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
         documents[DEVELOPMENT][name], documents[TEST][name] = (part.tolist() for part in parts)
         if spec.choose_by.metric == CALIBRATED and spec.choose_by.task in (None, name):
             uses = {"to choose on": len(parts[0]), "to test": len(parts[1])}
-            uses |= {"in screen": spec.screen.documents} if spec.screen else {}
+            uses |= {"in the screen": spec.screen.documents} if spec.screen else {}
             for use, held in uses.items():
                 if held < 2:
                     raise EvaluationError(

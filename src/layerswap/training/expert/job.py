@@ -238,7 +238,8 @@ def _trainer_columns(rows: Dataset) -> Dataset:
 
 
 def _check_values(rows: Dataset, column: str) -> None:
-    """Refuse a column with values other than texts or lists of messages."""
+    """Refuse a column with values other than texts or lists of messages, and one with both."""
+    first = None
     for number, value in enumerate(rows[column], start=1):
         if isinstance(value, str):
             valid = column != "messages" and (bool(value) or column == "prompt")
@@ -248,6 +249,9 @@ def _check_values(rows: Dataset, column: str) -> None:
             kinds = {"text": "a text", "messages": "a list of messages"}
             kind = kinds.get(column, "a text or a list of messages")
             raise DataError(f"row {number}: {column} is not {kind}, or is empty")
+        first = type(value) if first is None else first
+        if type(value) is not first:
+            raise DataError(f"row {number}: {column} is not of the kind that it is in row 1")
 
 
 def _are_messages(turns: list[Any]) -> bool:

@@ -174,7 +174,7 @@ def _stream(
             if not keep(row):
                 tally.not_wanted += 1
                 continue
-            with error_context(f"source {name!r} ({source.named})"):
+            with error_context(f"source {name!r} ({source.named}): row {position + 1}"):
                 example = maker.make(row)
             if example is None:
                 tally.empty += 1

@@ -79,7 +79,7 @@ class ExampleMaker:
     def _parts(self, row: DatasetRow) -> tuple[tuple[Turn, ...], str]:
         messages = self._source.messages
         if messages is not None:
-            return _conversation(row[messages.column], messages), ""
+            return conversation(row[messages.column], messages), ""
         if "text" in self._templates:
             return (), self._render("text", row)
         prompt, completion = self._render("prompt", row), self._render("completion", row)
@@ -116,16 +116,16 @@ def mix_rows(mix: Mix, examples: list[MixExample]) -> Dataset:
     return Dataset.from_dict(data, features=Features(dict.fromkeys(names, value)))
 
 
-def _conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
+def conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
     """Return the turns up to the last answer; empty if a turn or the answer is missing."""
-    items = list(value or ())
+    items = _listed(value)
     if mapping.layout == "messages":
         turns = [_turn(item, mapping) for item in items]
     else:
         if mapping.layout == "pairs":
-            items = [text for pair in items for text in (pair or ())]
+            items = [text for pair in items for text in _listed(pair)]
         roles = ("user", "assistant")
-        turns = [(roles[i % 2], str(text or "").strip()) for i, text in enumerate(items)]
+        turns = [(roles[i % 2], _content(text)) for i, text in enumerate(items)]
     while turns and turns[-1][0] != "assistant":
         turns.pop()
     complete = len(turns) > 1 and all(text for _, text in turns)
@@ -145,7 +145,19 @@ def _turn(item: Any, mapping: Messages) -> Turn:
         raise DataError(
             f"messages.roles: unknown role {role!r}; map it to system, user or assistant"
         )
-    return role, str(content or "").strip()
+    return role, _content(content)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None or isinstance(value, list | tuple):
+        return list(value or ())
+    raise DataError(f"messages: {value!s:.40} is not a list")
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, list | dict):
+        raise DataError(f"messages: the content of a message is not a text, but {value!s:.40}")
+    return "" if value is None else str(value).strip()
 
 
 def _messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap.errors import DataError
+from layerswap.errors import DataError, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -49,15 +49,18 @@ def lines_of(file: str) -> Iterator[str]:
     """Yield the lines of a file, compressed or not, without their ends; refuse all but UTF-8."""
     import fsspec
 
-    with fsspec.open(file, "rb", compression="infer") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise DataError(
-                    f"{file}, line {number}: is not UTF-8 text; save the file as UTF-8"
-                ) from None
-            yield text.rstrip("\r\n")
+    number = 0
+    try:
+        with fsspec.open(file, "rb", compression="infer") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{file}, line {number}: is not UTF-8 text; save the file as UTF-8"
+        ) from None
+    except Exception as error:  # each compression has its own errors
+        reason = f"{type(error).__name__}: {one_line(error, 120)}"
+        raise DataError(f"{file}: cannot be read ({reason})") from None
 
 
 def check_text(file: str) -> int:
@@ -66,7 +69,7 @@ def check_text(file: str) -> int:
     count, written = 0, False
     for line in lines_of(file):
         if not written and line.strip():
-            written, named = True, "jsonl" if _is_object(line) else by_name
+            written, named = True, _json_of(line) or by_name
             if named != "text":
                 hint = f"--set format={named}" if by_name != "text" else f"name it *.{named}"
                 how = f"give format: {named}, or {hint}"
@@ -77,11 +80,14 @@ def check_text(file: str) -> int:
     return count
 
 
-def _is_object(line: str) -> bool:
+def _json_of(line: str) -> str | None:
+    """Return the format of a file that begins with this line, if it is JSON."""
+    if line.strip() in ("[", "{") or line.lstrip().startswith("[{"):
+        return "json"
     try:
-        return isinstance(json.loads(line), dict)
+        return "jsonl" if isinstance(json.loads(line), dict) else None
     except ValueError:
-        return False
+        return None
 
 
 def read_paragraphs(files: list[str], count: int | None) -> Dataset:
@@ -144,24 +150,30 @@ def _encoded(files: list[str], as_json: dict[str, bool]) -> Iterator[dict[str, A
 def holds_objects(file: str) -> bool:
     """True if a file holds JSON Lines, or one array of objects."""
     start = next((line for line in lines_of(file) if line.strip()), "").lstrip()
-    return start.startswith("[") or _is_object(start)
+    return start.startswith("[") or _json_of(start) == "jsonl"
 
 
 def _objects(files: list[str]) -> Iterator[dict[str, Any]]:
     for file in files:
         for where, text in _values(file):
             try:
-                value = json.loads(text)
+                value = json.loads(text, parse_int=_integer)
                 if "\\u" in text:
                     json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError:
                 raise DataError(f"{where}: has one half of a character (\\ud800-\\udfff)") from None
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: is not JSON ({error})") from None
             for row in value if where == file else [value]:
                 if not isinstance(row, dict):
                     raise DataError(f"{where}: {row!s:.40} is not a JSON object")
                 yield row
+
+
+def _integer(digits: str) -> int | str:
+    """Return a number of at most 64 bits; a longer one stays the text of its digits."""
+    number = int(digits) if len(digits) < 21 else 1 << 63
+    return number if -(1 << 63) <= number < 1 << 63 else digits
 
 
 def _values(file: str) -> Iterator[tuple[str, str]]:
@@ -185,8 +197,7 @@ def _features(rows: Iterator[dict[str, Any]]) -> Features:
     kinds: dict[str, set[type]] = {}
     for row in rows:
         for name, value in row.items():
-            large = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
-            kinds.setdefault(name, set()).add(object if large else type(value))
+            kinds.setdefault(name, set()).add(type(value))
     names = {frozenset({type(None)}): "null"}
     for kind, name in {str: "string", int: "int64", float: "float64", bool: "bool"}.items():
         names |= dict.fromkeys((frozenset({kind}), frozenset({kind, type(None)})), name)
@@ -210,7 +221,7 @@ def _generate(
     names = chain.from_iterable(files.values()) if isinstance(files, dict) else files
     found = [Path(name).stat() for name in names]
     # The stamp is a part of the cache's key: a changed file is read again.
-    stamp = str([(one.st_size, one.st_mtime_ns) for one in found])
+    stamp = str([(one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in found])
     made: Dataset = Dataset.from_generator(
         _stamped, features=features, gen_kwargs={"rows": rows, "files": files, "stamp": stamp}
     )
@@ -243,7 +254,7 @@ def _table_rows(files: list[str], *, origin: Origin, delimiter: str) -> Iterator
         for file in files:
             for row in _rows_of(file, origin, delimiter):
                 usual = usual or list(row)
-                if list(row) != usual:
+                if row.keys() != set(usual):
                     raise DataError(f"{file}: its columns differ from those of {files[0]}")
                 yield row
     finally:
