@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 
 import pytest
 from lab_files import write_tsv
@@ -167,7 +168,7 @@ def test_compressed_files_are_read_by_their_inner_name(tmp_path):
 
 
 def test_values_of_different_kinds_are_named(tmp_path):
-    rows = [("a", "x"), ("b", 3), ("c", None), ("d", "y")]
+    rows = [("a", "x"), ("b", 3), ("c", None), (math.nan, "x"), ("d", "y")]
     lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
     file = tmp_path / "t.jsonl"
     file.write_text("\n".join(lines))
@@ -178,7 +179,7 @@ def test_values_of_different_kinds_are_named(tmp_path):
     del lines[1]
     file.write_text("\n".join(lines))
     assert found_in(read_task(str(file), {}))[0].endswith(
-        "t.jsonl: 3 rows (1 incomplete, left out), columns text=text, label=label; labels x, y"
+        "t.jsonl: 4 rows (2 incomplete, left out), columns text=text, label=label; labels x, y"
     )
     file.write_text('{"text": {"sw": "a"}}\n')
     with pytest.raises(DataError, match=r"t\.jsonl: row 1: text is an object, not a text$"):

@@ -14,6 +14,7 @@ from layerswap.evaluation.suites.mgsm import last_number
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 from layerswap.training.mix.examples import conversation
 from layerswap.training.mix.schema import Messages
+from layerswap.training.mix.templates import text_of
 
 PROMPTS = {
     "labels": "Text: {text}\n",  # and the label's noun, as the suites have it
@@ -280,7 +281,7 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
         prompt = "\n".join(content for _, content in turns[:-1])
         return {"prompt": prompt, "answer": turns[-1][1] if turns else ""}
     cells = {role: row[column] for role, column in shape.columns.items()}
-    texts = {role: "" if cell is None else str(cell).strip() for role, cell in cells.items()}
+    texts = {role: text_of(one, role) for role, one in cells.items() if role != "choices"}
     if shape.kind != "choices":
         return texts
     choices, answer = _choices(cells["choices"]), texts["answer"]
@@ -318,8 +319,8 @@ def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
     for number, row in enumerate(rows, start=1):
         cell = row[shape.columns["answer"]]
         with error_context(f"row {number}"):
-            choices, answer = _choices(row[shape.columns["choices"]]), str(cell).strip()
-            if cell is None or not answer or not choices:
+            choices, answer = _choices(row[shape.columns["choices"]]), text_of(cell, "answer")
+            if not (answer and choices):
                 continue
             found = [one for one in left if _position(answer, choices, one) is not None]
             if not found:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from layerswap.errors import DataError
 from layerswap.training.mix.schema import Messages, Mix, MixSource
 from layerswap.training.mix.sources import check_columns, check_texts
-from layerswap.training.mix.templates import DatasetRow, Template, parse_template
+from layerswap.training.mix.templates import DatasetRow, Template, parse_template, text_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -125,7 +125,7 @@ def conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
         if mapping.layout == "pairs":
             items = [text for pair in items for text in _listed(pair)]
         roles = ("user", "assistant")
-        turns = [(roles[i % 2], _content(text)) for i, text in enumerate(items)]
+        turns = [(roles[i % 2], text_of(text, "messages: a turn")) for i, text in enumerate(items)]
     while turns and turns[-1][0] != "assistant":
         turns.pop()
     complete = len(turns) > 1 and all(text for _, text in turns)
@@ -145,19 +145,13 @@ def _turn(item: Any, mapping: Messages) -> Turn:
         raise DataError(
             f"messages.roles: unknown role {role!r}; map it to system, user or assistant"
         )
-    return role, _content(content)
+    return role, text_of(content, "messages: the content of a message")
 
 
 def _listed(value: Any) -> list[Any]:
     if value is None or isinstance(value, list | tuple):
         return list(value or ())
     raise DataError(f"messages: {value!s:.40} is not a list")
-
-
-def _content(value: Any) -> str:
-    if isinstance(value, list | dict):
-        raise DataError(f"messages: the content of a message is not a text, but {value!s:.40}")
-    return "" if value is None else str(value).strip()
 
 
 def _messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:

@@ -108,8 +108,13 @@ def _field(row: DatasetRow, path: tuple[str, ...]) -> str:
             value = value[int(step)] if isinstance(value, list) else value[step]
         except (KeyError, IndexError, TypeError, ValueError):
             raise DataError(f"a row has no {path[0]}[{']['.join(path[1:])}]") from None
+    return text_of(value, ".".join(path))
+
+
+def text_of(value: Any, name: str) -> str:
+    """Return a text or a number as text, and a missing value as an empty one; refuse others."""
     if isinstance(value, list | dict | bytes):
-        raise DataError(f"{'.'.join(path)} is not a text, but {value!s:.40}")
+        raise DataError(f"{name} is not a text, but {value!s:.40}")
     missing = value is None or (isinstance(value, float) and isnan(value))
     return "" if missing else str(value).strip()
 
