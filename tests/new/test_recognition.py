@@ -173,7 +173,7 @@ def test_values_of_different_kinds_are_named(tmp_path):
     file = tmp_path / "t.jsonl"
     file.write_text("\n".join(lines))
     with pytest.raises(
-        DataError, match=r"t\.jsonl: row 2: label is a number, and a text in row 1$"
+        DataError, match=r"t\.jsonl: row 2: label is a number, but a text in row 1$"
     ):
         read_task(str(file), {})
     del lines[1]
@@ -258,7 +258,7 @@ def test_a_conversation_whose_content_is_no_text_is_refused():
 @pytest.mark.parametrize("name", ["head:line", "a[b]", "x!"])
 def test_a_column_that_no_template_can_name(name):
     rows = table({name: "a", "label": "b"})
-    with pytest.raises(DataError, match=r"has a character that a template cannot hold; rename"):
+    with pytest.raises(DataError, match=r"cannot be used in a template; rename it with letters"):
         recognise(rows, {"text": name})
 
 

@@ -77,7 +77,7 @@ TURNS = [{"role": "user", "content": "Ana"}, {"role": "assistant", "content": "B
         ({"prompt": TURNS[:1], "completion": "b"}, "must both be texts or both lists of messages"),
         (
             [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": TURNS[1:]}],
-            "row 2: completion is not of the kind that it is in row 1",
+            "row 2: completion mixes texts and lists of messages",
         ),
         ({"messages": TURNS}, "no chat template, and bad is made of messages"),
     ],

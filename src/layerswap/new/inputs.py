@@ -20,6 +20,7 @@ from layerswap.new.machine import choose_device
 from layerswap.new.tables import LOOK, Table, read_parallel, read_texts, short
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
+from layerswap.training.mix.templates import text_of
 
 SAMPLE = 200
 HELD_OUT = 100
@@ -76,7 +77,7 @@ class LanguageInput:
         for table, column in ((self.text, "text"), (self.parallel, self.code)):
             if table is not None:
                 texts = [one[column] for one in table.rows]
-                full = [one for one in texts if one is not None and str(one).strip()]
+                full = [one for one in texts if text_of(one, column)]
                 empty = f" ({len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
                 form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
                 how = form.get(table.keys.get("format", ""), "")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.errors import DataError, LayerswapError, error_context
-from layerswap.training.mix.files import FORMATS, lines_of, unpacked
+from layerswap.training.mix.files import FORMATS, QuotingError, lines_of, unpacked
 from layerswap.training.mix.schema import Origin
 from layerswap.training.mix.sources import check_texts, open_rows
+from layerswap.training.mix.templates import text_of
 
 LOOK = 100_000
 """Largest number of rows that are read of one file."""
@@ -89,7 +90,6 @@ def read_texts(given: str) -> Table:
         table = read_table(given)
         if "text" not in table.columns:
             raise DataError(f"{given}: has no column `text`; it has {', '.join(table.columns)}")
-        _check_texts(table, "text")
         return _with_texts(table)
     blank = [not line.strip() for line in lines_of(_absolute(given))]
     paragraphs = sum(blank) > len(blank) / 10
@@ -104,8 +104,9 @@ def read_parallel(files: tuple[str, str], names: tuple[str, str]) -> Table:
 
 
 def _with_texts(table: Table) -> Table:
-    """Return a table of at least two texts, as one is held out, or refuse it."""
-    count = sum(row["text"] is not None and bool(str(row["text"]).strip()) for row in table.rows)
+    """Refuse a table with fewer than two texts: one is held out for validation."""
+    _check_texts(table, "text")
+    count = sum(bool(text_of(row["text"], "text")) for row in table.rows)
     if count < 2:
         raise DataError(f"{table.name}: has {'one text' if count else 'no text'}; give more")
     return table
@@ -115,8 +116,8 @@ def _check_name(table: Table, column: str, kind: Kind) -> None:
     """Refuse a column that the templates of the kind cannot name."""
     if re.search(r"[][{}:!]", column) or (kind == "choices" and not column.isidentifier()):
         raise DataError(
-            f"{table.name}: column {column!r} has a character that a template cannot hold; rename "
-            "it with letters and digits"
+            f"{table.name}: column {column!r} cannot be used in a template; rename it with "
+            "letters, digits and underscores"
         )
 
 
@@ -140,8 +141,8 @@ def _read(given: str, keys: dict[str, Any]) -> Table:
     try:
         rows = open_rows(Origin(**keys), folder=Path()).rows
     except LayerswapError as error:
-        if "quotes: false" in str(error) and "quotes" not in keys:
-            return _read(given, {**keys, "quotes": False})  # it may be so; the first rows are shown
+        if isinstance(error, QuotingError) and "quotes" not in keys:
+            return _read(given, {**keys, "quotes": False})
         here = any(part in str(error) for part in given.split(" and "))
         raise error if here else error.within(given) from None
     return Table(given, rows.column_names, rows.select(range(min(LOOK, len(rows)))).to_list(), keys)

@@ -38,7 +38,7 @@ numbers = number_filter('{code}')
 """
 _AT = {"text": "", "number": "{}|int", "letter": f"'{LETTERS}'.index({{}}|trim|upper)"}
 Coding = Literal["text", "letter", "number"]
-"""How the answer of a question with choices names the right one."""
+"""Form of an answer that identifies a choice."""
 Document = dict[str, Any]
 """A row by the roles of its columns."""
 
@@ -67,7 +67,7 @@ class Task:
         if not self.labelled:
             return []
         count = len(self.table.rows)
-        found = sorted({one["label"] for one in self.documents(self.table.rows)})
+        found = sorted({one["label"] for one in self.complete})
         if not 2 <= len(found) <= min(MOST_LABELS, count - 1):
             raise DataError(
                 f"{self.table.name}: column {self.shape.columns['label']!r} has {len(found):,} "
@@ -77,8 +77,13 @@ class Task:
         return found
 
     @cached_property
+    def complete(self) -> list[Document]:
+        """The documents of its table, without incomplete ones."""
+        return self.documents(self.table.rows)
+
+    @cached_property
     def coding(self) -> Coding:
-        """How its answers name their choice; "text" for other tasks."""
+        """How the answers identify a choice; "text" for a task without choices."""
         return _coding(self.table.rows, self.shape)
 
     @cached_property
@@ -89,7 +94,7 @@ class Task:
     @cached_property
     def numeric(self) -> bool:
         """True if every answer ends with a number, which alone is then compared."""
-        answers = [one.get("answer", "") for one in self.documents(self.table.rows)]
+        answers = [one.get("answer", "") for one in self.complete]
         return self.generates and all(re.search(r"\d\W*$", one) for one in answers)
 
     @cached_property
@@ -139,7 +144,7 @@ class Task:
                 f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
                 f"or leave their rows out by --leave-out {names:.80}"
             )
-        seen = {self.prompt.format(**one) for one in self.documents(self.table.rows)}
+        seen = {self.prompt.format(**one) for one in self.complete}
         same = sum(self.prompt.format(**one) in seen for one in found)
         if same > len(found) / 4:
             raise DataError(
@@ -221,7 +226,7 @@ class Task:
     def _generating(self, tokens: int) -> dict[str, Any]:
         metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True,
                   "ignore_case": True}  # fmt: skip
-        several = any("\n" in one["answer"] for one in self.documents(self.table.rows))
+        several = any("\n" in one["answer"] for one in self.complete)
         number = {"function": "custom", "filter_fn": "!function numbers_{code}.numbers"}
         kept = number if self.numeric else {"function": "remove_whitespace"}
         until = ["\nQuestion:"] if several else ["\n"]
@@ -240,7 +245,7 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
     if len(table.rows) < 2:
         raise DataError(f"{given}: has one row; the task expert trains on its rows, give more")
     with error_context(given):
-        complete = task.documents(table.rows)
+        complete = task.complete
     if not (task.labels or complete):
         raise DataError(f"{given}: has no complete row")
     return task
@@ -255,9 +260,9 @@ def found_in(task: Task) -> list[str]:
         else "scored by the last number of the answer" if task.numeric
         else "scored by the text of the answer"
     )  # fmt: skip
-    rows = task.table.rows
-    left_out = len(rows) - len(task.documents(rows))
-    count = f"{len(rows):,} rows" + (f" ({left_out:,} incomplete, left out)" if left_out else "")
+    rows = len(task.table.rows)
+    left_out = rows - len(task.complete)
+    count = f"{rows:,} rows" + (f" ({left_out:,} incomplete, left out)" if left_out else "")
     lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
     return lines + [f"  {line}" for line in examples(task.table, task.shape)]
 
@@ -302,7 +307,7 @@ def _choices(cell: Any) -> list[str]:
 
 
 def _position(answer: str, choices: Sequence[str], coding: Coding) -> int | None:
-    """The position of the right choice; None if the answer is not so written."""
+    """Return the position of the right choice, or None if the answer has another form."""
     if coding == "text":
         return choices.index(answer) if answer in choices else None
     letter = LETTERS.find(answer.upper()) if len(answer) == 1 else -1
@@ -312,7 +317,7 @@ def _position(answer: str, choices: Sequence[str], coding: Coding) -> int | None
 
 
 def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
-    """How all answers of a table name their choice, as training and test must read them alike."""
+    """Find the form that all answers of a table share; training and test must read the same."""
     left: list[Coding] = ["text", "letter", "number"]
     if shape.kind != "choices":
         return left[0]
@@ -325,8 +330,8 @@ def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
             found = [one for one in left if _position(answer, choices, one) is not None]
             if not found:
                 raise DataError(
-                    f"{answer!r:.40} is none of the choices, or written otherwise than above; "
-                    "write all answers by letter from A, by number from 0, or as texts"
+                    f"{answer!r:.40} is none of the choices, or has another form than earlier "
+                    "answers; write all as letters from A, as numbers from 0, or as texts"
                 )
         left = found
     return left[0]

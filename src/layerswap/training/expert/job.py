@@ -238,7 +238,7 @@ def _trainer_columns(rows: Dataset) -> Dataset:
 
 
 def _check_values(rows: Dataset, column: str) -> None:
-    """Refuse a column with values other than texts or lists of messages, and one with both."""
+    """Refuse a column unless all values are texts, or all are lists of messages."""
     first = None
     for number, value in enumerate(rows[column], start=1):
         if isinstance(value, str):
@@ -251,7 +251,7 @@ def _check_values(rows: Dataset, column: str) -> None:
             raise DataError(f"row {number}: {column} is not {kind}, or is empty")
         first = type(value) if first is None else first
         if type(value) is not first:
-            raise DataError(f"row {number}: {column} is not of the kind that it is in row 1")
+            raise DataError(f"row {number}: {column} mixes texts and lists of messages")
 
 
 def _are_messages(turns: list[Any]) -> bool:

@@ -60,13 +60,15 @@ class ExampleMaker:
 
     def check(self, rows: Dataset) -> None:
         """Refuse a template, or a conversation, whose column is missing or holds no texts."""
+        from datasets import ClassLabel, Value
+
         columns = rows.column_names
         if self._source.messages is not None:
             check_columns(self.columns, columns, "messages.column")
         for key, template in self._templates.items():
             check_columns(template.columns, columns, key)
             for column in sorted(template.texts):
-                if type(rows.features[column]).__name__ not in ("Value", "ClassLabel"):
+                if not isinstance(rows.features[column], Value | ClassLabel):
                     check_texts(rows[column], column)
 
     def make(self, row: DatasetRow) -> MixExample | None:

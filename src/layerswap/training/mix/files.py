@@ -1,4 +1,4 @@
-"""Reads local files row by row, and names the line of what is wrong in one."""
+"""Readers of local text, JSON and table files; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ if TYPE_CHECKING:
 
     from layerswap.training.mix.schema import Origin
 
-
 FORMATS = {
     ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
     ".txt": "text",
 }  # fmt: skip
-"""Formats by the end of a file's name."""
+"""Format by file extension."""
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 
 
+class QuotingError(DataError):
+    """A table whose quotation marks the csv module cannot pair."""
+
+
 def unpacked(file: str | Path) -> Path:
-    """Return the path without the end that compression adds, such as `.gz`."""
+    """Return the path without its compression extension, such as `.gz`."""
     path = Path(file)
     return path.with_suffix("") if path.suffix.lower() in _PACKED else path
 
 
 def format_of(file: str) -> str:
-    """Return the format of a file by its name, or refuse it."""
+    """Return the format that the file's extension names; refuse an unknown extension."""
     suffix = unpacked(file).suffix
     if suffix.lower() not in FORMATS:
         raise DataError(
@@ -46,7 +49,7 @@ def format_of(file: str) -> str:
 
 
 def lines_of(file: str) -> Iterator[str]:
-    """Yield the lines of a file, compressed or not, without their ends; refuse all but UTF-8."""
+    """Yield the lines of a UTF-8 file, plain or compressed, without line ends."""
     import fsspec
 
     number = 0
@@ -64,7 +67,7 @@ def lines_of(file: str) -> Iterator[str]:
 
 
 def check_text(file: str) -> int:
-    """Count the lines of a text file; refuse an empty one, a table, and any but UTF-8."""
+    """Count the lines of a plain text file; refuse an empty file, JSON and tables."""
     by_name = FORMATS.get(unpacked(file).suffix.lower(), "text")
     count, written = 0, False
     for line in lines_of(file):
@@ -81,7 +84,7 @@ def check_text(file: str) -> int:
 
 
 def _json_of(line: str) -> str | None:
-    """Return the format of a file that begins with this line, if it is JSON."""
+    """Return `json` or `jsonl` if a file with this first line has that format, else None."""
     if line.strip() in ("[", "{") or line.lstrip().startswith("[{"):
         return "json"
     try:
@@ -92,6 +95,8 @@ def _json_of(line: str) -> str | None:
 
 def read_paragraphs(files: list[str], count: int | None) -> Dataset:
     """Read texts between blank lines into a column `text`."""
+    for file in files:
+        check_text(file)
     return _generate(_paragraphs, files, count)
 
 
@@ -123,10 +128,10 @@ def _aligned(files: dict[str, list[str]]) -> Iterator[dict[str, str]]:
 
 
 def read_json(files: list[str], count: int | None) -> Dataset:
-    """Read JSON Lines, or files of one array of objects; values stay as they are written.
+    """Read JSON Lines, or files of one array of objects, without changing values.
 
-    The library finds the types in the first ten megabytes, refuses what differs later, and makes
-    times of dates.
+    The `datasets` library infers types from the first ten megabytes, refuses later rows of other
+    types, and parses dates.
     """
     from datasets import Json
 
@@ -138,7 +143,7 @@ def read_json(files: list[str], count: int | None) -> Dataset:
 
 
 def _encoded(files: list[str], as_json: dict[str, bool]) -> Iterator[dict[str, Any]]:
-    """Yield objects with all columns; of a JSON column the library would take a "5" as 5."""
+    """Yield rows with all columns; JSON columns are encoded, as the library decodes "5" to 5."""
     for row in _objects(files):
         values = ((name, row.get(name), coded) for name, coded in as_json.items())
         yield {
@@ -161,7 +166,7 @@ def _objects(files: list[str]) -> Iterator[dict[str, Any]]:
                 if "\\u" in text:
                     json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError:
-                raise DataError(f"{where}: has one half of a character (\\ud800-\\udfff)") from None
+                raise DataError(f"{where}: has a lone surrogate (\\ud800-\\udfff)") from None
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: is not JSON ({error})") from None
             for row in value if where == file else [value]:
@@ -191,7 +196,7 @@ def _values(file: str) -> Iterator[tuple[str, str]]:
 
 
 def _features(rows: Iterator[dict[str, Any]]) -> Features:
-    """Find the type of each column; one with objects, lists or different types stays JSON."""
+    """Infer the type of each column; a column with objects, lists or mixed types is JSON."""
     from datasets import Features, Json, Value
 
     kinds: dict[str, set[type]] = {}
@@ -235,11 +240,11 @@ def _stamped(
 
 
 def read_table(files: list[str], origin: Origin, delimiter: str, count: int | None) -> Dataset:
-    """Read CSV or TSV; every value is a text as it is written.
+    """Read CSV or TSV without inferring types: every value is a string.
 
     Refuses a table that the csv module cannot split into rows of the header's length. The library
     would shift the fields of a long row, end a field that begins with a lone quotation mark many
-    lines later, and take 07 for the number 7.
+    lines later, and read 07 as the number 7.
     """
     rows = partial(_table_rows, origin=origin, delimiter=delimiter)
     for _ in islice(rows(files), count):
@@ -255,7 +260,7 @@ def _table_rows(files: list[str], *, origin: Origin, delimiter: str) -> Iterator
             for row in _rows_of(file, origin, delimiter):
                 usual = usual or list(row)
                 if row.keys() != set(usual):
-                    raise DataError(f"{file}: its columns differ from those of {files[0]}")
+                    raise DataError(f"{file}: columns differ from {files[0]}")
                 yield row
     finally:
         csv.field_size_limit(limit)  # of the whole process
@@ -284,7 +289,7 @@ def _rows_of(file: str, origin: Origin, delimiter: str) -> Iterator[dict[str, st
                 yield dict(zip_longest(names, row, fillvalue=""))
             start = rows.line_num + 1
     except csv.Error as error:
-        raise DataError(
+        raise QuotingError(
             f"{file}, line {start}: {error}; if quotation marks are ordinary characters in this "
             "file, write quotes: false"
         ) from None
@@ -293,7 +298,7 @@ def _rows_of(file: str, origin: Origin, delimiter: str) -> Iterator[dict[str, st
 
 
 def _column_names(names: list[str]) -> list[str]:
-    """Name columns without a name by their position, and the second of a name as pandas does."""
+    """Replace empty names by positions, and number repeated names, as pandas does."""
     given = [name or f"Unnamed: {i}" for i, name in enumerate(names)]
     counts = [given[:i].count(name) for i, name in enumerate(given)]
     return [f"{name}.{n}" if n else name for name, n in zip(given, counts, strict=True)]

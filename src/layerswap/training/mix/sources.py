@@ -57,7 +57,8 @@ def open_rows(
             files = matching_files(folder, origin.path)
             return Opened(_read_files(files, origin, count), origin.named)
         if origin.parallel:
-            return Opened(_parallel(origin, folder, count), origin.named)
+            columns = {name: matching_files(folder, path) for name, path in origin.parallel.items()}
+            return Opened(read_parallel(columns, count), origin.named)
         if copy is not None:
             return Opened(_read_copy(copy, origin, count), f"{origin.id} (local copy)")
         at = f"@{origin.revision}" if origin.revision else ""
@@ -80,7 +81,7 @@ def check_columns(names: Iterable[str], columns: list[str], key: str) -> None:
 
 
 def check_texts(values: Iterable[Any], column: str) -> None:
-    """Refuse values that are no texts, unless all are numbers, or all true or false; nulls pass."""
+    """Refuse objects, lists and mixed types in a column of texts or numbers; nulls pass."""
     usual, first = "", 0
     for row, value in enumerate(values, start=1):
         kind = _KINDS.get(type(value), type(value).__name__)
@@ -90,15 +91,15 @@ def check_texts(values: Iterable[Any], column: str) -> None:
             raise DataError(f"row {row}: {column} is {kind}, not a text")
         usual, first = usual or kind, first or row
         if kind != usual:
-            raise DataError(f"row {row}: {column} is {kind}, and {usual} in row {first}")
+            raise DataError(f"row {row}: {column} is {kind}, but {usual} in row {first}")
 
 
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:
     """Make a filter of rows from the values that `where` allows."""
     check_columns(origin.where, rows.column_names, "where")
     allowed = {  # the values of a table are texts
-        column: [*values, *map(str, values), *("true" for one in values if one is True),
-                 *("false" for one in values if one is False)]
+        column: [*values, *map(str, values),
+                 *(str(one).lower() for one in values if isinstance(one, bool))]
         for column, values in origin.where.items()
     }  # fmt: skip
     return lambda row: all(row[column] in values for column, values in allowed.items())
@@ -187,18 +188,13 @@ def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
         return read_json(files, count)
     if kind == "csv" and len(options["sep"]) == 1:
         return read_table(files, origin, options["sep"], count)
-    for file in files if kind in ("text", "paragraphs") else ():
-        check_text(file)
     if kind == "paragraphs":
         return read_paragraphs(files, count)
     if kind == "text":
+        for file in files:
+            check_text(file)
         options["encoding"] = "utf-8-sig"
     return _load(kind, origin, count, split="train", **options)
-
-
-def _parallel(origin: Origin, folder: Path, count: int | None) -> Dataset:
-    files = {column: matching_files(folder, path) for column, path in origin.parallel.items()}
-    return read_parallel(files, count)
 
 
 def _load(

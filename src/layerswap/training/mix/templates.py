@@ -46,7 +46,7 @@ class Template:
 
     columns: frozenset[str]  # that it reads
     render: Callable[[DatasetRow], str]  # raises DataError if the row lacks a part
-    texts: frozenset[str] = frozenset()  # columns whose values it inserts whole
+    texts: frozenset[str] = frozenset()  # columns that a bare {column} inserts
 
 
 def parse_template(text: str, syntax: str) -> Template:
@@ -112,7 +112,7 @@ def _field(row: DatasetRow, path: tuple[str, ...]) -> str:
 
 
 def text_of(value: Any, name: str) -> str:
-    """Return a text or a number as text, and a missing value as an empty one; refuse others."""
+    """Convert a text or a number to a string, and a missing value to an empty string."""
     if isinstance(value, list | dict | bytes):
         raise DataError(f"{name} is not a text, but {value!s:.40}")
     missing = value is None or (isinstance(value, float) and isnan(value))
