@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.evaluation.results import SCORES_TABLE
 from layerswap.evaluation.statistics import (
@@ -34,6 +33,7 @@ from layerswap.evaluation.statistics import (
     mean_over_groups,
     paired_over_groups,
 )
+from layerswap.ground.commit import write_json
 from layerswap.report import Drawing
 from layerswap.report.drawing import EXPERTS, INK, settings
 from layerswap.study.journal import read_journal

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from layerswap.checkpoint import fingerprint
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import BaseMix
 from layerswap.lab.tasks import ProblemKind

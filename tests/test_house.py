@@ -16,7 +16,7 @@ from plain_checkpoints import write_family
 
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
-    "errors", "_types", "versions", "checkpoint", "methods", "compose", "deltas", "merge",
+    "ground", "versions", "checkpoint", "methods", "compose", "deltas", "merge",
     "engine", "evaluation", "search", "training", "report", "study", "play", "lab", "new", "cli",
 )  # fmt: skip
 FILES = {

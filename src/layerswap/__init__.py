@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layerswap._types import lazy_names
+from layerswap.ground.types import lazy_names
 from layerswap.versions import __version__
 
 if TYPE_CHECKING:  # so that editors and type checkers know the names
@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.deltas import Atlas  # noqa: F401
     from layerswap.deltas import measure_delta as delta  # noqa: F401
     from layerswap.engine import Sampling, Sweep  # noqa: F401
-    from layerswap.errors import LayerswapError  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
+    from layerswap.ground.errors import LayerswapError  # noqa: F401
     from layerswap.merge import (  # noqa: F401
         Plan,
         instruct,
@@ -45,7 +45,7 @@ _HOME = {
     "Blend": "compose",
     "Checkpoint": "checkpoint",
     "Composition": "compose",
-    "LayerswapError": "errors",
+    "LayerswapError": "ground.errors",
     "Place": "checkpoint",
     "Plan": "merge",
     "Recipe": "compose",

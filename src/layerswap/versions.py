@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 
 __version__ = "0.2.0"
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, adapt, read_adapter
 from layerswap.checkpoint.adapter import MORE_THAN_LORA, STARTS, match_tensors
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 UP = "model.layers.0.mlp.up_proj"
 

@@ -16,7 +16,7 @@ from handmade import (
 )
 
 from layerswap.checkpoint.folder import open_checkpoint, text_config
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -23,7 +23,7 @@ from layerswap.checkpoint.gguf import (
 from layerswap.checkpoint.header import BLOCKS, block_of
 from layerswap.checkpoint.places import place
 from layerswap.checkpoint.read import QUANTISED, UNREAD, open_file, read_floats, read_stored
-from layerswap.errors import CheckpointError, LayerswapError
+from layerswap.ground.errors import CheckpointError, LayerswapError
 
 
 def test_the_types_are_those_of_the_package():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from layerswap.checkpoint.gguf import TYPES, gguf_header_bytes, padded, read_gguf_header, text_entry
 from layerswap.checkpoint.header import block_of, byte_length
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 
 def check(content: bytes, *, compare: bool = False) -> bool:

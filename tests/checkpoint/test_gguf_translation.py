@@ -15,7 +15,7 @@ import layerswap as ls
 from layerswap.checkpoint.header import RowOrder
 from layerswap.checkpoint.read import row_order, same_bytes
 from layerswap.checkpoint.views import as_transformers
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 
 NOT_LOADED = ("cohere", "cohere2", "olmo2", "gpt_neox", "granite", "falcon-groups", "mixtral")
 """Those that transformers does not load from GGUF, or not as llama.cpp's converter writes them."""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from layerswap.checkpoint import header as header_module
 from layerswap.checkpoint.header import DTYPE_BITS, byte_length, header_bytes, read_header
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 BIG = 2**63
 

@@ -10,7 +10,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from layerswap.checkpoint.folder import fetch_checkpoint, open_checkpoint
 from layerswap.checkpoint.remote import ALLOWED_FILES
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

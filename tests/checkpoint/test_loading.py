@@ -12,7 +12,7 @@ from merging import change_config, save_expert, tiny_llama
 
 import layerswap as ls
 from layerswap.checkpoint.loading import load_causal_lm, load_config, load_tokenizer
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 SOURCE = Path(__file__).parents[2] / "src" / "layerswap"
 NO_CODE = {"GenerationConfig", "PeftModel"}

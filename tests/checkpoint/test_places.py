@@ -36,7 +36,7 @@ from layerswap.checkpoint.places import (
     place_by_number,
     place_tensors,
 )
-from layerswap.errors import CheckpointError, RecipeError
+from layerswap.ground.errors import CheckpointError, RecipeError
 
 LAYERS = 2
 

@@ -22,7 +22,7 @@ from layerswap.checkpoint.read import (
     torch_dtype,
     widened,
 )
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 TENSORS = {
     "f64": torch.tensor([1.5, float("nan"), float("-inf")], dtype=torch.float64),

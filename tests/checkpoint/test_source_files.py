@@ -11,8 +11,8 @@ from handmade import EMBEDDING, NORM, QUERY, framed, write_config, write_index, 
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.checkpoint.header import MAX_TENSORS, read_header
 from layerswap.checkpoint.remote import BESIDE_WEIGHTS
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
+from layerswap.ground.strict_json import MAX_JSON_BYTES
 
 SECRET = "the key of the house"
 BESIDE = [name for name in BESIDE_WEIGHTS if name != "model.safetensors.index.json"]

@@ -13,7 +13,7 @@ from typer.main import get_command
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
 from layerswap.cli import app, output
-from layerswap.errors import MergeError
+from layerswap.ground.errors import MergeError
 from layerswap.versions import __version__
 
 
@@ -248,7 +248,7 @@ def test_every_help_stands_alone(name):
 
 
 def test_the_public_name_of_an_error_shows_control_characters():
-    from layerswap.errors import visible
+    from layerswap.ground.errors import visible
 
     assert visible("a\nb\x1b\u202e\u2028\ud800") == "a\\nb\\x1b\\u202e\\u2028\\ud800"
     assert visible("नमस्\u200dते, مثال, 例, e\u0301") == "नमस्\u200dते, مثال, 例, e\u0301"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layerswap.compose.blend import Blend
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 NAMES = st.sampled_from("abcdef")
 WEIGHTS = st.dictionaries(NAMES, st.floats(1e-6, 1e6), min_size=1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from layerswap.checkpoint.places import Place
 from layerswap.compose import Blend, Composition, soup, swap
 from layerswap.compose.composition import all_places
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 BLENDS = st.dictionaries(st.sampled_from("abcd"), st.floats(1e-3, 1e3), min_size=1).map(Blend.of)
 

@@ -10,7 +10,7 @@ from layerswap.compose import Blend, parse_recipe
 from layerswap.compose.blend import Operation
 from layerswap.compose.mergekit import llama_tensors, read_setting, value_at
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 BASE = Blend.of("base")
 

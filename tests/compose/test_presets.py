@@ -18,7 +18,7 @@ from layerswap.compose import (
     zone_grid,
 )
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 
 def algorithm_1(layers, b, u, t_b, t_u, *, joined_by):

@@ -7,7 +7,7 @@ import pytest
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose import Blend, Zones, parse_recipe, partition, read_recipe, soup, swap
 from layerswap.compose.schema import parse_size
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 EXPERTS = "experts: {task: a, language: b}\n"
 SWAP = EXPERTS + "swap: {}\n"

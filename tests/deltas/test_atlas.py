@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 import layerswap as ls
 from layerswap.deltas import measure
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 
 PUBLISHED = json.loads((Path(__file__).parent.parent / "data" / "published_maps.json").read_text())
 COLUMNS = {

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
 from layerswap.deltas import measure
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 from layerswap.methods.rows import Rows
 
 NORM, HEAD = "model.norm.weight", "lm_head.weight"

@@ -23,7 +23,7 @@ import layerswap as ls
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.decoding import Sampling
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 from layerswap.merge import make_plan
 
 RNG = np.random.default_rng(5)

@@ -18,7 +18,7 @@ from layerswap.engine import scoring
 from layerswap.engine.rows import make_batches, make_rows
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 
 RNG = np.random.default_rng(3)
 

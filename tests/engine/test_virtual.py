@@ -15,7 +15,7 @@ import layerswap as ls
 from layerswap.engine.memory import WeightPool
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import EvaluationError, LayerswapError, MergeError
+from layerswap.ground.errors import EvaluationError, LayerswapError, MergeError
 
 
 def check_same_model(found, expected):

@@ -11,7 +11,7 @@ from tiny_models import swap_of
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmServer, VllmSweep, open_engine
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 
 REQUESTS = [([5, 9, 12, 40, 7], [8, 11]), ([50, 51, 4], [9])]
 PROMPTS = [[5, 6, 7], [9, 9]]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import (
     ANSWER,
     REASONING,
@@ -17,6 +16,7 @@ from layerswap.evaluation.languages import (
 )
 from layerswap.evaluation.results import Score, tidy, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.ground.errors import EvaluationError
 from layerswap.search.conditions import DEFAULT, TASK_EXPERT
 from layerswap.study.results import study_results
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MixtralConfig
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.errors import LayerswapError
 from layerswap.evaluation import fisher as module
 from layerswap.evaluation.examples import Example, Tokens, read_examples, tokenize
 from layerswap.evaluation.fisher import estimate_fisher
+from layerswap.ground.errors import LayerswapError
 
 TEXTS = ["a b c d", "f e d c b a", "c c c", "b a d f", "e f a"]
 

@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import EvaluationError, LayerswapError
 from layerswap.evaluation import harness
 from layerswap.evaluation.harness import CALIBRATED, evaluate, open_models, stratified_order
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 from layerswap.evaluation.suites.folders import Function, TaskFolder
+from layerswap.ground.errors import EvaluationError, LayerswapError
 
 NAMES = ["maembe_generate", "maembe_choose", "maembe_read"]
 

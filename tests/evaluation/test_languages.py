@@ -2,8 +2,8 @@
 
 import pytest
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import language_name, match, standard_tag
+from layerswap.ground.errors import EvaluationError
 
 FLORES = ["swh_Latn", "ben_Beng", "tel_Telu", "jpn_Jpan", "zho_Hans", "zho_Hant", "arb_Arab",
           "ary_Arab", "npi_Deva", "ory_Orya", "uzn_Latn", "srp_Cyrl", "nob_Latn"]  # fmt: skip

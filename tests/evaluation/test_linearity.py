@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import Line, additivity, connectivity
+from layerswap.ground.errors import EvaluationError
 
 TEXTS = [[3, 7, 11, 2, 9], [5, 8, 1], [30, 31, 2, 4, 4, 17, 9]]
 PROMPTS = [1, 2, 4]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation import _sandbox_child as confined
 from layerswap.evaluation import sandbox
 from layerswap.evaluation.sandbox import Limits, run_program
+from layerswap.ground.errors import EvaluationError
 
 QUICK = Limits(seconds=8, memory_bytes=512 << 20)
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from layerswap.errors import RecipeError
 from layerswap.evaluation.statistics import (
     Interval,
     compare,
@@ -17,6 +16,7 @@ from layerswap.evaluation.statistics import (
     student_interval,
     wilcoxon_p,
 )
+from layerswap.ground.errors import RecipeError
 
 RNG = np.random.default_rng(0)
 

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import sacrebleu
 
-from layerswap.errors import EvaluationError, RecipeError
 from layerswap.evaluation.harness import load_tasks
 from layerswap.evaluation.suites import flores, mbpp, mgsm, suite_names, suites
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
 from layerswap.evaluation.suites.suites import parts_of, write_suite
+from layerswap.ground.errors import EvaluationError, RecipeError
 
 DATA = Path(__file__).parents[1] / "data"
 EXEMPLARS = json.loads((DATA / "mgsm" / "exemplars.json").read_text())

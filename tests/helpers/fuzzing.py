@@ -15,7 +15,7 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 FUZZ = settings(
     max_examples=int(os.environ.get("LAYERSWAP_FUZZ_EXAMPLES", examples(500))),

@@ -119,7 +119,7 @@ def killed(plan: Any, out: Path, when: Callable[[Any], bool], **settings: Any) -
     """The folder that a merge leaves if it is killed when its journal satisfies a condition."""
     pid = os.fork()
     if not pid:
-        from layerswap.checkpoint import commit
+        from layerswap.ground import commit
 
         def enter_and_die(self, *given):
             self._enter(*given)  # in the same thread, so that every file is entered
@@ -146,7 +146,7 @@ def recipe_plan(data: Mapping[str, Any]) -> Any:
 
 def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """The message, of one line, with which a call is refused."""
-    from layerswap.errors import LayerswapError
+    from layerswap.ground.errors import LayerswapError
 
     with pytest.raises(LayerswapError) as caught:
         call(*args, **kwargs)

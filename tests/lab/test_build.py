@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import open_lab, read_record, settings_of
 from layerswap.lab.build import build
 from layerswap.lab.train import ModelShape, Training, Trainings, collate, encode

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import StudyError
 from layerswap.evaluation.harness import evaluate
+from layerswap.ground.errors import StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.exports import write_study
 from layerswap.lab.scoring import sweep_correct

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from layerswap.cli.output import step_progress
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.report import cell, quickstart_report, selected_of_grid
 from layerswap.lab.scoring import score_folder, score_folders

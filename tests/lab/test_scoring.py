@@ -5,7 +5,7 @@ import pytest
 from effort import mostly_slow
 
 from layerswap.engine import Sweep
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.scoring import (
     MEASURES,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.tasks import SPLITS, Clause, examples, split_of, verbalize
 from layerswap.lab.world import make_world
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.datasets import base_stream, joint_stream, language_stream, take, task_stream
 from layerswap.lab.tasks import TASK_STEPS, examples, split_of
 from layerswap.lab.train import Trainings

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.datasets import base_stream, take
 from layerswap.lab.tasks import examples
 from layerswap.lab.world import (

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import LayerswapError, visible
+from layerswap.ground.errors import LayerswapError, visible
 
 ZONES = {"bottom": 1, "top": 1, "bottom_transition": 1}
 TOKENS = torch.tensor([[3, 7, 11, 2, 9, 30, 31], [5, 5, 8, 1, 40, 2, 0]])

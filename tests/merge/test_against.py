@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import layerswap as ls
 from layerswap.compose import read_recipe
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 
 LAYERS = 6
 PUBLISHED = Path(__file__).parents[2] / "research" / "published"

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import layerswap as ls
 from layerswap.compose import Composition
 from layerswap.compose.recipe import check_recipe, parse_recipe
-from layerswap.errors import LayerswapError, RecipeError
+from layerswap.ground.errors import LayerswapError, RecipeError
 
 NAMES = ("task", "language", "third")
 

@@ -26,9 +26,9 @@ from gguf_files import (
 from merging import killed
 
 import layerswap as ls
-from layerswap.checkpoint.commit import JOURNAL
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.errors import LayerswapError
+from layerswap.ground.commit import JOURNAL
+from layerswap.ground.errors import LayerswapError
 from layerswap.merge import gguf as gguf_format
 from layerswap.merge.gguf import RECORD_KEY
 

@@ -19,7 +19,7 @@ import layerswap as ls
 from layerswap.checkpoint import remote
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import CheckpointError, LayerswapError, MergeError
+from layerswap.ground.errors import CheckpointError, LayerswapError, MergeError
 from layerswap.merge import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
@@ -283,7 +283,7 @@ def finished_before_a_kill(hub, out, *, task, language):
     """The files that a swap into `out` has finished when its process is killed after the third."""
     script = (
         "import os, signal, layerswap as ls\n"
-        "from layerswap.checkpoint import commit\n"
+        "from layerswap.ground import commit\n"
         "def die(self, *given):\n"
         "    self._enter(*given)\n"
         "    if len(self.finished) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -11,7 +11,7 @@ from merging import copied, recipe_plan, swap_of, weight_bytes
 
 import layerswap as ls
 from layerswap.compose.recipe import parse_recipe
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 from layerswap.merge import writer as engine
 
 

@@ -18,7 +18,7 @@ from merging import (
 )
 
 import layerswap as ls
-from layerswap.errors import CheckpointError, LayerswapError
+from layerswap.ground.errors import CheckpointError, LayerswapError
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 GATED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}

@@ -28,7 +28,7 @@ import layerswap as ls
 from layerswap.checkpoint.read import narrowed, widened
 from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import LayerswapError, RecipeError
+from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.merge import layout
 from layerswap.merge.folder import load_tensor
 from layerswap.merge.terms import blend

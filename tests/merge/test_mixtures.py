@@ -12,7 +12,7 @@ from merging import change_tensors, copied, recipe_plan, refusal, tensors_of
 import layerswap as ls
 from layerswap.checkpoint import Place
 from layerswap.compose import Blend
-from layerswap.errors import MergeError
+from layerswap.ground.errors import MergeError
 from layerswap.merge import verify
 from layerswap.merge.layout import pack_shards
 

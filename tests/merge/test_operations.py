@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from layerswap.compose import Composition
 from layerswap.compose.recipe import check_recipe, parse_recipe
-from layerswap.errors import MergeError, RecipeError
+from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge import make_plan
 from layerswap.merge import writer as engine
 from layerswap.merge.terms import Evaluator, merged_tensors

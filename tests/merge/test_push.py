@@ -10,7 +10,7 @@ import pytest
 from hub_server import Hub, running_hub
 
 from layerswap.checkpoint.remote import check_hub_id
-from layerswap.errors import MergeError
+from layerswap.ground.errors import MergeError
 
 SHARDS = ("--max-shard-size", "20KB")
 

@@ -10,7 +10,7 @@ from merging import recipe_plan, save_expert, tensors_of, tiny_llama
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.views import restack, restacked_config
-from layerswap.errors import MergeError, RecipeError
+from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge import verify
 
 

@@ -10,7 +10,7 @@ import pytest
 from merging import killed, swap_of, weight_bytes
 
 import layerswap as ls
-from layerswap.checkpoint.commit import JOURNAL, Journal, read_journal
+from layerswap.ground.commit import JOURNAL, Journal, read_journal
 
 SHARDS = 5
 

@@ -20,7 +20,7 @@ from merging import (
 
 import layerswap as ls
 from layerswap.compose.presets import partition
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 
 
 @pytest.fixture(scope="module")

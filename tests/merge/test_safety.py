@@ -21,7 +21,7 @@ from merging import (
 )
 
 import layerswap as ls
-from layerswap.checkpoint.commit import Journal
+from layerswap.ground.commit import Journal
 
 ROOT = Path(__file__).parent.parent.parent
 UP = "model.layers.{}.mlp.up_proj.weight"

@@ -21,7 +21,7 @@ from layerswap.checkpoint import fingerprint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.compose.presets import partition
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 from layerswap.merge.adapters import open_served, write_adapters
 from layerswap.merge.trained import places_in_words
 

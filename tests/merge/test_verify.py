@@ -24,7 +24,7 @@ from merging import (
 
 import layerswap as ls
 from layerswap.checkpoint import read_header
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 from layerswap.merge import compare
 from layerswap.merge.metadata import record
 

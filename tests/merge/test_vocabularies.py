@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 WORDS = {"task": "a b c d e", "language": "c a habari e f g"}

@@ -13,7 +13,7 @@ from lab_files import write_lab_files, write_tsv
 from typer.testing import CliRunner
 
 from layerswap.cli import app
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 from layerswap.lab.assets import shipped
 from layerswap.new import folder, machine
 from layerswap.new.machine import Measured

@@ -9,9 +9,9 @@ import math
 import pytest
 from lab_files import write_tsv
 
-from layerswap.errors import DataError
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
+from layerswap.ground.errors import DataError
 from layerswap.new.study import _dump
 from layerswap.new.tables import Table, read_parallel, read_table, read_texts, recognise
 from layerswap.new.tasks import Task, found_in, read_task, target

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 import layerswap as ls
-from layerswap.errors import EvaluationError, RecipeError, StudyError
+from layerswap.ground.errors import EvaluationError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan

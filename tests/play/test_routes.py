@@ -12,7 +12,7 @@ from play_pages import DEFAULT, Client, open_lab_pair, serve
 
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import parse_recipe
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan

@@ -13,7 +13,7 @@ import pytest
 from layerswap.checkpoint import Place
 from layerswap.deltas import Atlas
 from layerswap.deltas.measure import TensorChange
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 from layerswap.report.delta_map import delta_page, draw_maps, label_of, map_of, write_atlas
 
 NAMES = {"w1": "mlp.gate_proj", "wq": "self_attn.q_proj", "wk": "self_attn.k_proj"}

@@ -9,7 +9,7 @@ from research.answering import ANSWER
 from research.pairs import RESULT, choice
 from research.questions import Question, Setting, find, plan, questions, works
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.train import ModelShape, Training, Trainings
 from layerswap.study.journal import StudyJournal
 from layerswap.study.runner import run_graph

@@ -19,7 +19,7 @@ import layerswap as ls
 from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
-from layerswap.errors import EvaluationError, RecipeError
+from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.report.page import render
 from layerswap.report.stack import NOTHING_ON_TOP
 from layerswap.report.sweeps import lead, prepare_folder, sweep_report

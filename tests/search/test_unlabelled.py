@@ -7,7 +7,7 @@ import torch
 from tiny_models import grid_of, swap_of
 
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 from layerswap.search.unlabelled import agreement, answers, consensus
 
 PROMPTS = [[5, 9, 11], [7, 3], [12, 40, 41, 8, 6], [9]]

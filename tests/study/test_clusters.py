@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from layerswap.errors import StudyError
+from layerswap.ground.errors import StudyError
 from layerswap.study import runner
 from layerswap.study.journal import StudyJournal
 from layerswap.study.runner import OnRay, OnSlurm, run_graph

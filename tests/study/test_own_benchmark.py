@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from layerswap.cli import app
-from layerswap.errors import EvaluationError, LayerswapError, RecipeError
+from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.study import step_functions as functions
 from layerswap.study.journal import StudyJournal

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from accessibility import AXE, open_browser, violations
 
-from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.cli.tables import comparison_tables
 from layerswap.compose import Zones
@@ -21,6 +20,7 @@ from layerswap.evaluation.results import (
     write_rows,
 )
 from layerswap.evaluation.statistics import disagreements
+from layerswap.ground.commit import write_json
 from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report
 from layerswap.search.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from layerswap.errors import RecipeError, StudyError
+from layerswap.ground.errors import RecipeError, StudyError
 from layerswap.study import journal as journals
 from layerswap.study import runner as running
 from layerswap.study.journal import Storage, StudyJournal, read_journal

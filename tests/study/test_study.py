@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.cli import app
 from layerswap.compose import Zones
-from layerswap.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.evaluation.results import Score, compare_runs, read_samples, read_scores
 from layerswap.evaluation.statistics import student_interval
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.exports import export_tasks

@@ -13,7 +13,7 @@ import pytest
 from excerpts import DATA, read_jsonl
 from test_mixes import TEMPLATE, TOKENIZER, write_jsonl
 
-from layerswap.errors import DataError, MergeError
+from layerswap.ground.errors import DataError, MergeError
 from layerswap.training.expert.job import load_rows
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.trainer import train

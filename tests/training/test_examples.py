@@ -7,7 +7,7 @@ import re
 import pytest
 from datasets import Dataset
 
-from layerswap.errors import DataError
+from layerswap.ground.errors import DataError
 from layerswap.training.mix.examples import ExampleMaker, MixExample
 from layerswap.training.mix.schema import MixSource
 from layerswap.training.mix.templates import template_mistake

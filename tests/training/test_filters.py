@@ -12,7 +12,7 @@ from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layerswap.errors import DataError
+from layerswap.ground.errors import DataError
 from layerswap.training.mix import filters
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.filters import ItemIndex, is_unspaced, units

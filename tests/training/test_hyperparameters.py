@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from layerswap.errors import RecipeError, TrainingError
+from layerswap.ground.errors import RecipeError, TrainingError
 from layerswap.training.expert import hyperparameters
 from layerswap.training.expert.hyperparameters import (
     check_distributed,

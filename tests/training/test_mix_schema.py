@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.training.mix.schema import mix_text, parse_mix, read_mix
 
 GOOD = """\

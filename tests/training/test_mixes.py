@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layerswap.errors import DataError
+from layerswap.ground.errors import DataError
 from layerswap.training.mix.build import build_mix, share
 from layerswap.training.mix.schema import parse_mix
 

@@ -11,7 +11,7 @@ import yaml
 from datasets import Dataset
 from excerpts import read_lines, read_mgsm
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.training.mix.build import build_mix
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import mix_text, parse_mix, read_mix, ready_recipes

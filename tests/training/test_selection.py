@@ -9,8 +9,8 @@ from small_experts import tensors
 from typer.testing import CliRunner
 
 from layerswap.cli import app
-from layerswap.errors import EvaluationError, TrainingError
 from layerswap.evaluation.settings import EvaluationSettings
+from layerswap.ground.errors import EvaluationError, TrainingError
 from layerswap.lab.exports import export_tasks
 from layerswap.training.expert.select import (
     candidates,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from layerswap.errors import DataError
+from layerswap.ground.errors import DataError
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import MixSource, Origin
 from layerswap.training.mix.sources import open_rows, where_filter

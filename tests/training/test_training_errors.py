@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from small_experts import data_files, train_expert
 
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 from layerswap.training.expert import job
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainer import train

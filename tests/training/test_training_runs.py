@@ -18,7 +18,7 @@ import yaml
 from small_experts import FAST, changed, data_files, tensors, train_expert
 
 import layerswap as ls
-from layerswap.errors import LayerswapError
+from layerswap.ground.errors import LayerswapError
 from layerswap.training.expert import hyperparameters, sft
 from layerswap.training.expert.job import plan_training
 from layerswap.training.expert.save import read_training

@@ -4,7 +4,6 @@ A checkpoint is opened by its JSON and its headers, without torch.
 """
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
-from layerswap.checkpoint.commit import atomic_folder, refuse_target
 from layerswap.checkpoint.folder import (
     Checkpoint,
     is_adapter,
@@ -15,8 +14,9 @@ from layerswap.checkpoint.folder import (
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
 from layerswap.checkpoint.read import fingerprint, fingerprints, sha256_of
-from layerswap.checkpoint.strict_json import parse_json, read_json_object
 from layerswap.checkpoint.views import adapt, open_expert
+from layerswap.ground.commit import atomic_folder, refuse_target
+from layerswap.ground.strict_json import parse_json, read_json_object
 
 __all__ = [
     "BLOCKS",

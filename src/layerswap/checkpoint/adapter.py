@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.places import LONGEST_NAME, compile_pattern
 from layerswap.checkpoint.read import FLOAT_DTYPES, read_matrix
-from layerswap.checkpoint.strict_json import clipped, quoted, read_json_object
-from layerswap.errors import CheckpointError, error_context
+from layerswap.ground.errors import CheckpointError, error_context
+from layerswap.ground.strict_json import clipped, quoted, read_json_object
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import PathLike
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
@@ -38,13 +37,14 @@ from layerswap.checkpoint.remote import (
     find_weights,
     is_url,
 )
-from layerswap.checkpoint.strict_json import (
+from layerswap.ground.errors import CheckpointError, error_context
+from layerswap.ground.strict_json import (
     MAX_JSON_BYTES,
     open_source,
     quoted,
     read_json_object,
 )
-from layerswap.errors import CheckpointError, error_context
+from layerswap.ground.types import PathLike
 
 if TYPE_CHECKING:
     import torch

@@ -20,8 +20,8 @@ from typing import Any
 from layerswap.checkpoint.header import MAX_ELEMENTS, MAX_TENSORS, TensorInfo, byte_length
 from layerswap.checkpoint.read import Handle, open_file, read_into
 from layerswap.checkpoint.remote import RemoteHandle, WeightFile
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, quoted
-from layerswap.errors import CheckpointError, error_context
+from layerswap.ground.errors import CheckpointError, error_context
+from layerswap.ground.strict_json import MAX_JSON_BYTES, quoted
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

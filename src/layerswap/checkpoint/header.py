@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, open_source, parse_json, quoted
-from layerswap.errors import CheckpointError, error_context
+from layerswap.ground.errors import CheckpointError, error_context
+from layerswap.ground.strict_json import MAX_JSON_BYTES, open_source, parse_json, quoted
 
 DTYPE_BITS: dict[str, int] = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_NAMES
-from layerswap.errors import CheckpointError, EvaluationError, LayerswapError
+from layerswap.ground.errors import CheckpointError, EvaluationError, LayerswapError
 from layerswap.versions import install
 
 if TYPE_CHECKING:
     import torch
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-    from layerswap._types import PathLike
+    from layerswap.ground.types import PathLike
 
 IMPLEMENTATIONS = {
     "_attn_implementation": ("eager", "sdpa", "flex_attention"),

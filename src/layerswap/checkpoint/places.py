@@ -26,7 +26,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple, cast
 
-from layerswap.errors import CheckpointError, RecipeError
+from layerswap.ground.errors import CheckpointError, RecipeError
 
 
 def _words(*rows: str) -> frozenset[str]:

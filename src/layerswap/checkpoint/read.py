@@ -28,8 +28,8 @@ from layerswap.checkpoint.header import (
     block_of,
 )
 from layerswap.checkpoint.remote import RemoteFile, RemoteHandle, WeightFile
-from layerswap.checkpoint.strict_json import open_source
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
+from layerswap.ground.strict_json import open_source
 from layerswap.versions import need_extras
 
 if TYPE_CHECKING:

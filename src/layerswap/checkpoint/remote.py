@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from layerswap.checkpoint.strict_json import MAX_JSON_BYTES, clipped
-from layerswap.errors import CheckpointError, LayerswapError, MergeError, one_line
+from layerswap.ground.errors import CheckpointError, LayerswapError, MergeError, one_line
+from layerswap.ground.strict_json import MAX_JSON_BYTES, clipped
 
 _LOG = logging.getLogger(__name__)
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")

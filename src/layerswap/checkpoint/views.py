@@ -28,8 +28,8 @@ from layerswap.checkpoint.folder import (
 from layerswap.checkpoint.header import RowOrder, TensorInfo, Translated, byte_length, is_gguf
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
 from layerswap.checkpoint.read import gguf_package
-from layerswap.checkpoint.strict_json import quoted
-from layerswap.errors import CheckpointError, MergeError, error_context
+from layerswap.ground.errors import CheckpointError, MergeError, error_context
+from layerswap.ground.strict_json import quoted
 
 # --- layers in a new order ---
 

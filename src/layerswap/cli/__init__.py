@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from layerswap.cli import commands, output
-from layerswap.errors import LayerswapError, visible
+from layerswap.ground.errors import LayerswapError, visible
 from layerswap.versions import missing_import
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def main() -> None:
             _fail(f"{why}; make room and run it again")
         if error.errno != errno.ENAMETOOLONG:
             raise
-        from layerswap.checkpoint.strict_json import clipped
+        from layerswap.ground.strict_json import clipped
 
         _fail(f"{clipped(str(error.filename))}: the name is too long for a file")
     except Exception as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from layerswap.cli import commands, options, output
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 
 def delta(
@@ -251,7 +251,7 @@ def select(
     Example: layerswap analyse select runs/* --role language --language sw --keep 3
     """
     from layerswap.cli.tables import selection_table
-    from layerswap.compose.yaml_file import refuse_text, write_text
+    from layerswap.ground.yaml_file import refuse_text, write_text
     from layerswap.training.expert import select as selection
 
     settings = evaluation.settings()

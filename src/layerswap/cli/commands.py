@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.versions import Extra, need_extras
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from layerswap.cli import commands, options, output
-from layerswap.errors import RecipeError
 from layerswap.evaluation.suites import suite_names
+from layerswap.ground.errors import RecipeError
 
 
 def sweep(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from layerswap.cli import commands, options, output
-from layerswap.errors import MergeError, RecipeError
+from layerswap.ground.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
     from layerswap.compose import Recipe

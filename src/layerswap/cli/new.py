@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from layerswap.cli import options, output
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 
 def new(
@@ -122,9 +122,9 @@ def _ask(option: str, question: str, default: str | None) -> str:
 
 def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, str]:
     """Files by language; one without a language is the first's, and a suite is everyone's."""
-    from layerswap.errors import EvaluationError
     from layerswap.evaluation.languages import standard_tag
     from layerswap.evaluation.suites import suite_names
+    from layerswap.ground.errors import EvaluationError
 
     def code_of(name: str) -> str | None:
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from layerswap.cli import commands
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.evaluation.settings import EvaluationSettings
@@ -241,8 +241,8 @@ class Prompts(commands.Group):
 
     def settings(self) -> EvaluationSettings:
         """The checked settings."""
-        from layerswap.compose.yaml_file import validate
         from layerswap.evaluation.settings import EvaluationSettings
+        from layerswap.ground.yaml_file import validate
 
         return validate(EvaluationSettings, self.given(), where="command line", expected="options")
 

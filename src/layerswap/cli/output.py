@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from layerswap.errors import visible
+from layerswap.ground.errors import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -10,7 +10,7 @@ import typer
 
 from layerswap.cli import commands, options, output
 from layerswap.cli.merge import RecipeOptions
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.merge import Plan

@@ -101,7 +101,7 @@ def run_file(
 ) -> None:
     """Run a planned study, and print its states and results; `hours` are estimates by step."""
     from layerswap.cli.tables import status_table
-    from layerswap.errors import StudyError
+    from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
     from layerswap.study.report import BEST, FinishedSteps, write_study_report
     from layerswap.study.runner import run_graph
@@ -201,8 +201,8 @@ def show(
 
     Example: layerswap study show headline-transfer
     """
-    from layerswap.compose.yaml_file import nearest
-    from layerswap.errors import RecipeError
+    from layerswap.ground.errors import RecipeError
+    from layerswap.ground.yaml_file import nearest
     from layerswap.study.spec import ready_studies
 
     known = ready_studies()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from layerswap.cli import options, output
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 
 def data(

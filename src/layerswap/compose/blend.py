@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from layerswap.compose.yaml_file import nearest
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.yaml_file import nearest
 from layerswap.methods import METHODS
 from layerswap.methods.method import Value
 

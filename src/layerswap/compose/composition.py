@@ -11,7 +11,7 @@ from typing import Any
 
 from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend
-from layerswap.errors import RecipeError, visible
+from layerswap.ground.errors import RecipeError, visible
 
 LAYER_ROLES = ("attention", "mlp", "router", "norm", "other")
 """Roles of tensors inside a layer."""

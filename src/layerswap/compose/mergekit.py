@@ -12,9 +12,10 @@ from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit_methods import SPELLINGS, Scalar, Spelling, Values
-from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK, Strict
-from layerswap.compose.yaml_file import KeyPath, Mistake, nearest, refuse_mistakes, validate
-from layerswap.errors import RecipeError
+from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.strict import Strict
+from layerswap.ground.yaml_file import KeyPath, Mistake, nearest, refuse_mistakes, validate
 from layerswap.methods.method import Parameter
 
 # --- settings: numbers, gradients over layers, and values by a tensor's name ---

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from layerswap.compose.blend import Blend, Operation
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.methods.method import Parameter, Value
 
 Scalar = float | bool

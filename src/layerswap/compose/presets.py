@@ -11,7 +11,7 @@ from typing import Literal
 from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend, Operation
 from layerswap.compose.composition import Composition
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 Outside = Literal["blend", "language", "task"]
 """Source of the places outside the layers: both experts blended, or one of them."""

@@ -16,7 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from layerswap._types import PathLike
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend, summed
 from layerswap.compose.composition import Composition
@@ -35,14 +34,16 @@ from layerswap.compose.schema import (
     PatternEntry,
     SoupMethod,
     StackedLayers,
-    Strict,
     SwapMethod,
     as_source,
     parse_size,
     read_rule,
     stacked,
 )
-from layerswap.compose.yaml_file import (
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.strict import Strict
+from layerswap.ground.types import PathLike
+from layerswap.ground.yaml_file import (
     KeyPath,
     Mistake,
     nearest,
@@ -51,7 +52,6 @@ from layerswap.compose.yaml_file import (
     refuse_mistakes,
     validate,
 )
-from layerswap.errors import RecipeError
 from layerswap.methods import METHODS
 
 METHOD_KEYS = ("swap", "soup", "partition", "merge", "instruct")

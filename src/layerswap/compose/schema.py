@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -20,8 +19,9 @@ from layerswap.checkpoint.places import ROLES, Pattern, Place
 from layerswap.compose.blend import Blend, Operation, check_operation, summed
 from layerswap.compose.composition import all_places
 from layerswap.compose.presets import Outside, Zones, default_zones, reasoning_zones
-from layerswap.compose.yaml_file import nearest
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.strict import Strict
+from layerswap.ground.yaml_file import nearest
 from layerswap.methods import METHODS
 
 BASE = "base"
@@ -45,12 +45,6 @@ def parse_size(text: str) -> int:
     if not 1 <= size < 2**63:
         raise RecipeError(f"{text!r:.40} is not a size; write for example 5GB or 500MB")
     return int(size)
-
-
-class Strict(BaseModel):
-    """A Pydantic model that refuses unknown keys and does not convert types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def as_source(value: object) -> object:

@@ -13,7 +13,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Advance, PathLike, listed
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
 from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import READ_DTYPES
@@ -24,7 +23,8 @@ from layerswap.deltas.measure import (
     common_rows,
     measure_tensor,
 )
-from layerswap.errors import CheckpointError, RecipeError
+from layerswap.ground.errors import CheckpointError, RecipeError
+from layerswap.ground.types import Advance, PathLike, listed
 from layerswap.methods.rows import Axis
 from layerswap.versions import need_extras
 

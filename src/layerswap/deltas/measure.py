@@ -18,7 +18,7 @@ from layerswap.checkpoint.read import (
     read_floats,
     widened,
 )
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 from layerswap.methods.rows import Axis, Rows
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from layerswap.errors import EvaluationError, one_line
+from layerswap.ground.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
     import numpy as np

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.engine.split import Call, Entry
 from layerswap.engine.trie import Node, walk
 from layerswap.engine.virtual import Variant
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 
 if TYPE_CHECKING:
     import numpy as np

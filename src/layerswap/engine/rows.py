@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 
 if TYPE_CHECKING:
     import torch

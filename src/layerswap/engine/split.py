@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from layerswap.errors import EvaluationError, one_line
+from layerswap.ground.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
     import torch

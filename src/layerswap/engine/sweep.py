@@ -32,7 +32,7 @@ from layerswap.engine.scoring import (
 )
 from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 from layerswap.merge.metadata import generation_file
 
 if TYPE_CHECKING:

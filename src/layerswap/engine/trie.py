@@ -25,7 +25,7 @@ from layerswap.engine.split import (
     reset_rotary,
 )
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 
 if TYPE_CHECKING:
     import torch

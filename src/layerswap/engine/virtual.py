@@ -37,7 +37,7 @@ from layerswap.checkpoint.loading import check_dtype, open_device, without_progr
 from layerswap.checkpoint.read import equal
 from layerswap.compose.blend import Operation
 from layerswap.engine.memory import Tensors, WeightPool, moved
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 from layerswap.merge import Plan
 from layerswap.merge.folder import build_model, load_tensor
 from layerswap.merge.layout import OutputTensor

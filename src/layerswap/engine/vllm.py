@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import EngineName
 from layerswap.checkpoint.loading import check_dtype
 from layerswap.compose import Blend, Composition
 from layerswap.engine.decoding import Decoding, Generation, acting_settings
@@ -31,7 +30,8 @@ from layerswap.engine.scoring import Scores
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements, WeightSource
-from layerswap.errors import EvaluationError, one_line
+from layerswap.ground.errors import EvaluationError, one_line
+from layerswap.ground.types import EngineName
 from layerswap.merge import Plan
 from layerswap.merge.folder import build_empty_model
 from layerswap.merge.layout import with_base

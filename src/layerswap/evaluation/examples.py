@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap.compose.yaml_file import read_text
-from layerswap.errors import EvaluationError, RecipeError
+from layerswap.ground.errors import EvaluationError, RecipeError
+from layerswap.ground.yaml_file import read_text
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Bars, no_bars
 from layerswap.checkpoint import (
     Checkpoint,
     atomic_folder,
@@ -31,8 +30,9 @@ from layerswap.checkpoint.loading import (
 )
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.engine.decoding import draw_tokens
-from layerswap.errors import CheckpointError, MergeError, RecipeError
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
+from layerswap.ground.errors import CheckpointError, MergeError, RecipeError
+from layerswap.ground.types import Bars, no_bars
 from layerswap.merge.sources import FISHER_RECORD, FISHER_WEIGHTS
 from layerswap.versions import __version__
 

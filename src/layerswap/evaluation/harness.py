@@ -24,17 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerswap._types import Advance, Log
 from layerswap.checkpoint.loading import pick_device
 from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES
 from layerswap.checkpoint.remote import local_name
 from layerswap.compose.recipe import check_recipe, read_recipe
-from layerswap.compose.yaml_file import nearest
 from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
-from layerswap.errors import EvaluationError, one_line
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
     EvaluationSettings,
@@ -43,6 +40,9 @@ from layerswap.evaluation.settings import (
     template_error,
 )
 from layerswap.evaluation.suites.folders import WRITTEN
+from layerswap.ground.errors import EvaluationError, one_line
+from layerswap.ground.types import Advance, Log
+from layerswap.ground.yaml_file import nearest
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.adapters import MANIFEST, open_served
 from layerswap.merge.folder import plan_tokenizer

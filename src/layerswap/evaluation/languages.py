@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
 
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
 from layerswap.versions import install
 
 

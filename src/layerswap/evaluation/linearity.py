@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from layerswap._types import PathLike
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.recipe import check_recipe
@@ -22,8 +21,9 @@ from layerswap.engine.rows import batches
 from layerswap.engine.split import SplitModel
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.examples import Tokenized, as_tokens, read_examples, tokenize
+from layerswap.ground.errors import EvaluationError
+from layerswap.ground.types import PathLike
 from layerswap.merge import Plan, make_plan
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Log
 from layerswap.engine.decoding import Sampling
 from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.engine.vllm import VllmSweep
-from layerswap.errors import EvaluationError, LayerswapError
+from layerswap.ground.errors import EvaluationError, LayerswapError
+from layerswap.ground.types import Log
 from layerswap.merge import Plan
 from layerswap.merge.metadata import record
 

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.checkpoint.remote import local_name
-from layerswap.errors import EvaluationError, one_line
 from layerswap.evaluation.languages import known_language, sample_shares
 from layerswap.evaluation.statistics import (
     Balanced,
@@ -33,6 +32,7 @@ from layerswap.evaluation.statistics import (
     paired_over_groups,
 )
 from layerswap.evaluation.suites.suites import WrittenTask, has_variants
+from layerswap.ground.errors import EvaluationError, one_line
 
 SCORES_TABLE, SAMPLES_TABLE = "scores.parquet", "samples.parquet"
 RESULTS = "results.json"

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Literal
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation import _sandbox_child as child
+from layerswap.ground.errors import EvaluationError
 
 Outcome = Literal["passed", "failed", "timeout"]
 READ_BYTES = 1 << 15

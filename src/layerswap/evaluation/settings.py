@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
 
-from layerswap._types import Log
-from layerswap.compose.schema import DTYPES, Strict
-from layerswap.compose.yaml_file import validate
+from layerswap.compose.schema import DTYPES
 from layerswap.engine.vllm import NOT_VLLM
-from layerswap.errors import EvaluationError, one_line
+from layerswap.ground.errors import EvaluationError, one_line
+from layerswap.ground.strict import Strict
+from layerswap.ground.types import Log
+from layerswap.ground.yaml_file import validate
 
 
 def _check_arguments(given: object) -> object:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.compose.yaml_file import nearest
-from layerswap.errors import RecipeError, one_line
+from layerswap.ground.errors import RecipeError, one_line
+from layerswap.ground.yaml_file import nearest
 
 LEVEL = 0.95
 """Level of an interval."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.world import LanguageSettings, World, WorldSettings, make_world
 
 LAB_RECORD = "record.json"

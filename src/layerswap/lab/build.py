@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.loading import load_tokenizer, without_progress_bars
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import RecipeError
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import LAB_RECORD, read_record
 from layerswap.lab.datasets import base_stream, joint_stream, language_stream, task_stream
 from layerswap.lab.report import LIBRARIES

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.tasks import (
     TASK_STEPS,
     LabExample,

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from layerswap.checkpoint.commit import atomic_folder
-from layerswap.errors import StudyError
+from layerswap.ground.commit import atomic_folder
+from layerswap.ground.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.scoring import NEW_TOKENS

@@ -9,14 +9,14 @@ from typing import get_args
 
 import numpy as np
 
-from layerswap._types import Advance, Bars, Log
 from layerswap.checkpoint import atomic_folder
-from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.atlas import measure_delta
 from layerswap.engine.sweep import Sweep
+from layerswap.ground.commit import write_json
+from layerswap.ground.types import Advance, Bars, Log
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.report import (
     Grid,

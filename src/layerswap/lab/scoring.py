@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from layerswap._types import Advance, Bars
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import RecipeError
 from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.types import Advance, Bars
 from layerswap.lab.assets import LAB_RECORD, models_of, shipped
 from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
 from layerswap.lab.train import IGNORED, encode

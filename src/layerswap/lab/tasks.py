@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.lab.world import PEOPLE, LabLanguage, Vocabulary, World
 
 Skill = Literal["comprehension", "translation", "problem"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

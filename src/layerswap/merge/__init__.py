@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from layerswap._types import lazy_names
+from layerswap.ground.types import lazy_names
 
 if TYPE_CHECKING:
     from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Advance, PathLike
 from layerswap.checkpoint import atomic_folder, refuse_target
-from layerswap.checkpoint.strict_json import read_json_object
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.strict_json import read_json_object
+from layerswap.ground.types import Advance, PathLike
 from layerswap.merge.api import make_plan
 from layerswap.merge.lora import ranks_of
 from layerswap.merge.metadata import in_code

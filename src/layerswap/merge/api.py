@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from layerswap._types import Log, PathLike
 from layerswap.checkpoint import Checkpoint
 from layerswap.compose import Outside, Recipe, read_recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Expert, SwapMethod
 from layerswap.deltas.measure import magnitude_weights
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.types import Log, PathLike
 from layerswap.merge.compatibility import check_together
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat, check_vocabularies, refuse_for_gguf

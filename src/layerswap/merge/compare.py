@@ -24,13 +24,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from layerswap._types import Advance, Bars, PathLike, no_bars
 from layerswap.checkpoint import Place, TensorInfo, open_checkpoint
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.places import ROLES
 from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
 from layerswap.checkpoint.remote import COMMIT, RemoteFile
-from layerswap.errors import RecipeError, visible
+from layerswap.ground.errors import RecipeError, visible
+from layerswap.ground.types import Advance, Bars, PathLike, no_bars
 from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.plan import Plan

@@ -13,7 +13,7 @@ from layerswap.checkpoint.read import same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
-from layerswap.errors import MergeError, visible
+from layerswap.ground.errors import MergeError, visible
 
 NOT_COMPUTED = frozenset(
     {

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import atomic_folder, read_header
-from layerswap.checkpoint.commit import Journal
 from layerswap.checkpoint.loading import (
     empty_model,
     load_config,
@@ -20,7 +19,8 @@ from layerswap.checkpoint.loading import (
 from layerswap.checkpoint.read import as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
-from layerswap.errors import MergeError
+from layerswap.ground.commit import Journal
+from layerswap.ground.errors import MergeError
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import BLOCKS, Checkpoint, TensorInfo, parse_json
-from layerswap.checkpoint.commit import PARTIAL, Journal, atomic_file
 from layerswap.checkpoint.gguf import (
     Entry,
     Metadata,
@@ -22,9 +21,10 @@ from layerswap.checkpoint.gguf import (
 )
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_package
-from layerswap.checkpoint.strict_json import clipped
 from layerswap.compose import Recipe
-from layerswap.errors import MergeError, RecipeError
+from layerswap.ground.commit import PARTIAL, Journal, atomic_file
+from layerswap.ground.errors import MergeError, RecipeError
+from layerswap.ground.strict_json import clipped
 from layerswap.merge.folder import can_resume
 from layerswap.merge.layout import OutputTensor, Shard, local_blocks, unblendable, widest
 from layerswap.merge.metadata import record

@@ -18,7 +18,7 @@ from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
-from layerswap.errors import MergeError
+from layerswap.ground.errors import MergeError
 from layerswap.merge.sources import Fisher
 from layerswap.merge.terms import (
     Adapted,

@@ -23,7 +23,7 @@ from layerswap.checkpoint.read import (
     widened,
 )
 from layerswap.compose.blend import Operation
-from layerswap.errors import MergeError
+from layerswap.ground.errors import MergeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading
 from layerswap.merge.layout import Shard
 from layerswap.merge.metadata import recorded_source, write_adapter_documents

@@ -21,10 +21,10 @@ from layerswap.checkpoint.remote import (
     WeightFile,
     local_name,
 )
-from layerswap.checkpoint.strict_json import open_source, read_source
 from layerswap.compose import draw
-from layerswap.compose.yaml_file import parse_yaml
-from layerswap.errors import LayerswapError, visible
+from layerswap.ground.errors import LayerswapError, visible
+from layerswap.ground.strict_json import open_source, read_source
+from layerswap.ground.yaml_file import parse_yaml
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import add_tokens

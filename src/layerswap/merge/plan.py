@@ -14,9 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap._types import Advance, Log, PathLike
 from layerswap.checkpoint import Checkpoint, Place
-from layerswap.checkpoint.commit import existing_parent
 from layerswap.checkpoint.folder import downloaded
 from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -25,7 +23,9 @@ from layerswap.compose.blend import Operation
 from layerswap.compose.composition import changed_places
 from layerswap.compose.presets import Outside
 from layerswap.compose.schema import BASE, Override, SwapMethod
-from layerswap.errors import MergeError, RecipeError
+from layerswap.ground.commit import existing_parent
+from layerswap.ground.errors import MergeError, RecipeError
+from layerswap.ground.types import Advance, Log, PathLike
 from layerswap.merge.compatibility import (
     check_roles,
     check_tied,

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from layerswap._types import Log
 from layerswap.checkpoint import (
     Adapter,
     Checkpoint,
@@ -22,7 +21,6 @@ from layerswap.checkpoint import (
     read_header,
     read_json_object,
 )
-from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import (
     INDEX,
     SINGLE,
@@ -33,11 +31,13 @@ from layerswap.checkpoint.folder import (
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
-from layerswap.checkpoint.strict_json import quoted
 from layerswap.checkpoint.views import as_transformers, restack
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
-from layerswap.errors import MergeError, error_context
+from layerswap.ground.commit import PARTIAL
+from layerswap.ground.errors import MergeError, error_context
+from layerswap.ground.strict_json import quoted
+from layerswap.ground.types import Log
 from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 

@@ -1,7 +1,7 @@
 """The output of a merge: settings of writing, and checks of the target.
 
 A target is checked three times: before the sources are opened, before the first byte is written,
-and when the finished output takes its place (`checkpoint.commit`).
+and when the finished output takes its place (`ground.commit`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from layerswap._types import Advance, Log, PathLike
 from layerswap.checkpoint import Checkpoint, refuse_target
-from layerswap.checkpoint.commit import refuse_file
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
-from layerswap.errors import MergeError, RecipeError
+from layerswap.ground.commit import refuse_file
+from layerswap.ground.errors import MergeError, RecipeError
+from layerswap.ground.types import Advance, Log, PathLike
 
 RECORD = "layerswap.json"
 """The record in every output folder: how it was made, and from which sources."""

@@ -31,7 +31,7 @@ from layerswap.checkpoint import LowRank, TensorInfo
 from layerswap.checkpoint.read import Handle, is_finite, keep_freed_memory, read_floats
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose.blend import Operation
-from layerswap.errors import MergeError
+from layerswap.ground.errors import MergeError
 from layerswap.methods import METHODS
 from layerswap.methods.method import Chunk, Method, WholeTensor, aligned
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.places import pattern_advice
-from layerswap.checkpoint.strict_json import clipped, read_source
 from layerswap.compose import Recipe
-from layerswap.errors import CheckpointError, MergeError, RecipeError
+from layerswap.ground.errors import CheckpointError, MergeError, RecipeError
+from layerswap.ground.strict_json import clipped, read_source
 
 RAW_FILES = (
     "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",

@@ -12,16 +12,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Bars, PathLike, no_bars
 from layerswap.checkpoint import Checkpoint, read_header, read_json_object
-from layerswap.checkpoint.commit import PARTIAL
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
 from layerswap.compose import Recipe
 from layerswap.compose.recipe import check_recipe
-from layerswap.compose.yaml_file import nearest
-from layerswap.errors import CheckpointError, LayerswapError, MergeError, RecipeError, visible
+from layerswap.ground.commit import PARTIAL
+from layerswap.ground.errors import (
+    CheckpointError,
+    LayerswapError,
+    MergeError,
+    RecipeError,
+    visible,
+)
+from layerswap.ground.types import Bars, PathLike, no_bars
+from layerswap.ground.yaml_file import nearest
 from layerswap.merge.api import make_plan
 from layerswap.merge.compare import Pair, check_share, comparisons, differences, match
 from layerswap.merge.compatibility import some_tensors

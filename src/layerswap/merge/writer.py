@@ -38,7 +38,7 @@ from layerswap.checkpoint.read import (
 )
 from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile, write_at
 from layerswap.compose.blend import Operation
-from layerswap.errors import LayerswapError, MergeError
+from layerswap.ground.errors import LayerswapError, MergeError
 from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
 from layerswap.merge.target import MergeOptions
 from layerswap.merge.terms import (

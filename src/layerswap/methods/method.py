@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
     import numpy.typing as npt

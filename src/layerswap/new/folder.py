@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Log, duration
 from layerswap.checkpoint import atomic_folder
-from layerswap.errors import StudyError
+from layerswap.ground.errors import StudyError
+from layerswap.ground.types import Log, duration
 from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import Measured, check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files

@@ -12,10 +12,10 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.evaluation.languages import language_name, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable
+from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.new.machine import choose_device
 from layerswap.new.tables import LOOK, Table, read_parallel, read_texts, short
 from layerswap.new.tasks import Document, Task, read_task

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from layerswap.checkpoint.loading import load_causal_lm, open_device, without_progress_bars
-from layerswap.errors import StudyError
+from layerswap.ground.errors import StudyError
 
 STEPS = 3
 """Steps of the measurement; the first one warms up and is not counted."""

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from layerswap.errors import DataError, LayerswapError, error_context
+from layerswap.ground.errors import DataError, LayerswapError, error_context
 from layerswap.training.mix.files import FORMATS, QuotingError, lines_of, unpacked
 from layerswap.training.mix.schema import Origin
 from layerswap.training.mix.sources import check_texts, open_rows

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from layerswap.errors import DataError, error_context
 from layerswap.evaluation.suites.mgsm import last_number
+from layerswap.ground.errors import DataError, error_context
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 from layerswap.training.mix.examples import conversation
 from layerswap.training.mix.schema import Messages

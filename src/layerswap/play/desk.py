@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from layerswap.errors import EvaluationError, LayerswapError
+from layerswap.ground.errors import EvaluationError, LayerswapError
 
 Event = dict[str, Any]
 Events = Generator[Event, None, None]

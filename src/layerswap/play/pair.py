@@ -22,7 +22,7 @@ from layerswap.compose import Zones, default_zones, zone_grid
 from layerswap.compose.composition import stack_rows
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import PartitionMethod, SwapMethod
-from layerswap.errors import RecipeError, visible
+from layerswap.ground.errors import RecipeError, visible
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.api import call_lines
 from layerswap.report.stack import stack_zones

@@ -19,13 +19,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from layerswap.checkpoint.loading import pick_device
-from layerswap.compose.schema import Strict
 from layerswap.deltas.atlas import Subjects, measure
 from layerswap.engine import Sampling
 from layerswap.engine.rows import model_max_length
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import LayerswapError, RecipeError
 from layerswap.evaluation.statistics import mean_interval
+from layerswap.ground.errors import LayerswapError, RecipeError
+from layerswap.ground.strict import Strict
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.play.desk import Event, Events

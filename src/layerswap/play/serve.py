@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.compose.yaml_file import validate
-from layerswap.errors import LayerswapError, RecipeError
+from layerswap.ground.errors import LayerswapError, RecipeError
+from layerswap.ground.yaml_file import validate
 from layerswap.play.desk import MOST_PAGES, Desk, Events, explain
 from layerswap.play.player import OfComposition, Player, Question, Request
 from layerswap.play.security import NOTEBOOKS, guard, is_local

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import atomic_folder
-from layerswap.errors import visible
 from layerswap.evaluation.statistics import Friedman, Interval
+from layerswap.ground.errors import visible
 from layerswap.report.drawing import (
     ACCENT,
     EXPERTS,

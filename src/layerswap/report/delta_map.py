@@ -14,7 +14,7 @@ from typing import Any
 from layerswap.checkpoint import atomic_folder
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.deltas.measure import Conflict
-from layerswap.errors import visible
+from layerswap.ground.errors import visible
 from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
 from layerswap.report.page import Report, Section, render
 from layerswap.report.tables import score

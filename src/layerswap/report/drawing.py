@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from layerswap.errors import visible
+from layerswap.ground.errors import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

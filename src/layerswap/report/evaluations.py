@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layerswap._types import Log, PathLike, listed
 from layerswap.checkpoint.loading import open_device, pick_device
-from layerswap.compose.yaml_file import validate
-from layerswap.errors import RecipeError
 from layerswap.evaluation import results as files
 from layerswap.evaluation.harness import (
     CALIBRATED,
@@ -31,6 +28,9 @@ from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.types import Log, PathLike, listed
+from layerswap.ground.yaml_file import validate
 from layerswap.versions import need_extras
 
 if TYPE_CHECKING:

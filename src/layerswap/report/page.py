@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.errors import LayerswapError, visible
+from layerswap.ground.errors import LayerswapError, visible
 from layerswap.report.drawing import stylesheet, variables
 from layerswap.report.tables import Table, cell_words, range_words, score, slug
 

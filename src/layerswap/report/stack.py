@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from layerswap.checkpoint.places import Place
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition, DrawnRow, stack_rows
-from layerswap.errors import visible
+from layerswap.ground.errors import visible
 from layerswap.report.drawing import EXPERTS, INK, MUTED, Drawing, settings, wrapped
 
 if TYPE_CHECKING:

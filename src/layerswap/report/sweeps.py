@@ -10,12 +10,12 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Advance, Log, PathLike, listed
 from layerswap.compose import Recipe, Zones, read_recipe
-from layerswap.compose.yaml_file import validate
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval
+from layerswap.ground.errors import EvaluationError
+from layerswap.ground.types import Advance, Log, PathLike, listed
+from layerswap.ground.yaml_file import validate
 from layerswap.merge import Plan, make_plan
 from layerswap.report.charts import draw_grid
 from layerswap.report.page import Report, Section, side_by_side, write_report

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, chop_cells
 
-from layerswap.errors import visible
+from layerswap.ground.errors import visible
 
 if TYPE_CHECKING:
     from layerswap.evaluation.statistics import Balanced, Interval

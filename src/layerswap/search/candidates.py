@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from random import Random
 
-from layerswap._types import Log
 from layerswap.compose import Recipe, Zones, zone_grid
 from layerswap.compose.schema import BASE, Override
-from layerswap.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError
+from layerswap.ground.types import Log
 from layerswap.merge import Plan
 from layerswap.search.conditions import Condition, swap_of, swapped
 from layerswap.search.spec import Grid, RandomDraws

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from layerswap.errors import EvaluationError, RecipeError
+from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.search.conditions import Condition
 from layerswap.search.evaluator import DEVELOPMENT, Evaluator, by_condition
 from layerswap.search.protocol import Values, split_documents

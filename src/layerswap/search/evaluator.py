@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from layerswap._types import Advance, Log
-from layerswap.compose.yaml_file import nearest
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.harness import (
     CALIBRATED,
     evaluate,
@@ -24,6 +21,9 @@ from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.results import document_scores
 from layerswap.evaluation.statistics import Classified, classified_of
+from layerswap.ground.errors import EvaluationError
+from layerswap.ground.types import Advance, Log
+from layerswap.ground.yaml_file import nearest
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.search.conditions import Condition

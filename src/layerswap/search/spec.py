@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
-from layerswap._types import EngineName
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
-from layerswap.compose.schema import Strict
-from layerswap.compose.yaml_file import read_yaml
-from layerswap.errors import RecipeError
 from layerswap.evaluation.settings import EvaluationSettings
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.strict import Strict
+from layerswap.ground.types import EngineName
+from layerswap.ground.yaml_file import read_yaml
 
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
 SCREEN = "`screen: {documents: 100, finalists: 9}`"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from layerswap._types import Advance, Log
 from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.results import Sample, samples_of
 from layerswap.evaluation.statistics import Interval, paired_difference
+from layerswap.ground.types import Advance, Log
 from layerswap.merge import Plan, make_plan
 from layerswap.search.candidates import Sources, draw_plan, draw_sources, grid_plans, zone_sources
 from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders

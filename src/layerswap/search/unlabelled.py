@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layerswap.engine.sweep import Sweep
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.examples import read_examples
+from layerswap.ground.errors import EvaluationError
 from layerswap.search.conditions import TASK_EXPERT, Condition
 from layerswap.search.protocol import Values
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.composition import LAYER_ROLES, all_places
 from layerswap.compose.presets import partition
-from layerswap.errors import LayerswapError, RecipeError
 from layerswap.evaluation.suites.suites import Size as BenchmarkSize
 from layerswap.evaluation.suites.suites import parts_of
+from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.study.conditions import models_to_run
 from layerswap.study.plan import files_of
 from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun, named_billions

@@ -22,8 +22,8 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
-from layerswap.checkpoint.commit import write_json
-from layerswap.errors import StudyError, one_line
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import StudyError, one_line
 from layerswap.study.steps import Graph, Step
 from layerswap.versions import versions
 

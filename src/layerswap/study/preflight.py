@@ -9,16 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from layerswap._types import Log
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import EvaluationError, LayerswapError, StudyError
 from layerswap.evaluation.harness import CALIBRATED, check_task_names, load_tasks
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
+from layerswap.ground.errors import EvaluationError, LayerswapError, StudyError
+from layerswap.ground.types import Log
 from layerswap.merge import make_plan
 from layerswap.search.spec import Grid
 from layerswap.study.journal import INDEX, Storage, read_journal

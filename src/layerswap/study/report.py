@@ -11,16 +11,16 @@ from typing import Any
 
 import yaml
 
-from layerswap._types import Log
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
-from layerswap.errors import StudyError
 from layerswap.evaluation.results import read_samples
 from layerswap.evaluation.statistics import Interval, disagreements
+from layerswap.ground.errors import StudyError
+from layerswap.ground.types import Log
 from layerswap.merge import make_plan
 from layerswap.report.charts import draw_grid, draw_intervals, draw_losses, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel

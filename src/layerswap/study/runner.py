@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import Log, duration
-from layerswap.errors import LayerswapError, StudyError, one_line
+from layerswap.ground.errors import LayerswapError, StudyError, one_line
+from layerswap.ground.types import Log, duration
 from layerswap.study.journal import LOG, State, StepRecord, Storage, StudyJournal
 from layerswap.study.steps import Graph, Step
 from layerswap.versions import install

@@ -9,8 +9,8 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-from layerswap.errors import LayerswapError
 from layerswap.evaluation.results import read_samples, read_scores
+from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import Table
 from layerswap.study.journal import StudyJournal
 from layerswap.study.results import RESULTS, BenchmarkResult

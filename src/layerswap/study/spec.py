@@ -18,13 +18,14 @@ from pydantic import (
     model_validator,
 )
 
-from layerswap._types import EngineName
 from layerswap.checkpoint import open_checkpoint
-from layerswap.compose.schema import DTYPES, Strict, once
-from layerswap.compose.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
-from layerswap.errors import EvaluationError, LayerswapError, RecipeError
+from layerswap.compose.schema import DTYPES, once
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
+from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError
+from layerswap.ground.strict import Strict
+from layerswap.ground.types import EngineName
+from layerswap.ground.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
 from layerswap.search.spec import Grid
 from layerswap.study.steps import Resources
 from layerswap.training.expert.spec import Data, Lora, Side, Trained

@@ -11,16 +11,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import duration
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.commit import write_json
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
-from layerswap.errors import EvaluationError, StudyError
 from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.results import write_results
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import EvaluationError, StudyError
+from layerswap.ground.types import duration
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.trained import base_notes
 from layerswap.report.tables import write_tables

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from layerswap.compose.schema import Strict
-from layerswap.errors import StudyError
+from layerswap.ground.errors import StudyError
+from layerswap.ground.strict import Strict
 
 
 class Resources(Strict):

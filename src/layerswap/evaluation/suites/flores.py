@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
+from layerswap.ground.errors import EvaluationError
 
 HUB = "facebook/flores"
 UNSPACED = {"jpn_Jpan", "tha_Thai", "lao_Laoo", "khm_Khmr", "mya_Mymr", "bod_Tibt", "dzo_Tibt"}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerswap.errors import EvaluationError, one_line
+from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.versions import install
 
 Rows = list[dict[str, Any]]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows, read_published
+from layerswap.ground.errors import EvaluationError
 
 HUB = "google-research-datasets/mbpp"
 WANTED = "mbpp.jsonl of https://github.com/google-research/google-research/tree/master/mbpp"

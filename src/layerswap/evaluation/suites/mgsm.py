@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from layerswap.errors import EvaluationError
 from layerswap.evaluation.languages import standard_tag
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
+from layerswap.ground.errors import EvaluationError
 
 SPACES = "\u00a0\u202f\u2009"
 """Spaces that occur only inside numbers."""

@@ -27,9 +27,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
 
-from layerswap.compose.schema import Strict
-from layerswap.compose.yaml_file import nearest, parse_yaml, read_text, validate
-from layerswap.errors import EvaluationError, LayerswapError, one_line
 from layerswap.evaluation.languages import language_name, match, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.folders import (
@@ -43,6 +40,9 @@ from layerswap.evaluation.suites.folders import (
     lm_eval_file,
     read_published,
 )
+from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
+from layerswap.ground.strict import Strict
+from layerswap.ground.yaml_file import nearest, parse_yaml, read_text, validate
 
 DEVELOPMENT = "_dev"
 """Suffix of the task of a published development split."""

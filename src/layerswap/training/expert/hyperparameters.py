@@ -12,9 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.commit import write_json
-from layerswap.compose.yaml_file import nearest
-from layerswap.errors import RecipeError, StudyError, TrainingError, one_line
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import RecipeError, StudyError, TrainingError, one_line
+from layerswap.ground.yaml_file import nearest
 from layerswap.training.expert.spec import DECAY, EFFECTIVE_BATCH, PRESETS, ExpertSpec
 
 LARGE = 50_000_000

@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import PathLike
 from layerswap.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
-from layerswap.errors import DataError, LayerswapError, TrainingError, one_line
+from layerswap.ground.errors import DataError, LayerswapError, TrainingError, one_line
+from layerswap.ground.types import PathLike
 from layerswap.merge.target import check_apart
 from layerswap.training.expert.hyperparameters import check_distributed, sft_config
 from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, read_json_object
-from layerswap.checkpoint.commit import sync_tree, write_json
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.remote import TRAINING, local_name
-from layerswap.errors import TrainingError
+from layerswap.ground.commit import sync_tree, write_json
+from layerswap.ground.errors import TrainingError
 from layerswap.merge.metadata import COPIED, copy_document, fenced, in_markdown, set_dtype
 
 CHECKPOINTS = "checkpoints"

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Log
 from layerswap.compose.presets import PARTITIONS
-from layerswap.errors import EvaluationError, RecipeError, TrainingError
 from layerswap.evaluation.languages import match
+from layerswap.ground.errors import EvaluationError, RecipeError, TrainingError
+from layerswap.ground.types import Log
 from layerswap.merge import Plan
 from layerswap.merge.api import revert, soup
 from layerswap.merge.folder import plan_tokenizer

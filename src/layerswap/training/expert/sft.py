@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
-from layerswap._types import Log, duration
+from layerswap.ground.types import Log, duration
 from layerswap.training.expert.head import use_labelled_positions
 from layerswap.training.expert.save import checkpoints, forget_older_states
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from layerswap.compose.schema import DTYPES, Strict, Where
-from layerswap.compose.yaml_file import nearest, read_yaml, validate
+from layerswap.compose.schema import DTYPES, Where
+from layerswap.ground.strict import Strict
+from layerswap.ground.yaml_file import nearest, read_yaml, validate
 from layerswap.training.mix.schema import NonEmpty
 
 DECAY = "decay"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from layerswap.checkpoint.places import Place, place, place_tensors
 from layerswap.compose import Composition, partition, read_recipe
 from layerswap.compose.composition import all_places
-from layerswap.errors import RecipeError, TrainingError
+from layerswap.ground.errors import RecipeError, TrainingError
 from layerswap.training.expert.spec import ExpertSpec, Lora, Trained
 
 if TYPE_CHECKING:

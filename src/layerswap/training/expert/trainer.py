@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap._types import Log, PathLike
-from layerswap.checkpoint.commit import refuse_target, write_json
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
 from layerswap.checkpoint.remote import TRAINING
-from layerswap.errors import TrainingError, one_line
+from layerswap.ground.commit import refuse_target, write_json
+from layerswap.ground.errors import TrainingError, one_line
+from layerswap.ground.types import Log, PathLike
 from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
 from layerswap.training.expert.save import (
     CHECKPOINTS,

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerswap.errors import DataError, error_context
+from layerswap.ground.errors import DataError, error_context
 from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
 from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.schema import Mix

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.commit import atomic_folder
-from layerswap.errors import DataError
+from layerswap.ground.commit import atomic_folder
+from layerswap.ground.errors import DataError
 from layerswap.training.mix.filters import OVERLAP, overlap
 from layerswap.training.mix.schema import EvaluationSet, Mix, MixSource, parse_mix
 from layerswap.versions import versions

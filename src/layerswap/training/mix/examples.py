@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.errors import DataError
+from layerswap.ground.errors import DataError
 from layerswap.training.mix.schema import Messages, Mix, MixSource
 from layerswap.training.mix.sources import check_columns, check_texts
 from layerswap.training.mix.templates import DatasetRow, Template, parse_template, text_of

@@ -10,7 +10,7 @@ from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from layerswap.errors import DataError, one_line
+from layerswap.ground.errors import DataError, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from layerswap.errors import DataError, EvaluationError
+from layerswap.ground.errors import DataError, EvaluationError
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.mathematics import math_probability
 from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates

@@ -21,8 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from layerswap.compose.schema import Strict
-from layerswap.compose.yaml_file import (
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.strict import Strict
+from layerswap.ground.yaml_file import (
     KeyPath,
     Mistake,
     nearest,
@@ -31,7 +32,6 @@ from layerswap.compose.yaml_file import (
     validate,
     validate_whole,
 )
-from layerswap.errors import RecipeError
 from layerswap.training.mix.mathematics import MATH_THRESHOLD
 from layerswap.training.mix.templates import PARAMETERS, Values, fill_parameters, template_mistake
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.compose.yaml_file import nearest
-from layerswap.errors import DataError, LayerswapError, one_line
+from layerswap.ground.errors import DataError, LayerswapError, one_line
+from layerswap.ground.yaml_file import nearest
 from layerswap.training.mix.files import (
     check_text,
     format_of,

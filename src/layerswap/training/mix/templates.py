@@ -27,8 +27,8 @@ from typing import Any
 
 import yaml
 
-from layerswap.compose.yaml_file import KeyPath, nearest
-from layerswap.errors import DataError, RecipeError
+from layerswap.ground.errors import DataError, RecipeError
+from layerswap.ground.yaml_file import KeyPath, nearest
 
 DatasetRow = Mapping[str, Any]
 _FIELD = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")

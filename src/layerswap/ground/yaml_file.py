@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from layerswap.checkpoint.commit import existing_parent
-from layerswap.errors import RecipeError
+from layerswap.ground.commit import existing_parent
+from layerswap.ground.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
 Mistake = tuple[KeyPath, str]

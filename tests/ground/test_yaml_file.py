@@ -8,8 +8,8 @@ import time
 import pytest
 
 from layerswap.compose.recipe import read_recipe
-from layerswap.compose.yaml_file import parse_yaml, refuse_text, write_text
-from layerswap.errors import RecipeError
+from layerswap.ground.errors import RecipeError
+from layerswap.ground.yaml_file import parse_yaml, refuse_text, write_text
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from layerswap.checkpoint import commit
+from layerswap.ground import commit
 
 MARKER = "layerswap.json"
 PARTS = 4

@@ -14,9 +14,9 @@ import committer
 import pytest
 from committer import MARKER, commit_version, whole_version, write_output
 
-from layerswap.checkpoint import commit
-from layerswap.checkpoint.commit import atomic_folder
-from layerswap.errors import MergeError
+from layerswap.ground import commit
+from layerswap.ground.commit import atomic_folder
+from layerswap.ground.errors import MergeError
 
 DEAD = 2**22 + 1  # above the largest process id that Linux gives
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from layerswap.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError
 
 MAX_JSON_BYTES = 100_000_000
 """Largest JSON document to read, in bytes: the limit of the safetensors format for a header."""

@@ -23,9 +23,9 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from layerswap._types import PathLike
-from layerswap.checkpoint.strict_json import read_json_object
-from layerswap.errors import CheckpointError, MergeError
+from layerswap.ground.errors import CheckpointError, MergeError
+from layerswap.ground.strict_json import read_json_object
+from layerswap.ground.types import PathLike
 
 JOURNAL = "journal.json"
 PARTIAL = ".partial-"

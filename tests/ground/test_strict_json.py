@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from layerswap.checkpoint import strict_json
-from layerswap.checkpoint.strict_json import parse_json, read_json_object
-from layerswap.errors import CheckpointError
+from layerswap.ground import strict_json
+from layerswap.ground.errors import CheckpointError
+from layerswap.ground.strict_json import parse_json, read_json_object
 
 
 def refusal(data: bytes) -> str:

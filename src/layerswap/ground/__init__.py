@@ -1,0 +1,1 @@
+"""What every room stands on: errors, strict JSON and YAML, strict models, atomic outputs."""
