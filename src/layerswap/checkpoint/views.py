@@ -1,19 +1,14 @@
-"""Views of checkpoints: layers in a new order, GGUF files, and adapters over their base.
+"""Views of checkpoints: layers in a new order, and adapters over their base.
 
 A view is a `Checkpoint` whose tensors are read from the files of others. Nothing is converted
-beforehand. A GGUF file is viewed as its transformers model. llama.cpp's converter changes more than
-names: for some families it reorders the rows of rotary queries and keys, and separates fused
-projections into queries, keys and values; it adds 1 to norms to which transformers adds 1 itself,
-and it stacks experts. All of that is undone as tensors are read.
+beforehand.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
 from layerswap.checkpoint.folder import (
@@ -25,9 +20,9 @@ from layerswap.checkpoint.folder import (
     open_checkpoint,
     text_config,
 )
-from layerswap.checkpoint.header import RowOrder, TensorInfo, Translated, byte_length, is_gguf
+from layerswap.checkpoint.gguf_view import as_transformers
+from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
-from layerswap.checkpoint.read import gguf_package
 from layerswap.ground.errors import CheckpointError, MergeError, error_context
 from layerswap.ground.strict_json import quoted
 
@@ -113,173 +108,6 @@ def _check_kinds(
     if any(changes):
         layer = changes.index(True)
         raise MergeError(f"{source}: moving layers changes the kind of layer {layer} (`{key}`)")
-
-
-# --- GGUF files as transformers models ---
-
-
-@dataclass(frozen=True)
-class Family:
-    """llama.cpp's conversion of the models of one `model_type`.
-
-    `order` gives the tensors whose rows are reordered: queries and keys for rotary embeddings, or
-    fused projections, cut from heads (`heads`) or from groups of heads (`groups`). If `shifted`,
-    llama.cpp adds 1 to norms.
-    """
-
-    architecture: str
-    order: Literal["rotary", "heads", "groups"] | None = None
-    shifted: bool = False
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", "rotary"),
-    "mistral": Family("llama", "rotary"),
-    "mixtral": Family("llama", "rotary"),
-    "granite": Family("granite", "rotary"),
-    "smollm3": Family("smollm3", "rotary"),
-    "qwen2": Family("qwen2"),
-    "qwen2_moe": Family("qwen2moe"),
-    "qwen3": Family("qwen3"),
-    "qwen3_moe": Family("qwen3moe"),
-    "gemma": Family("gemma", shifted=True),
-    "gemma2": Family("gemma2", shifted=True),
-    "gemma3_text": Family("gemma3", shifted=True),
-    "phi3": Family("phi3"),
-    "falcon": Family("falcon", "groups"),
-    "bloom": Family("bloom", "heads"),
-    "gpt_neox": Family("gptneox", "heads"),
-    "cohere": Family("command-r"),
-    "cohere2": Family("cohere2"),
-    "olmo2": Family("olmo2"),
-    "starcoder2": Family("starcoder2"),
-    "stablelm": Family("stablelm"),
-    "nemotron": Family("nemotron", shifted=True),
-}
-SETTINGS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "rope_theta": "rope.freq_base",
-}
-"""Settings of `config.json`, with their keys in a GGUF header."""
-NOT_OF_TRANSFORMERS = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|.*rot_embd.*")
-"""Tensors that transformers computes from its configuration."""
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
-
-
-def as_transformers(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
-    """View a GGUF file under another checkpoint's names, shapes, dtypes and configuration."""
-    with error_context(checkpoint.source):
-        family = _family(checkpoint, like)
-        _check_settings(checkpoint.config, text_config(like.config))
-        tensors = _translate(checkpoint, like, family)
-    return replace(checkpoint, config=like.config, tensors=tensors, places=like.places)
-
-
-def _family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
-    kind = str(text_config(like.config).get("model_type"))
-    if kind not in FAMILIES:
-        raise CheckpointError(
-            f"GGUF beside safetensors is not supported for {quoted(kind, 40)}; supported: "
-            f"{', '.join(FAMILIES)}"
-        )
-    architecture = checkpoint.config["model_type"]
-    if architecture != FAMILIES[kind].architecture:
-        raise CheckpointError(
-            f"GGUF architecture is {architecture!r}; the safetensors model is {kind!r}"
-        )
-    return FAMILIES[kind]
-
-
-def _check_settings(header: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    rope = config.get("rope_parameters")
-    config = {**(rope if isinstance(rope, dict) else {}), **config}
-    for key, gguf_key in SETTINGS.items():
-        value, gguf_value = config.get(key), header.get(gguf_key)
-        if not isinstance(value, int | float) or not isinstance(gguf_value, int | float):
-            continue
-        if not math.isclose(value, gguf_value, rel_tol=1e-5):
-            raise CheckpointError(
-                f"{gguf_key} is {gguf_value:g}; in the safetensors model {key} is {value:g}"
-            )
-
-
-def _translate(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict[str, TensorInfo]:
-    """Find every tensor of `like` in the GGUF file; refuse tensors that only one of them has."""
-    package = gguf_package()
-    architectures = {name: arch for arch, name in package.MODEL_ARCH_NAMES.items()}
-    names = package.get_tensor_name_map(architectures[family.architecture], like.layers)
-    tensors: dict[str, TensorInfo] = {}
-    used = set()
-    for name, info in like.tensors.items():
-        stored = _find_stored(name, info, names, checkpoint, like)
-        used.add(stored.name)
-        tensors[name] = Translated(
-            name, info.dtype, info.shape, stored.file, stored.offset, stored.nbytes, stored,
-            _row_order(stored.name, info.shape, family, checkpoint.config),
-            -1.0 if family.shifted and name.endswith("norm.weight") else 0.0,
-        )  # fmt: skip
-    extra = sorted(
-        name
-        for name in checkpoint.tensors.keys() - used
-        if name != "output.weight" and not NOT_OF_TRANSFORMERS.fullmatch(name)
-    )
-    if extra:
-        raise CheckpointError(f"has {quoted(extra[0])}, which {like.identity} lacks")
-    return tensors
-
-
-def _find_stored(
-    name: str, info: TensorInfo, names: Any, checkpoint: Checkpoint, like: Checkpoint
-) -> TensorInfo:
-    """Find the GGUF tensor, or the part of it, that holds transformers' tensor `name`."""
-    expert = _EXPERT.search(name)
-    stem = _EXPERT.sub(".experts.", name)
-    stems = (stem, stem.removeprefix("transformer."))  # the package knows BLOOM's without it
-    known = (names.get_name(text, try_suffixes=(".weight", ".bias")) for text in stems)
-    gguf_name = next(filter(None, known), None)
-    if gguf_name == "output.weight" and gguf_name not in checkpoint.tensors:
-        gguf_name = "token_embd.weight"  # a tied head that transformers stores all the same
-    if gguf_name is None or gguf_name not in checkpoint.tensors:
-        raise CheckpointError(f"lacks {quoted(name)} of {like.identity}")
-    stored = checkpoint.tensors[gguf_name]
-    if expert is not None:
-        stored = _expert(stored, int(expert[1]))
-    if stored.shape != info.shape and math.prod(stored.shape) != math.prod(info.shape):
-        raise CheckpointError(
-            f"tensor {gguf_name!r} is {list(stored.shape)}; {name!r} of {like.identity} is "
-            f"{list(info.shape)}"
-        )
-    return stored
-
-
-def _expert(stored: TensorInfo, number: int) -> TensorInfo:
-    """Return one expert of a stack of experts."""
-    count, *shape = stored.shape
-    if number >= count:
-        raise CheckpointError(f"tensor {stored.name!r} has {count} experts, and no expert {number}")
-    nbytes = byte_length(stored.dtype, shape)
-    offset = stored.offset + number * nbytes
-    return replace(stored, shape=tuple(shape), offset=offset, nbytes=nbytes)
-
-
-def _row_order(
-    gguf_name: str, shape: tuple[int, ...], family: Family, header: Mapping[str, Any]
-) -> RowOrder | None:
-    heads = header.get("attention.head_count")
-    groups = header.get("attention.head_count_kv", heads)
-    if family.order is None or not isinstance(heads, int) or not isinstance(groups, int):
-        return None
-    if family.order == "rotary":
-        own_heads = {"attn_q": heads, "attn_k": groups}.get(gguf_name.split(".")[-2])
-        return None if own_heads is None else RowOrder("rotary", shape[0], own_heads)
-    if ".attn_qkv." not in gguf_name:
-        return None
-    return RowOrder(family.order, shape[0], heads, groups)
 
 
 # --- adapters over their base ---

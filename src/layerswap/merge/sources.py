@@ -31,7 +31,8 @@ from layerswap.checkpoint.folder import (
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
-from layerswap.checkpoint.views import as_transformers, restack
+from layerswap.checkpoint.gguf_view import as_transformers
+from layerswap.checkpoint.views import restack
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
 from layerswap.ground.commit import PARTIAL
