@@ -12,9 +12,9 @@ from effort import mostly_slow
 from gguf_conversion import FAMILIES, convert, save_model
 
 import layerswap as ls
+from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import RowOrder
 from layerswap.checkpoint.read import row_order, same_bytes
-from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.ground.errors import LayerswapError
 
 NOT_LOADED = ("cohere", "cohere2", "olmo2", "gpt_neox", "granite", "falcon-groups", "mixtral")

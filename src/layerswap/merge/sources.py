@@ -28,10 +28,10 @@ from layerswap.checkpoint.folder import (
     fetch_checkpoint,
     is_folder,
 )
+from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
-from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.views import restack
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
