@@ -27,14 +27,8 @@ from layerswap.engine.memory import LOGIT_BYTES
 from layerswap.engine.prefix import Pair, PrefixCache
 from layerswap.engine.rows import pad_with_mask
 from layerswap.engine.scoring import why_not_together
-from layerswap.engine.split import (
-    Entry,
-    one_token,
-    takes_positions,
-    transformers_cache,
-    why_no_kv_cache,
-)
-from layerswap.engine.trie import CHECKED_ROWS, CHECKED_TOKENS, ROUNDING, Node, Runner, reason_of
+from layerswap.engine.split import Entry, one_token, reason_of
+from layerswap.engine.trie import CHECKED_ROWS, CHECKED_TOKENS, ROUNDING, Node, Runner
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +70,6 @@ class JointBatch:
         self._lanes = Lanes(self._roots, len(prompts))
         counts = [level.counts for level in self._lanes.levels[1:-1]]
         self._cache = LaneCache(counts, self._width, decoding.max_new_tokens)
-        self._model_cache = transformers_cache(self._cache, len(counts))
-        self._takes_positions = takes_positions(self._virtual.model)
         sampling = decoding.sampling
         self._draws = sampling.draws(numbers, decoding.max_new_tokens) if sampling else None
         self._prompts = [list(prompt) for prompt in prompts]
@@ -115,10 +107,10 @@ class JointBatch:
         import numpy as np
         import torch
 
-        inputs = {"input_ids": self._ids, "past_key_values": self._model_cache, "use_cache": True}
+        inputs = {"input_ids": self._ids}
         if self._mask is not None:
             inputs["attention_mask"] = self._mask
-        if self._takes_positions:
+        if self._stack.takes_positions:
             ones = torch.ones_like(self._ids[:1]) if self._mask is None else self._mask
             inputs["position_ids"] = (ones.cumsum(dim=-1) - 1).masked_fill(ones == 0, 0)
         layouts = self._layouts = self._lanes.layout()
@@ -133,7 +125,9 @@ class JointBatch:
             padding = None if self._mask is None else self._width - self._lengths
             common = torch.tensor([self._prompts[0][: self._prefix]]).to(self._ids.device)
             prefix = PrefixCache(common, padding, self._cache.store)
-        for leaf, hidden in self._runner.states(self._roots, inputs, select, prefix=prefix):
+        for leaf, hidden in self._runner.states(
+            self._roots, inputs, select, cache=self._cache, prefix=prefix
+        ):
             segment, lane = self._lanes.start_of(leaf)
             start = int(leaves.starts[segment]) + lane
             lanes = slice(start, start + len(self._prompts))
@@ -206,18 +200,17 @@ class JointBatch:
         tokens = torch.tensor([self._written[row][-1:] for row in layout.row]).to(device)
         prompts = torch.from_numpy(self._lanes.prompt[layout.row]).to(device)
         inputs: dict[str, Any] = {"input_ids": tokens}
-        inputs |= {"past_key_values": self._model_cache, "use_cache": True}
         new = self._cache.length - self._width + 1
         if self._mask is not None:
             inputs["attention_mask"] = torch.nn.functional.pad(
                 self._mask[prompts], (0, new), value=1
             )
-        if self._takes_positions:
+        if self._stack.takes_positions:
             inputs["position_ids"] = (self._lengths[prompts] + new - 1)[:, None]
         entries = []
         for segment in layout.segments:
             self._virtual.use(0, segment.variant)
-            entries.append((segment, self._stack.before(**inputs)))
+            entries.append((segment, self._stack.before(self._cache, **inputs)))
         return merge_entries(entries, len(tokens))
 
     def _choose(self, hidden: torch.Tensor, rows: Ints) -> Ints:
@@ -275,7 +268,7 @@ def why_not_joint(
     virtual = runner.virtual
     obstacle = (
         (None if virtual.layers else "its layers are not in one list")
-        or why_no_kv_cache(virtual.model)
+        or runner.stack.why_no_kv_cache
         or why_not_together(runner, members, prompts)
     )
     if obstacle is not None:
@@ -313,7 +306,7 @@ def generate_alone(
     """Generate as `JointBatch.generate`, with transformers' `generate` for every composition."""
     import torch
 
-    stateful = getattr(runner.virtual.model, "_is_stateful", False)
+    remembers = not runner.virtual.layers or runner.stack.why_no_kv_cache is not None
     results: dict[tuple[int, int], Generation] = {}
     for member in members:
         model = runner.virtual.switch(member)
@@ -322,7 +315,7 @@ def generate_alone(
             ids = torch.tensor([list(prompt)], device=runner.virtual.device)
             runner.reset_rotary()
             with torch.inference_mode():
-                if stateful:  # without a cache, modules forget the previous text
+                if remembers:  # without a cache, modules forget the previous text
                     model(**one_token(runner.virtual.device))
                 results[member, index] = _write(model, ids, numbers[index], decoding)
     return results

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.engine.rows import TokenRow, longest_first
-from layerswap.engine.split import Call, Entry, SplitModel, takes_positions, transformers_cache
+from layerswap.engine.split import Call, Entry, SplitModel
 
 if TYPE_CHECKING:
     import torch
@@ -194,20 +194,18 @@ def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache
 
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     positions = inputs.get("position_ids")
-    if positions is None and takes_positions(stack.model):
+    if positions is None and stack.takes_positions:
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    common = {"past_key_values": transformers_cache(cache, len(stack.layers)), "use_cache": True}
-    prefix_inputs = {"input_ids": cache.ids, **common}
-    rest_inputs = {"input_ids": ids[:, cache.tokens :], **common}
+    prefix_inputs, rest_inputs = {"input_ids": cache.ids}, {"input_ids": ids[:, cache.tokens :]}
     if positions is not None:
         prefix_inputs["position_ids"] = torch.arange(cache.tokens, device=ids.device)[None]
         rest_inputs["position_ids"] = positions[:, cache.tokens :]
     if mask is not None:
         rest_inputs["attention_mask"] = mask
     cache.length = 0
-    prefix = stack.before(**prefix_inputs)
+    prefix = stack.before(cache, **prefix_inputs)
     cache.length = cache.tokens
-    rest = stack.before(**rest_inputs)
+    rest = stack.before(cache, **rest_inputs)
     calls: Any = [PairCall(a, b, cache) for a, b in zip(prefix.calls, rest.calls, strict=True)]
     hidden: Any = Pair(prefix.hidden, rest.hidden)
     return Entry(hidden, calls)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.engine.memory import LOGIT_BYTES
 from layerswap.engine.rows import Question, TokenRow, pad, rotary_limit
-from layerswap.engine.split import why_no_kv_cache
+from layerswap.engine.split import reason_of
 from layerswap.engine.trie import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     Leaf,
     Runner,
     gap_beyond_rounding,
-    reason_of,
 )
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ def why_no_shared_prefix(
     virtual = runner.virtual
     if not virtual.layers:
         return "its layers are not in one list"
-    if (obstacle := why_no_kv_cache(virtual.model)) is not None:
+    if (obstacle := runner.stack.why_no_kv_cache) is not None:
         return obstacle
     if rotary_limit(virtual.model) is not None:
         return "its rotary tables depend on the length of a batch"

@@ -8,19 +8,19 @@ layer, once to feed in the hidden state that comes out of the last layer.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from layerswap.engine.transformers_inside import LayerCache, cache_of_model
 from layerswap.ground.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from transformers import Cache, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,28 @@ class SplitModel:
         self._rotary = dynamic_rotary(model)
         self._learn_outputs()
 
-    def before(self, **inputs: Any) -> Entry:
-        """Run the part before the layers on the inputs of a forward pass."""
+    def before(self, cache: LayerCache | None = None, **inputs: Any) -> Entry:
+        """Run the part before the layers on the inputs of a forward pass, after those in a cache.
+
+        The calls of the layers then read and extend the cache.
+        """
         reset_rotary(self._rotary)
         calls: list[Call] = []
         entering: list[torch.Tensor] = []
 
         def record(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            hidden, *rest = args or (kwargs.pop("hidden_states"),)
+            # By its place, since models name it differently.
+            hidden, *rest = args or (kwargs.pop(next(iter(kwargs))),)
             entering.append(hidden)
             calls.append(Call(tuple(rest), kwargs))
             if layer == len(self.layers) - 1:
                 raise _LastLayerReached
             return self._output(layer, hidden)
 
-        with self._replaced(record):
+        caching = nullcontext() if cache is None else cache_of_model(cache, len(self.layers))
+        with self._replaced(record), caching:
             try:
-                self.model(**inputs)
+                self.model(**{**inputs, "use_cache": cache is not None})
             except _LastLayerReached:
                 return Entry(entering[0], calls)
         raise RuntimeError("the model did not call its last layer")
@@ -101,6 +106,48 @@ class SplitModel:
         with self._replaced(inject):
             logits = self.model(**(inputs or one_token(self._device, len(hidden)))).logits
         return logits if inputs else logits.reshape(len(hidden), -1)  # type: ignore[no-any-return]
+
+    @cached_property
+    def takes_positions(self) -> bool:
+        """True if the positions of tokens act, when they are given."""
+        import torch
+
+        def logits(*positions: int) -> torch.Tensor:
+            ids = torch.tensor([[0, 1], positions], device=self._device)
+            inputs = {"input_ids": ids[:1], "position_ids": ids[1:], "use_cache": False}
+            return self.model(**inputs).logits  # type: ignore[no-any-return]
+
+        def act() -> str | None:
+            return None if not torch.equal(logits(0, 1), logits(0, 0)) else "they do not act"
+
+        return reason_of(act) is None
+
+    @cached_property
+    def why_no_kv_cache(self) -> str | None:
+        """Return the reason why a KV cache per layer does not suffice; None if it does."""
+        updates: list[int] = []
+
+        class Filled:
+            length = 0
+
+            def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
+                updates.append(layer)
+                return keys, values
+
+        def fills() -> str | None:
+            entry = self.before(Filled(), input_ids=one_token(self._device)["input_ids"])
+            hidden = entry.hidden
+            for index, (layer, call) in enumerate(zip(self.layers, entry.calls, strict=True)):
+                hidden = call(layer, hidden)
+                if updates != [index]:
+                    return (
+                        f"layer {index} adds no keys and values of its own to a cache: it keeps a "
+                        "recurrent state, or reads another layer's"
+                    )
+                updates.clear()
+            return None
+
+        return reason_of(fills)
 
     def _learn_outputs(self) -> None:
         """Run one token, to learn the form of every layer's output."""
@@ -167,11 +214,6 @@ def read_one_token(model: PreTrainedModel, device: torch.device) -> None:
         )
 
 
-def takes_positions(model: PreTrainedModel) -> bool:
-    """True if the forward pass accepts the positions of the tokens."""
-    return "position_ids" in inspect.signature(model.forward).parameters
-
-
 def dynamic_rotary(model: nn.Module) -> list[Any]:
     """Return the rotary embeddings whose tables depend on texts read before (dynamic NTK)."""
     return [m for m in model.modules() if "dynamic" in str(getattr(m, "rope_type", ""))]
@@ -187,52 +229,16 @@ def reset_rotary(modules: Sequence[Any]) -> None:
                 setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
-def why_no_kv_cache(model: PreTrainedModel) -> str | None:
-    """Return the reason why a KV cache per layer does not suffice; None if it does."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+def reason_of(check: Callable[[], str | None]) -> str | None:
+    """Run a check of the model; return the reason that it finds, or its error."""
+    import torch
 
-    if getattr(model, "_is_stateful", False):
-        return "it keeps a recurrent state"
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return "it takes no cache of keys and values"
-    for layer in DynamicCache(config=model.config).layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            return f"its cache has a {type(layer).__name__}"
-    return None
-
-
-class LayerCache(Protocol):
-    """Keys and values that a layer's attention reads and extends; `length` counts padding too."""
-
-    length: int
-
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        """Take new keys and values, `[rows, heads, tokens, width]` each, and return all."""
-
-
-def transformers_cache(cache: LayerCache, layers: int) -> Cache:
-    """Wrap a cache for a transformers model of this many layers."""
-    from transformers import Cache
-
-    return Cache(layers=[_cache_layer_class()(cache, index) for index in range(layers)])
-
-
-@lru_cache
-def _cache_layer_class() -> Any:
-    """Define the class on first use, since transformers is imported only where it is needed."""
-    from transformers.cache_utils import DynamicLayer
-
-    class CacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-        def __init__(self, cache: LayerCache, index: int) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self._cache, self._index = cache, index
-
-        def update(
-            self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-        ) -> Any:
-            return self._cache.update(self._index, key_states, value_states)
-
-        def get_seq_length(self) -> int:
-            return self._cache.length
-
-    return CacheLayer
+    try:
+        with torch.inference_mode():
+            return check()
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        EvaluationError, RuntimeError, TypeError, ValueError, LookupError, AttributeError
+    ) as error:  # fmt: skip
+        return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -22,10 +22,11 @@ from layerswap.engine.split import (
     SplitModel,
     dynamic_rotary,
     read_one_token,
+    reason_of,
     reset_rotary,
 )
+from layerswap.engine.transformers_inside import LayerCache
 from layerswap.engine.virtual import VirtualModel
-from layerswap.ground.errors import EvaluationError
 
 if TYPE_CHECKING:
     import torch
@@ -140,21 +141,6 @@ def _largest_gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits.float() - expected.float()).abs().max())
 
 
-def reason_of(check: Callable[[], str | None]) -> str | None:
-    """Run a check of the model; return the reason that it finds, or its error."""
-    import torch
-
-    try:
-        with torch.inference_mode():
-            return check()
-    except torch.OutOfMemoryError:
-        raise
-    except (
-        EvaluationError, RuntimeError, TypeError, ValueError, LookupError, AttributeError
-    ) as error:  # fmt: skip
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
 @dataclass(frozen=True)
 class Leaf:
     """Compositions whose forward pass on a batch has reached the head.
@@ -225,6 +211,8 @@ class Runner:
         roots: Sequence[Node],
         inputs: Mapping[str, Any],
         before_layer: Callable[[Node], None] | None = None,
+        *,
+        cache: LayerCache | None = None,
         prefix: PrefixCache | None = None,
     ) -> Iterator[tuple[Node, torch.Tensor]]:
         """Yield the leaves of a trie, each with the output of its last layer; pairs with a prefix.
@@ -236,7 +224,7 @@ class Runner:
             self.virtual.use(node.depth, node.variant)
             if parent is None:
                 if prefix is None:
-                    entry = self.stack.before(**inputs)
+                    entry = self.stack.before(cache, **inputs)
                 else:
                     entry = read_prefix(self.stack, inputs, prefix)
                 hidden = entry.hidden

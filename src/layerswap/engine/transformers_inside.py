@@ -1,0 +1,67 @@
+"""The engine's contact with the inside of transformers; a test of its own holds each promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from threading import RLock, get_ident
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+_MAKING = RLock()
+
+
+class LayerCache(Protocol):
+    """Keys and values that a layer's attention reads and extends; `length` counts padding too."""
+
+    length: int
+
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
+        """Take new keys and values, `[rows, heads, tokens, width]` each, and return all."""
+
+
+@contextmanager
+def cache_of_model(cache: LayerCache, layers: int) -> Iterator[None]:
+    """Let a model with this many layers use `cache` wherever it makes a `DynamicCache` for itself.
+
+    So no argument has to be named by which a model takes a cache, hands it to its layers and
+    returns it: these names change between versions and differ between models.
+    """
+    from transformers import Cache, DynamicCache
+
+    original, thread = DynamicCache.__init__, get_ident()
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        if get_ident() != thread:
+            original(self, *args, **kwargs)
+        else:
+            Cache.__init__(self, [_cache_layer_class()(cache, index) for index in range(layers)])
+
+    with _MAKING:
+        DynamicCache.__init__ = make  # type: ignore[assignment,method-assign]
+        try:
+            yield
+        finally:
+            DynamicCache.__init__ = original  # type: ignore[method-assign]
+
+
+@lru_cache
+def _cache_layer_class() -> Any:
+    """Define the class on first use, since transformers is imported only where it is needed."""
+    from transformers import DynamicLayer
+
+    class CacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+        def __init__(self, cache: LayerCache, index: int) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self._cache, self._index = cache, index
+
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._cache.update(self._index, key_states, value_states)
+
+        def get_seq_length(self) -> int:
+            return self._cache.length
+
+    return CacheLayer
