@@ -6,19 +6,18 @@ Each round runs, one after the other and each as a process of its own: `cat` of 
 to /dev/null, `layerswap delta`, and the measuring alone, without starting Python, importing torch
 or drawing. First with the files in the page cache, then with them dropped from it, where the
 filesystem lets them be dropped. Prints the median of every command, its ratio to `cat`, and peak
-memory. The synthetic checkpoints are those of `merge_data.py`, made once in FOLDER.
+memory. The synthetic checkpoints are those of `checkpoints.py`, made once in FOLDER.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 from pathlib import Path
 
-from merge_data import layers_for, write_checkpoints
-from merge_runs import LAYERSWAP, Contestant, measure
+from checkpoints import layers_for, write_checkpoints
+from runner import LAYERSWAP, Contestant, measure, times
 
 ALONE = """
 import sys, time
@@ -62,25 +61,16 @@ def contestants(folder: Path, experts: list[str], script: Path) -> list[Contesta
     ]
 
 
-def run(found: list[Contestant], folder: Path, paths: list[Path], *, cold: bool) -> None:
-    for one in found:
+def run(commands: list[Contestant], folder: Path, paths: list[Path], *, cold: bool) -> None:
+    for contestant in commands:
         if cold:
             drop_from_cache(paths)
-        seconds, peak = measure(one.command, folder / "log.txt")
-        if one.name.startswith("measuring"):
+        seconds, peak = measure(contestant.command, folder / "log.txt")
+        if contestant.name.startswith("measuring"):
             seconds = float((folder / "log.txt").read_text().splitlines()[-1])
-        one.seconds.append(seconds)
-        one.peaks.append(peak)
-        print(f"{'cold' if cold else 'cached'}: {one.name}: {seconds:.2f} s", flush=True)
-
-
-def report(found: list[Contestant], label: str) -> None:
-    floor = statistics.median(found[0].seconds)
-    print(f"\n{label}\n| command | median s | ratio to cat | peak MB |\n|---|---|---|---|")
-    for one in found:
-        seconds = statistics.median(one.seconds)
-        peak = max(one.peaks) / 1e6
-        print(f"| {one.name} | {seconds:.2f} | {seconds / floor:.2f} | {peak:.0f} |")
+        contestant.seconds.append(seconds)
+        contestant.peaks.append(peak)
+        print(f"{'cold' if cold else 'cached'}: {contestant.name}: {seconds:.2f} s", flush=True)
 
 
 def main() -> None:
@@ -101,7 +91,8 @@ def main() -> None:
             measure(found[0].command, folder / "log.txt")  # into the cache
             for _ in range(options.rounds):
                 run(found, folder, paths, cold=cold)
-            report(found, "dropped from the page cache" if cold else "in the page cache")
+            title = "dropped from the page cache" if cold else "in the page cache"
+            print(times(found, found[0], title=title))
 
 
 if __name__ == "__main__":

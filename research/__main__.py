@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from research.questions import Question
 
 app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs/questions.md.")
 
@@ -13,9 +17,9 @@ app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs
 @app.command()
 def questions() -> None:
     """List the open questions of the papers, and the settings that each compares."""
-    from research.questions import questions as known
+    from research.questions import questions as every
 
-    for name, question in known().items():
+    for name, question in every().items():
         typer.echo(f"{name}: {question.title}")
         for setting in question.settings:
             typer.echo(f"    {setting.name}" + (" (a base of its own)" if setting.base else ""))
@@ -36,18 +40,30 @@ def ask(
 
     Example: python -m research ask divergence rounds --out questions
     """
-    from layerswap.study.journal import StudyJournal
-    from layerswap.study.runner import run_graph
     from layerswap.versions import need_extras
-    from research.answering import ANSWER
-    from research.questions import find, plan, works
+    from research.questions import find
 
     need_extras("training", "train")
-    graph = plan(find(question), seeds=seeds, n=n)
-    run_graph(graph, out, works(), log=lambda line: typer.echo(line, err=True)).check()
-    for name in question:
-        folder = StudyJournal(out, graph).folder(f"answer/{name}")
-        typer.echo((folder / ANSWER).with_suffix(".md").read_text("utf-8"))
+    for text in answered(find(question), out, seeds=seeds, n=n).values():
+        typer.echo(text)
+
+
+def answered(asked: Mapping[str, Question], out: Path, *, seeds: int, n: int) -> dict[str, str]:
+    """Run the steps of some questions; return the tables of each as Markdown."""
+    from layerswap.study.journal import StudyJournal
+    from layerswap.study.runner import run_graph
+    from research.answering import ANSWER, write_answer
+    from research.pairs import make_base, score_pair
+    from research.questions import plan
+
+    graph = plan(asked, seeds=seeds, n=n)
+    functions = {"base": make_base, "pair": score_pair, "answer": write_answer}
+    run_graph(graph, out, functions, log=lambda line: typer.echo(line, err=True)).check()
+    folders = {name: StudyJournal(out, graph).folder(f"answer/{name}") for name in asked}
+    return {
+        name: (folder / ANSWER).with_suffix(".md").read_text("utf-8")
+        for name, folder in folders.items()
+    }
 
 
 if __name__ == "__main__":

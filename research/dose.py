@@ -1,6 +1,5 @@
 """Tables and figure of the dose of text, from the recorded answers.
 
-    python -m research.dose record STUDY              # a finished study of INPUTS/dose-*.yaml
     python -m research.dose duplicates PUBLISHED INPUTS
     python -m research.dose figure
 
@@ -21,11 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from layerswap.checkpoint.remote import TRAINING
-from layerswap.evaluation.results import SCORES_TABLE
 from layerswap.evaluation.statistics import (
     Classified,
     Interval,
@@ -36,7 +31,6 @@ from layerswap.evaluation.statistics import (
 from layerswap.ground.commit import write_json
 from layerswap.report import Drawing
 from layerswap.report.drawing import EXPERTS, INK, settings
-from layerswap.study.journal import read_journal
 from layerswap.study.results import RESULTS, read_condition_scores
 from layerswap.training.mix.filters import overlap
 from research import inputs
@@ -49,7 +43,6 @@ HERE = Path(__file__).parent
 AVERAGE = "plain average"
 FIGURE = HERE.parent / "docs" / "images" / "dose"
 EXPERTS_FILE, DUPLICATES, LOSSES = "experts.json", "duplicates.json", "losses.json"
-STEPS = "steps.json"
 STEP = 512
 """Tokens of a training step."""
 STUDIES = {
@@ -316,77 +309,9 @@ def draw() -> Drawing:
     return Drawing(figure, "Gain on the task expert by dose of text", "; ".join(facts))
 
 
-def record(study: Path) -> None:
-    """Copy a study's answers, names of experts, and validation losses of language experts.
-
-    Recorded answers of other language experts stay, if the task experts still answer as recorded.
-    The seconds of a training count from its last resume.
-    """
-    from research.transfer import record as record_study  # which imports this module
-
-    graph = read_journal(study).graph
-    folder = HERE / graph["tables"].settings["name"]
-    kinds = {
-        step.name.removeprefix("select/"): [Path(one) for one in step.settings["experts"]]
-        for step in graph
-        if step.kind == "select"
-    }
-    names = {kind: [one.name for one in own] for kind, own in kinds.items()}
-    known = _json(folder / EXPERTS_FILE)
-    before = {code: _rows(folder, code) for code in known.keys() & names.keys() - {"task"}}
-    record_study(study, _json(folder / STEPS))
-    for code, rows in before.items():
-        names[code] = _join(folder, code, rows, known[code], names[code])
-    write_json(folder / EXPERTS_FILE, known | names)
-    if folder.name != "dose-task":
-        return
-    trained = _json(folder / LOSSES)
-    for expert in (one for kind, own in kinds.items() if kind != "task" for one in own):
-        found = json.loads((expert / TRAINING).read_text("utf-8"))
-        trained[expert.name] = {
-            "steps": found["steps"],
-            "validation loss, nats per token": found["losses"]["validation"],
-            "seconds": found["seconds"],
-        }
-    write_json(folder / LOSSES, trained)
-
-
 def _json(path: Path) -> dict[str, Any]:
     """The content of a file, empty if it does not exist."""
     return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
-
-
-def _rows(folder: Path, code: str) -> list[dict[str, Any]]:
-    return pq.read_table(folder / code / RESULTS / SCORES_TABLE).to_pylist()
-
-
-def _join(
-    folder: Path, code: str, before: Sequence[dict[str, Any]], known: list[str], names: list[str]
-) -> list[str]:
-    """Put earlier answers before those of a study; return the names of all language experts."""
-    path = folder / code / RESULTS / SCORES_TABLE
-    schema, rows = pq.read_schema(path), _rows(folder, code)
-    every = [*known, *(one for one in names if one not in known)]
-    places = {str(i): str(every.index(one)) for i, one in enumerate(names)}
-    for row in rows:
-        task, dash, language = (old := row["pair"]).partition("-")
-        row["pair"] = f"{task}{dash}{places.get(language, '')}"
-        row["model"] = row["model"].replace(f"{old}:", f"{row['pair']}:")
-
-    def stated(of: Sequence[dict[str, Any]]) -> dict[tuple[str, int, str], str]:
-        """What the base and the task experts answer."""
-        return {
-            (row["pair"].partition("-")[0], row["document"], row["metric"]): row["predicted"]
-            for row in of
-            if row["method"] in ("base", TASK)
-        }
-
-    if stated(before) != stated(rows):
-        raise SystemExit(f"{path}: the task experts do not answer as recorded")
-    renewed = {*places.values()}
-    kept = [row for row in before if row["pair"] and row["pair"].partition("-")[2] not in renewed]
-    pq.write_table(pa.Table.from_pylist(kept + rows, schema), path)
-    return every
 
 
 def find_duplicates(published: Path, folder: Path) -> None:
@@ -416,16 +341,12 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    recording = commands.add_parser("record", help="record a finished study")
-    recording.add_argument("study", type=Path, help="folder of the study")
     counting = commands.add_parser("duplicates", help="list what test and training text share")
     counting.add_argument("published", type=Path, help="folder of the published files")
     counting.add_argument("inputs", type=Path, help="folder of the inputs")
     commands.add_parser("figure", help="draw the curve")
     given = parser.parse_args()
-    if given.command == "record":
-        record(given.study)
-    elif given.command == "duplicates":
+    if given.command == "duplicates":
         find_duplicates(given.published, given.inputs)
     else:
         save_svg(draw(), FIGURE)

@@ -21,7 +21,7 @@ from layerswap.lab.datasets import BaseMix
 from layerswap.lab.tasks import ProblemKind
 from layerswap.lab.train import ModelShape, Training, Trainings
 from layerswap.lab.world import VERB_LAST, LanguageSettings, WorldSettings
-from layerswap.study.runner import Context, StepFunction
+from layerswap.study.runner import Context
 from layerswap.study.steps import Graph, Step
 
 FIRST_SEED = 5000
@@ -147,14 +147,6 @@ def plan(asked: Mapping[str, Question], *, seeds: int, n: int) -> Graph:
         settings = {"question": question.title, "pairs": needs}
         steps[f"answer/{name}"] = Step(f"answer/{name}", "answer", settings, tuple(needs))
     return Graph(list(steps.values()))
-
-
-def works() -> Mapping[str, StepFunction]:
-    """The function of each kind of step."""
-    from research.answering import write_answer
-    from research.pairs import make_base, score_pair
-
-    return {"base": make_base, "pair": score_pair, "answer": write_answer}
 
 
 def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:

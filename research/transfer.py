@@ -2,10 +2,8 @@
 
     python -m research.transfer                  # prints them; nothing is trained or evaluated
     python -m research.transfer --write          # writes them into the pages and README.md
-    python -m research.transfer --study FOLDER   # first records a finished study, by its name
 
-Recorded are one score per document and condition, every document's label, and the seconds and
-versions of every step. A page marks where a table stands by `<!-- transfer: NAME -->` and
+A page marks where a table stands by `<!-- transfer: NAME -->` and
 `<!-- end -->`.
 """
 
@@ -14,24 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
-import sqlite3
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow
 import pyarrow.parquet
-import yaml
 
 from layerswap.compose import Zones
 from layerswap.evaluation.harness import CALIBRATED, calibrate
-from layerswap.evaluation.response_cache import request_key
 from layerswap.evaluation.results import read_scores
 from layerswap.evaluation.statistics import (
     RESAMPLES,
@@ -43,11 +33,8 @@ from layerswap.evaluation.statistics import (
     paired_over_groups,
     wilcoxon_p,
 )
-from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
-from layerswap.evaluation.suites.suites import write_suite
 from layerswap.search.conditions import DEFAULT, JOINT, Condition
 from layerswap.search.protocol import Values, choose, select
-from layerswap.study.journal import read_journal
 from layerswap.study.results import (
     RESULTS,
     BenchmarkResult,
@@ -61,7 +48,7 @@ from research.markdown import per_cent, points, table
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGES = (DOCS / "real.md", DOCS / "dose.md", HERE.parent / "README.md")
-SCORES, LABELS, PROBABILITIES = "scores.parquet", "labels.json", "probabilities.parquet"
+LABELS, PROBABILITIES = "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {
     "headlines": "headline-transfer",
@@ -128,8 +115,6 @@ PARTIAL_ROWS = (
 """The name of a model in the table, the kind of study that has it, and its name there."""
 ZONES = {"headlines": "headline-zones", "sentences": "topic-zones"}
 """The studies of a grid of zones on the experts of seed 1, with recorded signals."""
-BOUND = 32768
-"""Context length of the model, a part of the keys of stored answers."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -646,126 +631,10 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
     )
 
 
-def record(study: Path, steps: Mapping[str, Any] | None = None) -> None:
-    """Copy the scores of a finished study, the seconds of its steps, and probabilities.
-
-    Recorded `steps` of earlier studies stay.
-    """
-    journal = read_journal(study)
-    folder = HERE / journal.graph["tables"].settings["name"]
-    facts, labels_by_language = dict(steps or {}), {}
-    for step in journal.graph:
-        found = journal.record(step.name)
-        if found is None:
-            continue
-        facts[step.name] = {"seconds": found.seconds, "versions": found.versions}
-        if step.kind == "evaluate":
-            evaluated, code = journal.folder(step.name), step.settings["language"]
-            kept = folder / code / RESULTS
-            kept.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(evaluated / RESULTS / SCORES, kept / SCORES)
-            if folder.name in TASKS.values():
-                labels_by_language[code] = _record_task(kept.parent, evaluated, step.settings)
-    (folder / "steps.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", "utf-8")
-    if labels_by_language:
-        (folder / LABELS).write_text(json.dumps(labels_by_language) + "\n", "utf-8")
-
-
-def _record_task(folder: Path, evaluated: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Record the log-probability of every label under the calibrated models.
-
-    Args:
-        folder: where to.
-        evaluated: of the step, with its answers.
-        settings: of the step.
-
-    Returns:
-        The labels of the test documents.
-    """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(settings["base"])
-    questions, gold, words = _questions(settings["evaluate"]["suite"], settings["language"])
-    ((_, found),) = read_condition_scores(evaluated / RESULTS).items()
-    answers = _answers(evaluated / "answers.sqlite", tokenizer, questions, words)
-    columns: dict[str, Any] = {"model": [], "document": [], **{word: [] for word in words}}
-    for name, condition in _calibrated_models(found).items():
-        right = found.scores[condition]
-        # The answers are kept by a hash of the weights; the scores say which model that is.
-        matching = [
-            one
-            for one in answers
-            if (([words[i] for i in one.argmax(axis=1)] == np.array(gold)) == right).all()
-        ]
-        for logs in matching[:1]:
-            columns["model"] += [name] * len(logs)
-            columns["document"] += range(-found.published, len(logs) - found.published)
-            for word, column in zip(words, logs.T, strict=True):
-                columns[word] += np.round(column, 3).tolist()
-    kinds = {word: pyarrow.array(columns[word], pyarrow.float32()) for word in words}
-    written = pyarrow.table(
-        {**columns, "document": np.array(columns["document"], np.int16), **kinds}
-    )
-    pyarrow.parquet.write_table(
-        written, folder / PROBABILITIES, compression="zstd", use_dictionary=["model"]
-    )
-    return gold[found.published :]
-
-
-def _calibrated_models(found: BenchmarkScores) -> dict[str, Condition]:
-    """The models with recorded probabilities, by their names in the tables."""
-    own = {str(replace(one, pair="")): one for one in found.scores}
-    kept = {name: own[name] for name in ("swap, default", "soup", PARTIAL, "task expert", "base")
-            if name in own}  # fmt: skip
-    for method in ("weighted soup", "task arithmetic"):
-        kept[f"{method}, chosen on development"] = chosen_setting(found, method)
-    return kept
-
-
-def _questions(suite: str, code: str) -> tuple[list[str], list[str], list[str]]:
-    """The prompts of the development and the test documents, their labels, and all labels."""
-    prompts, gold = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        data, tasks = DataFolder.given(None), TaskFolder(Path(folder))
-        written = write_suite(suite, [code], tasks, data=data, development=True)
-        for one in reversed(written):  # the development split comes first
-            config = yaml.safe_load((Path(folder) / f"{one.name}.yaml").read_text("utf-8"))
-            for line in (Path(folder) / f"{one.name}.test.jsonl").read_text("utf-8").splitlines():
-                row = json.loads(line)
-                prompts.append(config["doc_to_text"].replace("{{text}}", row["text"]))
-                gold.append(row["label"])
-        return prompts, gold, list(config["doc_to_choice"])
-
-
-def _answers(
-    store: Path, tokenizer: Any, prompts: Sequence[str], words: Sequence[str]
-) -> list[npt.NDArray[np.float64]]:
-    """The log-probabilities of the labels, `(documents, labels)`, of every model in a store."""
-    asked = []
-    for prompt in prompts:
-        context = tokenizer(prompt).input_ids
-        wholes = [tokenizer(f"{prompt} {word}").input_ids for word in words]
-        asked.append([(context, whole[len(context) :]) for whole in wholes])
-    keys = [[request_key("score", *pair, BOUND, "float32") for pair in row] for row in asked]
-    found = []
-    with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as database:
-        for (one,) in database.execute("SELECT DISTINCT composition FROM answers").fetchall():
-            rows = "SELECT request, answer FROM answers WHERE composition = ?"
-            answers = dict(database.execute(rows, (one,)).fetchall())
-            if all(key in answers for row in keys for key in row):
-                found.append(
-                    np.array([[json.loads(answers[key])[0] for key in row] for row in keys])
-                )
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, help="folder of a finished study to record")
     parser.add_argument("--write", action="store_true", help="write the tables into the pages")
     given = parser.parse_args()
-    if given.study is not None:
-        record(given.study)
     every = tables()
     for name, text in every.items():
         print(f"## {name}\n\n{text}\n")

@@ -1,7 +1,7 @@
 """layerswap against the real mergekit, on the same configurations and checkpoints.
 
 An optional job: set LAYERSWAP_MERGEKIT to a `mergekit-yaml` executable and run with `-m slow`;
-`install_mergekit` in bench/merge_runs.py makes one. The departures that docs/mergekit.md lists have
+`install_mergekit` in bench/merge.py makes one. The departures that docs/mergekit.md lists have
 a test each where they change numbers, which fails when one is gone.
 """
 

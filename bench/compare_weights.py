@@ -1,6 +1,6 @@
 """Compares two merged checkpoints tensor by tensor; part of the merge benchmark.
 
-    python bench/merge_compare.py OURS THEIRS [--ties SOURCES DENSITY]
+    python bench/compare_weights.py OURS THEIRS [--ties SOURCES DENSITY]
 
 Prints one JSON object with counts of elements: equal bits, apart by one step of the dtype (what
 one rounding can do), and further apart. With `--ties`, the last are looked up in the sources (the

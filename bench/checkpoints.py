@@ -1,6 +1,6 @@
-"""Synthetic Llama-shaped checkpoints for the merge benchmark: a base and two experts of it.
+"""Synthetic Llama-shaped checkpoints for benchmarks: a base and two experts of it.
 
-    python bench/merge_data.py FOLDER --gb 2
+    python bench/checkpoints.py FOLDER --gb 2
 
 Writes `base`, `task` and `language`: bfloat16 shards of 1 GB, `config.json` and a tiny tokenizer.
 Size is set by the number of layers. The experts' deltas are normal with a standard deviation of
