@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from layerswap.ground import commit
+from layerswap.ground import commit, system
 
 MARKER = "layerswap.json"
 PARTS = 4
@@ -65,7 +65,7 @@ def check_after_kill(target: Path, size: int = 20_000) -> str:
 
 def kill_at_line(count: int) -> None:
     """From here on, kill this process at the `count`-th line of the commit or of `shutil`."""
-    watched, left = {commit.__file__, shutil.__file__, __file__}, count
+    watched, left = {commit.__file__, system.__file__, shutil.__file__, __file__}, count
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
@@ -81,7 +81,7 @@ def kill_at_line(count: int) -> None:
 
 
 def steps(parent: Path, *, fresh: bool) -> None:
-    commit.os.fsync = lambda _: None  # the kernel outlives the process: not what is tested here
+    system.os.fsync = lambda _: None  # the kernel outlives the process: not what is tested here
     target, seen = parent / "out", {"old or new": 0, "set aside": 0, "nothing": 0}
     commit_version(target, 1, size=10)
     for count in itertools.count(1):
@@ -107,5 +107,5 @@ def steps(parent: Path, *, fresh: bool) -> None:
 if __name__ == "__main__":
     verb, where, argument = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if verb == "steps" and argument == "1":
-        commit._exchange = lambda *_: False
+        system.exchange = lambda *_: False
     steps(where, fresh=verb == "fresh")

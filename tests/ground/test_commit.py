@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -14,7 +15,7 @@ import committer
 import pytest
 from committer import MARKER, commit_version, whole_version, write_output
 
-from layerswap.ground import commit
+from layerswap.ground import commit, system
 from layerswap.ground.commit import atomic_folder
 from layerswap.ground.errors import MergeError
 
@@ -67,7 +68,7 @@ def old(target):
 @pytest.fixture(params=["exchange", "fallback"])
 def either_way(request, monkeypatch):
     if request.param == "fallback":
-        monkeypatch.setattr(commit, "_exchange", lambda *_: False)
+        monkeypatch.setattr(system, "exchange", lambda *_: False)
     return request.param
 
 
@@ -97,8 +98,8 @@ def test_overwriting(old, either_way):
 def exchange_answers(monkeypatch, code):
     """Have the system's exchange fail with a code; None for a system without the call."""
     call = {} if code is None else {"renameat2": staticmethod(lambda *_: -1)}
-    monkeypatch.setattr(commit.ctypes, "CDLL", lambda *_, **__: type("Library", (), call))
-    monkeypatch.setattr(commit.ctypes, "get_errno", lambda: code)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: type("Library", (), call))
+    monkeypatch.setattr(ctypes, "get_errno", lambda: code)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, None])
@@ -121,7 +122,7 @@ def test_the_real_exchange_is_one_step(tmp_path):
     for version in (1, 2):
         (tmp_path / str(version)).mkdir()
         write_output(tmp_path / str(version), version)
-    if not commit._exchange(tmp_path / "1", tmp_path / "2"):
+    if not system.exchange(tmp_path / "1", tmp_path / "2"):
         pytest.skip("this system cannot exchange folders")
     assert whole_version(tmp_path / "1") == 2
     assert whole_version(tmp_path / "2") == 1
@@ -273,7 +274,7 @@ def test_a_disk_that_fails_to_flush(old, monkeypatch, code):
     def fsync(_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(commit.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(MergeError) as caught:
         commit_version(old, 2)
     expected = f"{old}: cannot be written ({os.strerror(code)}); nothing was kept"
@@ -290,14 +291,14 @@ def test_a_filesystem_that_cannot_flush_folders(target, monkeypatch):
             raise OSError(errno.EINVAL, "Invalid argument")
         real(handle)
 
-    monkeypatch.setattr(commit.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     commit_version(target, 1)
     assert whole_version(target) == 1
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
 def test_a_fallback_that_fails_half_way_puts_the_old_output_back(old, monkeypatch, error):
-    monkeypatch.setattr(commit, "_exchange", lambda *_: False)
+    monkeypatch.setattr(system, "exchange", lambda *_: False)
     real = os.rename
 
     def rename(source, destination):
@@ -360,7 +361,7 @@ def test_a_target_that_appears_at_the_last_moment_is_kept(target, kind, monkeypa
 def record(monkeypatch):
     """The disk operations of a commit in order: (verb, path)."""
     events = []
-    fsync, rename, rmtree, exchange = os.fsync, os.rename, shutil.rmtree, commit._exchange
+    fsync, rename, rmtree, exchange = os.fsync, os.rename, shutil.rmtree, system.exchange
 
     def recorded_fsync(handle):
         events.append(("sync", Path(f"/proc/self/fd/{handle}").readlink()))
@@ -379,10 +380,10 @@ def record(monkeypatch):
             events.append(("remove", Path(path)))
         rmtree(path, **options)
 
-    monkeypatch.setattr(commit.os, "fsync", recorded_fsync)
-    monkeypatch.setattr(commit.os, "rename", recorded_rename)
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "rename", recorded_rename)
     monkeypatch.setattr(commit.shutil, "rmtree", recorded_rmtree)
-    monkeypatch.setattr(commit, "_exchange", recorded_exchange)
+    monkeypatch.setattr(system, "exchange", recorded_exchange)
     return events
 
 
@@ -409,7 +410,7 @@ def test_the_old_output_goes_only_after_the_parent_is_flushed(old, record, monke
 
 
 def test_the_order_without_an_exchange(old, record, monkeypatch):
-    monkeypatch.setattr(commit, "_exchange", lambda *_: False)
+    monkeypatch.setattr(system, "exchange", lambda *_: False)
     with committed(old, overwrite=True) as folder:
         write_output(folder, 2)
     verbs = [verb for verb, _ in record]

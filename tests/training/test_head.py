@@ -194,7 +194,7 @@ def test_freed_memory_is_kept_for_the_next_batch():
     """A tensor of 64 MB has 16,384 pages of 4 KB; small objects may split a kept block once."""
     script = """
 import resource, torch
-from layerswap.training.expert.trainer import keep_freed_memory
+from layerswap.ground.system import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,6 +1,6 @@
 """Tensors on disk: positioned reads, conversion of dtypes, hashes and comparison of files.
 
-Files are read with `os.pread` and not with a memory map. If a mapped file shrinks, or a network
+Files are read by position and not with a memory map. If a mapped file shrinks, or a network
 filesystem fails, SIGBUS kills the process, and no program can catch that.
 
 NumPy has no bfloat16: its elements are held as bits in uint16, and 8-bit floats in uint8. Quantised
@@ -11,7 +11,6 @@ between the stored form and the form for arithmetic.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from layerswap.checkpoint.header import (
     block_of,
 )
 from layerswap.checkpoint.remote import RemoteFile, RemoteHandle, WeightFile
+from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import open_source
 from layerswap.versions import need_extras
@@ -85,7 +85,7 @@ def read_into(handle: Handle, offset: int, buffer: memoryview, path: WeightFile)
     done = 0
     while done < len(buffer):
         try:
-            count = os.preadv(handle, [buffer[done:]], offset + done)
+            count = system.read_at(handle, buffer[done:], offset + done)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         if count == 0:

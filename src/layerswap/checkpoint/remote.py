@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError, LayerswapError, MergeError, one_line
 from layerswap.ground.strict_json import MAX_JSON_BYTES, clipped
 
@@ -337,7 +338,7 @@ class RemoteHandle:
             if first <= offset and stop <= last:
                 done = 0
                 while done < len(buffer):
-                    done += os.preadv(handle, [buffer[done:]], offset - first + done)
+                    done += system.read_at(handle, buffer[done:], offset - first + done)
                 return
         for data in self.file.stream(offset, stop):
             buffer[: len(data)] = data
@@ -357,16 +358,8 @@ class RemoteHandle:
     def copy_to(self, output: int, start: int, stop: int, offset: int) -> None:
         """Write bytes [start, stop) to `offset` of an open file, as they arrive."""
         for data in self.file.stream(start, stop):
-            write_at(output, data, offset)
+            system.write_at(output, data, offset)
             offset += len(data)
-
-
-def write_at(output: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write all bytes at `offset` of an open file."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(output, view, offset)
-        view, offset = view[count:], offset + count
 
 
 def find_weights(source: str, folder: Path, commit: str | None) -> Callable[[str], WeightFile]:

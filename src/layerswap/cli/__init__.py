@@ -10,7 +10,6 @@ import atexit
 import errno
 import gc
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from layerswap.cli import commands, output
+from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, visible
 from layerswap.versions import missing_import
 
@@ -132,8 +132,7 @@ def _root(
 def _interrupt_again(dropped: UnraisableHookArgs) -> None:
     """Repeat an interrupt that Python dropped because a finaliser was running."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        main_thread = threading.main_thread().ident
-        again = threading.Timer(0.1, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again = threading.Timer(0.1, system.interrupt_main)
         again.daemon = True
         again.start()
     else:
@@ -149,6 +148,7 @@ def main() -> None:
     atexit.register(gc.freeze)
     sys.unraisablehook = _interrupt_again
     warnings.showwarning = lambda message, *_, **__: output.log(f"warning: {message}")
+    system.open_console()
     try:
         app = application(next(iter(sys.argv[1:]), None))
         code = app(prog_name="layerswap", standalone_mode=False)

@@ -135,7 +135,7 @@ def composability(
         rows = [(row.signal, row.spearman) for row in correlations]
         title = f"Spearman's correlation with {merged}"
         drawn = draw_intervals(rows, measure=title, unit="rho")
-        figure.write_text(drawn.svg() + "\n", "utf-8")
+        figure.write_bytes((drawn.svg() + "\n").encode())
         output.say(f"wrote {figure}")
 
 

@@ -23,6 +23,7 @@ from layerswap.deltas.measure import (
     common_rows,
     measure_tensor,
 )
+from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError, RecipeError
 from layerswap.ground.types import Advance, PathLike, listed
 from layerswap.methods.rows import Axis
@@ -198,7 +199,7 @@ class Atlas:
         folder.mkdir(parents=True, exist_ok=True)
         _write_tables(self, folder)
         head = {"base": self.base, "experts": list(self.experts), "axis": self.axis}
-        (folder / ATLAS).write_text(json.dumps(head, indent=2) + "\n", "utf-8")
+        (folder / ATLAS).write_bytes((json.dumps(head, indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, folder: PathLike) -> Atlas:
@@ -320,7 +321,7 @@ def measure(
             progress(base.tensors[name].nbytes * (1 + len(order)))
         return result
 
-    workers = threads or len(os.sched_getaffinity(0))
+    workers = threads or system.processors()
     with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:
         measured = dict(zip(names, pool.map(work, names), strict=True))
     for name in subjects.tensors:
@@ -434,7 +435,7 @@ def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes, dict[Pair, di
 def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     if find_spec("pyarrow") is None:
         lines = (json.dumps(row, default=lambda vector: vector.tolist()) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text("".join(lines), "utf-8")
+        (folder / f"{name}.jsonl").write_bytes("".join(lines).encode())
         return
     import pyarrow as pa
     import pyarrow.parquet as pq

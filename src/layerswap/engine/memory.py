@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from layerswap.ground import system
 
 if TYPE_CHECKING:
     import torch
@@ -97,12 +98,7 @@ def free_bytes(device: torch.device) -> int:
 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        # With the file cache, which the system gives back on demand.
-        words = Path("/proc/meminfo").read_text("ascii").split()
-        return int(words[words.index("MemAvailable:") + 1]) << 10
-    except (ValueError, OSError):  # not on every system; then an amount that a laptop has
-        return 4 << 30
+    return system.free_memory()
 
 
 def _nbytes(tensors: Tensors) -> int:

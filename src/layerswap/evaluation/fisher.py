@@ -129,7 +129,7 @@ def estimate_fisher(
     with atomic_folder(target, marker=FISHER_RECORD, overwrite=overwrite) as folder:
         _write(folder, loaded, fisher, checkpoint)
         text = json.dumps(about, indent=2, ensure_ascii=False)
-        (folder / FISHER_RECORD).write_text(text + "\n", "utf-8")
+        (folder / FISHER_RECORD).write_bytes((text + "\n").encode())
         if _fingerprints(checkpoint) != before:
             raise CheckpointError(f"{checkpoint.identity}: changed while its Fisher was estimated")
     return target
@@ -218,6 +218,7 @@ def _write(
     if missing:
         whole = {**load_file(draft / "model.safetensors"), **missing}
         save_file(whole, folder / FISHER_WEIGHTS, {"format": "pt"})
+        del whole  # it maps the file that is removed
     else:
         (draft / "model.safetensors").rename(folder / FISHER_WEIGHTS)
     shutil.rmtree(draft)

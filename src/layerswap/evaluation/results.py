@@ -273,7 +273,7 @@ def write_results(
             whole |= {key: {**old[key], **value} for key, value in whole.items()
                       if key != "config" and isinstance(value, dict) and key in old}  # fmt: skip
         text = json.dumps(whole, indent=2, default=handle_non_serializable, ensure_ascii=False)
-        (folder / RESULTS).write_text(text + "\n", "utf-8")
+        (folder / RESULTS).write_bytes((text + "\n").encode())
     scores = tidy(results, asked)
     further = [columns[score.model] for score in scores] if columns else [{} for _ in scores]
     rows = [*zip(scores, further, strict=True), *kept.scores]

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Literal
 
-from layerswap.evaluation import _sandbox_child as child
+from layerswap.ground import system
 from layerswap.ground.errors import EvaluationError
 
 Outcome = Literal["passed", "failed", "timeout"]
@@ -33,8 +33,9 @@ WAITING = 3
 """Wall-clock time of a program in units of its processor time, for a busy machine."""
 START_SECONDS = 30
 """Time for an interpreter to start and isolate itself, on a busy machine."""
-KILLED = {sign - number for sign in (0, 256) for number in (signal.SIGKILL, signal.SIGXCPU)}
-"""Exit codes of a process that has used up its time, or of the keeper of its namespace."""
+KILLED = {sign - number for sign in (0, 256) for number in (9, 24)}
+"""Exit codes of a process that has used up its time, or of the keeper of its namespace: Linux'
+SIGKILL and SIGXCPU."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,10 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
         `"passed"`.
     """
     limits = limits or Limits()
-    if sys.platform != "linux":
+    if not system.LINUX:
         raise EvaluationError("programs that a model writes run on Linux only")
+    from layerswap.evaluation import _sandbox_child as child
+
     text = source.encode("utf-8", errors="replace").decode("utf-8")
     token = secrets.token_hex()
     task = {"source": text, "tests": "\n".join(tests), "token": token, **asdict(limits)}

@@ -8,8 +8,6 @@ next commit to the same target resumes or removes the partial folder.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import json
 import os
 import platform
@@ -23,6 +21,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError, MergeError
 from layerswap.ground.strict_json import read_json_object
 from layerswap.ground.types import PathLike
@@ -34,8 +33,6 @@ REPLACED = ".replaced-"
 """Follows the target's name in the name of the old folder while it is being replaced."""
 FLUSHES = 8
 """Files that are flushed at a time."""
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 # --- outputs ---
@@ -83,7 +80,7 @@ def atomic_file(
         # Another process may have finished the same target in the meantime.
         refuse_file(real, is_ours=is_ours, overwrite=overwrite)
         path.replace(real)
-        _sync(real.parent)
+        system.flush(real.parent)
 
 
 @contextmanager
@@ -115,7 +112,7 @@ def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -
         except OSError:  # the target has appeared since the check
             refuse_target(target, marker=marker, overwrite=False)
             raise
-    elif _exchange(folder, target):
+    elif system.exchange(folder, target):
         old = folder
     else:
         old = target.with_name(target.name + REPLACED + uuid.uuid4().hex[:8])
@@ -125,35 +122,20 @@ def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -
         except BaseException:
             old.rename(target)
             raise
-    _sync(target.parent)
+    system.flush(target.parent)
     # Only now: a power cut must never leave the old folder half removed under its own name.
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two folders in one atomic step; return False if the system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    paths = os.fsencode(first), os.fsencode(second)
-    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(code, os.strerror(code), str(second))
 
 
 def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a JSON file atomically: readers see the old content or the new."""
     draft = path.with_name(f".{path.name}{PARTIAL}{os.getpid()}")
     try:
-        with draft.open("w", encoding="utf-8") as stream:
+        with draft.open("w", encoding="utf-8", newline="\n") as stream:
             stream.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
             stream.flush()
-            os.fsync(stream.fileno())
+            system.flush_handle(stream.fileno())
         if path.exists():
             shutil.copymode(path, draft)
         draft.replace(path)
@@ -169,19 +151,7 @@ def sync_tree(folder: Path) -> None:
     with ThreadPoolExecutor(FLUSHES, thread_name_prefix="flush") as pool:
         for directory, _, files in os.walk(folder):
             paths = (Path(directory, name) for name in (*files, ""))
-            list(pool.map(_sync, paths))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        # Some network filesystems refuse to flush a folder; its files are flushed.
-        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EBADF)):
-            raise
-    finally:
-        os.close(handle)
+            list(pool.map(system.flush, paths))
 
 
 # --- refusals ---
@@ -193,6 +163,7 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
     An existing folder needs `overwrite` and must hold `marker`.
     """
     folder = _absolute(target)
+    system.check_path(folder)
     with _unwritable(folder):
         if folder.is_symlink():
             raise MergeError(f"{folder}: is a link; choose another output")
@@ -213,6 +184,7 @@ def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite:
     An existing file needs `overwrite`, and layerswap must have written it.
     """
     file = _absolute(target)
+    system.check_path(file)
     with _unwritable(file):
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise MergeError(f"{file}: exists and is not a file; choose another output")
@@ -289,13 +261,13 @@ class Journal:
 
     def _enter(self, file: str, nbytes: int | None = None) -> None:
         path = self._folder / file
-        _sync(path)
+        system.flush(path)
         self.finished[file] = path.stat().st_size if nbytes is None else nbytes
         draft = self._folder / f"{JOURNAL}.draft"
-        with draft.open("w", encoding="utf-8") as stream:
+        with draft.open("w", encoding="utf-8", newline="\n") as stream:
             json.dump({"key": self._key, "finished": self.finished}, stream)
             stream.flush()
-            os.fsync(stream.fileno())
+            system.flush_handle(stream.fileno())
         draft.replace(self._folder / JOURNAL)
 
 
@@ -337,20 +309,10 @@ def _leftovers(target: Path) -> Iterator[Path]:
     prefix = _partial_prefix(target)
     for leftover in sorted(target.parent.glob(f"{escape(prefix)}*")):
         pid = leftover.name.removeprefix(prefix).split("-")[0]
-        if pid.isdecimal() and not _is_running(int(pid)):
+        if pid.isdecimal() and not system.is_running(int(pid)):
             yield leftover
 
 
 def _partial_prefix(target: Path) -> str:
     # With the host's name, because a process id means nothing on another machine.
     return f"{target.name}{PARTIAL}{platform.node() or 'host'}-"
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

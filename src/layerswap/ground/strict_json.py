@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError
 
 MAX_JSON_BYTES = 100_000_000
@@ -64,10 +65,12 @@ def open_source(path: Path) -> Iterator[int]:
     could copy a private file into an output. Links into the blobs of the Hub's cache are allowed.
     """
     try:
-        # Without O_NONBLOCK a pipe that nobody writes to is waited for.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        handle = system.open_to_read(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        reason = f"cannot be read ({error.strerror})"
+        if path.is_dir():  # Windows opens no folder
+            reason = "not a regular file"
+        raise CheckpointError(f"{path}: {reason}") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise CheckpointError(f"{path}: not a regular file")

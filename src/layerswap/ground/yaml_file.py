@@ -186,7 +186,7 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
     refuse_text(path, overwrite=overwrite)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
+        with path.open("w" if overwrite else "x", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except FileExistsError:
         raise RecipeError(f"{path}: {ALREADY}") from None

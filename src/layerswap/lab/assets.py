@@ -84,7 +84,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a lab."""
     path = folder / LAB_RECORD
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
+        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"{folder}: no lab here ({LAB_RECORD} is missing)") from None
     except ValueError as error:

@@ -57,11 +57,11 @@ def export_tasks(
                     json.dumps({"prompt": one.prompt, "answer": one.completion.strip()})
                     for one in asked
                 ]
-                (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+                (folder / f"{name}.jsonl").write_bytes(("\n".join(lines) + "\n").encode())
                 data = str(target / f"{name}.jsonl")
-                (folder / f"{name}.yaml").write_text(yaml.safe_dump(_task(name, data)), "utf-8")
+                (folder / f"{name}.yaml").write_bytes(yaml.safe_dump(_task(name, data)).encode())
                 names.append(name)
-        (folder / TASKS_MARKER).write_text(json.dumps(names) + "\n", "utf-8")
+        (folder / TASKS_MARKER).write_bytes((json.dumps(names) + "\n").encode())
     return names
 
 
@@ -113,7 +113,7 @@ def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = N
     export_tasks(folder / "tasks", n=round(n / (1 - DEVELOPMENT)), overwrite=True)
     study = _study(lab, trainings, runs)
     path = folder / STUDY
-    path.write_text(json.dumps(study, indent=2) + "\n", "utf-8")  # JSON is YAML too
+    path.write_bytes((json.dumps(study, indent=2) + "\n").encode())  # JSON is YAML too
     return path
 
 
@@ -181,4 +181,4 @@ def _run(training: Training) -> dict[str, Any]:
 
 def _write(path: Path, stream: Iterator[LabExample], n: int) -> None:
     rows = ({"prompt": one.prompt, "completion": one.completion} for one in take(stream, n))
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
+    path.write_bytes(("\n".join(map(json.dumps, rows)) + "\n").encode())

@@ -12,6 +12,7 @@ from typing import Any
 
 from layerswap.checkpoint import atomic_folder, refuse_target
 from layerswap.compose.recipe import check_recipe
+from layerswap.ground import system
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict_json import read_json_object
 from layerswap.ground.types import Advance, PathLike
@@ -76,6 +77,7 @@ def write_adapters(
             if plan.format.name != "adapter":
                 raise RecipeError(f"{task}, {language}: both must be adapters")
             plans[f"{task}--{language}"] = plan
+    system.check_names([*plans])
     bases = {plan.base.source for plan in plans.values() if plan.base is not None}
     if len({os.path.normpath(base) for base in bases}) != 1:
         raise RecipeError(f"the adapters have different bases: {', '.join(sorted(bases))}")
@@ -121,7 +123,7 @@ def _write_documents(folder: Path, served: ServedAdapters) -> None:
         "adapters": {name: _recipe(plan) for name, plan in served.plans.items()},
     }
     text = json.dumps(manifest, indent=2, ensure_ascii=False)
-    (folder / MANIFEST).write_text(text + "\n", "utf-8")
+    (folder / MANIFEST).write_bytes((text + "\n").encode())
     names = list(served.plans)
     modules = [f'{shlex.quote(name)}="$here/"{shlex.quote(name)}' for name in names]
     base, local = shlex.quote(served.base), Path(served.base).expanduser()
@@ -134,7 +136,7 @@ def _write_documents(folder: Path, served: ServedAdapters) -> None:
         '"$@"',
     ]
     script = 'here="$(cd "$(dirname "$0")" && pwd)"\n' + " \\\n  ".join(lines) + "\n"
-    (folder / SCRIPT).write_text(script, "utf-8")
+    (folder / SCRIPT).write_bytes(script.encode())
     card = f"""# Composed adapters
 
 Adapters of {in_code(served.base)}, each a layer swap of a task adapter with a language adapter
@@ -146,7 +148,7 @@ Serve all of them over one base with vLLM: `sh {SCRIPT}`. PEFT loads each folder
 `layerswap eval` on this folder evaluates all of them together. `layerswap.json` in each folder
 holds its whole record.
 """
-    (folder / "README.md").write_text(card, "utf-8")
+    (folder / "README.md").write_bytes(card.encode())
 
 
 def _recipe(plan: Plan) -> dict[str, Any]:

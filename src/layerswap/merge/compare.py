@@ -29,6 +29,7 @@ from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.places import ROLES
 from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
 from layerswap.checkpoint.remote import COMMIT, RemoteFile
+from layerswap.ground import system
 from layerswap.ground.errors import RecipeError, visible
 from layerswap.ground.types import Advance, Bars, PathLike, no_bars
 from layerswap.merge.compatibility import some_tensors
@@ -314,7 +315,7 @@ def verify_against(
     """
     check_share(share)
     other = open_checkpoint(model, patterns=plan.recipe.place_patterns, in_place=True)
-    workers = threads or len(os.sched_getaffinity(0))
+    workers = threads or system.processors()
     bars = progress or no_bars
     tensors = {name: info for name, info in other.tensors.items() if name not in plan.drop}
     matched, problems = match(plan.tensors, tensors)

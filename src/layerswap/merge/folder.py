@@ -126,7 +126,7 @@ class FolderFormat(Format):
             check_written(target, names, content["tensors"]["output"])
             index = index_of(shards)
             if index:
-                (folder / index[0]).write_text(json.dumps(index[1], indent=2) + "\n", "utf-8")
+                (folder / index[0]).write_bytes((json.dumps(index[1], indent=2) + "\n").encode())
             lost = rounding.summary() if rounding is not None else None
             measured = {LOST_TO_DTYPE: lost, SHARED_BYTES: shared if share else None}
             write_documents(folder, plan, content, measured)

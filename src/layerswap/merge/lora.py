@@ -231,7 +231,7 @@ def write_adapter(folder: Path, plan: Plan, *, allow_non_finite: bool) -> None:
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
     _write_weights(folder / ADAPTER_WEIGHTS, tensors, dtype)
     config = json.dumps(_config(plan, ranks, list(whole)), indent=2, ensure_ascii=False)
-    (folder / ADAPTER_CONFIG).write_text(config + "\n", "utf-8")
+    (folder / ADAPTER_CONFIG).write_bytes((config + "\n").encode())
     write_adapter_documents(folder, plan, max(lost.values(), default=0.0))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from layerswap.checkpoint.remote import (
     local_name,
 )
 from layerswap.compose import draw
+from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, visible
 from layerswap.ground.strict_json import open_source, read_source
 from layerswap.ground.yaml_file import parse_yaml
@@ -56,7 +56,7 @@ def write_documents(
     """
     known = {key: value for key, value in (measured or {}).items() if value is not None}
     write_configuration(folder, plan)
-    (folder / "README.md").write_text(model_card(plan, lost=known.get(LOST_TO_DTYPE)), "utf-8")
+    (folder / "README.md").write_bytes(model_card(plan, lost=known.get(LOST_TO_DTYPE)).encode())
     _write_json(folder / RECORD, {**content, **known})
 
 
@@ -72,7 +72,7 @@ def write_configuration(folder: Path, plan: Plan) -> None:
 def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter."""
     _copy_first(folder, plan, TOKENIZER_FILES)
-    (folder / "README.md").write_text(model_card(plan, library="peft"), "utf-8")
+    (folder / "README.md").write_bytes(model_card(plan, library="peft").encode())
     _write_json(folder / RECORD, {**record(plan), LOST_TO_RANK: lost})
 
 
@@ -171,7 +171,8 @@ def licence_of(checkpoint: Checkpoint) -> str | None:
     folder = checkpoint.adapter.folder if checkpoint.adapter else checkpoint.folder
     try:
         with open_source(folder / "README.md") as file:
-            text = os.pread(file, LONGEST_FRONT, 0).decode("utf-8", "replace")
+            buffer = bytearray(LONGEST_FRONT)
+            text = buffer[: system.read_at(file, memoryview(buffer), 0)].decode("utf-8", "replace")
         head, front, _ = text.replace("\r\n", "\n").split("---\n", 2)
         metadata = None if head else parse_yaml(front, "README.md")[0]
     except (OSError, ValueError, LayerswapError):
@@ -333,4 +334,4 @@ def _card_name(checkpoint: Checkpoint) -> str:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    path.write_bytes((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

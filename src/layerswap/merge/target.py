@@ -6,7 +6,6 @@ and when the finished output takes its place (`ground.commit`).
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Literal
 from layerswap.checkpoint import Checkpoint, refuse_target
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
+from layerswap.ground import system
 from layerswap.ground.commit import refuse_file
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.types import Advance, Log, PathLike
@@ -46,7 +46,7 @@ class MergeOptions:
     @property
     def workers(self) -> int:
         """Number of threads."""
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or system.processors()
 
 
 def is_merged_gguf(path: Path) -> bool:

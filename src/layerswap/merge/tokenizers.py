@@ -397,7 +397,7 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
             entries.append({**entry, "id": following + i})
             taken.add(entry["content"])
         following += len(tokens)
-    path.write_text(json.dumps({**data, "added_tokens": entries}, ensure_ascii=False), "utf-8")
+    path.write_bytes(json.dumps({**data, "added_tokens": entries}, ensure_ascii=False).encode())
 
 
 def _as_text(token: str, tokenizer: Mapping[str, Any]) -> str:

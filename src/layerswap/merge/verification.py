@@ -18,6 +18,7 @@ from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.header import is_gguf
 from layerswap.compose import Recipe
 from layerswap.compose.recipe import check_recipe
+from layerswap.ground import system
 from layerswap.ground.commit import PARTIAL
 from layerswap.ground.errors import (
     CheckpointError,
@@ -317,7 +318,7 @@ def verify(
     recorded = read_record(report.folder)
     moved = {name: os.fspath(path) for name, path in (sources or {}).items()}
     recorded.recipe_with(moved)  # refuses an unknown name
-    workers = threads or len(os.sched_getaffinity(0))
+    workers = threads or system.processors()
     try:
         plan = recorded.plan_again(moved)
     except LayerswapError as error:

@@ -5,13 +5,10 @@ Memory does not grow with the model: each worker holds one chunk of every input.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
-import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +33,9 @@ from layerswap.checkpoint.read import (
     read_tensor,
     widened,
 )
-from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile, write_at
+from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
 from layerswap.compose.blend import Operation
+from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, MergeError
 from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
 from layerswap.merge.target import MergeOptions
@@ -72,14 +70,6 @@ LOST_TO_DTYPE = "lost_to_dtype"
 """The key of `layerswap.json` for the measurement."""
 SHARED_BYTES = "shared_bytes"
 """The key for the bytes of blocks that are the sources' own."""
-NO_KERNEL_COPY = (
-    errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
-    errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
-    errno.ENOTTY, errno.ETXTBSY,  # of FICLONERANGE
-)  # fmt: skip
-"""Errors of copying or sharing in the kernel after which reading and writing may still work."""
-FICLONERANGE = 0x4020940D
-"""Linux's request to share blocks between two files."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +171,9 @@ def write_shard(
         threads = max(threads, CONNECTIONS)  # they wait for the network
     with ExitStack() as stack:
         handles = open_all(stack, files)
-        fresh = os.O_CREAT | os.O_EXCL if shard.header else 0
-        output = os.open(path, os.O_WRONLY | os.O_CLOEXEC | fresh, 0o666)
+        output = system.open_to_write(path, new=bool(shard.header))
         stack.callback(os.close, output)
-        write_at(output, shard.header, 0)
+        system.write_at(output, shard.header, 0)
         options.progress(len(shard.header))
         left: list[Span] = []
         for span in spans(shard):
@@ -198,7 +187,7 @@ def write_shard(
         def run(piece: Span | Piece) -> None:
             if isinstance(piece, Span):
                 copy_span(handles[piece.source], output, piece)
-                _start_writing(output, piece.offset, piece.nbytes)
+                system.start_writing(output, piece.offset, piece.nbytes)
                 options.progress(piece.nbytes)
                 return
             with ExitStack() as held:
@@ -207,10 +196,10 @@ def write_shard(
                 evaluator = Evaluator(handles, facts, allow_non_finite=allow)
                 nbytes = 0
                 for data, offset in piece_bytes(piece, evaluator, rounding):
-                    write_at(output, data, offset)
+                    system.write_at(output, data, offset)
                     nbytes += len(data)
                     options.progress(len(data))
-            _start_writing(output, piece.offset, nbytes)
+            system.start_writing(output, piece.offset, nbytes)
 
         _run_all(run, work, threads)
     if not options.allow_non_finite:
@@ -354,8 +343,7 @@ def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
             if device not in known:
                 known[device] = False
                 with tempfile.TemporaryFile(dir=folder) as file:
-                    _share(handle, file.fileno(), Span(span.source, 0, 0, BLOCK))
-                known[device] = True
+                    known[device] = _share(handle, file.fileno(), Span(span.source, 0, 0, BLOCK))
             total += span.nbytes if known[device] else 0
     return total
 
@@ -365,20 +353,15 @@ def share_blocks(source: Handle, output: int, span: Span) -> list[Span]:
     blocks = span.blocks
     if blocks is None or isinstance(source, RemoteHandle):
         return [span]
-    try:
-        _share(source, output, blocks)
-    except OSError as error:
-        if error.errno not in NO_KERNEL_COPY:
-            raise
+    if not _share(source, output, blocks):
         return [span]
     start = blocks.offset - span.offset
     ends = span.part(0, start), span.part(start + blocks.nbytes, span.nbytes)
     return [end for end in ends if end.nbytes]
 
 
-def _share(source: Handle, output: int, span: Span) -> None:
-    asked = struct.pack("qQQQ", source, span.source_offset, span.nbytes, span.offset)
-    fcntl.ioctl(output, FICLONERANGE, asked)
+def _share(source: int, output: int, span: Span) -> bool:
+    return system.share_range(source, output, span.nbytes, span.source_offset, span.offset)
 
 
 def copy_span(source: Handle, output: int, piece: Span) -> None:
@@ -391,25 +374,14 @@ def copy_span(source: Handle, output: int, piece: Span) -> None:
     while done < piece.nbytes:
         left = piece.nbytes - done
         start, offset = piece.source_offset + done, piece.offset + done
-        try:
-            count = os.copy_file_range(source, output, left, start, offset)
-        except OSError as error:
-            if error.errno not in NO_KERNEL_COPY:
-                raise
-            count = 0
+        count = system.copy_range(source, output, left, start, offset)
         # Some filesystems answer 0 in the middle of a file; only reading finds its real end.
         if count == 0:
             buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
             read_into(source, start, buffer, piece.source)
-            write_at(output, buffer, offset)
+            system.write_at(output, buffer, offset)
             count = len(buffer)
         done += count
-
-
-def _start_writing(output: int, offset: int, nbytes: int) -> None:
-    """Start flushing these bytes to the disk, rather than all bytes at the end."""
-    with suppress(OSError):  # some filesystems take no advice
-        os.posix_fadvise(output, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def _run_all(

@@ -78,7 +78,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
             "total": sum(hours.values()), "disk": disk, "memory": made.memory_gb,
             "duration": lambda hours: duration(3600 * hours),
         }  # fmt: skip
-        (folder / "README.md").write_text(render("README.md", words), "utf-8")
+        (folder / "README.md").write_bytes(render("README.md", words).encode())
     return made
 
 

@@ -84,7 +84,7 @@ def measure(expert: dict[str, Any], rows: Sequence[tuple[str, str]], device: str
     with TemporaryDirectory() as folder, without_progress_bars():
         data = Path(folder) / "rows.jsonl"
         pairs = [{"prompt": prompt, "completion": text} for prompt, text in repeated]
-        data.write_text("\n".join(map(json.dumps, pairs)) + "\n", "utf-8")
+        data.write_bytes(("\n".join(map(json.dumps, pairs)) + "\n").encode())
         hyperparameters = {**expert["hyperparameters"], "max_steps": STEPS,
                            "per_device_train_batch_size": ROWS}  # fmt: skip
         spec = check_expert({**expert, "data": {"train": str(data)},

@@ -53,9 +53,9 @@ def write_files(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, A
         if not language.ready:
             _write_language(inputs, language, folder)
     words = _words(inputs, settings, folder)
-    (folder / "study.yaml").write_text(render("study.yaml", words), "utf-8")
+    (folder / "study.yaml").write_bytes(render("study.yaml", words).encode())
     if inputs.request.trial:
-        (folder / "trial.yaml").write_text(render("trial.yaml", words), "utf-8")
+        (folder / "trial.yaml").write_bytes(render("trial.yaml", words).encode())
     return words
 
 
@@ -141,7 +141,7 @@ def _write_task(inputs: Inputs, task: Task, folder: Path) -> None:
     }
     head = (f"# The task: {count:,} rows of {task.table.name}. The prompt is also in\n"
             f"# {_suite(inputs)}; change both together.\n")  # fmt: skip
-    (folder / "mixes" / f"{task.name}.yaml").write_text(head + _dump(mix, notes), "utf-8")
+    (folder / "mixes" / f"{task.name}.yaml").write_bytes((head + _dump(mix, notes)).encode())
 
 
 def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> None:
@@ -168,7 +168,7 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
     both = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
             if language.parallel else "plain text")  # fmt: skip
     head = f"# {language.name}: {both}.\n"
-    (folder / "mixes" / f"{language.code}.yaml").write_text(head + _dump(mix, notes), "utf-8")
+    (folder / "mixes" / f"{language.code}.yaml").write_bytes((head + _dump(mix, notes)).encode())
 
 
 def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
@@ -199,10 +199,10 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
                         else [len(held)])  # fmt: skip
             size = {"documents": count, "read": tokens, "written": longest}
             text = f"{why[name]}\n{_dump(task.benchmark(name, codes, size))}"
-            (folder / "benchmarks" / f"{name}.yaml").write_text(text, "utf-8")
+            (folder / "benchmarks" / f"{name}.yaml").write_bytes(text.encode())
     if tested and unproved:
         both = {"title": task.name, "benchmarks": {f"{name}.yaml": 0 for name in of}}
-        (folder / _suite(inputs)).write_text(_dump(both), "utf-8")
+        (folder / _suite(inputs)).write_bytes(_dump(both).encode())
 
 
 def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
@@ -272,4 +272,4 @@ def _flow(value: Any) -> str:
 
 def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
-    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())

@@ -74,7 +74,7 @@ class History:
         if path is None:
             return
         try:
-            with path.open("a+", encoding="utf-8") as file:
+            with path.open("a+", encoding="utf-8", newline="\n") as file:
                 file.seek(0)
                 lines = file.read().split("\n")
         except (OSError, ValueError) as error:
@@ -94,7 +94,7 @@ class History:
         entry = {"kind": kind, "at": now, "experts": self._who, **content}
         self.entries.append(entry)
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+            with self._path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         return {"type": "history", "entry": entry}
 

@@ -234,7 +234,7 @@ def write_atlas(
                 above = f"{threshold:.2g}"
             caption = f"rows ({atlas.axis} features) with a MAV above {above}"
             draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
-            (folder / "map.html").write_text(delta_page(atlas, threshold), "utf-8")
+            (folder / "map.html").write_bytes(delta_page(atlas, threshold).encode())
     lines = _lines(atlas, target)
     if missing:
         lines[-1] = f"wrote tables to {target}"

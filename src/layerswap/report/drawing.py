@@ -106,7 +106,7 @@ class Drawing:
     def save(self, stem: Path) -> list[Path]:
         """Write `stem` with the suffixes .svg, .pdf and .png, the same bytes every time."""
         paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf", "png")]
-        paths[0].write_text(self.svg() + "\n", "utf-8")
+        paths[0].write_bytes((self.svg() + "\n").encode())
         with settings():
             self.figure.savefig(paths[1], metadata={"CreationDate": None, "Title": self.title})
             self.figure.savefig(paths[2], dpi=200)

@@ -177,7 +177,7 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     draft = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
     content = render(report)
     try:
-        draft.write_text(content, "utf-8")
+        draft.write_bytes(content.encode())
         draft.replace(target)
     except OSError as error:
         with suppress(OSError):

@@ -76,8 +76,8 @@ def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
     schema = pa.schema({**types, "score": pa.float64()})
     rows = [row.to_dict() for row in board.rows]
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / SCORES)
-    (folder / SUMMARY).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    (folder / RECIPE).write_text(yaml.safe_dump(board.best_recipe, sort_keys=False), "utf-8")
+    (folder / SUMMARY).write_bytes((json.dumps(facts, indent=2) + "\n").encode())
+    (folder / RECIPE).write_bytes(yaml.safe_dump(board.best_recipe, sort_keys=False).encode())
     write_report(folder / PAGE, sweep_report(board, folder / RECIPE))
     return facts
 

@@ -347,8 +347,8 @@ def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") ->
     markdown += [f"## {_markdown(heading)}\n\n{table.markdown()}\n\n{_markdown(table.caption)}"
                  .rstrip() for heading, table in tables.items()]  # fmt: skip
     latex = [table.latex(f"tab:{slug(heading)}") for heading, table in tables.items()]
-    stem.with_suffix(".md").write_text("\n\n".join(markdown) + "\n", "utf-8")
-    stem.with_suffix(".tex").write_text("\n\n".join(latex) + "\n", "utf-8")
+    stem.with_suffix(".md").write_bytes(("\n\n".join(markdown) + "\n").encode())
+    stem.with_suffix(".tex").write_bytes(("\n\n".join(latex) + "\n").encode())
 
 
 def slug(heading: str) -> str:

@@ -7,7 +7,6 @@ the benchmarks. Nothing is fetched; of local data that is not built yet the firs
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from layerswap.compose.composition import LAYER_ROLES, all_places
 from layerswap.compose.presets import partition
 from layerswap.evaluation.suites.suites import Size as BenchmarkSize
 from layerswap.evaluation.suites.suites import parts_of
+from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.study.conditions import models_to_run
 from layerswap.study.plan import files_of
@@ -252,7 +252,7 @@ def speed_of(device: str) -> Speed:
     """The speed of a device: of this machine's processors in float32, or of a GPU."""
     if device != "cpu":
         return GPU
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = system.processors()
     cores = cores or 1
     name = f"on {cores} processors"
     return Speed(CORE.train * cores, CORE.read * cores, CORE.loaded, name)

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
+from layerswap.ground import system
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError, one_line
 from layerswap.study.steps import Graph, Step
@@ -153,11 +154,7 @@ class StepRecord:
             return False
         if self.where != socket.gethostname():
             return time.time() - self.seen < SILENCE
-        try:
-            os.kill(self.process, 0)
-        except (OSError, OverflowError) as error:
-            return isinstance(error, PermissionError)
-        return True
+        return system.is_running(self.process)
 
 
 class StudyJournal:

@@ -346,7 +346,9 @@ def folder_fingerprints(*paths: str | None) -> dict[str, str]:
     for path in paths:
         if path is not None and Path(path).is_dir():
             files = fingerprints(path).items()
-            lines = "\n".join(f"{Path(name).relative_to(path)} {one}" for name, one in files)
+            lines = "\n".join(
+                f"{Path(name).relative_to(path).as_posix()} {one}" for name, one in files
+            )
             found[path] = hashlib.sha256(lines.encode()).hexdigest()
     return found
 

@@ -284,7 +284,7 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
         score = interval_words(found.best_score)
         head = f"# {found.benchmark} in {language}, {found.best}: {score}%\n"
         text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
-        (folder / f"{language}.yaml").write_text(head + text, "utf-8")
+        (folder / f"{language}.yaml").write_bytes((head + text).encode())
 
 
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:

@@ -169,7 +169,7 @@ def _try(
         except LayerswapError as error:
             return "failed", str(error), attempt
         except Exception as error:  # the steps that do not need this one run on
-            (context.folder / LOG).write_text(traceback.format_exc(), "utf-8")
+            (context.folder / LOG).write_bytes(traceback.format_exc().encode())
             return "failed", _reason(error), attempt
         else:
             return "done", "", attempt

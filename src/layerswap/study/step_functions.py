@@ -151,7 +151,7 @@ def select_experts(context: Context) -> None:
         )
     # Relative to the folder of all steps, so that a study can be moved.
     root = context.folder.parent
-    write_json(context.folder / SELECTION, [str(one.relative_to(root)) for one in folders])
+    write_json(context.folder / SELECTION, [one.relative_to(root).as_posix() for one in folders])
     if context.step.delete_checkpoints:
         _delete_others(runs, folders)
 
@@ -171,7 +171,7 @@ def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
     from layerswap.training.expert.save import CHECKPOINTS, checkpoints
 
     for run in runs:
-        write_json(run.parent / DELETED, [str(one.relative_to(run)) for one in selected
+        write_json(run.parent / DELETED, [one.relative_to(run).as_posix() for one in selected
                                           if one == run or run in one.parents])  # fmt: skip
         for folder in checkpoints(run / CHECKPOINTS).values():
             if folder not in selected:

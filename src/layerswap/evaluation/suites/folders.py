@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.ground.errors import EvaluationError, one_line
+from layerswap.ground.system import sorted_paths, unusable_name
 from layerswap.versions import install
 
 Rows = list[dict[str, Any]]
@@ -125,7 +126,7 @@ def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
     patterns: Sequence[str] = (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet")
     for folder in folders:
         for pattern in patterns:
-            files = sorted(folder.glob(pattern))
+            files = sorted_paths(folder.glob(pattern))
             if files:
                 return [str(file) for file in files]
     raise FileNotFoundError(f"no Parquet files of {config or 'the data set'}, split {split}")
@@ -173,11 +174,12 @@ class TaskFolder:
         self._write(f"{name}.yaml", text)
 
     def _write(self, name: str, text: str) -> Path:
-        if "/" in name or not name.isprintable():  # names come from files, and from rows
+        # Names come from files, and from rows.
+        if "/" in name or not name.isprintable() or unusable_name(name):
             raise EvaluationError(f"{name!r:.80} cannot be the name of a task's file")
         path = self.root / name
         if not path.exists() or path.read_text("utf-8") != text:
-            path.write_text(text, "utf-8")
+            path.write_bytes(text.encode())
         WRITTEN.add(path.resolve())
         return path
 

@@ -235,13 +235,13 @@ def launch_training(
         environment["ACCELERATE_USE_CPU"] = "true"
         options += ["--multi_gpu"]  # with the variable, gloo on the CPU; --cpu starts one process
     else:
-        (folder / "accelerate.yaml").write_text(launch["configuration"], "utf-8")
+        (folder / "accelerate.yaml").write_bytes(launch["configuration"].encode())
         options += ["--config_file", str(folder / "accelerate.yaml")]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options]
     command += ["-m", "layerswap", "train", str(folder / "expert.yaml"), "--out", str(out)]
     command += ["--resume"] if resume else []
     log = folder / "training.txt"
-    with log.open("a", encoding="utf-8") as output:
+    with log.open("a", encoding="utf-8", newline="\n") as output:
         ended = subprocess.run(
             command, check=False, env=environment, stdout=output, stderr=subprocess.STDOUT
         )

@@ -106,13 +106,13 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
         config = read_json_object(draft / _ADAPTER)
         # PEFT writes a set, in the order of hashes that differ from run to run.
         config["target_modules"] = sorted(config["target_modules"])
-        (draft / _ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True), "utf-8")
+        (draft / _ADAPTER).write_bytes(json.dumps(config, indent=2, sort_keys=True).encode())
     else:
         config = dict(base.config)
         config.pop("auto_map", None)  # weights never run code from a repository
         set_dtype(config, dtype)
-        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    (draft / "README.md").write_text(model_card(record, base, adapter=adapter), "utf-8")
+        (draft / CONFIG).write_bytes((json.dumps(config, indent=2) + "\n").encode())
+    (draft / "README.md").write_bytes(model_card(record, base, adapter=adapter).encode())
     umask = os.umask(0)
     os.umask(umask)
     for file in draft.iterdir():

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
 from layerswap.checkpoint.remote import TRAINING
+from layerswap.ground import system
 from layerswap.ground.commit import refuse_target, write_json
 from layerswap.ground.errors import TrainingError, one_line
 from layerswap.ground.types import Log, PathLike
@@ -32,9 +31,6 @@ from layerswap.training.mix.card import boundary_warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Numbers of two settings of glibc's `mallopt` (`malloc.h`)."""
 
 
 def train(
@@ -97,24 +93,11 @@ def train(
     return job.out
 
 
-def keep_freed_memory() -> None:
-    """Keep the memory of freed tensors for the next ones, where the C library is glibc.
-
-    By default glibc returns large blocks to the system, and every batch faults their pages in
-    again. The faults take a sixth of the time of a head with 262,144 rows. The whole process keeps
-    the setting.
-    """
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
-
-
 def _fit(job: TrainingJob, log: Log) -> None:
     """Train and write the output, from the newest checkpoint if there is one."""
     started = time.perf_counter()
     if job.config.use_cpu:
-        keep_freed_memory()
+        system.keep_freed_memory()
     log(f"loading {job.base.source}")
     model = _load_model(job)
     rows = sum(len(one.train) for one in job.sets)

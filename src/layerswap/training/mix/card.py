@@ -49,9 +49,11 @@ def save_mix(
         for split in SPLITS:
             if split == "train" or len(built.validation):
                 getattr(built, split).to_parquet(folder / f"{split}.parquet")
-        (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        (folder / "README.md").write_text(markdown(card), "utf-8")
-        (folder / RECIPE).write_text(recipe, "utf-8")
+        (folder / CARD).write_bytes(
+            (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode()
+        )
+        (folder / "README.md").write_bytes(markdown(card).encode())
+        (folder / RECIPE).write_bytes(recipe.encode())
     return target
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.ground.errors import DataError, LayerswapError, one_line
+from layerswap.ground.system import sorted_paths
 from layerswap.ground.yaml_file import nearest
 from layerswap.training.mix.files import (
     check_text,
@@ -111,7 +112,8 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
     if path.is_file():
         return [str(path)]
     root = Path(path.anchor)
-    files = sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
+    matching = root.glob(str(path.relative_to(root)))
+    files = sorted_paths(file for file in matching if file.is_file())
     if not files:
         raise DataError(f"{path}: no such file")
     return [str(file) for file in files]
@@ -123,7 +125,7 @@ def _read_copy(copy: Path, origin: Origin, count: int | None) -> Dataset:
             file.rpartition("/")[2] if file.startswith(_ADDRESSES) else file
             for file in origin.files
         ]
-        known = sorted(file for file in copy.rglob("*") if file.is_file())
+        known = sorted_paths(file for file in copy.rglob("*") if file.is_file())
         names = [file.relative_to(copy).as_posix() for file in known]
         names = _select_files(names, patterns, origin.without, place=copy)
         return _read_files([str(copy / name) for name in names], origin, count)
