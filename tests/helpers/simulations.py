@@ -32,7 +32,8 @@ LINUX_ALONE = (
     "splice", "memfd_create", "O_PATH", "O_TMPFILE", "O_DIRECT", "pidfd_open",
 )  # fmt: skip
 NOT_ON_WINDOWS = (
-    "pread", "pwrite", "preadv", "pwritev", "O_CLOEXEC", "O_NONBLOCK", "killpg", "chown", "getpgid", "setsid", "nice", "sync", "fdatasync",
+    "pread", "pwrite", "preadv", "pwritev", "O_CLOEXEC", "O_NONBLOCK", "killpg", "chown", "getpgid",
+    "setsid", "nice", "sync", "fdatasync",
 )  # fmt: skip
 SIGNALS = ("SIGKILL", "SIGXCPU", "SIGPIPE", "SIGHUP", "pthread_kill", "alarm", "setitimer")
 SYSTEMS = ("macos", "windows")
