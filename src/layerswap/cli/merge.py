@@ -60,8 +60,7 @@ class RecipeOptions(options.OutputFormat, options.Zones, options.Pair):
             raise RecipeError(
                 f"{flag} cannot be combined with a recipe file; write it into {self.file}"
             )
-        recipe = read_recipe(self.file).model_dump(exclude_unset=True)
-        return check_recipe({**recipe, **output}, where=str(self.file))
+        return read_recipe(self.file).with_output(output, where=str(self.file))
 
 
 def _described(composed: dict[str, Any]) -> dict[str, Any]:

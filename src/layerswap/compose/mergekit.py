@@ -12,7 +12,7 @@ from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit_methods import SPELLINGS, Scalar, Spelling, Values
-from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK
+from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK, Method, Shares, Tensors
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import KeyPath, Mistake, nearest, refuse_mistakes, validate
@@ -162,11 +162,16 @@ class Slice(Strict):
     parameters: SettingsField = {}
 
 
-class MergekitMethod(Strict):
+class MergekitMethod(Method):
     """The part of a mergekit configuration that decides the weights: whole models, or slices.
 
     Under `mergekit` in a recipe, models have the names of `experts`, and `base` is the recipe's.
     """
+
+    conflicts = {
+        "weights": "weights belong in `mergekit`; remove `weights`",
+        "stack": "the layers belong in `mergekit`; remove `stack`",
+    }
 
     merge_method: str
     models: list[Model] | None = None
@@ -191,6 +196,18 @@ class MergekitMethod(Strict):
         """All models, the base model first."""
         return list(dict.fromkeys(self.references.values()))
 
+    def title(self, key: str) -> str:
+        """The method's name in mergekit."""
+        return f"mergekit configuration: {self.merge_method}"
+
+    def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
+        """Look every tensor up by its name; see `resolve`."""
+        return resolve(self, layers, tensors)
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Find the mistakes over several keys, such as a missing base model."""
+        return mistakes(self)
+
 
 class Tokenizer(Strict):
     """Origin of the output's tokenizer."""
@@ -213,7 +230,7 @@ class MergekitFile(MergekitMethod):
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[MergekitFile]) -> MergekitFile:
         file = handler(data)
-        return refuse_mistakes(file, [*mistakes(file), *_file_mistakes(file)])
+        return refuse_mistakes(file, [*file.mistakes(), *_file_mistakes(file)])
 
 
 # --- the stack of layers ---
@@ -583,14 +600,14 @@ def is_mergekit(data: Mapping[Any, Any], where: str) -> bool:
     return any(key in data for key in KEYS) and "experts" not in data
 
 
-def recipe_data(
-    data: Mapping[str, Any], *, where: str, lines: Mapping[KeyPath, int]
-) -> dict[str, Any]:
-    """Convert a configuration to an equivalent recipe, as plain data.
+def translate(data: Any, *, where: str, lines: Mapping[KeyPath, int]) -> dict[str, Any] | None:
+    """Translate a configuration into a recipe, as plain data; None for other data.
 
     Its `mergekit` holds the configuration, with every model under an expert's name. Reports all
     mistakes at once, each with its line and key path.
     """
+    if not isinstance(data, dict) or not is_mergekit(data, where):
+        return None
     file = validate(
         MergekitFile, data, where=where, expected="a configuration is a mapping", lines=lines
     )

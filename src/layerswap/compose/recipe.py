@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -19,9 +19,7 @@ from pydantic import (
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose.blend import Blend, summed
 from layerswap.compose.composition import Composition
-from layerswap.compose.mergekit import MergekitMethod, is_mergekit, recipe_data, resolve
-from layerswap.compose.mergekit import mistakes as mergekit_mistakes
-from layerswap.compose.presets import instruct, partition, soup, swap
+from layerswap.compose.mergekit import MergekitMethod, translate
 from layerswap.compose.schema import (
     BASE,
     BLEND_TYPES,
@@ -29,6 +27,7 @@ from layerswap.compose.schema import (
     Expert,
     InstructMethod,
     MergeMethod,
+    Method,
     Override,
     PartitionMethod,
     PatternEntry,
@@ -54,9 +53,7 @@ from layerswap.ground.yaml_file import (
 )
 from layerswap.methods import METHODS
 
-METHOD_KEYS = ("swap", "soup", "partition", "merge", "instruct")
-OwnMethod = SwapMethod | SoupMethod | PartitionMethod | MergeMethod | InstructMethod
-Method = OwnMethod | MergekitMethod
+METHOD_KEYS = ("swap", "soup", "partition", "merge", "instruct", "mergekit")
 
 
 class Recipe(Strict):
@@ -116,22 +113,35 @@ class Recipe(Strict):
         return refuse_mistakes(recipe, mistakes(recipe))
 
     @property
+    def methods(self) -> dict[str, Method]:
+        """The given methods by key; a valid recipe has one."""
+        given = {key: getattr(self, key) for key in METHOD_KEYS}
+        return {key: method for key, method in given.items() if method is not None}
+
+    @property
     def method(self) -> Method:
         """The recipe's method."""
-        keys = (*METHOD_KEYS, "mergekit")
-        method: Method | None = next(filter(None, (getattr(self, key) for key in keys)), None)
-        assert method is not None, "the validator let a recipe without a method through"
+        (method,) = self.methods.values()
         return method
 
+    def with_output(self, settings: Mapping[str, Any], *, where: str) -> Recipe:
+        """The recipe with other settings of the output, such as `dtype`; errors name `where`."""
+        return self._changed(settings, where)
+
+    def along(self, partition: PartitionMethod) -> Recipe:
+        """The recipe with a partition in place of its swap."""
+        return self._changed({"partition": partition}, "partition", without=("swap", "weights"))
+
+    def _changed(
+        self, fields: Mapping[str, Any], where: str, without: Sequence[str] = ()
+    ) -> Recipe:
+        kept = {name: getattr(self, name) for name in self.model_fields_set.difference(without)}
+        return check_recipe({**kept, **fields}, where=where)
+
     def __str__(self) -> str:
-        method, kind = self.method, "recipe"
-        name = next(key for key in (*METHOD_KEYS, "mergekit") if getattr(self, key) is not None)
-        if isinstance(method, MergekitMethod):
-            kind, name = "mergekit configuration", method.merge_method
-        elif isinstance(method, MergeMethod):
-            name = method.method
+        ((key, method),) = self.methods.items()
         over = "" if self.base is None else ", with its base"
-        return f"a {kind}: {name} of {', '.join(self.experts)}{over}"
+        return f"a {method.title(key)} of {', '.join(self.experts)}{over}"
 
     @property
     def place_patterns(self) -> tuple[Pattern, ...]:
@@ -155,14 +165,10 @@ class Recipe(Strict):
         Raises:
             RecipeError: the zones do not fit, or an override names places that do not exist.
         """
-        method = self.method
-        if isinstance(method, MergekitMethod):
-            composition = resolve(method, layers, tensors)
-        else:
-            taken = tuple(range(layers)) if self.stack is None else stacked(self.stack, layers)
-            composition = _compose(method, len(taken), self._weights(magnitude))
-            if taken != tuple(range(layers)):
-                composition = replace(composition, taken=taken)
+        taken = tuple(range(layers)) if self.stack is None else stacked(self.stack, layers)
+        composition = self.method.compose(len(taken), self._weights(magnitude), tensors)
+        if taken != tuple(range(layers)):
+            composition = replace(composition, taken=taken)
         for i, override in enumerate(self.places):
             try:
                 blend = Blend.of(override.take)
@@ -178,16 +184,9 @@ class Recipe(Strict):
 
         The first expert gives the configuration, which must not depend on the order of a mapping.
         """
-        method = self.method
-        first = (
-            list(method.experts)
-            if isinstance(method, SoupMethod | MergeMethod | MergekitMethod)
-            else [method.language, method.instruct]
-            if isinstance(method, InstructMethod)
-            else [method.task, method.language]
-        )
         flat = self.flat_experts()
-        first = [name for name in first if name in self.experts]  # mergekit names the base too
+        named = self.method.references.values()
+        first = [name for name in named if name in self.experts]  # some methods name the base too
         parts = [part for name in first for part in flat[name].experts]
         known = [part for part in parts if part in self.experts]
         return list(dict.fromkeys([*known, *sorted(self.experts)]))
@@ -243,8 +242,9 @@ def read_recipe(path: PathLike) -> Recipe:
 def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     """Parse a recipe in YAML; errors name `where`. See `read_recipe`."""
     data, lines = parse_yaml(text, where)
-    if isinstance(data, dict) and is_mergekit(data, where):
-        return check_recipe(recipe_data(data, where=where, lines=lines), where=where)
+    translated = translate(data, where=where, lines=lines)
+    if translated is not None:
+        return check_recipe(translated, where=where)
     return check_recipe(data, where=where, lines=lines)
 
 
@@ -254,52 +254,8 @@ def check_recipe(data: Any, *, where: str, lines: Mapping[KeyPath, int] | None =
     return validate(Recipe, data, where=where, expected=expected, lines=lines)
 
 
-def _compose(method: OwnMethod, layers: int, weights: Mapping[str, float] | None) -> Composition:
-    if isinstance(method, MergeMethod):
-        merged = Blend.of(method.operation(Blend.of))
-        return Composition.build(layers, lambda place: merged)
-    if isinstance(method, SoupMethod):
-        chosen = method.experts
-        return soup(layers, chosen if weights is None else {n: weights[n] for n in chosen})
-    if isinstance(method, PartitionMethod):
-        return partition(
-            method.name, layers, task=method.task, language=method.language, outside=method.outside
-        )
-    if isinstance(method, InstructMethod):
-        return instruct(
-            layers,
-            language=method.language,
-            instructed=method.instruct,
-            weight=method.weight,
-            zones=method.zones,
-            outside=method.outside,
-        )
-    pair = (method.task, method.language)
-    return swap(
-        layers,
-        task=method.task,
-        language=method.language,
-        zones=method.zones(layers),
-        weights=None if weights is None else {name: weights[name] for name in pair},
-        outside=method.outside,
-    )
-
-
 # --- rules over several keys ---
 
-PAIRS = {
-    "swap": ("task", "language"), "partition": ("task", "language"),
-    "instruct": ("language", "instruct"),
-}  # fmt: skip
-"""The keys that name the two experts of a method with two."""
-CONFLICTS = {
-    ("instruct", "weights"): "the weight of a chat vector is `instruct.weight`; remove `weights`",
-    ("partition", "weights"): "a partition blends nothing; remove `weights`",
-    ("merge", "weights"): "weights of a merge belong in `merge.experts`; remove `weights`",
-    ("mergekit", "weights"): "weights belong in `mergekit`; remove `weights`",
-    ("mergekit", "stack"): "the layers belong in `mergekit`; remove `stack`",
-}
-"""Keys that cannot be given beside a method."""
 MERGES = 256
 """Most merge methods inside an expert; the record writes each as often as it is used."""
 DEPTH = 16
@@ -318,46 +274,30 @@ def mistakes(recipe: Recipe) -> Iterator[Mistake]:
         parse_size(recipe.max_shard_size)
     except RecipeError as error:
         yield ("max_shard_size",), str(error)
-    if recipe.mergekit is not None:
-        for path, text in mergekit_mistakes(recipe.mergekit):
-            yield ("mergekit", *path), text
 
 
 def _method_mistakes(recipe: Recipe) -> Iterator[Mistake]:
-    given = [key for key in (*METHOD_KEYS, "mergekit") if getattr(recipe, key) is not None]
+    given = recipe.methods
     if len(given) != 1:
         names = " and ".join(given) if given else "none"
         empty = [key for key in METHOD_KEYS if key in recipe.model_fields_set]
         hint = f"; for the defaults write `{empty[0]}: {{}}`" if empty and not given else ""
-        yield (), f"give exactly one of {', '.join(METHOD_KEYS)}; found {names}{hint}"
-    for key, (first, second) in PAIRS.items():
-        method = getattr(recipe, key)
-        if method is not None and getattr(method, first) == getattr(method, second):
-            name = getattr(method, first)
-            yield (key,), f"the {first} and the {second} expert are both {name!r}"
-    for (key, other), text in CONFLICTS.items():
-        if key in given and other in recipe.model_fields_set and getattr(recipe, other) is not None:
-            yield (other,), text
+        yield (), f"give exactly one of {', '.join(METHOD_KEYS[:-1])}; found {names}{hint}"
+    for key, method in given.items():
+        for path, text in method.mistakes():
+            yield (key, *path), text
+        for other, text in method.conflicts.items():
+            if other in recipe.model_fields_set and getattr(recipe, other) is not None:
+                yield (other,), text
 
 
 def _names(recipe: Recipe) -> dict[KeyPath, str]:
     """The experts that the method combines, by the key path that names them."""
-    names: dict[KeyPath, str] = {}
-    for key, parts in PAIRS.items():
-        method = getattr(recipe, key)
-        if method is not None:
-            names |= {(key, part): getattr(method, part) for part in parts}
-    if recipe.soup is not None:
-        names |= {("soup", "experts", i): name for i, name in enumerate(recipe.soup.experts)}
-    if recipe.merge is not None:
-        names |= {("merge", "experts", name): name for name in recipe.merge.experts}
-    if recipe.mergekit is not None:
-        names |= {
-            ("mergekit", *path): name
-            for path, name in recipe.mergekit.references.items()
-            if recipe.base is None or name != BASE
-        }
-    return names
+    return {
+        (key, *path): name
+        for key, method in recipe.methods.items()
+        for path, name in method.references.items()
+    }
 
 
 def _parts(expert: Expert) -> dict[KeyPath, str]:

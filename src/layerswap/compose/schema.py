@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,12 +16,13 @@ from pydantic import (
 )
 
 from layerswap.checkpoint.places import ROLES, Pattern, Place
+from layerswap.compose import presets
 from layerswap.compose.blend import Blend, Operation, check_operation, summed
-from layerswap.compose.composition import all_places
+from layerswap.compose.composition import Composition, all_places
 from layerswap.compose.presets import Outside, Zones, default_zones, reasoning_zones
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict
-from layerswap.ground.yaml_file import nearest
+from layerswap.ground.yaml_file import KeyPath, Mistake, nearest
 from layerswap.methods import METHODS
 
 BASE = "base"
@@ -117,8 +118,47 @@ Weights = Annotated[dict[str, float], BeforeValidator(_read_weights)]
 """Weight per expert; a list of experts means equal weights."""
 
 
-class MergeMethod(Strict):
+Shares = Mapping[str, float] | None
+Tensors = Mapping[str, Place] | None
+
+
+class Method(Strict):
+    """The part of a recipe that composes the experts.
+
+    Attributes:
+        conflicts: keys of a recipe that cannot stand beside the method, with the reason.
+    """
+
+    conflicts: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def references(self) -> dict[KeyPath, str]:
+        """The experts that the method combines, in its order, by the key path that names them."""
+        raise NotImplementedError
+
+    def title(self, key: str) -> str:
+        """The method in words; `key` is its key in the recipe."""
+        return f"recipe: {key}"
+
+    def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
+        """Compose the experts of a model of `layers` layers.
+
+        Args:
+            layers: number of layers.
+            weights: weight of each expert in a blend; equal when None.
+            tensors: the place of every tensor, for methods that go by their names.
+        """
+        raise NotImplementedError
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Find the mistakes that the types of the fields do not show."""
+        return iter(())
+
+
+class MergeMethod(Method):
     """A merge method over experts; parameters are keys beside `method` and `experts`."""
+
+    conflicts = {"weights": "weights of a merge belong in `merge.experts`; remove `weights`"}
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -132,6 +172,20 @@ class MergeMethod(Strict):
         except RecipeError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @property
+    def references(self) -> dict[KeyPath, str]:
+        """The experts, by key path."""
+        return {("experts", name): name for name in self.experts}
+
+    def title(self, key: str) -> str:
+        """The name of the merge method."""
+        return f"recipe: {self.method}"
+
+    def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
+        """Run the method at every place."""
+        merged = Blend.of(self.operation(Blend.of))
+        return Composition.build(layers, lambda place: merged)
 
     def operation(self, blend_of: Callable[[str], Blend]) -> Operation:
         """Make the operation over the blends of the experts."""
@@ -179,7 +233,24 @@ class Expert(Strict):
         return self
 
 
-class SwapMethod(Strict):
+class PairMethod(Method):
+    """A method over two experts, which the fields in `pair` name."""
+
+    pair: ClassVar[tuple[str, str]] = ("task", "language")
+
+    @property
+    def references(self) -> dict[KeyPath, str]:
+        """The experts, by key path."""
+        return {(field,): getattr(self, field) for field in self.pair}
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Refuse one expert in both roles."""
+        first, second = self.references.values()
+        if first == second:
+            yield (), f"the {self.pair[0]} and the {self.pair[1]} expert are both {first!r}"
+
+
+class SwapMethod(PairMethod):
     """Layer swapping (paper 1, Algorithm 1); see `compose.presets.swap`.
 
     Attributes:
@@ -214,24 +285,51 @@ class SwapMethod(Strict):
             self.top_transition,
         )
 
+    def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
+        """Swap layers; see `compose.presets.swap`."""
+        pair = {"task": self.task, "language": self.language}
+        of_pair = None if weights is None else {name: weights[name] for name in pair.values()}
+        zones = self.zones(layers)
+        return presets.swap(layers, **pair, zones=zones, weights=of_pair, outside=self.outside)
 
-class SoupMethod(Strict):
+
+class SoupMethod(Method):
     """One blend at every place; see `compose.presets.soup`."""
 
     experts: Annotated[list[str], Field(min_length=1), AfterValidator(once)]
 
+    @property
+    def references(self) -> dict[KeyPath, str]:
+        """The experts, by key path."""
+        return {("experts", i): name for i, name in enumerate(self.experts)}
 
-class PartitionMethod(Strict):
+    def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
+        """Blend the experts alike at every place."""
+        of_soup = weights and {name: weights[name] for name in self.experts}
+        return presets.soup(layers, of_soup or self.experts)
+
+
+class PartitionMethod(PairMethod):
     """One of the second paper's partitions; see `compose.presets.partition`."""
+
+    conflicts = {"weights": "a partition blends nothing; remove `weights`"}
 
     name: Literal["A", "B", "C", "Z"]
     task: str = "task"
     language: str = "language"
     outside: Literal["language", "task"] | None = None
 
+    def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
+        """Divide the places; see `compose.presets.partition`."""
+        pair = {"task": self.task, "language": self.language}
+        return presets.partition(self.name, layers, **pair, outside=self.outside)
 
-class InstructMethod(Strict):
+
+class InstructMethod(PairMethod):
     """The chat vector on a language model; see `compose.presets.instruct`."""
+
+    pair = ("language", "instruct")
+    conflicts = {"weights": "the weight of a chat vector is `instruct.weight`; remove `weights`"}
 
     language: str = "language"
     instruct: str = "instruct"
@@ -246,6 +344,17 @@ class InstructMethod(Strict):
     def zones(self) -> Zones:
         """The layers without the chat vector."""
         return Zones(self.bottom, self.top, self.bottom_transition, self.top_transition)
+
+    def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
+        """Add the chat vector; see `compose.presets.instruct`."""
+        return presets.instruct(
+            layers,
+            language=self.language,
+            instructed=self.instruct,
+            weight=self.weight,
+            zones=self.zones,
+            outside=self.outside,
+        )
 
 
 class Where(Strict):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from layerswap.checkpoint import Checkpoint
 from layerswap.compose import Outside, Recipe, read_recipe
 from layerswap.compose.recipe import check_recipe
-from layerswap.compose.schema import Expert, SwapMethod
+from layerswap.compose.schema import Expert
 from layerswap.deltas.measure import magnitude_weights
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike
@@ -23,7 +23,7 @@ from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
 from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
 from layerswap.merge.tokenizers import align
-from layerswap.merge.trained import along_training
+from layerswap.merge.trained import trained_partition
 from layerswap.methods.rows import Axis
 
 Weighting = str | Mapping[str, float]
@@ -85,7 +85,8 @@ def make_plan(
     if recipe.weights == "magnitude":
         sources = sources.on_disk(log or (lambda line: None))
     if follow_training:
-        recipe = along_training(recipe, sources.experts)
+        partition = trained_partition(recipe, sources.experts)
+        recipe = recipe if partition is None else recipe.along(partition)
     if sources.base is not None and recipe.base is None:
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
@@ -111,8 +112,8 @@ def make_plan(
     fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
     stamps |= stamps_of(fisher_sources(fishers).values())
     return Plan(
-        recipe, sources.experts, sources.base, form, depth, places, drop, magnitude, stamps,
-        alignment, fishers,
+        recipe, composition, sources.experts, sources.base, form, depth, places, drop, magnitude,
+        stamps, alignment, fishers,
     )  # fmt: skip
 
 
@@ -135,14 +136,9 @@ def _measured_weights(
     """Measure the blended experts' magnitude weights, if the recipe asks for them."""
     if recipe.weights != "magnitude" or sources.base is None:
         return None
-    method, flat = recipe.method, recipe.flat_experts()
-    names = (
-        [method.task, method.language]
-        if isinstance(method, SwapMethod)
-        else list(getattr(method, "experts", ()))
-    )
+    flat = recipe.flat_experts()
     parts: dict[str, list[tuple[Checkpoint, float]]] = {}
-    for name in names:
+    for name in recipe.method.references.values():
         members = flat[name].weights if name in flat else ((name, 1.0),)
         # The base is in no blend, and has no magnitude either.
         if unknown := [member for member, _ in members if member not in sources.experts]:

@@ -68,6 +68,7 @@ class Plan:
 
     Attributes:
         recipe: the recipe.
+        composition: the recipe's composition, resolved for these checkpoints.
         experts: the checkpoints by expert name, the method's first and in its order.
         base: the checkpoint that they were fine-tuned from, if the recipe or an adapter names it.
         format: the form of the output.
@@ -90,6 +91,7 @@ class Plan:
     """
 
     recipe: Recipe
+    composition: Composition
     experts: Mapping[str, Checkpoint]
     base: Checkpoint | None
     format: Format
@@ -104,11 +106,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.format.check(self)
-
-    @cached_property
-    def composition(self) -> Composition:
-        """The composition of the recipe."""
-        return self.recipe.resolve(self.depth, self.magnitude, self.places)
 
     @property
     def used(self) -> dict[str, Checkpoint]:
@@ -285,14 +282,14 @@ class Plan:
         Raises:
             RecipeError: the recipe moves other layers, or names an expert that this plan lacks.
         """
-        plan = replace(self, recipe=recipe)
-        new, old = plan.composition, self.composition
+        new = recipe.resolve(self.depth, self.magnitude, self.places)
+        old = self.composition
         if (new.layers, new.taken) != (old.layers, old.taken):
             raise RecipeError("a plan keeps its layers; make a new plan to move layers")
         unknown = set(new.experts) - set(self.experts) - ({BASE} if self.base else set())
         if unknown:
             raise RecipeError(f"the plan has no expert {min(unknown)!r}")
-        return plan
+        return replace(self, recipe=recipe, composition=new)
 
     def with_composition(self, composition: Composition) -> Plan:
         """Plan another composition of the same experts.

@@ -18,7 +18,7 @@ from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, all_places
 from layerswap.compose.presets import PARTITIONS
-from layerswap.compose.recipe import check_recipe
+from layerswap.compose.schema import PartitionMethod
 
 OPEN = frozenset({"task", "language"})
 """Keys of a swap that do not decide the source of any place."""
@@ -108,22 +108,21 @@ def with_revision(source: object, revision: object) -> str:
     return f"{source}@{revision}" if revision else str(source)
 
 
-def along_training(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Recipe:
-    """Replace a swap without settings by the partition that its experts were trained on.
+def trained_partition(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> PartitionMethod | None:
+    """The partition that the experts of a swap without settings were trained on.
 
-    Returns the recipe unchanged if it has zones, `outside` or weights, if no expert records a
-    partition, or if two record different partitions.
+    None if the recipe has zones, `outside` or weights, if no expert records a partition, or if two
+    record different partitions.
     """
     swap = recipe.swap
     if swap is None or not swap.model_fields_set <= OPEN or recipe.weights != "uniform":
-        return recipe
+        return None
     recorded = _recorded(experts)
     if recorded is None:
-        return recipe
+        return None
     name, outside = recorded
-    data = recipe.model_dump(exclude_unset=True, exclude={"swap", "weights"})
-    method = {"name": name, "outside": outside, "task": swap.task, "language": swap.language}
-    return check_recipe({**data, "partition": method}, where=TRAINING)
+    pair = {"task": swap.task, "language": swap.language}
+    return PartitionMethod.model_validate({"name": name, "outside": outside, **pair})
 
 
 def training_notes(
