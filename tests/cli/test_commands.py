@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.main import get_command
 
-from layerswap.cli import Root, app
+from layerswap.cli import app
 from layerswap.versions import __version__
 
 
@@ -29,13 +29,6 @@ def weights(folder):
 def test_version(layerswap):
     result = layerswap("--version")
     assert (result.code, result.out) == (0, f"layerswap {__version__}\n")
-
-
-@pytest.mark.parametrize("command", Root.moved)
-def test_a_command_that_moved_names_its_replacement(layerswap, command):
-    result = layerswap(*command.split(), "--base", "llama")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"error: `layerswap {command}` {Root.moved[command]}\n"
 
 
 def test_the_commands_of_the_help(layerswap):
@@ -50,7 +43,6 @@ def test_the_commands_of_the_help(layerswap):
     panels = re.findall(r"^(\S.*):$", shown, re.MULTILINE)
     assert panels == ["Options", "Start here", "Merge experts", "Train experts",
                       "Choose and evaluate", "Analyse and experiment"]  # fmt: skip
-    assert not set(Root.moved) & set(re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE))
     assert "--install-completion" in shown
 
 

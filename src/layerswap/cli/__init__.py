@@ -28,28 +28,6 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
-class Root(commands.PlainGroup):
-    """The command `layerswap`, with replacements for moved and removed commands."""
-
-    moved = {
-        "linearity": "is now `layerswap analyse linearity`",
-        "composability": "is now `layerswap analyse composability`",
-        "fisher": "is now `layerswap analyse fisher`",
-        "freeze-or-revert": "is now `layerswap analyse freeze-or-revert`",
-        "select": "is now `layerswap analyse select`",
-        "recipe check": "is now `layerswap plan FILE --check`",
-        "recipe export": "was removed in 0.2: layerswap reads mergekit configurations and no "
-        "longer writes them. Merge the recipe by `layerswap merge`",
-        "recipe": "was removed in 0.2. Check a recipe by `layerswap plan FILE --check`",
-        "report": "is now `layerswap study report DIR`",
-        "learn": "was removed in 0.2: learned coefficients scored below a swap. Choose among swaps "
-        "and merges by `layerswap sweep`",
-        "suggest": "was removed in 0.2: its zones scored below the default's. Merge with the "
-        "default zones, or choose by `layerswap sweep`; `layerswap delta` shows what fine-tuning "
-        "changed",
-    }
-
-
 START, MERGE, TRAIN = "Start here", "Merge experts", "Train experts"
 EVALUATE, ANALYSE = "Choose and evaluate", "Analyse and experiment"
 COMMANDS = {
@@ -77,7 +55,7 @@ def application(only: str | None = None) -> typer.Typer:
     """The command line; with one command alone, if `only` names one, because each costs time."""
     app = typer.Typer(
         name="layerswap",
-        cls=Root,
+        cls=commands.PlainGroup,
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,

@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
-from layerswap.ground.errors import RecipeError
 from layerswap.versions import Extra, need_extras
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
@@ -79,20 +78,7 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands whose help shows their whole summaries, by panels.
-
-    Attributes:
-        moved: sentences on commands that have moved or gone, by their names.
-    """
-
-    moved: Mapping[str, str] = {}
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; a RecipeError says what replaces one that has moved."""
-        for name in (" ".join(args[:2]), args[0]):
-            if name in self.moved:
-                raise RecipeError(f"`layerswap {name}` {self.moved[name]}")
-        return super().resolve_command(ctx, args)
+    """A group of commands whose help shows their whole summaries, by panels."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options of the group; where a command comes first, only those that it can share.

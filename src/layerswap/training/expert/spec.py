@@ -59,12 +59,6 @@ EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
 RSLORA = frozenset({"unreasonable", "unreasonable-simultaneous"})
 """Presets whose adapters are rsLoRA (paper 2, section 3.4)."""
 
-REMOVED = {
-    "bake": "merge the adapter by a recipe with `bake: true`",
-    "rates": "train the part that a merge takes with `train`",
-    "sparse": "train in full and keep the largest changes with `layerswap revert --keep`",
-}
-"""Keys of an expert of 0.1, and their replacements."""
 Side = Literal["task", "language"]
 
 
@@ -158,14 +152,6 @@ class ExpertSpec(Strict):
     # Of the training weights; None: float32, or the stored dtype under LoRA.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     seed: int = 0  # of the data order, of dropout and of new adapters
-
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, data: Any) -> Any:
-        key = next((key for key in REMOVED if isinstance(data, dict) and data.get(key)), None)
-        if key is not None:
-            raise ValueError(f"{key} was removed in 0.2; {REMOVED[key]}")
-        return data
 
     @field_validator("preset")
     @classmethod
