@@ -26,7 +26,7 @@ from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge import make_plan
 from layerswap.merge import writer as engine
-from layerswap.merge.terms import Evaluator, merged_tensors
+from layerswap.merge.terms import TermEvaluator, merged_tensors
 from layerswap.methods import METHODS
 
 QUICK = ("della", "fisher", "ram", "slerp", "ties")
@@ -231,8 +231,8 @@ def nested(experts, levels, method="ties"):
 def test_work_does_not_double_with_every_level_of_nesting(
     experts, tmp_path, monkeypatch, method, most
 ):
-    chunk, calls = Evaluator.chunk, []
-    monkeypatch.setattr(Evaluator, "chunk", lambda *given: calls.append(1) or chunk(*given))
+    chunk, calls = TermEvaluator.chunk, []
+    monkeypatch.setattr(TermEvaluator, "chunk", lambda *given: calls.append(1) or chunk(*given))
     counts = {}
     for levels in (2, 6):
         calls.clear()

@@ -56,7 +56,7 @@ UNREAD = ("Q8_1", "Q8_K")
 READ_DTYPES = (*FLOAT_DTYPES, *(dtype for dtype in BLOCKS if dtype not in UNREAD))
 """All dtypes that can be read as floats."""
 KEPT_BYTES = 1 << 24
-"""Size up to which freed memory is kept for reuse; see `keep_freed_memory`."""
+"""Size up to which freed memory is kept for reuse; see `reuse_chunk_memory`."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
 """Blocks of a file in its fingerprint, and bytes of a block."""
 HASHERS = 8
@@ -276,7 +276,7 @@ def narrowed(values: Floats, dtype: str) -> Stored:
     return short
 
 
-def keep_freed_memory() -> None:
+def reuse_chunk_memory() -> None:
     """Let the allocator reuse the memory of freed chunks.
 
     glibc keeps blocks no larger than the largest that it has seen freed. By default it returns a

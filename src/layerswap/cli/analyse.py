@@ -56,7 +56,7 @@ def delta(
     output.finish("delta", facts, written.lines)
 
 
-class Line(commands.Group):
+class Line(commands.OptionGroup):
     """The points that linearity measures."""
 
     steps: Annotated[
@@ -139,7 +139,7 @@ def composability(
         output.say(f"wrote {figure}")
 
 
-class FisherSample(commands.Group):
+class FisherSample(commands.OptionGroup):
     """The examples that an estimate draws."""
 
     labels: Annotated[

@@ -24,7 +24,7 @@ Verbose = Annotated[
 ]
 
 
-class Group:
+class OptionGroup:
     """Options that a command receives as one object."""
 
     def __init__(self, **values: Any) -> None:
@@ -120,7 +120,7 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a function as a command with the options of its output.
 
-    The options of a parameter whose type is a `Group` become options of the command.
+    The options of a parameter whose type is a `OptionGroup` become options of the command.
 
     Args:
         app: the group of commands.
@@ -140,12 +140,12 @@ def command(
 
 def _flattened(function: Callable[..., None], shared: Mapping[str, Any]) -> Callable[..., None]:
     """A function with the options of its groups, and the shared flags, as parameters."""
-    groups: dict[str, tuple[type[Group], list[str]]] = {}
+    groups: dict[str, tuple[type[OptionGroup], list[str]]] = {}
     options: dict[str, tuple[Any, Any]] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         kind = hints[name]
-        if isinstance(kind, type) and issubclass(kind, Group):
+        if isinstance(kind, type) and issubclass(kind, OptionGroup):
             inner = kind.options()
             groups[name] = (kind, list(inner))
             options |= inner
@@ -202,7 +202,7 @@ def _delta(given: Given) -> str | None:
     if given["task_expert"] and given["language_expert"]:
         return PLAN
     experts = [given["task_expert"], given["language_expert"], *(given["expert"] or ())]
-    alone = [shlex.quote(str(one)) for one in experts if one is not None]
+    alone = [shlex.quote(str(expert)) for expert in experts if expert is not None]
     if len(alone) != 1:
         return None
     return f"revert --base {{base}} --expert {alone[0]} --keep 0.2 --out {{sparse}}"
@@ -267,7 +267,7 @@ class _Words(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         numbered = (f"{name}-{number}" for number in count(2))
-        return next(one for one in chain([name], numbered) if not Path(one).exists())
+        return next(path for path in chain([name], numbered) if not Path(path).exists())
 
 
 def next_command(name: str, given: Given) -> str | None:
@@ -275,7 +275,7 @@ def next_command(name: str, given: Given) -> str | None:
     following = NEXT.get(name)
     text = following(given) if callable(following) else following
     words = {
-        option: " ".join(shlex.quote(str(one)) for one in value)
+        option: " ".join(shlex.quote(str(item)) for item in value)
         if isinstance(value, list | tuple) else shlex.quote(str(value))
         for option, value in given.items() if value is not None
     }  # fmt: skip

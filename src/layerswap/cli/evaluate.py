@@ -51,7 +51,7 @@ def sweep(
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
 
 
-class Asked(commands.Group):
+class Asked(commands.OptionGroup):
     """The tasks of an evaluation: those of lm-eval by name, or a suite in some languages."""
 
     task: options.Tasks = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from layerswap.merge.target import MergeOptions
 
 
-class RecipeOptions(options.OutputFormat, options.Zones, options.Pair):
+class RecipeOptions(options.OutputFormat, options.Zones, options.PairOptions):
     """A recipe: a file, or the options that describe one."""
 
     file: Annotated[
@@ -360,7 +360,7 @@ def adapters(
     output.finish("adapters", facts, lines)
 
 
-class ChatVector(commands.Group):
+class ChatVector(commands.OptionGroup):
     """The part of a language model that receives the chat vector."""
 
     bottom: Annotated[
@@ -426,7 +426,7 @@ def instruct(
     output.finish("instruct", _write(planned.laid_out(out, layout), out, settings))
 
 
-class Reverted(commands.Group):
+class Reverted(commands.OptionGroup):
     """The part of an expert that returns to the base."""
 
     keep: Annotated[

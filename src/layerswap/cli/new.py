@@ -132,18 +132,18 @@ def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, 
         except EvaluationError:
             return None
 
-    found: dict[str, str] = {}
-    for one in given or ():
-        name, colon, file = one.partition(":")
-        code = code_of(name) if colon else None
-        if code is None or code not in codes:
-            if code and not Path(one).exists():
-                raise RecipeError(f"{option} {one}: the study has no language {code}; add "
+    files: dict[str, str] = {}
+    for text in given or ():
+        name, colon, file = text.partition(":")
+        code = code_of(name) if colon else Ntext
+        if code is Ntext or code not in codes:
+            if code and not Path(text).exists():
+                raise RecipeError(f"{option} {text}: the study has no language {code}; add "
                                   f"--language {code}")  # fmt: skip
-            code, file = codes[0], one
-        if code in found:
-            raise RecipeError(f"{option}: {code} has two files, {found[code]} and {file}")
-        found[code] = file
+            code, file = codes[0], text
+        if code in files:
+            raise RecipeError(f"{option}: {code} has two files, {files[code]} and {file}")
+        files[code] = file
         if file in suite_names() and not Path(file).exists():
-            found |= dict.fromkeys(codes, file)
-    return found
+            files |= dict.fromkeys(codes, file)
+    return files

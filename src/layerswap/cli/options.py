@@ -76,14 +76,14 @@ AllowCode = Annotated[
 ]
 
 
-class Pair(commands.Group):
+class PairOptions(commands.OptionGroup):
     """A task expert and a language expert."""
 
     task_expert: Annotated[str | None, _TASK_EXPERT] = None
     language_expert: Annotated[str | None, _LANGUAGE_EXPERT] = None
 
 
-class Experts(Pair):
+class Experts(PairOptions):
     """One expert or several of any kind."""
 
     expert: Annotated[
@@ -100,14 +100,14 @@ class Experts(Pair):
 
     def only(self) -> str:
         """The expert of a command that takes one."""
-        pair = [one for one in (self.task_expert, self.language_expert) if one is not None]
+        pair = [expert for expert in (self.task_expert, self.language_expert) if expert is not None]
         every: list[str] = [*pair, *(self.expert or ())]
         if len(every) != 1:
             raise RecipeError(f"give one expert with --expert; {len(every)} are given")
         return every[0]
 
 
-class Zones(commands.Group):
+class Zones(commands.OptionGroup):
     """Zones of a swap, and the weights of its blends."""
 
     bottom: Annotated[
@@ -150,7 +150,7 @@ class Zones(commands.Group):
     ] = None
 
 
-class WeightFormat(commands.Group):
+class WeightFormat(commands.OptionGroup):
     """Settings of the weights that a command writes."""
 
     dtype: Annotated[
@@ -192,7 +192,7 @@ class OutputFormat(WeightFormat):
     ] = None
 
 
-class Prompts(commands.Group):
+class Prompts(commands.OptionGroup):
     """Settings of an evaluation without those of the engine."""
 
     limit: Annotated[

@@ -104,7 +104,7 @@ def _now() -> float:
     return time.monotonic()
 
 
-EVERY = 15.0
+SECONDS_BETWEEN_LINES = 15.0
 """Seconds between two lines of one job where standard error is no terminal."""
 
 
@@ -128,7 +128,9 @@ class Job:
         now = _now()
         finished = bool(total) and done >= total and done > self.done
         self.done, self.total = done, total
-        if now - self.shown < EVERY and not (finished and now - self.started >= EVERY):
+        if now - self.shown < SECONDS_BETWEEN_LINES and not (
+            finished and now - self.started >= SECONDS_BETWEEN_LINES
+        ):
             return None
         self.shown = now
         rate = self.done / max(now - self.started, 1e-9)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from layerswap.search.documents import Documents
 
 
-class Shown(commands.Group):
+class Shown(commands.OptionGroup):
     """Documents for the map, and prompts to offer."""
 
     documents: Annotated[
@@ -40,7 +40,7 @@ class Shown(commands.Group):
     ] = None
 
 
-class Served(commands.Group):
+class Served(commands.OptionGroup):
     """Where the page is served."""
 
     host: Annotated[

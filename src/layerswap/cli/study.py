@@ -93,7 +93,7 @@ def run(
             output.say(f"with --keep-checkpoints selected: about {disk_gb} GB of disk")
     else:
         steps = cost_study(spec, graph).steps
-        run_file(graph, out, on=on, hours={name: one.hours for name, one in steps.items()})
+        run_file(graph, out, on=on, hours={name: step.hours for name, step in steps.items()})
 
 
 def run_file(
@@ -182,7 +182,7 @@ def list_(
         spec, folder = find_study(name)
         spec = spec.model_copy(update={"device": device})
         costs = cost_study(spec, plan_study(spec, folder))
-        hours = sum(one.hours for one in costs.steps.values())
+        hours = sum(step.hours for step in costs.steps.values())
         speed, disk_gb = costs.costs.speed.name, costs.disk_gb + costs.passing_gb
         task = spec.task.data if isinstance(spec.task.data, str) else "files"
         rows.append([name, task, ", ".join(spec.languages), spec.base, amount(hours),

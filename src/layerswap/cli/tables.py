@@ -156,7 +156,7 @@ def comparison_tables(compared: SideBySide) -> list[Table]:
     A benchmark of several languages has a second table with the differences in each of them.
     """
     tables: list[Table] = []
-    means = {(one.benchmark, one.metric): one for one in compared.means}
+    means = {(mean.benchmark, mean.metric): mean for mean in compared.means}
     for key in dict.fromkeys((benchmark, metric) for benchmark, _, metric in compared.rows):
         lines = {row[1]: cells for row, cells in zip(compared.rows, compared.cells, strict=True)
                  if (row[0], row[2]) == key}  # fmt: skip
@@ -189,7 +189,7 @@ def _of_benchmark(
     mean: LanguageMean | None,
 ) -> Iterator[Table]:
     unit = unit_of(key[1])
-    names = [language_name(one) if one else "" for one in lines]
+    names = [language_name(code) if code else "" for code in lines]
     rows: list[list[Any]] = []
     differences: list[list[Any]] = []
     for i, (model, cells) in enumerate(zip(models, zip(*lines.values(), strict=True), strict=True)):

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_va
 from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
-from layerswap.compose.mergekit_methods import SPELLINGS, Scalar, Spelling, Values
+from layerswap.compose.mergekit_methods import SPELLINGS, Scalar, Spelling, TensorSettings
 from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK, Method, Shares, Tensors
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict
@@ -416,7 +416,7 @@ def _blend_at(
         models = {s.model: _model_values(spelling, part, s, inner, t) for s in sources}
         base = part.base if part.base in models else None
         shared = _shared(spelling, part, sources[0], (tensor, inner), t)
-        return spelling.read(Values(models, base, shared))
+        return spelling.read(TensorSettings(models, base, shared))
     except RecipeError as error:
         raise error.within(tensor) from None
 

@@ -21,7 +21,7 @@ Numbers = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Values:
+class TensorSettings:
     """mergekit's values for one tensor.
 
     Attributes:
@@ -70,7 +70,7 @@ class Spelling:
         sources: smallest and largest number of models, the base model included unless optional.
     """
 
-    read: Callable[[Values], Blend]
+    read: Callable[[TensorSettings], Blend]
     base: Literal["deltas", "first", "optional"] | None = None
     models: Mapping[str, Parameter] = field(default_factory=dict)
     shared: Mapping[str, Parameter | Scalar] = field(default_factory=dict)
@@ -88,7 +88,7 @@ SIGNED_WEIGHT = {"weight": Parameter(1.0, low=-1e6, high=1e6)}
 T = Parameter(0.5, high=1.0)
 
 
-def _linear(values: Values) -> Blend:
+def _linear(values: TensorSettings) -> Blend:
     weights = {name: model["weight"] for name, model in values.models.items() if model["weight"]}
     total, normalize = math.fsum(weights.values()), values.shared["normalize"]
     if not weights or (normalize and not total):
@@ -99,19 +99,19 @@ def _linear(values: Values) -> Blend:
     return values.apply("linear", {name: weight / divisor for name, weight in weights.items()})
 
 
-def _passthrough(values: Values) -> Blend:
+def _passthrough(values: TensorSettings) -> Blend:
     (only,), factor = values.models, float(values.shared["scale"])
     return Blend.of(only) if factor == 1 else values.apply("scale", {only: 1.0}, scale=factor)
 
 
-def _slerp(values: Values) -> Blend:
+def _slerp(values: TensorSettings) -> Blend:
     base, (other,), t = str(values.base), values.others, float(values.shared["t"])
     if t in (0, 1):
         return Blend.of(other if t else base)
     return values.apply("slerp", {base: 1 - t, other: t})
 
 
-def _nuslerp(values: Values) -> Blend:
+def _nuslerp(values: TensorSettings) -> Blend:
     weights = {name: model["weight"] for name, model in values.others.items()}
     if math.fsum(weights.values()) < 1e-6:
         weights = dict.fromkeys(weights, 0.5)
@@ -123,7 +123,7 @@ def _nuslerp(values: Values) -> Blend:
     return values.apply("nuslerp", weights, **parameters)
 
 
-def _multislerp(values: Values) -> Blend:
+def _multislerp(values: TensorSettings) -> Blend:
     weights = {name: model["weight"] for name, model in values.others.items()}
     if len(weights) == 1:
         return Blend.of(next(iter(weights)))
@@ -136,18 +136,18 @@ def _multislerp(values: Values) -> Blend:
     return values.apply("multislerp", weights, **parameters)
 
 
-def _karcher(values: Values) -> Blend:
+def _karcher(values: TensorSettings) -> Blend:
     steps, tol = round(values.shared["max_iter"]), float(values.shared["tol"])
     return values.apply("karcher", dict.fromkeys(values.models, 1.0), max_iter=steps, tol=tol)
 
 
-def _model_stock(values: Values) -> Blend:
+def _model_stock(values: TensorSettings) -> Blend:
     return values.select(
         "model_stock", **({"angle": "row"} if values.shared["filter_wise"] else {})
     )
 
 
-def _sce(values: Values) -> Blend:
+def _sce(values: TensorSettings) -> Blend:
     share = float(values.shared["select_topk"])
     if share <= 0:
         return Blend.of(str(values.base))
@@ -162,7 +162,7 @@ def renamed(
 ) -> Spelling:
     """Make the spelling of a delta method with shared parameters; `names` maps ours to theirs."""
 
-    def read(values: Values) -> Blend:
+    def read(values: TensorSettings) -> Blend:
         parameters = {ours: float(values.shared[theirs]) for ours, theirs in names.items()}
         return values.select(method, **parameters)
 
@@ -195,7 +195,7 @@ class Sparse(NamedTuple):
             parameters["rescale"] = self.rescaled if rescale else "none"
         return parameters
 
-    def delta(self, values: Values, name: str, model: Numbers, seed: int) -> Blend:
+    def delta(self, values: TensorSettings, name: str, model: Numbers, seed: int) -> Blend:
         """Return the base plus the sparse delta of one expert."""
         rescale, density = values.shared["rescale"], model["density"]
         if density == 1:
@@ -235,7 +235,7 @@ def delta_sum(
         signed: weights may be negative.
     """
 
-    def read(values: Values) -> Blend:
+    def read(values: TensorSettings) -> Blend:
         shared = values.shared
         scale, rescale = float(shared["lambda"]), shared.get("rescale", False)
         mean = bool(elects and shared["normalize"])
@@ -284,7 +284,7 @@ def delta_sum(
     return Spelling(read, "deltas", models, {**shared, "rescale": sparse.random})
 
 
-def _counted(values: Values, elects: bool) -> dict[str, Numbers]:
+def _counted(values: TensorSettings, elects: bool) -> dict[str, Numbers]:
     """Return the models with a weight, their densities at most 1, their weights normalised."""
     models, divisor = values.others, 1.0
     if values.shared["normalize"] and not elects:

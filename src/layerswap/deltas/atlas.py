@@ -48,9 +48,9 @@ SUMMARY = {
 _SUMS = ("dot", "first", "second", "opposed", "both")
 
 
-Pair = tuple[str, str]
+NamePair = tuple[str, str]
 """Two experts, or an expert and a tensor."""
-Changes = dict[Pair, TensorChange]
+Changes = dict[NamePair, TensorChange]
 Experts = PathLike | Mapping[str, PathLike] | Sequence[PathLike]
 """One expert or several; a mapping names them."""
 
@@ -306,7 +306,7 @@ def measure(
 
     base, order = subjects.base, list(subjects.experts)
     changes: Changes = {}
-    sums: dict[Pair, dict[str, Conflict]] = {pair: {} for pair in combinations(order, 2)}
+    sums: dict[NamePair, dict[str, Conflict]] = {pair: {} for pair in combinations(order, 2)}
 
     # The largest first, so that no worker is left with a large tensor at the end.
     names = sorted(subjects.tensors, key=lambda name: -base.tensors[name].elements)
@@ -410,7 +410,9 @@ def _columns(conflict: Conflict) -> dict[str, Any]:
     }
 
 
-def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes, dict[Pair, dict[str, Conflict]]]:
+def _read_tables(
+    folder: Path,
+) -> tuple[dict[str, Place], Changes, dict[NamePair, dict[str, Conflict]]]:
     """Read places, changes and sums of an atlas."""
     import numpy as np
 
@@ -424,7 +426,7 @@ def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes, dict[Pair, di
         key = row["expert"], row["tensor"]
         summary = {name: row[column] for column, name in SUMMARY.items()}
         changes[key] = TensorChange(rows=vectors[key], elements=row["elements"], **summary)
-    sums: dict[Pair, dict[str, Conflict]] = {}
+    sums: dict[NamePair, dict[str, Conflict]] = {}
     if len({expert for expert, _ in changes}) > 1:
         for row in _read_table(folder, CONFLICT_BY_TENSOR):
             values = (row[f"sum_{key}"] for key in _SUMS)

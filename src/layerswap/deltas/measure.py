@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.read import (
     READ_DTYPES,
-    keep_freed_memory,
     narrowed,
     open_file,
     read_floats,
+    reuse_chunk_memory,
     widened,
 )
 from layerswap.ground.errors import CheckpointError
@@ -37,7 +37,7 @@ def read_chunks(
     Yields the position of the chunk, and per checkpoint a vector of its elements in float32, or in
     float64 if stored so. The deltas of adapters are multiplied out.
     """
-    keep_freed_memory()
+    reuse_chunk_memory()
     infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
     lows = [checkpoint.low_rank.get(name) for checkpoint in checkpoints]
     factors = [low.factors() if low else None for low in lows]

@@ -24,7 +24,7 @@ from layerswap.engine.lanes import (
     select_rows,
 )
 from layerswap.engine.memory import LOGIT_BYTES
-from layerswap.engine.prefix import Pair, PrefixCache
+from layerswap.engine.prefix import PrefixCache, PrefixedStates
 from layerswap.engine.rows import pad_with_mask
 from layerswap.engine.scoring import why_not_together
 from layerswap.engine.split import Entry, one_token, reason_of
@@ -131,7 +131,7 @@ class JointBatch:
             segment, lane = self._lanes.start_of(leaf)
             start = int(leaves.starts[segment]) + lane
             lanes = slice(start, start + len(self._prompts))
-            last = (hidden.rest if isinstance(hidden, Pair) else hidden)[:, -1]
+            last = (hidden.rest if isinstance(hidden, PrefixedStates) else hidden)[:, -1]
             tokens[lanes] = self._choose(last, layouts[-1].row[lanes])
         self._cache.length = self._width
         return tokens[leaves.position]

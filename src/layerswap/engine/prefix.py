@@ -113,7 +113,7 @@ def _cheapest_groups(
 # --- reading ---
 
 
-class Pair(NamedTuple):
+class PrefixedStates(NamedTuple):
     """Hidden states of a prefix, `[1, prefix, width]`, and of the rest of every row."""
 
     prefix: torch.Tensor
@@ -121,7 +121,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PairCall:
+class PrefixedCall:
     """The call of a layer for a prefix, then for the rows that continue it."""
 
     prefix: Call
@@ -133,7 +133,7 @@ class PairCall:
         self.cache.length = 0
         prefix = self.prefix(layer, hidden.prefix)
         self.cache.length = self.cache.tokens
-        return Pair(prefix, self.rest(layer, hidden.rest))
+        return PrefixedStates(prefix, self.rest(layer, hidden.rest))
 
 
 class PrefixCache:
@@ -206,6 +206,6 @@ def read_prefix(stack: SplitModel, inputs: Mapping[str, Any], cache: PrefixCache
     prefix = stack.before(cache, **prefix_inputs)
     cache.length = cache.tokens
     rest = stack.before(cache, **rest_inputs)
-    calls: Any = [PairCall(a, b, cache) for a, b in zip(prefix.calls, rest.calls, strict=True)]
-    hidden: Any = Pair(prefix.hidden, rest.hidden)
+    calls: Any = [PrefixedCall(a, b, cache) for a, b in zip(prefix.calls, rest.calls, strict=True)]
+    hidden: Any = PrefixedStates(prefix.hidden, rest.hidden)
     return Entry(hidden, calls)

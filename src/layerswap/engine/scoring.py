@@ -85,7 +85,7 @@ def score_batch(
         np.array([[float(values.sum()) for values in per_request] for per_request in logprobs]),
         np.stack([answers[member][1] for member in members]),
         [
-            np.stack([one.double().numpy() for one in column])
+            np.stack([values.double().numpy() for values in column])
             for column in zip(*logprobs, strict=True)
         ],
     )

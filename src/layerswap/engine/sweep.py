@@ -376,10 +376,10 @@ class Sweep(VirtualModel):
         if budget is None:
             held = self.pool.kept_bytes + self.pool.made_bytes
             budget = held + int(0.8 * free_bytes(self.device))
-        one = self.memory(1, tokens, new_tokens, members)
-        if one.total > budget:
+        single = self.memory(1, tokens, new_tokens, members)
+        if single.total > budget:
             raise EvaluationError(
-                f"one {'prompt' if new_tokens else 'row'} at a time needs {one}, but there are "
+                f"one {'prompt' if new_tokens else 'row'} at a time needs {single}, but there are "
                 f"{human(budget)}; evaluate fewer compositions at a time, set max_made_bytes, or "
                 "use a smaller dtype"
             )

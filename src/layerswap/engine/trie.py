@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint import Place
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
-from layerswap.engine.prefix import Pair, PrefixCache, read_prefix
+from layerswap.engine.prefix import PrefixCache, PrefixedStates, read_prefix
 from layerswap.engine.split import (
     Entry,
     SplitModel,
@@ -248,7 +248,7 @@ class Runner:
     ) -> Iterator[Leaf]:
         cache = PrefixCache(inputs["input_ids"][:1, :prefix]) if prefix else None
         for leaf, hidden in self.states(self.trie(members), inputs, prefix=cache):
-            state = [hidden.rest if isinstance(hidden, Pair) else hidden]
+            state = [hidden.rest if isinstance(hidden, PrefixedStates) else hidden]
 
             def logits(
                 chosen: torch.Tensor | None, state: list[torch.Tensor] = state

@@ -321,7 +321,10 @@ class VirtualModel:
         """Return the bytes of all distinct tensors: the experts' own, and blended ones."""
         experts = blended = 0
         for content in self._contents.values():
-            nbytes = sum(one.tensor.elements for one in content.sources) * self.model.dtype.itemsize
+            nbytes = (
+                sum(source.tensor.elements for source in content.sources)
+                * self.model.dtype.itemsize
+            )
             if content.verbatim:
                 experts += nbytes
             else:

@@ -342,7 +342,7 @@ def _probe(llm: Any, model: PreTrainedModel) -> Answers:
     for output in _generate(llm, prompts, parameters):
         written = output.outputs[0]
         candidates = [*filter(None, output.prompt_logprobs), *written.logprobs]
-        logprobs = [next(iter(one.values())).logprob for one in candidates]
+        logprobs = [next(iter(tokens.values())).logprob for tokens in candidates]
         answers.append((logprobs, list(written.token_ids)))
     return answers
 

@@ -408,8 +408,8 @@ def call_lines(recipe: Recipe) -> tuple[str, str]:
     by_file = ("layerswap merge recipe.yaml --out merged", 'plan = ls.make_plan("recipe.yaml")')
     data = recipe.model_dump(mode="json", exclude_defaults=True)
     opened = recipe.experts | ({"base": recipe.base} if recipe.base else {})
-    sources = {name: one.source for name, one in opened.items()
-               if one.source and one.model_fields_set <= {"source"}}  # fmt: skip
+    sources = {name: expert.source for name, expert in opened.items()
+               if expert.source and expert.model_fields_set <= {"source"}}  # fmt: skip
     more = set(data) - {"experts", "base", "swap", "partition", "soup"}
     if more or len(sources) < len(opened) or len(recipe.experts) != 2:
         return by_file
@@ -419,17 +419,17 @@ def call_lines(recipe: Recipe) -> tuple[str, str]:
     method = recipe.swap or recipe.partition
     if method is None:
         return by_file
-    name = "swap" if recipe.swap else "partition"
+    key = "swap" if recipe.swap else "partition"
     options = {"task": sources[method.task], "language": sources[method.language]}
     options |= {"base": sources["base"]} if recipe.base else {}
-    options = {**options, **data[name], **options}
+    options = {**options, **data[key], **options}
     flags = {"task": "task-expert", "language": "language-expert", "name": "partition"}
-    words = [f"--{flags.get(one, one).replace('_', '-')} {shlex.quote(str(value))}"
-             for one, value in options.items()]  # fmt: skip
-    given = [f"{one}={value!r}" for one, value in options.items()]
+    words = [f"--{flags.get(name, name).replace('_', '-')} {shlex.quote(str(value))}"
+             for name, value in options.items()]  # fmt: skip
+    given = [f"{name}={value!r}" for name, value in options.items()]
     return (
         f"layerswap merge {' '.join(words)} --out merged",
-        f"plan = ls.{name}({', '.join(given)})",
+        f"plan = ls.{key}({', '.join(given)})",
     )
 
 

@@ -35,7 +35,7 @@ from layerswap.ground.types import Advance, Bars, PathLike, no_bars
 from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.layout import OutputTensor
 from layerswap.merge.plan import Plan
-from layerswap.merge.terms import Evaluator, Handles, ModelFacts, merged_tensors
+from layerswap.merge.terms import Handles, ModelFacts, TermEvaluator, merged_tensors
 from layerswap.merge.writer import (
     Piece,
     chunks,
@@ -56,7 +56,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorPair:
     """A tensor as the merge writes it, and as it is stored in the output."""
 
     expected: OutputTensor
@@ -67,7 +67,7 @@ class Pair:
 class Comparison:
     """Elements of a pair to compare, as the writer computes them."""
 
-    pair: Pair
+    pair: TensorPair
     piece: Piece
 
     @property
@@ -85,16 +85,16 @@ def check_share(share: float) -> None:
 
 def match(
     expected: Iterable[OutputTensor], stored: Mapping[str, TensorInfo]
-) -> tuple[list[Pair], list[str]]:
+) -> tuple[list[TensorPair], list[str]]:
     """Pair tensors of equal dtype and shape; describe each kind of mismatch in a line."""
     named = {tensor.name: tensor for tensor in expected}
-    pairs: list[Pair] = []
+    pairs: list[TensorPair] = []
     kinds: dict[tuple[str, str], list[str]] = {}
     for name, tensor in named.items():
         if (info := stored.get(name)) is None:
             continue
         if (tensor.dtype, tensor.shape) == (info.dtype, info.shape):
-            pairs.append(Pair(tensor, info))
+            pairs.append(TensorPair(tensor, info))
         else:
             kind = f"{info.dtype} {list(info.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
             kinds.setdefault(kind, []).append(name)
@@ -109,7 +109,7 @@ def match(
 
 
 def comparisons(
-    pairs: Sequence[Pair],
+    pairs: Sequence[TensorPair],
     *,
     share: float,
     seed: int,
@@ -174,7 +174,7 @@ def _compare(part: Comparison, handles: Handles, facts: ModelFacts) -> tuple[int
     import numpy as np
 
     stored, expected = part.pair.stored, part.pair.expected
-    evaluator = Evaluator(handles, facts, allow_non_finite=True)
+    evaluator = TermEvaluator(handles, facts, allow_non_finite=True)
     copies_floats = expected.verbatim and expected.dtype in FLOAT_DTYPES
     first, finite = None, True
     with ExitStack() as held:
@@ -329,7 +329,7 @@ def verify_against(
         origins.planned[name] = BLEND if term is None else owner.get(term, BLEND)
     facts = measure_tensors([pair.expected for pair in pairs.values()], workers)
 
-    def unequal(candidates: Sequence[Pair], what: str) -> set[str]:
+    def unequal(candidates: Sequence[TensorPair], what: str) -> set[str]:
         work = comparisons(candidates, share=share, seed=seed, facts=facts, sample_copies=True)
         with bars(f"comparing with {what}", sum(part.nbytes for part in work), "bytes") as advance:
             wrong, _ = differences(work, facts=facts, threads=workers, progress=advance)
@@ -341,7 +341,9 @@ def verify_against(
     origins.found = {name: NOWHERE if name in left else origins.planned[name] for name in pairs}
     for source, checkpoint in sources.items():
         candidates = [
-            Pair(OutputTensor(name, info.dtype, info.shape, ((info, 1.0),)), pairs[name].stored)
+            TensorPair(
+                OutputTensor(name, info.dtype, info.shape, ((info, 1.0),)), pairs[name].stored
+            )
             for name in sorted(left)
             if (info := checkpoint.tensors.get(name)) is not None
             and (info.dtype, info.shape) == (pairs[name].stored.dtype, pairs[name].stored.shape)
@@ -353,13 +355,13 @@ def verify_against(
     return origins
 
 
-def _copied(pair: Pair) -> TensorInfo | None:
+def _copied(pair: TensorPair) -> TensorInfo | None:
     """Return the source tensor that the plan copies; None for a computed tensor."""
     term = pair.expected.inputs[0][0]
     return term if pair.expected.verbatim and isinstance(term, TensorInfo) else None
 
 
-def _of_equal_files(pair: Pair) -> bool:
+def _of_equal_files(pair: TensorPair) -> bool:
     """True if both are the same span of Hub files with equal hashes."""
     term = _copied(pair)
     if term is None:

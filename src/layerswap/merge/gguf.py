@@ -200,7 +200,7 @@ def _difference(first: Any, second: Any) -> str:
         if len(first) != len(second):
             return f"has {len(first)} and {len(second)} entries"
         pairs = enumerate(zip(first, second, strict=True))
-        at = next(i for i, (one, other) in pairs if one != other)
+        at = next(i for i, (left, right) in pairs if left != right)
         first, second, where = first[at], second[at], f"{at} is"
     return f"{where} {clipped(repr(first), 40)} and {clipped(repr(second), 40)}"
 

@@ -28,7 +28,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, TensorInfo
-from layerswap.checkpoint.read import Handle, is_finite, keep_freed_memory, read_floats
+from layerswap.checkpoint.read import Handle, is_finite, read_floats, reuse_chunk_memory
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.ground.errors import MergeError
@@ -168,13 +168,13 @@ CHUNK_ELEMENTS = 1 << 18
 """Elements read at a time while a tensor is measured: few enough to stay in the cache."""
 
 
-class Evaluator:
+class TermEvaluator:
     """Computes elements of terms from open files. One evaluator serves one thread."""
 
     def __init__(
         self, handles: Handles, model_facts: ModelFacts, *, allow_non_finite: bool = False
     ) -> None:
-        keep_freed_memory()
+        reuse_chunk_memory()
         self.allow_non_finite = allow_non_finite
         self.measured: dict[MergedTensor, Any] = {}
         self.handles = handles
@@ -345,7 +345,7 @@ def measure_model(terms: Terms, handles: Handles, threads: int = 1) -> dict[Oper
     facts: dict[Operation, Any] = {}
 
     def prepared(tensor: MergedTensor) -> WholeTensor:
-        evaluator = Evaluator(handles, facts)  # one per tensor: an evaluator serves one thread
+        evaluator = TermEvaluator(handles, facts)  # one per tensor: an evaluator serves one thread
         evaluator.prepare(tuple(part for inner in tensor.terms for part in inner))
         return evaluator.whole(tensor)
 

@@ -30,7 +30,7 @@ from layerswap.ground.errors import (
 from layerswap.ground.types import Bars, PathLike, no_bars
 from layerswap.ground.yaml_file import nearest
 from layerswap.merge.api import make_plan
-from layerswap.merge.compare import Pair, check_share, comparisons, differences, match
+from layerswap.merge.compare import TensorPair, check_share, comparisons, differences, match
 from layerswap.merge.compatibility import some_tensors
 from layerswap.merge.gguf import read_gguf_record
 from layerswap.merge.layout import Shard, index_of
@@ -383,7 +383,7 @@ def _check_files(report: Verification, plan: Plan) -> None:
     _check_extra(report, expected)
 
 
-def _check_shards(report: Verification, shards: Sequence[Shard]) -> list[Pair]:
+def _check_shards(report: Verification, shards: Sequence[Shard]) -> list[TensorPair]:
     """Check headers and index; return the tensors with the right dtype and shape."""
     out, pairs = report.folder, []
     for shard in shards:
@@ -403,7 +403,7 @@ def _check_shards(report: Verification, shards: Sequence[Shard]) -> list[Pair]:
     return pairs
 
 
-def _check_shard(report: Verification, path: Path, shard: Shard) -> list[Pair]:
+def _check_shard(report: Verification, path: Path, shard: Shard) -> list[TensorPair]:
     stored = read_gguf(path).tensors if is_gguf(path) else read_header(path)
     pairs, wrong = match([tensor for tensor, _ in shard.tensors], stored)
     if not wrong:

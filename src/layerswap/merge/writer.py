@@ -40,10 +40,10 @@ from layerswap.ground.errors import LayerswapError, MergeError
 from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
 from layerswap.merge.target import MergeOptions
 from layerswap.merge.terms import (
-    Evaluator,
     Gathered,
     Handles,
     ModelFacts,
+    TermEvaluator,
     measure_model,
     stored_tensors,
 )
@@ -193,7 +193,7 @@ def write_shard(
             with ExitStack() as held:
                 hold_remote(held, piece, handles, path.parent)
                 allow = options.allow_non_finite
-                evaluator = Evaluator(handles, facts, allow_non_finite=allow)
+                evaluator = TermEvaluator(handles, facts, allow_non_finite=allow)
                 nbytes = 0
                 for data, offset in piece_bytes(piece, evaluator, rounding):
                     system.write_at(output, data, offset)
@@ -217,7 +217,7 @@ def compute_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> Sto
     buffer = values.view(np.uint8).data if len(values) else memoryview(b"")
     with ExitStack() as stack:
         handles = open_all(stack, tensor.files)
-        evaluator = Evaluator(handles, facts or {})
+        evaluator = TermEvaluator(handles, facts or {})
         for data, offset in piece_bytes(Piece(tensor, 0, tensor.elements, 0), evaluator):
             buffer[offset : offset + len(data)] = data
     return values.reshape(tensor.shape)
@@ -270,7 +270,7 @@ def chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
 
 
 def piece_bytes(
-    piece: Piece, evaluator: Evaluator, rounding: Rounding | None = None
+    piece: Piece, evaluator: TermEvaluator, rounding: Rounding | None = None
 ) -> Iterator[tuple[bytearray | memoryview, int]]:
     """Yield a piece's bytes with their offsets, chunk by chunk; `rounding` samples them."""
     if piece.tensor.verbatim:
@@ -278,7 +278,7 @@ def piece_bytes(
     return _computed_bytes(piece, evaluator, rounding)
 
 
-def _stored_bytes(piece: Piece, evaluator: Evaluator) -> Iterator[tuple[bytearray, int]]:
+def _stored_bytes(piece: Piece, evaluator: TermEvaluator) -> Iterator[tuple[bytearray, int]]:
     source = next(stored_tensors(piece.tensor.inputs))
     length, size = block_of(source.dtype)
     for chunk in chunks(piece, CHUNK_BYTES):
@@ -289,7 +289,7 @@ def _stored_bytes(piece: Piece, evaluator: Evaluator) -> Iterator[tuple[bytearra
 
 
 def _computed_bytes(
-    piece: Piece, evaluator: Evaluator, rounding: Rounding | None
+    piece: Piece, evaluator: TermEvaluator, rounding: Rounding | None
 ) -> Iterator[tuple[memoryview, int]]:
     import numpy as np
 
@@ -315,7 +315,7 @@ def _fits_blocks(values: Floats) -> bool:
     return not len(values) or bool(max(values.max(), -values.min()) <= LARGEST_FLOAT16)
 
 
-def _non_finite(chunk: Piece, evaluator: Evaluator) -> str:
+def _non_finite(chunk: Piece, evaluator: TermEvaluator) -> str:
     tensor = chunk.tensor
     culprit = evaluator.blame(tensor.inputs, chunk.start, chunk.stop)
     option = "--blend-type" if tensor.dtype in BLOCKS else "--dtype"

@@ -33,10 +33,10 @@ def open_study(root: Path, language: str | None) -> tuple[Recipe, Tasks]:
     if asked["suite"]:
         return recipe, open_suite(asked["suite"], chosen, **shared)
     names = [name.format(language=chosen) for name in asked["tasks"]]
-    return recipe, Tasks(names, [Path(one) for one in asked["include"]], **shared)
+    return recipe, Tasks(names, [Path(folder) for folder in asked["include"]], **shared)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
     """The prompts in a file: JSON Lines of `prompt` and `answer` or of `text`, or plain lines."""
-    return [(one.prompt, one.text) if one.prompt else (one.text, None)
-            for one in read_examples(path)]  # fmt: skip
+    return [(example.prompt, example.text) if example.prompt else (example.text, None)
+            for example in read_examples(path)]  # fmt: skip

@@ -95,17 +95,17 @@ class Pair:
         zones, default = swap[0], default_zones(self.layers)
         sizes = range(min(WIDEST, self.layers) + 1)
         room = self.layers - zones.bottom_transition - zones.top_transition
-        swaps = [replace(zones, bottom=one.bottom, top=one.top)
-                 for one in zone_grid(room, bottom=sizes, top=sizes)]  # fmt: skip
-        swaps.sort(key=lambda one: (one.bottom, one.top) != (default.bottom, default.top))
-        return [swap_key(one, swap[1]) for one in swaps]
+        swaps = [replace(zones, bottom=size.bottom, top=size.top)
+                 for size in zone_grid(room, bottom=sizes, top=sizes)]  # fmt: skip
+        swaps.sort(key=lambda zones: (zones.bottom, zones.top) != (default.bottom, default.top))
+        return [swap_key(zones, swap[1]) for zones in swaps]
 
     # --- one composition ---
 
     def recipe(self, key: str) -> dict[str, Any]:
         """The recipe of a composition, as plain data."""
         given = self.plan.recipe.model_dump(mode="json", exclude_defaults=True)
-        given["experts"] = {name: _brief(one) for name, one in given["experts"].items()}
+        given["experts"] = {name: _brief(source) for name, source in given["experts"].items()}
         given |= {"base": _brief(given["base"])} if "base" in given else {}
         if key == GIVEN:
             return given
@@ -169,7 +169,11 @@ class Pair:
     @property
     def sources(self) -> dict[str, str]:
         """Short names of the experts' sources."""
-        found = {name: one.source for name, one in self.plan.recipe.experts.items() if one.source}
+        found = {
+            name: expert.source
+            for name, expert in self.plan.recipe.experts.items()
+            if expert.source
+        }
         return {name: visible(local_name(Path(source))) for name, source in found.items()}
 
 

@@ -33,21 +33,21 @@ from layerswap.play.pair import Pair
 from layerswap.search.documents import Documents, Prompt, Split
 from layerswap.search.protocol import Values
 
-EVERY = 0.1
+SECONDS_BETWEEN_EVENTS = 0.1
 """Seconds between two events of a merge."""
 MOST = 200
 """Most entries of the history that the page shows, the newest."""
 Key = Annotated[str, Field(min_length=1, max_length=80)]
 
 
-class Request(Strict):
+class PageRequest(Strict):
     """A request of an open page; `job` is the one to stop, all of the page when None."""
 
     page: Annotated[str, Field(max_length=40)]
     job: int | None = None
 
 
-class Question(Request):
+class Question(PageRequest):
     """A prompt for some compositions side by side; `length` is the most new tokens."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -58,7 +58,7 @@ class Question(Request):
     chat: bool = False
 
 
-class OfComposition(Request):
+class OfComposition(PageRequest):
     """A request about one composition; `out` is the folder to write it into."""
 
     composition: Key
@@ -240,7 +240,7 @@ class Player:
         with ThreadPoolExecutor(1) as writer:
             written = writer.submit(plan.save, out, progress=progress, log=notes.append)
             try:
-                while wait([written], EVERY).not_done:
+                while wait([written], SECONDS_BETWEEN_EVENTS).not_done:
                     yield {"type": "written", "bytes": done, "of": plan.nbytes}
             finally:
                 stopped = True

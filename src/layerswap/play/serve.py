@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
 from layerswap.play.desk import MOST_PAGES, Desk, Events, explain
-from layerswap.play.player import OfComposition, Player, Question, Request
+from layerswap.play.player import OfComposition, PageRequest, Player, Question
 from layerswap.play.security import NOTEBOOKS, guard, is_local
 from layerswap.report.drawing import EXPERTS, variables
 from layerswap.search.documents import Documents
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.middleware.base import DispatchFunction
-    from starlette.requests import Request as WebRequest
+    from starlette.requests import Request
     from starlette.responses import Response
 
     from layerswap.merge import Plan
@@ -43,24 +43,28 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
-    def refused(request: WebRequest, error: Exception) -> Response:
+    def refused(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 400)
 
-    def colours(request: WebRequest) -> Response:
+    def colours(request: Request) -> Response:
         return Response(_colours(), media_type="text/css")
 
-    async def events(request: WebRequest) -> Response:
+    async def events(request: Request) -> Response:
         if len(desk.pages) >= MOST_PAGES:
             raise HTTPException(503, f"{MOST_PAGES} pages are open; close one")
         return StreamingResponse(desk.stream(player.facts), media_type="text/event-stream")
 
-    def composition(request: WebRequest) -> Response:
+    def composition(request: Request) -> Response:
         return JSONResponse(player.pair.describe(request.query_params.get("key", "")))
 
     def work(
-        name: str, kind: type[Request], events: Callable[[Any], Events], *, background: bool = False
+        name: str,
+        kind: type[PageRequest],
+        events: Callable[[Any], Events],
+        *,
+        background: bool = False,
     ) -> Route:
-        async def submit(request: WebRequest) -> Response:
+        async def submit(request: Request) -> Response:
             body = await _read(request, kind, desk)
             if player.state == "failed":
                 raise HTTPException(409, player.fault)
@@ -69,8 +73,8 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
 
         return Route(f"/api/{name}", submit, methods=["POST"])
 
-    async def stop(request: WebRequest) -> Response:
-        body = await _read(request, Request, desk)
+    async def stop(request: Request) -> Response:
+        body = await _read(request, PageRequest, desk)
         desk.cancel(body.page, body.job)
         return JSONResponse({})
 
@@ -111,7 +115,7 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     )  # fmt: skip
 
 
-async def _read(request: WebRequest, kind: type[Request], desk: Desk) -> Any:
+async def _read(request: Request, kind: type[PageRequest], desk: Desk) -> Any:
     """Read and check the body of an open page's request, up to a size limit."""
     from starlette.exceptions import HTTPException
 
@@ -141,9 +145,9 @@ def _colours() -> str:
 def open_socket(host: str, port: int | None) -> socket.socket:
     """Open a socket on an address; by default on port 8765, or on a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for one in [8765, 0] if port is None else [port]:
+    for candidate in [8765, 0] if port is None else [port]:
         try:
-            return socket.create_server((host, one), family=family)
+            return socket.create_server((host, candidate), family=family)
         except (OSError, OverflowError) as error:
             why = error
     raise LayerswapError(f"{host}:{port or 8765}: cannot be used ({why}); choose --port")
@@ -226,6 +230,6 @@ def play(
         LayerswapError: the plan is not of two experts, or the extra `play` is missing.
     """
     kept = None if history is None else Path(history)
-    offered = [(one, None) for one in prompts]
+    offered = [(prompt, None) for prompt in prompts]
     player = Player(plan, documents=documents, prompts=offered, history=kept, device=device)
     return Served(player, port)
