@@ -135,8 +135,8 @@ def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, 
     files: dict[str, str] = {}
     for text in given or ():
         name, colon, file = text.partition(":")
-        code = code_of(name) if colon else Ntext
-        if code is Ntext or code not in codes:
+        code = code_of(name) if colon else None
+        if code is None or code not in codes:
             if code and not Path(text).exists():
                 raise RecipeError(f"{option} {text}: the study has no language {code}; add "
                                   f"--language {code}")  # fmt: skip
