@@ -408,7 +408,7 @@ def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, 
 
 
 def _check_url(source: str, revision: str | None, *, urls: bool) -> None:
-    """Refuse URLs that cannot be read, and all of them unless `urls`."""
+    """Refuse unreadable URLs, and every URL unless `urls` is true."""
     if revision is not None:
         raise CheckpointError(f"{source}: a URL has no revision; leave it out")
     check_url(source)
@@ -488,7 +488,7 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
 def _place_all(
     names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
 ) -> tuple[dict[str, Place], Numbered | None]:
-    """Place all tensors by patterns and tables, or else by the one list of layers."""
+    """Place all tensors by patterns and tables; otherwise by the only list of layers."""
     layers = _configured_layers(config)
     try:
         return place_tensors(names, layers=layers, patterns=patterns), None

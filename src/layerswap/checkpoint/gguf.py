@@ -65,8 +65,8 @@ class Metadata:
         return key in self.spans
 
     def __getitem__(self, key: str) -> Any:
-        kind, start, _ = self.spans[key]
-        return _decode(self.raw, kind, start)[0]
+        value_type, start, _ = self.spans[key]
+        return _decode(self.raw, value_type, start)[0]
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key: a number, a boolean, a text, or a list of them."""
@@ -76,8 +76,8 @@ class Metadata:
         """Return the type and bytes of a value; None without such a key."""
         if key not in self.spans:
             return None
-        kind, start, stop = self.spans[key]
-        return kind, self.raw[start:stop]
+        value_type, start, stop = self.spans[key]
+        return value_type, self.raw[start:stop]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,9 @@ def gguf_header_bytes(
     the absolute offset of each tensor, and the length of the file, in bytes.
     """
     numbers = {name: number for number, name in TYPES.items()}
-    listed = [_text(key) + struct.pack("<I", kind) + value for key, kind, value in entries]
+    listed = [
+        _text(key) + struct.pack("<I", value_type) + value for key, value_type, value in entries
+    ]
     infos, offsets, position = [], [], 0
     for name, dtype, shape in tensors:
         sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
@@ -248,9 +250,9 @@ class _Cursor:
         if stop > self._limit:
             ended = "the file ended inside its header"
             raise CheckpointError(ended if self._limit_is_end else "the header is too long")
-        known = len(self.data)
-        more = bytearray(min(self._limit, max(stop, known * 2, 1 << 16)) - known)
-        read_into(self._handle, known, memoryview(more), self.path)
+        read = len(self.data)
+        more = bytearray(min(self._limit, max(stop, read * 2, 1 << 16)) - read)
+        read_into(self._handle, read, memoryview(more), self.path)
         self.data += more
 
     def number(self, code: str) -> Any:
@@ -282,12 +284,12 @@ class _Cursor:
             raise CheckpointError(f"unknown type {kind} of a value")
 
     def _skip_array(self) -> None:
-        kind, count = self.number("I"), self.number("Q")
-        if kind in _SCALARS:
-            self.take(min(count, MAX_JSON_BYTES + 1) * struct.calcsize(_SCALARS[kind]))
+        value_type, count = self.number("I"), self.number("Q")
+        if value_type in _SCALARS:
+            self.take(min(count, MAX_JSON_BYTES + 1) * struct.calcsize(_SCALARS[value_type]))
             return
-        if kind != _STRING:
-            raise CheckpointError(f"a list of values of type {kind}")
+        if value_type != _STRING:
+            raise CheckpointError(f"a list of values of type {value_type}")
         if count > _MAX_TEXTS:
             raise CheckpointError(f"a list of {count} texts; at most {_MAX_TEXTS} allowed")
         length, data = struct.Struct("<Q").unpack_from, self.data
@@ -309,8 +311,8 @@ def _header(cursor: _Cursor, size: int) -> GGUFHeader:
     version = cursor.number("I")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
-        kind = "big-endian" if swapped else f"of version {version}"
-        raise CheckpointError(f"GGUF {kind}; little-endian files of version 2 or 3 are read")
+        written = "big-endian" if swapped else f"of version {version}"
+        raise CheckpointError(f"GGUF {written}; little-endian files of version 2 or 3 are read")
     tensors, entries = cursor.number("Q"), cursor.number("Q")
     metadata = _metadata(cursor, entries)
     # A false count ends at the file's end, since every entry takes bytes.
@@ -328,10 +330,10 @@ def _metadata(cursor: _Cursor, count: int) -> Metadata:
             raise CheckpointError(f"metadata key {quoted(key)} is not allowed")
         if key in spans:
             raise CheckpointError(f"metadata key {quoted(key)} is given twice")
-        kind, start = cursor.number("I"), cursor.position
+        value_type, start = cursor.number("I"), cursor.position
         with error_context(f"metadata {quoted(key)}"):
-            cursor.skip(kind)
-        spans[key] = kind, start - first, cursor.position - first
+            cursor.skip(value_type)
+        spans[key] = value_type, start - first, cursor.position - first
     raw = bytes(memoryview(cursor.data)[first : cursor.position])
     alignment = Metadata(raw, spans, ALIGNMENT).get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
@@ -385,13 +387,13 @@ def _tensors(
     return tensors
 
 
-def _decode(raw: bytes, kind: int, start: int) -> tuple[Any, int]:
+def _decode(raw: bytes, value_type: int, start: int) -> tuple[Any, int]:
     """Decode a value whose bytes were checked; return it with the position after it."""
-    if kind in _SCALARS:
-        code = f"<{_SCALARS[kind]}"
+    if value_type in _SCALARS:
+        code = f"<{_SCALARS[value_type]}"
         return struct.unpack_from(code, raw, start)[0], start + struct.calcsize(code)
-    length = struct.unpack_from("<Q", raw, start + (4 if kind == _ARRAY else 0))[0]
-    if kind == _STRING:
+    length = struct.unpack_from("<Q", raw, start + (4 if value_type == _ARRAY else 0))[0]
+    if value_type == _STRING:
         return raw[start + 8 : start + 8 + length].decode("utf-8", "replace"), start + 8 + length
     inner, position = struct.unpack_from("<I", raw, start)[0], start + 12
     if inner in _SCALARS:

@@ -43,7 +43,7 @@ BLOCKS: dict[str, tuple[int, int]] = {
 MAX_ELEMENTS = 2**63 - 1
 """More elements than any file can hold; keeps products of hostile shapes small."""
 MAX_TENSORS = 200_000
-"""Most tensors of one file. The largest models have as many in all, in some sixty files."""
+"""Most tensors of one file; the largest models have that number over sixty files."""
 
 
 @dataclass(frozen=True)

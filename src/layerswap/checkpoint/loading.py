@@ -105,8 +105,8 @@ def load_config(
 
 
 def _forget_kernels(config: PreTrainedConfig) -> None:
-    for key, known in IMPLEMENTATIONS.items():
-        if getattr(config, key, None) not in (None, *known):
+    for key, implementations in IMPLEMENTATIONS.items():
+        if getattr(config, key, None) not in (None, *implementations):
             setattr(config, key, None)
     for key in config.sub_configs:
         part = getattr(config, key, None)

@@ -288,7 +288,7 @@ class Numbered(NamedTuple):
     """The layers of a checkpoint whose names do not reveal every role."""
 
     stack: str
-    """The one list with as many members as there are layers, such as `rwkv.blocks`."""
+    """The only list with one member per layer, such as `rwkv.blocks`."""
     roleless: frozenset[str]
     """Tensors with a known layer but no known role; their role is `other`."""
 
@@ -356,11 +356,11 @@ def place_by_number(
     if tensors[stacks[0]] < max(tensors.values()):  # the layers would be another list
         return None
     roleless = set()
-    for name, (known, stack, member) in listed.items():
+    for name, (place, stack, member) in listed.items():
         layer = member if stack == stacks[0] else None
-        if known is not None and known.layer == layer:
-            by_name[name] = known
-        elif (known is not None and known.layer is not None) or _SHARES.search(name):
+        if place is not None and place.layer == layer:
+            by_name[name] = place
+        elif (place is not None and place.layer is not None) or _SHARES.search(name):
             return None
         else:
             by_name[name] = Place(layer, "other")
@@ -372,11 +372,11 @@ def place_by_number(
 
 
 def _listed(name: str) -> _Listed:
-    known, words = _by_tables(_parse(name)), name.split(".")
+    place, words = _by_tables(_parse(name)), name.split(".")
     at = next((i for i, word in enumerate(words) if i and _is_index(word)), None)
-    if at is None or known == Place(None, "other"):  # a vision tower has layers of its own
-        return _Listed(known, "", -1)
-    return _Listed(known, ".".join(words[:at]), int(words[at]))
+    if at is None or place == Place(None, "other"):  # a vision tower has layers of its own
+        return _Listed(place, "", -1)
+    return _Listed(place, ".".join(words[:at]), int(words[at]))
 
 
 def place(name: str, patterns: Sequence[Pattern] = ()) -> Place | None:
@@ -435,11 +435,11 @@ def _by_tables(name: _Name) -> Place | None:
     owners = OUTSIDE if name.layer is None else OWNERS
     for role in (role for role, words in owners.items() if owner in words):
         if name.layer is not None:
-            known = all(word in INSIDE[role] or _is_index(word) for word in inside)
+            recognised = all(word in INSIDE[role] or _is_index(word) for word in inside)
         else:
             # The layout inside a tower does not matter: every tensor in it is `other`.
-            known = role == "other" or OUTSIDE_LEAVES.issuperset(inside)
-        if known:
+            recognised = role == "other" or OUTSIDE_LEAVES.issuperset(inside)
+        if recognised:
             routes = role == "mlp" and not ROUTERS.isdisjoint(name.rest)
             return Place(name.layer, "router" if routes else role)
     return None
@@ -513,9 +513,9 @@ def restacked_names(
             restacked[name] = name, place
         elif by_layer:  # all layers stand where the first tensor of a layer stood
             for layer, source in enumerate(taken):
-                for own in by_layer.get(source, ()):
-                    new = Place(layer, places[own].role)
-                    restacked[renumbered(own, source, layer)] = own, new
+                for stored in by_layer.get(source, ()):
+                    new = Place(layer, places[stored].role)
+                    restacked[renumbered(stored, source, layer)] = stored, new
             by_layer = {}
     return restacked
 

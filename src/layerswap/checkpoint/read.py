@@ -150,8 +150,8 @@ def read_stored(handle: Handle, info: TensorInfo, start: int, stop: int) -> Stor
     if isinstance(info, Translated):
         return narrowed(read_floats(handle, info, start, stop), info.dtype)
     length, nbytes = block_of(info.dtype)
-    kind = numpy_dtype(info.dtype)
-    values = np.empty((stop - start) // length * nbytes // kind.itemsize, kind)
+    stored_dtype = numpy_dtype(info.dtype)
+    values = np.empty((stop - start) // length * nbytes // stored_dtype.itemsize, stored_dtype)
     if len(values):
         position = info.offset + start // length * nbytes
         read_into(handle, position, values.view(np.uint8).data, info.file)
@@ -255,8 +255,10 @@ def narrowed(values: Floats, dtype: str) -> Stored:
 
     if dtype in BLOCKS:
         package = gguf_package()
-        kind = package.GGMLQuantizationType[dtype]
-        blocks: Stored = package.quants.quantize(values.astype(np.float32, copy=False), kind)
+        quantisation = package.GGMLQuantizationType[dtype]
+        blocks: Stored = package.quants.quantize(
+            values.astype(np.float32, copy=False), quantisation
+        )
         return blocks
     if dtype == "F64":
         return values.astype(np.float64, copy=False)
@@ -318,8 +320,10 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     if bits < 8:
         raise CheckpointError(f"elements of {dtype} cannot be read one by one")
     kinds = {"F": "f", "I": "i", "U": "u", "C": "c"}
-    kind = "u" if dtype == "BF16" or bits == 8 else kinds[dtype[0]]
-    return np.dtype("bool" if dtype == "BOOL" else f"<{'i' if dtype == 'I8' else kind}{bits // 8}")
+    letter = "u" if dtype == "BF16" or bits == 8 else kinds[dtype[0]]
+    return np.dtype(
+        "bool" if dtype == "BOOL" else f"<{'i' if dtype == 'I8' else letter}{bits // 8}"
+    )
 
 
 def as_torch(stored: Stored, dtype: str) -> torch.Tensor:

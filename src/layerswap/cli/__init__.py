@@ -88,7 +88,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 INTERRUPTED = 130
-"""What Typer exits with after Ctrl-C, as shells do."""
+"""Typer's exit code after Ctrl-C, as in shells."""
 
 
 def _version(asked: bool) -> None:

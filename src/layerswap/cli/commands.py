@@ -72,8 +72,8 @@ class PlainCommand(TyperCommand):
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             if (row := param.get_help_record(ctx)) is not None:
-                kind = "Arguments" if param.param_type_name == "argument" else "Options"
-                panels.setdefault(getattr(param, "rich_help_panel", None) or kind, []).append(row)
+                panel = "Arguments" if param.param_type_name == "argument" else "Options"
+                panels.setdefault(getattr(param, "rich_help_panel", None) or panel, []).append(row)
         _write(formatter, panels)
 
 
@@ -85,10 +85,10 @@ class PlainGroup(TyperGroup):
 
         Typer imports Pydantic to read the others, which takes longer than a command's help.
         """
-        found = super().get_params(ctx)
+        options = super().get_params(ctx)
         if ctx.parent is None and sys.argv[1:] and not sys.argv[1].startswith("-"):
-            return [param for param in found if param.name == "version"]
-        return found
+            return [param for param in options if param.name == "version"]
+        return options
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the summary of every command."""

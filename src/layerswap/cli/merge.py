@@ -38,7 +38,7 @@ class RecipeOptions(options.OutputFormat, options.Zones, options.PairOptions):
         options.composed(
             metavar="A|B|C|Z",
             show_default="the experts' own, if any",
-            help="Partition in place of zones.",
+            help="Partition that replaces the zones.",
         ),
     ] = None
 
@@ -111,7 +111,7 @@ LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
 
 
 def _expect_checkpoint(option: str, value: str) -> None:
-    """Refuse a benchmark or a language in place of a checkpoint."""
+    """Refuse a benchmark or a language given as a checkpoint."""
     from layerswap.evaluation.suites import suite_names
 
     if "/" in value or Path(value).exists():
@@ -505,7 +505,7 @@ def verify(
         ),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Recompute every tensor in place of a sample.")
+        bool, typer.Option("--full", help="Recompute every tensor, not only a sample.")
     ] = False,
     sample: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of each computed tensor to recompute.")

@@ -193,7 +193,7 @@ class OutputFormat(WeightFormat):
 
 
 class Prompts(commands.OptionGroup):
-    """Settings of an evaluation without those of the engine."""
+    """Evaluation settings that do not depend on the engine."""
 
     limit: Annotated[
         int | None,
@@ -267,7 +267,7 @@ class Evaluation(Prompts):
 
 
 def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:
-    """Refuse a checkpoint in place of a benchmark or a language."""
+    """Refuse a checkpoint given as a benchmark or a language."""
     for value in [values] if isinstance(values, str) else values or ():
         if "/" in value or (Path(value) / "config.json").is_file():
             raise RecipeError(
@@ -296,13 +296,13 @@ def task_names(given: list[str] | None) -> list[str]:
 
 def named_folders(option: str, texts: list[str]) -> dict[str, str]:
     """Folders or Hub ids by name: `NAME=FOLDER`, or the folder's own name."""
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for text in texts:
         name, equals, source = text.partition("=")
         name, source = (name, source) if equals else (text.rstrip("/").rpartition("/")[2], text)
         if not name or not source or name.startswith(".") or "/" in name:
             raise RecipeError(f"{option}: {text!r} is not FOLDER or NAME=FOLDER")
-        if name in found:
+        if name in folders:
             raise RecipeError(f"{option}: two are called {name!r}; write NAME=FOLDER")
-        found[name] = source
-    return found
+        folders[name] = source
+    return folders

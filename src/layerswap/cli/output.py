@@ -140,9 +140,9 @@ class Job:
     def amount(self, rate: float | None) -> str:
         """Units done, units in all, and units per second."""
         of = f" of {self._words(self.total)}" if self.total else ""
-        kind = f" {self.unit}" if self.unit != "bytes" else ""
+        unit = f" {self.unit}" if self.unit != "bytes" else ""
         per_second = f", {self._words(rate)}/s" if rate else ""
-        return f"{self._words(self.done)}{of}{kind}{per_second}"
+        return f"{self._words(self.done)}{of}{unit}{per_second}"
 
     def _words(self, count: float) -> str:
         if self.unit == "bytes":
@@ -152,7 +152,7 @@ class Job:
 
 @contextmanager
 def step_progress(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """A job in units of a kind; yields the function to call with the number of units just done."""
+    """Show a progress bar; yields a function that advances it by n units."""
     with _shown() as start:
         job = Job(label, total, unit)
         reach = start(job)

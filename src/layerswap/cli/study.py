@@ -205,11 +205,11 @@ def show(
     from layerswap.ground.yaml_file import nearest
     from layerswap.study.spec import ready_studies
 
-    known = ready_studies()
-    if name not in known:
-        hint = nearest(name, list(known)) or f"; ready studies: {', '.join(known)}"
+    studies = ready_studies()
+    if name not in studies:
+        hint = nearest(name, list(studies)) or f"; ready studies: {', '.join(studies)}"
         raise RecipeError(f"no ready study {name!r}{hint}")
-    for line in known[name].read_text("utf-8").splitlines():
+    for line in studies[name].read_text("utf-8").splitlines():
         output.say(line)
 
 

@@ -217,7 +217,7 @@ def _of_benchmark(
 
 
 def _documents(cells: Sequence[ScoreCell | None]) -> int | str:
-    """The documents that count, and those of the model where it has more."""
+    """Number of compared documents, and the model's total if larger."""
     common = sum(cell.score.n for cell in cells if cell is not None)
     whole = sum(cell.documents for cell in cells if cell is not None)
     return common if common == whole else f"{common:,} of {whole:,}"

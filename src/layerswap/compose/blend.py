@@ -27,19 +27,19 @@ def check_operation(method: str, parameters: Mapping[str, object], experts: int)
     """Check a method's name, parameters and number of experts."""
     if method not in METHODS:
         raise RecipeError(f"no method {method!r}{nearest(method, sorted(METHODS))}")
-    known = METHODS[method]
+    specification = METHODS[method]
     for name, value in parameters.items():
-        if name not in known.parameters:
-            hint = nearest(name, sorted(known.parameters)) or "; it has none"
+        if name not in specification.parameters:
+            hint = nearest(name, sorted(specification.parameters)) or "; it has none"
             raise RecipeError(f"{method} has no parameter {name!r}{hint}")
         try:
-            known.parameters[name].check(value)
+            specification.parameters[name].check(value)
         except RecipeError as error:
             raise error.within(name) from None
-    wrong = known.rule(known.settings(parameters))
+    wrong = specification.rule(specification.settings(parameters))
     if wrong:
         raise RecipeError(f"{method}: {wrong}")
-    low, high = known.experts
+    low, high = specification.experts
     if not low <= experts <= high:
         wanted = f"exactly {low}" if low == high else f"at least {low}"
         raise RecipeError(f"{method} takes {wanted} experts, not {experts}")
@@ -162,11 +162,11 @@ class Operation:
         inputs = ", ".join(
             f"{blend}" if weight == 1 else f"{weight:g} x {blend}" for blend, weight in self.inputs
         )
-        known = METHODS[self.method].parameters
+        declared = METHODS[self.method].parameters
         settings = "".join(
             f", {name}={value:g}" if isinstance(value, float) else f", {name}={value}"
             for name, value in self.parameters
-            if value != known[name].default
+            if value != declared[name].default
         )
         return f"{self.method}({inputs}{settings})"
 

@@ -232,8 +232,8 @@ def _label(row: DrawnRow, composition: Composition) -> str:
     """The row's label; for a moved layer, with its number in the experts."""
     if composition.taken is None or not row.label.isdigit():
         return row.label
-    own = composition.taken[int(row.label)]
-    return row.label if own == int(row.label) else f"{row.label} = {own}"
+    taken = composition.taken[int(row.label)]
+    return row.label if taken == int(row.label) else f"{row.label} = {taken}"
 
 
 def _row(composition: Composition, layer: int | None, label: str, roles: Sequence[str]) -> DrawnRow:

@@ -155,7 +155,7 @@ class SliceSource(Model):
 
 
 class Slice(Strict):
-    """Layers of the output, merged from as many layers of each source."""
+    """Layers of the output, merged from the same layers of each source."""
 
     sources: Annotated[list[SliceSource], Field(min_length=1)]
     base_model: Reference | None = None
@@ -182,14 +182,14 @@ class MergekitMethod(Method):
     @property
     def references(self) -> dict[KeyPath, str]:
         """All models by key path, the base model first."""
-        found: dict[KeyPath, str | None] = {("base_model",): self.base_model}
+        references: dict[KeyPath, str | None] = {("base_model",): self.base_model}
         for i, entry in enumerate(self.models or ()):
-            found["models", i, "model"] = entry.model
+            references["models", i, "model"] = entry.model
         for i, part in enumerate(self.slices or ()):
-            found["slices", i, "base_model"] = part.base_model
+            references["slices", i, "base_model"] = part.base_model
             for j, source in enumerate(part.sources):
-                found["slices", i, "sources", j, "model"] = source.model
-        return {path: model for path, model in found.items() if model is not None}
+                references["slices", i, "sources", j, "model"] = source.model
+        return {path: model for path, model in references.items() if model is not None}
 
     @property
     def experts(self) -> list[str]:
@@ -270,8 +270,8 @@ class StackSlice:
 
         The settings of `source` win.
         """
-        own = (source.parameters,) if source else ()
-        for scope in (*own, *self.scopes):
+        nearest_scope = (source.parameters,) if source else ()
+        for scope in (*nearest_scope, *self.scopes):
             if name in scope:
                 value = value_at(scope[name], tensor, t, discrete=discrete)
                 if value is not None:
@@ -305,8 +305,8 @@ def read_stack(method: MergekitMethod, layers: int = 0) -> list[StackSlice]:
             StackSource(("slices", i, "sources", j), source.model, source.parameters)
             for j, source in enumerate(part.sources)
         )
-        taken, own = range(*part.sources[0].layer_range), part.base_model or base
-        stack.append(StackSlice(("slices", i), taken, parts, own, (part.parameters, top)))
+        taken, base_model = range(*part.sources[0].layer_range), part.base_model or base
+        stack.append(StackSlice(("slices", i), taken, parts, base_model, (part.parameters, top)))
     return stack
 
 
@@ -392,8 +392,9 @@ def _blend_at(
     """Resolve the blend of one tensor.
 
     Outside the layers mergekit takes the first slice for the embedding and the last for the rest,
-    at position 0 of both; of the last it takes as many sources as the first has. A source's own
-    settings go by the tensor's name in the source, the others by its name in the output.
+    at position 0 of both. Uses only the first n sources of the last slice, n being the number of
+    sources of the first. A source's own settings go by the tensor's name in the source, the others
+    by its name in the output.
     """
     inner = tensor
     if place.layer is not None:
@@ -425,13 +426,13 @@ def _model_values(
     spelling: Spelling, part: StackSlice, source: StackSource, tensor: str, t: float
 ) -> dict[str, float]:
     values = {}
-    for parameter, known in spelling.models.items():
+    for parameter, declared in spelling.models.items():
         value = part.value(parameter, tensor, t, source, discrete=False)
         if value is None and part.needs(parameter, source, spelling):
             raise RecipeError(
                 f"no {parameter} for {source.model!r}: no filter matches, and there is no default"
             )
-        values[parameter] = float(known.default if value is None else value)
+        values[parameter] = float(declared.default if value is None else value)
     return values
 
 
@@ -440,12 +441,16 @@ def _shared(
 ) -> dict[str, Scalar]:
     """The values for all sources, by a tensor's names in the output and in the first source."""
     values: dict[str, Scalar] = {}
-    for parameter, known in spelling.shared.items():
-        default = known.default if isinstance(known, Parameter) else known
+    for parameter, declared in spelling.shared.items():
+        default = declared.default if isinstance(declared, Parameter) else declared
         # Only `passthrough` has one source, which may set the scale itself.
-        own = parameter == "scale"
+        from_source = parameter == "scale"
         value = part.value(
-            parameter, tensors[own], t, source if own else None, discrete=isinstance(default, bool)
+            parameter,
+            tensors[from_source],
+            t,
+            source if from_source else None,
+            discrete=isinstance(default, bool),
         )
         if value is None and parameter in spelling.required:
             raise RecipeError(f"no {parameter}: no filter matches, and there is no default")
@@ -505,11 +510,11 @@ def _all_settings(method: MergekitMethod) -> Iterator[tuple[KeyPath, Settings]]:
 def _setting_mistakes(
     path: KeyPath, settings: Settings, spelling: Spelling | None
 ) -> Iterator[Mistake]:
-    known = {**spelling.models, **spelling.shared} if spelling else {}
+    declared = {**spelling.models, **spelling.shared} if spelling else {}
     for name, setting in settings.items():
         if name not in PARAMETERS:
             yield (*path, name), f"mergekit has no parameter {name!r}{nearest(name, PARAMETERS)}"
-        parameter = known.get(name)
+        parameter = declared.get(name)
         if isinstance(parameter, Parameter):
             try:
                 for value in scalars(setting):

@@ -1,8 +1,8 @@
 """mergekit's merge methods as layerswap operations with the same result.
 
-mergekit writes a merge with deltas as four choices: how a delta is made sparse, whether signs are
-elected, whether the sum is divided by the weights, and a factor. Our methods fix some of them and
-take one density for all experts. Other combinations are operations of operations; see `delta_sum`.
+mergekit writes a merge with deltas as four choices: the rule that sparsifies a delta, the election
+of signs, the division by the sum of weights, and a factor. Our methods fix some choices and take
+one density for all experts. Other combinations are operations of operations; see `delta_sum`.
 """
 
 from __future__ import annotations
@@ -227,9 +227,8 @@ def delta_sum(
     """Make the spelling of a sum of weighted deltas.
 
     Args:
-        method: our method that does all of it if every delta is made sparse alike; None if there
-            is none.
-        sparse: how deltas are made sparse.
+        method: our equivalent if all deltas are sparsified the same way; None otherwise.
+        sparse: the rule that sparsifies deltas.
         elects: elects a sign per entry and adds what agrees, as TIES does.
         normalize: mergekit's default of `normalize`, which divides by the sum of the weights.
         signed: weights may be negative.
@@ -252,7 +251,7 @@ def delta_sum(
         own = {name: sparse.parameters(m, rescale) for name, m in models.items()} if sparse else {}
         first = next(iter(own.values()), {})
         if sparse and (method is None or any(other != first for other in own.values())):
-            # Each delta is made sparse by an operation of its own, and the results are added.
+            # One operation per delta sparsifies it; the results are added.
             inputs = {
                 sparse.delta(values, name, models[name], seed): weights[name]
                 for seed, name in enumerate(sorted(models))

@@ -188,8 +188,8 @@ class Recipe(Strict):
         named = self.method.references.values()
         first = [name for name in named if name in self.experts]  # some methods name the base too
         parts = [part for name in first for part in flat[name].experts]
-        known = [part for part in parts if part in self.experts]
-        return list(dict.fromkeys([*known, *sorted(self.experts)]))
+        with_source = [part for part in parts if part in self.experts]
+        return list(dict.fromkeys([*with_source, *sorted(self.experts)]))
 
     def flat_experts(self) -> dict[str, Blend]:
         """Resolve each expert to a blend of experts that have a source."""
@@ -316,9 +316,9 @@ def _unknown_names(recipe: Recipe) -> Iterator[Mistake]:
         references |= {("places", i, "take", name): name for name in override.take}
     if not isinstance(recipe.weights, str):
         references |= {("weights", name): name for name in recipe.weights}
-    known = {*recipe.experts, *([] if recipe.base is None else [BASE])}
+    names = {*recipe.experts, *([] if recipe.base is None else [BASE])}
     for path, name in references.items():
-        if name not in known:
+        if name not in names:
             yield path, f"no expert {name!r}{nearest(name, list(recipe.experts))}"
 
 

@@ -357,10 +357,10 @@ def _heads(checkpoint: Checkpoint) -> set[str]:
 
 
 def matrix_name(tensor: str) -> str:
-    """The papers' name for a matrix, else its last two words."""
-    known = alias(tensor)
-    if known is not None:
-        return known
+    """The papers' name for a matrix, or its last two words."""
+    matrix = alias(tensor)
+    if matrix is not None:
+        return matrix
     words = [word for word in tensor.removesuffix(".weight").split(".") if not word.isdecimal()]
     return ".".join(words[-2:])
 

@@ -57,7 +57,7 @@ Reason = Literal["eos", "stop", "length"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn.
+    """Random sampling of tokens.
 
     A draw depends on the seed, the prompt's position and the position in the text alone: every
     composition answers a prompt with the same random numbers, whatever is generated beside it.
@@ -123,7 +123,7 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen, and when a text ends."""
+    """The choice of tokens and the ends of a text."""
 
     max_new_tokens: int
     eos: frozenset[int] = frozenset()  # tokens that end a text

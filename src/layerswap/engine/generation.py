@@ -311,7 +311,7 @@ def generate_alone(
     for member in members:
         model = runner.virtual.switch(member)
         for index, prompt in enumerate(prompts):
-            # One at a time: some models write something else beside other prompts.
+            # One at a time: in a batch some models write other text.
             ids = torch.tensor([list(prompt)], device=runner.virtual.device)
             runner.reset_rotary()
             with torch.inference_mode():

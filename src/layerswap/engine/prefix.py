@@ -82,10 +82,9 @@ def _cheapest_groups(
 ) -> list[PrefixGroup]:
     """Keep sorted rows together, or split off those with a longer common prefix.
 
-    Rows are split off where they cost less apart; the remaining rows stay together. The split is
-    kept if it also lowers the whole cost, since it can cost padding: rows of one length meet in a
-    batch only where all rows are sorted together. `shared` has the length of the common prefix of
-    each row with the next row.
+    Splits off rows that are cheaper to score separately, if that lowers the whole cost. A split can
+    cost padding: rows of one length meet in a batch only if all rows are sorted together. `shared`
+    has the length of the common prefix of each row with the next row.
     """
     prefix = min(shared, default=0)
 

@@ -238,7 +238,7 @@ class Sweep(VirtualModel):
             tokenizer: with transformers' `batch_decode`.
             eos: tokens that end a text; from the generation configuration when None.
             sampling: how to draw tokens; greedy when None.
-            batch_size: prompts of a batch; when None, as many as make `ROWS` rows with all
+            batch_size: prompts per batch; when None, `ROWS` divided by the number of
                 compositions.
             share_prefixes: as `iter_loglikelihood`.
 

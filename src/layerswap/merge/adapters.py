@@ -55,7 +55,7 @@ def write_adapters(
     Verbatim places keep the rank of their adapter; blended places have the sum of both ranks.
     `out` gets an adapter in each `TASK--LANGUAGE`, `serve.json`, `serve.sh` with the command for
     vLLM, and one card. `method` holds zones and `outside` of the swap, as in a recipe; when None,
-    the swap follows the partition that the adapters were trained on, or else the defaults.
+    the partition that the adapters were trained on if recorded, otherwise the defaults.
     """
     target = Path(out).expanduser().absolute()
     refuse_target(target, marker=MANIFEST, overwrite=overwrite)
@@ -100,9 +100,9 @@ def open_served(folder: Path) -> dict[str, Plan]:
     composed adapters, if the originals are gone.
     """
     plans: dict[str, Plan] = {}
-    for name, known in read_json_object(folder / MANIFEST)["adapters"].items():
-        recipe = known
-        if not all(Path(source).is_dir() for source in known["experts"].values()):
+    for name, entry in read_json_object(folder / MANIFEST)["adapters"].items():
+        recipe = entry
+        if not all(Path(source).is_dir() for source in entry["experts"].values()):
             soup = {"experts": ["model"]}
             recipe = {"experts": {"model": str(folder / name)}, "soup": soup}
         plans[name] = make_plan(check_recipe({**recipe, "bake": True}, where=f"{folder}: {name}"))
@@ -111,7 +111,7 @@ def open_served(folder: Path) -> dict[str, Plan]:
 
 def served_rank(rank: int) -> int:
     """The smallest `max_lora_rank` of vLLM for adapters of this rank."""
-    return next((known for known in SERVED_RANKS if known >= rank), rank)
+    return next((limit for limit in SERVED_RANKS if limit >= rank), rank)
 
 
 def _write_documents(folder: Path, served: ServedAdapters) -> None:

@@ -65,7 +65,7 @@ class TensorPair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Elements of a pair to compare, as the writer computes them."""
+    """A range of elements of two tensors to compare."""
 
     pair: TensorPair
     piece: Piece
@@ -96,8 +96,8 @@ def match(
         if (tensor.dtype, tensor.shape) == (info.dtype, info.shape):
             pairs.append(TensorPair(tensor, info))
         else:
-            kind = f"{info.dtype} {list(info.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            kinds.setdefault(kind, []).append(name)
+            formats = f"{info.dtype} {list(info.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            kinds.setdefault(formats, []).append(name)
     lines = []
     if extra := stored.keys() - named.keys():
         lines.append(f"holds {some_tensors(extra)}, which the merge does not write there")
@@ -369,5 +369,5 @@ def _of_equal_files(pair: TensorPair) -> bool:
     files = [info.file for info in (term, pair.stored)]
     hashes = [f.etag.strip('"') if isinstance(f, RemoteFile) else "" for f in files]
     # The Hub's mark of a large file is its SHA-256.
-    known = COMMIT.fullmatch(hashes[0]) is not None and len(hashes[0]) == 64
-    return known and hashes[0] == hashes[1] and term.offset == pair.stored.offset
+    hashed = COMMIT.fullmatch(hashes[0]) is not None and len(hashes[0]) == 64
+    return hashed and hashes[0] == hashes[1] and term.offset == pair.stored.offset

@@ -98,7 +98,7 @@ def numbered_notes(reference: Checkpoint) -> list[str]:
 
 
 def equal_notes(names: Collection[str], experts: int) -> list[str]:
-    """A note on tensors that no expert changed, which are copied in place of a blend."""
+    """Notes tensors that are identical in all experts and therefore copied."""
     if not names:
         return []
     where = "both" if experts == 2 else f"all {experts} experts"
@@ -301,7 +301,7 @@ def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
     """True if two checkpoints hold the same tensors.
 
     Compares a few blocks of every tensor. For weights that are read in place, compares the hashes
-    of the Hub, or else the addresses.
+    of the Hub if known, otherwise the addresses.
     """
     tensors = _own_tensors(first), _own_tensors(second)
     if (first.adapter is None) != (second.adapter is None):

@@ -185,12 +185,12 @@ def _check_one_sided(a_name: str, a: Metadata, b_name: str, b: Metadata) -> None
         _, _, name = key.partition(".")
         if key.split(".")[0] != a.get("general.architecture") or not COMPUTED.search(name):
             continue
-        has, lacks, known = (a_name, b_name, a) if key in a else (b_name, a_name, b)
+        has, lacks, metadata = (a_name, b_name, a) if key in a else (b_name, a_name, b)
         default = DEFAULTS.get(name)
         if name == "attention.head_count_kv":
-            default = known.get(key.removesuffix("_kv"))
-        if known[key] not in (default, 0, "none", False):
-            value = clipped(repr(known[key]), 40)
+            default = metadata.get(key.removesuffix("_kv"))
+        if metadata[key] not in (default, 0, "none", False):
+            value = clipped(repr(metadata[key]), 40)
             raise MergeError(f"{key} is {value} in {has}, but {lacks} has none")
 
 
@@ -242,7 +242,7 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
 
 
 def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None) -> str:
-    """Choose the stored type of a blend: the requested type, else the widest input type.
+    """Choose the stored type of a blend: the requested type, or the widest input type.
 
     Tensors that all experts store in float32 stay so: llama.cpp needs norms and routers in it.
     """
@@ -252,8 +252,8 @@ def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None)
     if stored == {"F32"}:
         return "F32"
     for dtype in (requested or wide, *FALLBACKS):
-        known = dtype in FLOAT_DTYPES or dtype in QUANTISED
-        if known and shape[-1] % block_of(dtype)[0] == 0:
+        writable = dtype in FLOAT_DTYPES or dtype in QUANTISED
+        if writable and shape[-1] % block_of(dtype)[0] == 0:
             return dtype
     raise AssertionError("float16 fits every row")
 
@@ -267,9 +267,9 @@ def _check_readable(terms: Terms) -> None:
 def _entries(plan: Plan) -> Iterator[Entry]:
     """Build the output's metadata: the reference's, with the merge's name, origin and record."""
     metadata = metadata_of(plan.reference)
-    for key, (kind, start, stop) in metadata.spans.items():
+    for key, (value_type, start, stop) in metadata.spans.items():
         if key not in REPLACED and not key.startswith(REPLACED_PREFIXES):
-            yield key, kind, metadata.raw[start:stop]
+            yield key, value_type, metadata.raw[start:stop]
     yield text_entry("general.name", " x ".join(_name(c) for c in plan.used.values()))
     origins = [plan.base] if plan.base else list(plan.used.values())
     yield number_entry("general.base_model.count", len(origins))
@@ -279,8 +279,8 @@ def _entries(plan: Plan) -> Iterator[Entry]:
         if isinstance(url, str):
             yield text_entry(f"general.base_model.{number}.repo_url", url)
     tags = metadata.get("general.tags", [])
-    known = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    yield texts_entry("general.tags", [*dict.fromkeys([*known, "merge", "layerswap"])])
+    listed = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    yield texts_entry("general.tags", [*dict.fromkeys([*listed, "merge", "layerswap"])])
     languages = plan.recipe.languages or metadata.get("general.languages")
     if isinstance(languages, list) and all(isinstance(code, str) for code in languages):
         yield texts_entry("general.languages", languages)

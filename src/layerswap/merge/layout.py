@@ -37,7 +37,7 @@ SHORT = ("BF16", "F16")
 BLOCK = 4096
 """Bytes of a block that two files can share; both begin at a multiple of it."""
 SMALLEST_RUN = 1 << 20
-"""Fewest neighbouring bytes of one source that get a file of their own to share blocks."""
+"""Fewest neighbouring bytes of one source that get their own file to share blocks."""
 MOST_FILES = 64
 """Most files that a layout with shared blocks has more than its bytes need."""
 
@@ -158,8 +158,8 @@ def spans(shard: Shard) -> Iterator[Span]:
 
 def local_blocks(shards: Iterable[Shard]) -> list[Span]:
     """Find the whole blocks that output files can share with local sources."""
-    found = (span.blocks for shard in shards for span in spans(shard))
-    return [blocks for blocks in found if blocks and isinstance(blocks.source, Path)]
+    runs = (span.blocks for shard in shards for span in spans(shard))
+    return [blocks for blocks in runs if blocks and isinstance(blocks.source, Path)]
 
 
 Gathereds = Mapping[tuple[str, str], Gathered]
@@ -266,7 +266,7 @@ def output_tensors(
 
     Without `dtype` each tensor gets the widest dtype in which an expert stores it. With adapters,
     all tensors get the widest dtype of tensors and adapters, so that no delta is lost. The deltas
-    from `base` are compared with what rounding leaves of them.
+    from `base` are compared with their rounded values.
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)

@@ -167,9 +167,9 @@ def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
             if name in plan.experts[expert].low_rank
         ]
         if parts:
-            known = KEY.fullmatch(parts[0][0].a.name)
-            assert known is not None, "the adapter reader let another name through"
-            yield known["module"], parts
+            match = KEY.fullmatch(parts[0][0].a.name)
+            assert match is not None, "the adapter reader let another name through"
+            yield match["module"], parts
 
 
 def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:

@@ -54,10 +54,10 @@ def write_documents(
 
     `measured` holds values that only writing shows; None if not measured.
     """
-    known = {key: value for key, value in (measured or {}).items() if value is not None}
+    facts = {key: value for key, value in (measured or {}).items() if value is not None}
     write_configuration(folder, plan)
-    (folder / "README.md").write_bytes(model_card(plan, lost=known.get(LOST_TO_DTYPE)).encode())
-    _write_json(folder / RECORD, {**content, **known})
+    (folder / "README.md").write_bytes(model_card(plan, lost=facts.get(LOST_TO_DTYPE)).encode())
+    _write_json(folder / RECORD, {**content, **facts})
 
 
 def write_configuration(folder: Path, plan: Plan) -> None:
@@ -110,8 +110,8 @@ def model_card(
         "tags": ["merge", "layerswap"],
         **origin,
     }
-    known = {key: value for key, value in metadata.items() if value}
-    front = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
+    filled = {key: value for key, value in metadata.items() if value}
+    front = yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)
     experts = "\n".join(
         f"- {in_code(name)}: {in_markdown(_card_name(c))} "
         f"(licence: {licences[name] or 'not given'})"
@@ -259,9 +259,9 @@ def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without references to code in a repository, to classes or to kernels."""
     clean = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()}
     clean.pop("auto_map", None)
-    for key, known in IMPLEMENTATIONS.items():
+    for key, implementations in IMPLEMENTATIONS.items():
         for name in (key, key.removeprefix("_"), f"{key}_internal"):
-            if clean.get(name) not in (None, *known):
+            if clean.get(name) not in (None, *implementations):
                 del clean[name]
     return clean
 

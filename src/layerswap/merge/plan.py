@@ -196,16 +196,16 @@ class Plan:
         """Proof that no tensor is lost: the inputs' tensor names against the output's.
 
         For the output and for each source the number of tensors and the SHA-256 of their sorted
-        names; for a source also every name that only one of the two has.
+        names; for a source also the names that are missing on either side.
         """
         names = {tensor.name for tensor in self.tensors}
         sources = {}
         for name, checkpoint in with_base(self.used, self.base).items():
-            own = set(checkpoint.tensors)
+            inputs = set(checkpoint.tensors)
             sources[name] = {
-                **names_digest(own),
-                "not_in_output": sorted(own - names),
-                "only_in_output": sorted(names - own),
+                **names_digest(inputs),
+                "not_in_output": sorted(inputs - names),
+                "only_in_output": sorted(names - inputs),
             }
         return {"output": names_digest(names), "sources": sources}
 

@@ -210,9 +210,9 @@ class TermEvaluator:
         """Compute elements [start, stop) of a prepared term, in fresh memory."""
         if not isinstance(term, MergedTensor):
             return self._elements(term, start, stop)
-        known = self._shared.get(term)
-        if known is not None and known[:2] == (start, stop):
-            return known[2].copy()
+        cached = self._shared.get(term)
+        if cached is not None and cached[:2] == (start, stop):
+            return cached[2].copy()
         first, last = aligned(start, stop, term.method.align(term.shape))
         inside = slice(start - first, stop - first)
         chunk = self.chunk(term, first, min(last, term.elements), self.measured[term])

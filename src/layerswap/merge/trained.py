@@ -69,8 +69,10 @@ def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
         base = (with_revision(start["source"], start.get("revision")), marks) if marks else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    known = isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
-    partition = (name, outside) if known else None
+    complete = (
+        isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
+    )
+    partition = (name, outside) if complete else None
     partial = bool(set(all_places(expert.layers)) - named)
     places = frozenset(named & _stored(expert))
     return TrainedPlaces(places, partition, contaminated, partial, base)

@@ -428,8 +428,8 @@ def _compare_file(report: Verification, expected: Path) -> None:
 
 
 def _check_extra(report: Verification, expected: Iterable[str]) -> None:
-    known = {*expected, *IGNORED}
-    extra = (path for path in sorted(report.folder.iterdir()) if path.name not in known)
+    expected_files = {*expected, *IGNORED}
+    extra = (path for path in sorted(report.folder.iterdir()) if path.name not in expected_files)
     report.findings += [f"{path}: not a file that the merge writes" for path in extra]
 
 

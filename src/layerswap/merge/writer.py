@@ -262,7 +262,7 @@ def hold_remote(stack: ExitStack, piece: Piece, handles: Handles, folder: Path) 
 def chunks(piece: Piece, nbytes: int) -> Iterator[Piece]:
     """Cut a piece into pieces of at most this many bytes of output."""
     length, size = block_of(piece.tensor.dtype)
-    step = nbytes // max(size, 2 * length) * length  # of blocks, as many elements as of float16
+    step = nbytes // max(size, 2 * length) * length  # whole blocks; the element count of float16
     for start in range(piece.start, piece.stop, step):
         stop = min(start + step, piece.stop)
         offset = piece.offset + (start - piece.start) // length * size
@@ -333,18 +333,18 @@ def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
     Shares one block of each filesystem with a nameless file: names of filesystems do not reveal it,
     since it depends on their settings and versions.
     """
-    known: dict[int, bool] = {}
+    shares: dict[int, bool] = {}
     total = 0
     for span in blocks:
         with suppress(OSError, LayerswapError), open_file(span.source) as handle:
             if isinstance(handle, RemoteHandle):
                 continue
             device = os.fstat(handle).st_dev
-            if device not in known:
-                known[device] = False
+            if device not in shares:
+                shares[device] = False
                 with tempfile.TemporaryFile(dir=folder) as file:
-                    known[device] = _share(handle, file.fileno(), Span(span.source, 0, 0, BLOCK))
-            total += span.nbytes if known[device] else 0
+                    shares[device] = _share(handle, file.fileno(), Span(span.source, 0, 0, BLOCK))
+            total += span.nbytes if shares[device] else 0
     return total
 
 

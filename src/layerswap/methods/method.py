@@ -48,10 +48,10 @@ class Parameter:
         kinds = (int,) if self.whole else (int, float)
         inside = type(value) in kinds and self.low <= value <= self.high  # type: ignore[operator]
         if not inside or (self.open_low and value == self.low):
-            kind = "a whole number" if self.whole else "a number"
+            expected = "a whole number" if self.whole else "a number"
             above = "above" if self.open_low else "from"
             limit = "" if self.high == math.inf else f" to {self.high:g}"
-            raise RecipeError(f"{value!r} is not {kind} {above} {self.low:g}{limit}")
+            raise RecipeError(f"{value!r} is not {expected} {above} {self.low:g}{limit}")
         return value  # type: ignore[return-value]
 
 

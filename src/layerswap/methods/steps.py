@@ -28,8 +28,8 @@ def weighted_sum(parts: Sequence[Array], weights: Sequence[float]) -> Array:
 def add_product(total: Array, part: Array, weight: float) -> None:
     """Add `weight * part` to the total, rounding the sum and not the product.
 
-    Float64 holds the product of two float32, so this is a fused multiply-add but for one chance in
-    2**29. If the weight is a power of two, the product is exact as it is.
+    Float64 holds the product of two float32, so this equals a fused multiply-add except for
+    double rounding (about 1 in 2**29). If the weight is a power of two, the product is exact.
     """
     import numpy as np
 
@@ -61,7 +61,7 @@ def mask(part: Array, kept: Array) -> Array:
 
 
 class Trim(NamedTuple):
-    """How deltas are made sparse by magnitude.
+    """The magnitudes of a delta that are kept, and its rescaling.
 
     Attributes:
         bounds: the magnitudes to keep; None keeps all.
@@ -142,7 +142,7 @@ def elect_and_merge(chunk: Chunk, parts: Sequence[Array]) -> Array:
     import numpy as np
 
     plain = len(parts) < 256 and all(weight == 1 for weight in chunk.weights)
-    # Float64 holds the products, so that parts that cancel leave no rest with a sign.
+    # Float64 holds the products, so that deltas that cancel sum to exactly zero.
     wide = parts if plain else [np.asarray(part, np.float64) for part in parts]
     elected = weighted_sum(wide, [float(np.float32(weight)) for weight in chunk.weights])
     up, down = elected > 0, elected < 0

@@ -56,7 +56,7 @@ class Job:
         """Run until the next event, or to the end."""
         try:
             if self.cancelled:
-                self.events.close()  # frees what the work holds
+                self.events.close()  # releases the generator's resources
             end = {"type": "stopped" if self.cancelled else "done"}
             event = next(self.events, end)
         except Exception as error:

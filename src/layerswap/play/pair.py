@@ -119,8 +119,8 @@ class Pair:
         if key == "soup":
             return {**shared, "soup": {"experts": [*self.experts.values()]}}
         shared.pop("weights", None)
-        if found := PARTITION.fullmatch(key):
-            return {**shared, "partition": {"name": found[1], **names}}
+        if match := PARTITION.fullmatch(key):
+            return {**shared, "partition": {"name": match[1], **names}}
         if key in self.experts:
             return {**shared, "soup": {"experts": [self.experts[key]]}}
         raise RecipeError(f"{key[:80]!r} is not a composition such as swap.2.1.0.0.blend")
@@ -134,7 +134,7 @@ class Pair:
     def words(self, key: str) -> str:
         """A composition in a few words, such as `bottom 2, top 1`."""
         if (swap := read_swap(key)) is None:
-            return next((label for label, own in self.presets.items() if own == key), key)
+            return next((label for label, preset in self.presets.items() if preset == key), key)
         return str(swap[0]) + ("" if swap[1] == "blend" else f", outside {swap[1]}")
 
     def describe(self, key: str) -> dict[str, Any]:
@@ -163,18 +163,18 @@ class Pair:
     @property
     def labels(self) -> dict[str, str]:
         """Display names of the experts, the pair first."""
-        own = {name: f"{kind} expert" for kind, name in self.experts.items()}
-        return own | {name: visible(name) for name in self.plan.experts if name not in own}
+        labels = {name: f"{kind} expert" for kind, name in self.experts.items()}
+        return labels | {name: visible(name) for name in self.plan.experts if name not in labels}
 
     @property
     def sources(self) -> dict[str, str]:
         """Short names of the experts' sources."""
-        found = {
+        sources = {
             name: expert.source
             for name, expert in self.plan.recipe.experts.items()
             if expert.source
         }
-        return {name: visible(local_name(Path(source))) for name, source in found.items()}
+        return {name: visible(local_name(Path(source))) for name, source in sources.items()}
 
 
 def _brief(expert: dict[str, Any]) -> Any:
@@ -189,5 +189,5 @@ def swap_key(zones: Zones, outside: str) -> str:
 
 def read_swap(key: str) -> tuple[Zones, str] | None:
     """Parse the text of a swap into zones and `outside`; None for another text."""
-    found = SWAP.fullmatch(key)
-    return found and (Zones(*map(int, found.groups()[:4])), found[5])
+    match = SWAP.fullmatch(key)
+    return match and (Zones(*map(int, match.groups()[:4])), match[5])

@@ -271,7 +271,7 @@ class Player:
             raise RecipeError("no documents with answers; start with --documents or --tasks")
         if new := [key for key in keys if (key, split) not in self._scores]:
             values = self.documents.score(self.sweep, [self._member(key) for key in new], split)
-            self._scores |= {(key, split): own for key, own in zip(new, values, strict=True)}
+            self._scores |= {(key, split): scores for key, scores in zip(new, values, strict=True)}
         return [{"key": key, **asdict(mean_interval(self._scores[key, split]))} for key in keys]
 
     def measure(self) -> None:

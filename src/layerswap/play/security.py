@@ -52,10 +52,10 @@ def guard(host: str, token: str | None = None, frames: str = "'none'") -> Dispat
         named, origin = headers.get("host", ""), headers.get("origin")
         foreign = origin is not None and urlsplit(origin).netloc != named
         same_site = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-        kind = headers.get("content-type", "").partition(";")[0].strip()
+        media_type = headers.get("content-type", "").partition(";")[0].strip()
         cookie = f"layerswap-{request.url.port}"
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        known = fits(bearer) or fits(request.cookies.get(cookie))
+        authorised = fits(bearer) or fits(request.cookies.get(cookie))
         opens = path == "/" and fits(request.query_params.get("token"))
         refusals = {
             "this address is served on this machine alone":
@@ -63,14 +63,14 @@ def guard(host: str, token: str | None = None, frames: str = "'none'") -> Dispat
             "requests of other pages are refused":
                 foreign or (path.startswith("/api/") and not same_site),
             # Forms of other sites cannot send this type.
-            "send JSON": request.method == "POST" and kind != "application/json",
+            "send JSON": request.method == "POST" and media_type != "application/json",
             "open the address with its ?token=..., which layerswap play has printed":
-                not (known or opens),
+                not (authorised or opens),
         }  # fmt: skip
         for line, refused in refusals.items():
             if refused:
                 return PlainTextResponse(f"{line}\n", 403)
-        if known:
+        if authorised:
             return None
         kept = RedirectResponse("/", 303)
         kept.set_cookie(cookie, str(token), httponly=True, samesite="lax")

@@ -167,7 +167,7 @@ def make_server(
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            desk.send(None)  # streams would else be waited for
+            desk.send(None)  # otherwise shutdown waits for open streams
             await super().shutdown(sockets)
 
     return Server(
