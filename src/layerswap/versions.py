@@ -8,10 +8,11 @@ from layerswap.ground.errors import LayerswapError
 
 __version__ = "0.2.0"
 
-Extra = Literal["models", "gguf", "report", "play", "lab", "train", "eval", "ray", "slurm"]
+Extra = Literal["models", "gguf", "deploy", "report", "play", "lab", "train", "eval", "ray", "slurm"]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "models": ("safetensors", "tokenizers", "torch", "transformers"),
     "gguf": ("gguf",),
+    "deploy": ("gguf", "jinja2", "torch", "transformers", "xllamacpp"),
     "report": ("jinja2", "matplotlib", "pyarrow"),
     "lab": ("safetensors", "torch", "transformers", "jinja2", "matplotlib", "pyarrow"),
     "play": ("jinja2", "starlette", "torch", "transformers", "uvicorn"),

@@ -113,13 +113,11 @@ def _check_settings(header: Mapping[str, Any], config: Mapping[str, Any]) -> Non
 
 def _translate(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict[str, TensorInfo]:
     """Find every tensor of `like` in the GGUF file; refuse tensors that only one of them has."""
-    package = gguf_package()
-    architectures = {name: arch for arch, name in package.MODEL_ARCH_NAMES.items()}
-    names = package.get_tensor_name_map(architectures[family.architecture], like.layers)
     tensors: dict[str, TensorInfo] = {}
     used = set()
+    names = _gguf_names(like, family)
     for name, info in like.tensors.items():
-        stored = _find_stored(name, info, names, checkpoint, like)
+        stored = _find_stored(name, info, names[name], checkpoint, like)
         used.add(stored.name)
         tensors[name] = Translated(
             name, info.dtype, info.shape, stored.file, stored.offset, stored.nbytes, stored,
@@ -136,15 +134,77 @@ def _translate(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict
     return tensors
 
 
+def _gguf_names(checkpoint: Checkpoint, family: Family) -> dict[str, str | None]:
+    """The name of each tensor of a transformers model in a GGUF file; None if it has none."""
+    package = gguf_package()
+    architectures = {name: arch for arch, name in package.MODEL_ARCH_NAMES.items()}
+    names = package.get_tensor_name_map(architectures[family.architecture], checkpoint.layers)
+    stems = {name: _EXPERT.sub(".experts.", name) for name in checkpoint.tensors}
+    endings = (".weight", ".bias")
+    return {
+        # The package knows BLOOM's names without their first part.
+        name: names.get_name(stem, try_suffixes=endings)
+        or names.get_name(stem.removeprefix("transformer."), try_suffixes=endings)
+        for name, stem in stems.items()
+    }
+
+
+def as_gguf(checkpoint: Checkpoint, like: Checkpoint) -> dict[str, list[TensorInfo]]:
+    """View a transformers model as the tensors of a GGUF file, in that file's order.
+
+    Each tensor is one tensor of the model, or the experts to stack. Tensors that llama.cpp adds
+    and computes from the configuration, such as `rope_freqs.weight`, are those of `like`.
+
+    Raises:
+        CheckpointError: the family has no names in GGUF, or a tensor is missing on a side.
+    """
+    family = _family(like, checkpoint)
+    sources: dict[str, dict[int, TensorInfo]] = {}
+    for name, gguf_name in _gguf_names(checkpoint, family).items():
+        if gguf_name is None:
+            raise CheckpointError(f"{checkpoint.identity}: GGUF has no name for {quoted(name)}")
+        expert = _EXPERT.search(name)
+        sources.setdefault(gguf_name, {})[int(expert[1]) if expert else 0] = checkpoint.tensors[name]
+    text = text_config(checkpoint.config)
+    if checkpoint.config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
+        sources.pop("output.weight", None)
+    if "output.weight" in like.tensors and "token_embd.weight" in sources:
+        sources.setdefault("output.weight", sources["token_embd.weight"])
+    found: dict[str, list[TensorInfo]] = {}
+    for gguf_name in (*like.tensors, *(sources.keys() - like.tensors.keys())):
+        if gguf_name in sources:
+            stack = sources[gguf_name]
+            found[gguf_name] = [
+                _as_gguf(gguf_name, stack[number], family, like.config) for number in sorted(stack)
+            ]
+        elif NOT_OF_TRANSFORMERS.fullmatch(gguf_name):
+            found[gguf_name] = [like.tensors[gguf_name]]
+        else:
+            raise CheckpointError(
+                f"{checkpoint.identity}: lacks {quoted(gguf_name)} of {like.identity}"
+            )
+    return found
+
+
+def _as_gguf(
+    gguf_name: str, info: TensorInfo, family: Family, header: Mapping[str, Any]
+) -> TensorInfo:
+    """View one tensor with the rows and the norms of a GGUF file."""
+    order = _row_order(gguf_name, info.shape, family, header)
+    shift = 1.0 if family.shifted and info.name.endswith("norm.weight") else 0.0
+    if order is None and not shift:
+        return info
+    order = order and replace(order, inverse=True)
+    return Translated(
+        info.name, info.dtype, info.shape, info.file, info.offset, info.nbytes, info, order, shift
+    )
+
+
 def _find_stored(
-    name: str, info: TensorInfo, names: Any, checkpoint: Checkpoint, like: Checkpoint
+    name: str, info: TensorInfo, gguf_name: str | None, checkpoint: Checkpoint, like: Checkpoint
 ) -> TensorInfo:
     """Find the GGUF tensor, or the part of it, that holds transformers' tensor `name`."""
     expert = _EXPERT.search(name)
-    stem = _EXPERT.sub(".experts.", name)
-    stems = (stem, stem.removeprefix("transformer."))  # the package knows BLOOM's without it
-    known = (names.get_name(text, try_suffixes=(".weight", ".bias")) for text in stems)
-    gguf_name = next(filter(None, known), None)
     if gguf_name == "output.weight" and gguf_name not in checkpoint.tensors:
         gguf_name = "token_embd.weight"  # a tied head that transformers stores all the same
     if gguf_name is None or gguf_name not in checkpoint.tensors:

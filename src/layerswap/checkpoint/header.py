@@ -74,18 +74,21 @@ class RowOrder:
     `rotary`: the file alternates the two halves of a head. `heads`: the file separates queries,
     keys and values, which transformers keeps together per head. `groups`: the same for groups of
     query heads that share keys and values. `heads` counts query heads; for `rotary`, the heads of
-    this tensor.
+    this tensor. `inverse` is the order of the rows of a GGUF tensor in a transformers file.
     """
 
     kind: Literal["rotary", "heads", "groups"]
     rows: int
     heads: int
     groups: int = 0
+    inverse: bool = False
 
 
 @dataclass(frozen=True)
 class Translated(TensorInfo):
     """A tensor of a GGUF file with the name, dtype and shape that it has in transformers.
+
+    Or a tensor of a transformers file with the name and the row order of a GGUF file.
 
     `stored` is the tensor in the file, and `shift` is added to every element.
     """

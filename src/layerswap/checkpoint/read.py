@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,13 +193,15 @@ def _read_translated(handle: Handle, info: Translated, start: int, stop: int) ->
 
 @lru_cache(maxsize=8)
 def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
-    """Map each row of the transformers tensor to its row in the file.
+    """Map each row of the transformers tensor (`inverse`: of the GGUF tensor) to its file's row.
 
     Example: for two heads of four rows, `RowOrder("rotary", 8, 2)` gives
     `[0, 2, 1, 3, 4, 6, 5, 7]`.
     """
     import numpy as np
 
+    if order.inverse:
+        return np.argsort(row_order(replace(order, inverse=False)))
     rows, heads = np.arange(order.rows), order.heads
     if order.kind == "rotary":  # [head, half, pair] from [head, pair, half]
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

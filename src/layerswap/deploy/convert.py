@@ -1,0 +1,198 @@
+"""Writes a folder as a GGUF file, tensor by tensor, in the order of a GGUF file of its base."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from layerswap.checkpoint.gguf import gguf_header_bytes, number_entry, read_gguf
+from layerswap.checkpoint.gguf_view import as_gguf
+from layerswap.checkpoint.header import block_of, is_gguf
+from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED
+from layerswap.deploy.description import Description, describe, entries_of
+from layerswap.ground.commit import atomic_file
+from layerswap.ground.errors import MergeError
+from layerswap.merge.gguf import FALLBACKS, metadata_of
+from layerswap.merge.layout import OutputTensor, Shard
+from layerswap.merge.target import MergeOptions, check_space, is_merged_gguf
+from layerswap.merge.terms import Gathered, Run
+from layerswap.merge.writer import check_finite, write_shard
+from layerswap.versions import __version__
+
+LIKE = "like"
+"""The type that gives every tensor the type that it has in the file of the base."""
+TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+"""Types that can be written without llama.cpp."""
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32}
+"""llama.cpp's numbers of the types of whole files."""
+QUANTISER = "llama-quantize"
+SINGLE = re.compile(r"norm|ffn_gate_inp|rope_f")
+"""Names of tensors that llama.cpp needs in float32."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A planned GGUF file.
+
+    Attributes:
+        folder: the model, in safetensors.
+        like: a GGUF file of the base or of a model of the same family.
+        kind: `like`, one of `TYPES`, or a type that llama-quantize knows.
+        tensors: every tensor of the file, in order.
+        description: the metadata that differ from those of `like`.
+        notes: a line for each difference between folder and `like`.
+    """
+
+    folder: Checkpoint
+    like: Checkpoint
+    kind: str
+    tensors: tuple[OutputTensor, ...]
+    description: Description
+    notes: tuple[str, ...]
+
+    @property
+    def shard(self) -> Shard:
+        """The file: header, tensors and their offsets."""
+        record = {
+            "layerswap": __version__, "deployed": self.folder.source,
+            "like": self.like.source, "type": self.kind,
+        }  # fmt: skip
+        name = self.folder.folder.resolve().name
+        entries = entries_of(self.like, self.description, name, json.dumps(record))
+        listed = [(tensor.name, tensor.dtype, tensor.shape) for tensor in self.tensors]
+        header, offsets, nbytes = gguf_header_bytes(
+            entries, listed, metadata_of(self.like).alignment
+        )
+        return Shard("model.gguf", header, tuple(zip(self.tensors, offsets, strict=True)), nbytes)
+
+    def write(self, target: Path, options: MergeOptions) -> Path:
+        """Write the file atomically; memory does not grow with the model.
+
+        Raises:
+            MergeError: a tensor holds NaN or infinity, the disk is full, or the target is not
+                ours; nothing is written then.
+        """
+        shard = self.shard
+        check_space(target.absolute().parent, shard.nbytes * (1 if self.kind in known_types() else 2))
+        check_finite(self.tensors)
+        with atomic_file(target, is_ours=is_merged_gguf, overwrite=options.overwrite) as path:
+            whole = path if self.kind in known_types() else path.with_suffix(".whole")
+            write_shard(whole, shard, {}, options)
+            os.truncate(whole, shard.nbytes)
+            if whole != path:
+                _quantise(whole, path, self.kind)
+                whole.unlink()
+            _check_names(read_gguf(path).tensors, self.tensors, target)
+        return target
+
+
+def known_types() -> tuple[str, ...]:
+    """The types that are written without llama-quantize."""
+    return (LIKE, *TYPES)
+
+
+def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
+    """Plan a GGUF file of a folder with the tokenizer and hyperparameters of another GGUF file.
+
+    Args:
+        source: a folder or Hub id of safetensors, such as a merged model.
+        like: a GGUF file of its base: a path, `owner/name/file.gguf` on the Hub, or a URL.
+        kind: see `Conversion`.
+
+    Raises:
+        LayerswapError: the two are no pair, the family has no names in GGUF, or the type cannot be
+            written. Nothing is written before.
+    """
+    if not is_gguf(like):
+        raise MergeError(f"{like}: --like takes a GGUF file of the base")
+    if kind not in known_types() and shutil.which(QUANTISER) is None:
+        raise MergeError(
+            f"type {kind}: {QUANTISER} of llama.cpp is not on the path; without it there are "
+            f"{', '.join(known_types())}"
+        )
+    folder = open_checkpoint(source)
+    if folder.gguf is not None:
+        raise MergeError(f"{source}: is a GGUF file already; deploy takes a folder")
+    model = open_checkpoint(like, in_place=True)
+    sources = as_gguf(folder, model)
+    description = describe(folder, model, sources["token_embd.weight"][0].shape[0])
+    tensors = []
+    written: dict[str, list[str]] = {}
+    for name, infos in sources.items():
+        stored = model.tensors.get(name)
+        wanted = kind if kind != LIKE else stored.dtype if stored else infos[0].dtype
+        dtype = _writable(name, wanted, infos, "BF16" if kind not in known_types() else None)
+        if dtype != wanted and kind == LIKE:
+            written.setdefault(f"{wanted} of the file is written as {dtype}", []).append(name)
+        tensors.append(_output(name, dtype, infos))
+    _set_file_type(description, kind, model, tensors)
+    notes = [*description.notes, *(f"{how}: {len(names)} tensors" for how, names in written.items())]
+    if written:
+        notes.append(f"K and IQ types are written by {QUANTISER}: --type Q4_K_M, say")
+    return Conversion(folder, model, kind, tuple(tensors), description, tuple(notes))
+
+
+def _output(name: str, dtype: str, infos: list[TensorInfo]) -> OutputTensor:
+    """One tensor of the file; several of the folder are stacked."""
+    if "_exps" not in name:
+        return OutputTensor(name, dtype, infos[0].shape, ((infos[0], 1.0),))
+    shape = (len(infos), *infos[0].shape)
+    # One row of the stack is one expert.
+    stacked = Gathered(shape, tuple(Run(info, 0, 1) for info in infos))
+    return OutputTensor(name, dtype, shape, ((stacked, 1.0),))
+
+
+def _writable(name: str, wanted: str, infos: list[TensorInfo], instead: str | None) -> str:
+    """The type of a tensor: as wanted if it can be written, and float32 for norms and routers."""
+    shape = infos[0].shape
+    if len(shape) == 1 or SINGLE.search(name):
+        return "F32"
+    for dtype in (instead or wanted, *FALLBACKS):
+        known = dtype in FLOAT_DTYPES or dtype in QUANTISED
+        if known and shape[-1] % block_of(dtype)[0] == 0:
+            return dtype
+    raise AssertionError("float16 fits every row")
+
+
+def _set_file_type(
+    description: Description, kind: str, like: Checkpoint, tensors: list[OutputTensor]
+) -> None:
+    """Write the type of the whole file: of most of its elements."""
+    counts: dict[str, int] = {}
+    for tensor in tensors:
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.elements
+    most = max(counts, key=lambda dtype: counts[dtype])
+    key = "general.file_type"
+    if kind == LIKE and all(
+        tensor.dtype == stored.dtype
+        for tensor in tensors
+        if (stored := like.tensors.get(tensor.name)) is not None
+    ):
+        return
+    if most in FILE_TYPES:
+        description.entries[key] = number_entry(key, FILE_TYPES[most])
+
+
+def _quantise(whole: Path, path: Path, kind: str) -> None:
+    """Quantise a file by llama.cpp's own tool."""
+    done = subprocess.run(
+        [QUANTISER, str(whole), str(path), kind], capture_output=True, text=True, check=False
+    )
+    if done.returncode or not path.is_file():
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        raise MergeError(f"{QUANTISER} {kind} failed: {lines[-1][:200]}")
+
+
+def _check_names(
+    written: Mapping[str, Any], planned: tuple[OutputTensor, ...], target: Path
+) -> None:
+    if {*written} != {tensor.name for tensor in planned}:
+        raise MergeError(f"{target}: holds other tensors than planned; nothing was kept")

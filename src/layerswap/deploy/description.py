@@ -1,0 +1,251 @@
+"""The metadata of a GGUF file for a folder: everything beside the weights.
+
+A GGUF file of the base (`like`) gives the tokenizer, the pre-tokenizer and the hyperparameters.
+What the folder has otherwise is taken from it where GGUF can hold it, and refused elsewhere. Every
+difference is a line.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint.folder import text_config
+from layerswap.checkpoint.gguf import Entry, number_entry, text_entry, texts_entry
+from layerswap.checkpoint.gguf_view import SETTINGS
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.ground.errors import MergeError
+from layerswap.ground.strict_json import clipped
+from layerswap.merge.gguf import REPLACED, REPLACED_PREFIXES, metadata_of
+from layerswap.merge.target import RECORD_KEY
+
+TAKEN = {
+    "rope_theta": "rope.freq_base", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon", "sliding_window": "attention.sliding_window",
+    "max_position_embeddings": "context_length",
+}  # fmt: skip
+"""Settings that a file may have from the folder; the others of `SETTINGS` decide shapes."""
+TEMPLATE = "tokenizer.chat_template"
+TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+SCORES = "tokenizer.ggml.scores"
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+"""llama.cpp's types of tokens."""
+ADDED_SCORE = -1000.0
+"""The score that llama.cpp's converter gives to added tokens."""
+_INT32, _FLOAT32, _BOOL, _ARRAY = 5, 6, 7, 9
+
+
+@dataclass
+class Description:
+    """The metadata entries that differ from those of `like`, and a line for each difference."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)  # keys of `like` that the file does not have
+
+    def take(self, entry: Entry, note: str) -> None:
+        """Take an entry from the folder."""
+        self.entries[entry[0]] = entry
+        self.notes.append(note)
+
+
+def describe(folder: Checkpoint, like: Checkpoint, rows: int) -> Description:
+    """Compare a folder with a GGUF file of its family.
+
+    `rows` are the rows of the folder's embedding. Raises a MergeError for a difference that no
+    GGUF file can hold: another tokenizer, other sizes, another kind of rotary scaling.
+    """
+    description = Description()
+    _compare_settings(folder, like, description)
+    tokenizer = load_tokenizer(folder.folder, named=folder.identity)
+    _compare_tokens(tokenizer, folder, like, rows, description)
+    _compare_special_tokens(tokenizer, like, description)
+    _compare_templates(tokenizer, like, description)
+    return description
+
+
+def entries_of(like: Checkpoint, description: Description, name: str, record: str) -> list[Entry]:
+    """List the metadata of the file: the entries of `like`, with those of the folder."""
+    metadata = metadata_of(like)
+    dropped = {*REPLACED, *description.left_out, *description.entries}
+    kept = [
+        (key, kind, metadata.raw[start:stop])
+        for key, (kind, start, stop) in metadata.spans.items()
+        if key not in dropped and not key.startswith(REPLACED_PREFIXES)
+    ]
+    tags = metadata.get("general.tags", [])
+    tags = tags if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) else []
+    return [
+        *kept, *description.entries.values(), text_entry("general.name", name),
+        texts_entry("general.tags", [*dict.fromkeys([*tags, "layerswap"])]),
+        number_entry("general.quantization_version", 2), text_entry(RECORD_KEY, record),
+    ]  # fmt: skip
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the rotary embedding, of full attention where there are several kinds."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)
+    theta = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
+    return {**theta, **rope}
+
+
+def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Description) -> None:
+    config, header = text_config(folder.config), like.config
+    rope = rope_of(config)
+    config = {**config, "rope_theta": rope.get("rope_theta")}
+    architecture = str(metadata_of(like).get("general.architecture"))
+    for key, gguf_key in {**SETTINGS, **TAKEN}.items():
+        value, stored = config.get(key), header.get(gguf_key)
+        if not isinstance(value, int | float) or not isinstance(stored, int | float):
+            continue
+        if math.isclose(value, stored, rel_tol=1e-5):
+            continue
+        if key not in TAKEN:
+            raise MergeError(
+                f"{like.source}: {gguf_key} is {stored:g}, but `{key}` of {folder.identity} is "
+                f"{value:g}; give a GGUF file of the same base"
+            )
+        number = (
+            number_entry(f"{architecture}.{gguf_key}", int(value))
+            if isinstance(stored, int)
+            else _number_entry(f"{architecture}.{gguf_key}", float(value))
+        )
+        description.take(number, f"{gguf_key}: {value:g} of the folder, in place of {stored:g}")
+    kind, known = rope.get("rope_type", rope.get("type", "default")), header.get("rope.scaling.type")
+    scaled = known not in (None, "none") or "rope_freqs.weight" in like.tensors
+    if (kind not in (None, "default")) != scaled:
+        raise MergeError(
+            f"{like.source}: {'has' if scaled else 'has no'} rotary scaling, and the folder's "
+            f"`rope_type` is {kind!r}; give a GGUF file of the same base"
+        )
+    factor, stored = rope.get("factor"), header.get("rope.scaling.factor")
+    if isinstance(factor, int | float) and isinstance(stored, float) and factor != stored:
+        key = f"{architecture}.rope.scaling.factor"
+        note = f"rope.scaling.factor: {factor:g} of the folder, in place of {stored:g}"
+        description.take(_number_entry(key, float(factor)), note)
+
+
+def _compare_tokens(
+    tokenizer: Any, folder: Checkpoint, like: Checkpoint, rows: int, description: Description
+) -> None:
+    """Compare the text of every token, and add the tokens that only the folder has."""
+    metadata = metadata_of(like)
+    tokens = metadata.get(TOKENS)
+    if not isinstance(tokens, list) or "tokenizer.ggml.model" not in metadata:
+        raise MergeError(f"{like.source}: has no tokenizer; give a GGUF file of a whole model")
+    added = tokenizer.added_tokens_decoder
+    texts: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    texts = [*texts[:rows], *[None] * (rows - len(texts))]
+    if rows < len(tokens) and any(_is_used(metadata, number) for number in range(rows, len(tokens))):
+        raise MergeError(
+            f"{folder.identity}: has {rows:,} rows, but {like.source} has {len(tokens):,} tokens; "
+            "give a GGUF file of the same base"
+        )
+    changed: dict[int, str] = {}
+    for number, text in enumerate(texts):
+        stored = tokens[number] if number < len(tokens) else None
+        if stored is not None and (text is None or _same_text(text, stored)):
+            continue
+        if stored is not None and number not in added and _is_used(metadata, number):
+            raise MergeError(
+                f"{folder.identity}: token {number} is {clipped(repr(text), 40)}, and in "
+                f"{like.source} {clipped(repr(stored), 40)}: not the same tokenizer"
+            )
+        changed[number] = f"[PAD{number}]" if text is None else text
+    if not changed and rows == len(tokens):
+        return
+    whole = [changed.get(number, tokens[number] if number < len(tokens) else "") for number in range(rows)]
+    types = [
+        *metadata.get(TOKEN_TYPES, [1] * len(tokens))[:rows],
+        *[UNUSED] * max(0, rows - len(tokens)),
+    ]
+    for number in changed:
+        if number in added:
+            types[number] = CONTROL if added[number].special else USER_DEFINED
+    description.entries[TOKENS] = texts_entry(TOKENS, whole)
+    description.entries[TOKEN_TYPES] = _list_entry(TOKEN_TYPES, _INT32, "i", types)
+    if SCORES in metadata:
+        scores = [*metadata[SCORES][:rows], *[ADDED_SCORE] * max(0, rows - len(tokens))]
+        description.entries[SCORES] = _list_entry(SCORES, _FLOAT32, "f", scores)
+    size = f"{metadata.get('general.architecture')}.vocab_size"
+    if size in metadata:
+        description.entries[size] = number_entry(size, rows)
+    named = [text for number, text in changed.items() if number in added]
+    if named:
+        shown = ", ".join(map(repr, named[:3])) + (f" and {len(named) - 3} more" * (len(named) > 3))
+        description.notes.append(f"added tokens of the folder: {shown}")
+    if rows != len(tokens):
+        description.notes.append(f"{rows:,} rows of the folder, in place of {len(tokens):,}")
+
+
+def _is_used(metadata: Any, number: int) -> bool:
+    """True if a token of a GGUF file is no padding."""
+    types = metadata.get(TOKEN_TYPES)
+    return not (isinstance(types, list) and number < len(types) and types[number] == UNUSED)
+
+
+def _same_text(text: str, stored: str) -> bool:
+    """True for one token; llama.cpp's converter writes spaces of added tokens as spaces."""
+    return text == stored or text.replace("\u2581", " ") == stored
+
+
+def _compare_special_tokens(tokenizer: Any, like: Checkpoint, description: Description) -> None:
+    metadata = metadata_of(like)
+    for name in ("bos", "eos", "unk", "pad"):
+        key = f"tokenizer.ggml.{ {'unk': 'unknown', 'pad': 'padding'}.get(name, name) }_token_id"
+        value = getattr(tokenizer, f"{name}_token_id")
+        if value is not None and metadata.get(key) != value:
+            note = f"{key}: {value} of the folder, in place of {metadata.get(key)}"
+            description.take(number_entry(key, value), note)
+    ids = tokenizer("a").input_ids
+    for name, first in (("bos", ids[:1]), ("eos", ids[-1:])):
+        special, key = getattr(tokenizer, f"{name}_token_id"), f"tokenizer.ggml.add_{name}_token"
+        adds = special is not None and first == [special]
+        stored = metadata.get(key)
+        if adds != stored and (adds or stored is not None or name == "bos"):
+            words = {True: "true", False: "false", None: "llama.cpp's default"}
+            note = f"{key}: {words[adds]} as in the folder, in place of {words.get(stored, stored)}"
+            entry = (key, _BOOL, struct.pack("<?", adds))
+            if stored is None:
+                description.entries[key] = entry
+            else:
+                description.take(entry, note)
+
+
+def _compare_templates(tokenizer: Any, like: Checkpoint, description: Description) -> None:
+    """Take the chat templates of the folder."""
+    metadata = metadata_of(like)
+    there = tokenizer.chat_template
+    templates = there if isinstance(there, dict) else {"default": there} if there else {}
+    for key in metadata.spans:
+        if key.startswith(TEMPLATE):
+            description.left_out.add(key)
+    description.left_out -= {TEMPLATE} if "default" in templates else set()
+    for name, template in templates.items():
+        key = TEMPLATE if name == "default" else f"{TEMPLATE}.{name}"
+        stored = metadata.get(key)
+        entry = text_entry(key, template)
+        if stored == template:
+            description.entries[key] = entry
+        else:
+            note = "in place of the file's" if stored else "the file has none"
+            description.take(entry, f"chat template{f' {name}' * (name != 'default')}: "
+                                    f"the folder's, {note}")  # fmt: skip
+    others = [name for name in templates if name != "default"]
+    if others:
+        description.entries[f"{TEMPLATE}s"] = texts_entry(f"{TEMPLATE}s", others)
+    if not templates and TEMPLATE in metadata:
+        description.notes.append("chat template: none, as in the folder; the file's is left out")
+
+
+def _number_entry(key: str, value: float) -> Entry:
+    return key, _FLOAT32, struct.pack("<f", value)
+
+
+def _list_entry(key: str, kind: int, code: str, values: Sequence[float]) -> Entry:
+    return key, _ARRAY, struct.pack(f"<IQ{len(values)}{code}", kind, len(values), *values)

@@ -1,0 +1,438 @@
+"""Proof that a GGUF file answers as a folder: tensors, tokens, chat, end of a turn, likelihoods.
+
+llama.cpp (the package xllamacpp) serves the file on this machine, and transformers runs the folder
+in float32. Nothing of llama.cpp is reimplemented here: it is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerswap.checkpoint import Checkpoint, open_checkpoint
+from layerswap.checkpoint.gguf_view import as_gguf, as_transformers
+from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
+from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_floats
+from layerswap.deploy.description import describe
+from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
+from layerswap.ground.types import Log
+from layerswap.versions import need_extras
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+LIKELIEST = 1000
+"""Tokens of which llama.cpp reports the likelihood; the others count together."""
+LONGEST = 64
+"""Most tokens of a line in which likelihoods are compared."""
+POSITIONS = 200
+"""Positions of a language in which likelihoods are compared."""
+SAMPLE = 1 << 16
+"""Elements of a tensor that are compared."""
+ROUNDING = {
+    "F64": 1e-6, "F32": 1e-6, "F16": 1e-2, "BF16": 1e-2, "Q8_0": 0.02, "Q5_1": 0.1, "Q5_0": 0.1,
+    "Q6_K": 0.05, "Q5_K": 0.1,
+}  # fmt: skip
+"""Largest error of a tensor that its type explains, as a share of the tensor's norm."""
+COARSE = 0.5
+"""The same for types of four bits and fewer."""
+DIVERGENT = 1.0
+"""Mean divergence in nats above which no type explains the difference."""
+SYSTEM, USER, ANSWER = "Answer in one sentence.", "What is 2 + 3?", "2 + 3 is 5."
+"""Messages that every chat template is tried with."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One property of the file.
+
+    Attributes:
+        name: `metadata`, `tensors`, `tokens`, `template` or `stop`.
+        tried: how many comparisons were made.
+        problems: a line for each difference; none if file and folder agree.
+        note: a limit of the check, such as a folder without a chat template.
+    """
+
+    name: str
+    tried: int
+    problems: tuple[str, ...] = ()
+    note: str = ""
+
+
+class Agreement(NamedTuple):
+    """How far the file's next-token distribution is from the folder's, in one language.
+
+    `same` is the share of positions with the same likeliest token, with its 95% interval.
+    `divergence` is the mean Kullback-Leibler divergence from the folder's distribution to the
+    file's, in nats, over the `LIKELIEST` tokens of the file and the rest as one.
+    """
+
+    language: str
+    positions: int
+    same: Interval
+    divergence: float
+
+
+@dataclass
+class Proof:
+    """All findings on one file."""
+
+    file: str
+    kind: str
+    checks: list[Check] = field(default_factory=list)
+    agreements: list[Agreement] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """Every difference that a deployed file must not have."""
+        found = [f"{check.name}: {line}" for check in self.checks for line in check.problems]
+        return found + [
+            f"likelihoods: {one.language}: {one.divergence:.2f} nats from the folder; rounding "
+            "explains no such difference"
+            for one in self.agreements
+            if one.divergence > DIVERGENT
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "file": self.file, "type": self.kind, "equal": not self.problems,
+            "checks": [asdict(check) for check in self.checks],
+            "agreement": [
+                {"language": one.language, "positions": one.positions, "same": one.same.mean,
+                 "same_low": one.same.low, "same_high": one.same.high,
+                 "divergence_nats": one.divergence}
+                for one in self.agreements
+            ],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Material:
+    """Texts that a proof compares: lines by language, and prompts of a user."""
+
+    lines: Mapping[str, Sequence[str]]
+    prompts: Sequence[str] = ()
+
+
+def prove(
+    source: str,
+    file: Path,
+    material: Material,
+    *,
+    positions: int = POSITIONS,
+    log: Log = lambda line: None,
+) -> Proof:
+    """Compare a GGUF file with a folder of safetensors.
+
+    Args:
+        source: the folder, or a Hub id.
+        file: the GGUF file, converted by any program.
+        material: texts to compare.
+        positions: positions of each language whose likelihoods are compared; 0 for none.
+        log: called with a line for each step.
+
+    Raises:
+        LayerswapError: one of the two cannot be read, or an extra is missing.
+    """
+    need_extras("the proof", "deploy")
+    folder, opened = open_checkpoint(source), open_checkpoint(str(file))
+    proof = Proof(str(file), _type_of(opened))
+    log(f"{file.name}: comparing metadata and tensors")
+    proof.checks += _stored(folder, opened)
+    tokenizer = load_tokenizer(folder.folder, named=folder.identity)
+    with _served(file) as llama:
+        log(f"{file.name}: comparing tokens, chat and the end of a turn")
+        chats = _chats(tokenizer, material.prompts)
+        texts = [line for lines in material.lines.values() for line in lines]
+        proof.checks += [
+            _tokens(tokenizer, llama, [*texts, *material.prompts]),
+            _template(tokenizer, llama, chats),
+            _stop(tokenizer, llama),
+        ]
+        if positions:
+            log(f"{file.name}: comparing likelihoods in float32")
+            model = load_causal_lm(folder.folder, dtype="float32", named=folder.identity)
+            for language, lines in material.lines.items():
+                proof.agreements.append(
+                    _agreement(language, lines, tokenizer, model, llama, positions)
+                )
+    return proof
+
+
+# --- what the file stores ---
+
+
+def _type_of(opened: Checkpoint) -> str:
+    counts: dict[str, int] = {}
+    for info in opened.tensors.values():
+        counts[info.dtype] = counts.get(info.dtype, 0) + info.elements
+    return max(counts, key=lambda dtype: counts[dtype])
+
+
+def _stored(folder: Checkpoint, opened: Checkpoint) -> Iterator[Check]:
+    """Compare metadata and tensors, without running either."""
+    try:
+        names = as_gguf(folder, opened)
+        rows = names["token_embd.weight"][0].shape[0]
+        notes = describe(folder, opened, rows).notes
+    except LayerswapError as error:
+        yield Check("metadata", 1, (str(error),))
+        return
+    yield Check("metadata", len(opened.gguf.spans if opened.gguf else ()), tuple(notes))
+    del names
+    view = as_transformers(opened, folder)
+    problems = []
+    for name, info in folder.tensors.items():
+        stored = view.tensors[name]
+        dtype = getattr(stored, "stored", stored).dtype
+        if info.dtype in FLOAT_DTYPES:
+            error = _relative_error(info, stored)
+            if not error <= ROUNDING.get(dtype, COARSE):
+                problems.append(f"{name}: differs by {error:.0%} of its norm ({dtype})")
+    yield Check("tensors", len(folder.tensors), tuple(problems))
+
+
+def _relative_error(first: Any, second: Any) -> float:
+    """The norm of the difference of two tensors over the norm of the first, from a sample."""
+    import numpy as np
+
+    stop = min(first.elements, SAMPLE)
+    with open_file(first.file) as a, open_file(second.file) as b:
+        expected = read_floats(a, first, 0, stop).astype(np.float64)
+        found = read_floats(b, second, 0, stop).astype(np.float64)
+    norm = float(np.linalg.norm(expected))
+    difference = float(np.linalg.norm(expected - found))
+    # A norm's values lie near 1, and its changes are small: an absolute error counts too.
+    return difference / norm if norm else difference
+
+
+# --- what llama.cpp does ---
+
+
+class Llama:
+    """A GGUF file that llama.cpp serves on this machine."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def ask(self, path: str, content: Mapping[str, Any]) -> Any:
+        """Post JSON to the server; returns its JSON.
+
+        Raises:
+            EvaluationError: llama.cpp refuses the request.
+        """
+        data = json.dumps(content).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._address + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            why = one_line(error.read().decode("utf-8", "replace"), 200)
+            raise EvaluationError(f"llama.cpp refused {path}: {why}") from None
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text, with those that the file adds."""
+        asked = {"content": text, "add_special": True, "parse_special": True}
+        return list(self.ask("/tokenize", asked)["tokens"])
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation as the file's template writes it."""
+        return str(self.ask("/apply-template", {"messages": list(messages)})["prompt"])
+
+    def ends(self, token: int) -> bool:
+        """True if an answer ends when the model writes a token."""
+        forced = {"prompt": "a", "n_predict": 4, "logit_bias": [[token, 1000.0]]}
+        return self.ask("/completion", forced)["stop_type"] == "eos"
+
+    def next_tokens(self, tokens: Sequence[int]) -> dict[int, float]:
+        """The log-likelihood of each of the likeliest next tokens."""
+        asked = {"prompt": list(tokens), "n_predict": 1, "n_probs": LIKELIEST, "temperature": 0.0,
+                 "cache_prompt": True, "samplers": ["temperature"]}  # fmt: skip
+        (step,) = self.ask("/completion", asked)["completion_probabilities"]
+        return {entry["id"]: entry["logprob"] for entry in step["top_logprobs"]}
+
+
+@contextmanager
+def _served(file: Path) -> Iterator[Llama]:
+    """Serve a file by llama.cpp on a free port of this machine."""
+    import xllamacpp
+
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(file)
+    settings.n_ctx, settings.n_parallel, settings.warmup = 1024, 1, False
+    settings.verbosity, settings.port, settings.use_jinja = -1, 0, True
+    try:
+        server = xllamacpp.Server(settings)
+    except Exception as error:  # of a C++ library: no common class
+        raise EvaluationError(f"{file}: llama.cpp cannot load it ({one_line(error)})") from None
+    try:
+        yield Llama(server.listening_address)
+    finally:
+        del server
+
+
+def _tokens(tokenizer: Any, llama: Llama, texts: Sequence[str]) -> Check:
+    """Compare the tokens of texts, id by id."""
+    problems = []
+    for text in texts:
+        expected, found = tokenizer(text).input_ids, llama.tokens(text)
+        if expected != found:
+            problems.append(_first_difference(tokenizer, text, expected, found))
+    return Check("tokens", len(texts), tuple(problems))
+
+
+def _first_difference(tokenizer: Any, text: str, expected: list[int], found: list[int]) -> str:
+    """Say where two lists of tokens begin to differ, and why if that is known."""
+    bos = tokenizer.bos_token_id
+    pairs = enumerate(zip(expected, found, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
+    shown = [repr(tokenizer.convert_ids_to_tokens(ids[at])) if at < len(ids) else "the end"
+             for ids in (expected, found)]  # fmt: skip
+    if bos is not None and found[:1] == [bos] and found[1:] == expected:
+        cause = "the file adds a BOS that the folder does not"
+    elif bos is not None and expected[:1] == [bos] and expected[1:] == found:
+        cause = "the file adds no BOS"
+    elif at < len(expected) and expected[at] in tokenizer.added_tokens_decoder:
+        cause = "an added token is missing in the file"
+    else:
+        cause = "another pre-tokenizer or other merges"
+    return f"{text[:60]!r}: token {at} is {shown[0]} in the folder and {shown[1]} in the file: {cause}"
+
+
+def _chats(tokenizer: Any, prompts: Sequence[str]) -> list[list[dict[str, str]]]:
+    """Conversations that the folder's template accepts, with and without a system message."""
+    if not tokenizer.chat_template:
+        return []
+    user = {"role": "user", "content": USER}
+    turns = [user, {"role": "assistant", "content": ANSWER}, user]
+    tried = [[user], turns, [{"role": "system", "content": SYSTEM}, user]]
+    tried += [[{"role": "user", "content": prompt}] for prompt in prompts]
+    accepted = []
+    for chat in tried:
+        try:
+            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        except Exception:  # a template raises what it likes
+            continue
+        accepted.append(chat)
+    return accepted
+
+
+def _template(
+    tokenizer: Any, llama: Llama, chats: Sequence[Sequence[Mapping[str, str]]]
+) -> Check:
+    """Compare rendered conversations byte by byte, and their tokens."""
+    if not chats:
+        return Check("template", 0, note="the folder has no chat template")
+    problems = []
+    bos = tokenizer.bos_token or ""
+    for chat in chats:
+        expected = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True)
+        roles = ", ".join(message["role"] for message in chat)
+        try:
+            found = llama.chat(chat)
+        except EvaluationError as error:
+            problems.append(f"{roles}: {error}")
+            continue
+        # llama.cpp leaves out a BOS that it adds itself when it reads the text.
+        if expected.removeprefix(bos) != found.removeprefix(bos):
+            problems.append(f"{roles}: {_first_letter(expected, found)}")
+            continue
+        encoded = tokenizer(expected, add_special_tokens=False).input_ids
+        read = llama.tokens(found)
+        if encoded != read:
+            problems.append(f"{roles}: {_first_difference(tokenizer, expected, encoded, read)}")
+    return Check("template", len(chats), tuple(problems))
+
+
+def _first_letter(expected: str, found: str) -> str:
+    pairs = enumerate(zip(expected, found, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
+    return (
+        f"from character {at} on the folder writes {expected[at : at + 40]!r}, and the file "
+        f"{found[at : at + 40]!r}"
+    )
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The token that ends an answer: the template's after an answer, otherwise EOS."""
+    if tokenizer.chat_template:
+        user = {"role": "user", "content": USER}
+        answer = {"role": "assistant", "content": ANSWER}
+        try:
+            whole = tokenizer.apply_chat_template([user, answer], tokenize=False)
+        except Exception:  # a template raises what it likes
+            whole = ""
+        rest = whole.rpartition(ANSWER)[2]
+        special = [i for i in tokenizer(rest, add_special_tokens=False).input_ids
+                   if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder]  # fmt: skip
+        if special:
+            return int(special[0])
+    return tokenizer.eos_token_id  # type: ignore[no-any-return]
+
+
+def _stop(tokenizer: Any, llama: Llama) -> Check:
+    """Make the model write the end of a turn, and see that the answer ends."""
+    token = end_of_turn(tokenizer)
+    if token is None:
+        return Check("stop", 0, note="the folder names no token that ends an answer")
+    if llama.ends(token):
+        return Check("stop", 1)
+    text = tokenizer.convert_ids_to_tokens(token)
+    return Check("stop", 1, (f"the answer goes on after {text!r}, the end of a turn",))
+
+
+def _agreement(
+    language: str, lines: Sequence[str], tokenizer: Any, model: Any, llama: Llama, positions: int
+) -> Agreement:
+    """Compare next-token distributions in positions of some lines."""
+    import numpy as np
+
+    same: list[float] = []
+    divergences: list[float] = []
+    for line in lines:
+        tokens = tokenizer(line).input_ids[:LONGEST]
+        if len(tokens) < 2 or len(same) >= positions:
+            continue
+        expected = _log_likelihoods(model, tokens)
+        for stop in range(1, min(len(tokens), positions - len(same)) + 1):
+            found = llama.next_tokens(tokens[:stop])
+            row = expected[stop - 1]
+            same.append(float(max(found, key=lambda token: found[token]) == int(np.argmax(row))))
+            divergences.append(divergence(row, found))
+    if not same:
+        raise EvaluationError(f"{language}: no line of two tokens to compare")
+    return Agreement(language, len(same), mean_interval(same), float(np.mean(divergences)))
+
+
+def _log_likelihoods(model: Any, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Log-likelihoods of every next token, `[tokens, vocabulary]`, by transformers."""
+    import torch
+
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        return logits.double().log_softmax(-1).numpy()  # type: ignore[no-any-return]
+
+
+def divergence(expected: npt.NDArray[np.float64], found: Mapping[int, float]) -> float:
+    """The Kullback-Leibler divergence in nats, with the tokens outside `found` as one.
+
+    Merging outcomes never raises the divergence, so it is a lower bound.
+    """
+    import numpy as np
+
+    listed = np.fromiter(found, np.int64)
+    other = np.fromiter(found.values(), np.float64)
+    log_p = expected[listed]
+    p = np.exp(log_p)
+    rest_p, rest_q = max(1 - p.sum(), 1e-12), max(1 - np.exp(other).sum(), 1e-12)
+    return float(max(0.0, (p * (log_p - other)).sum() + rest_p * np.log(rest_p / rest_q)))
