@@ -17,7 +17,8 @@ from plain_checkpoints import write_family
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
     "ground", "versions", "checkpoint", "methods", "compose", "deltas", "merge",
-    "engine", "evaluation", "search", "training", "report", "study", "play", "lab", "new", "cli",
+    "engine", "evaluation", "search", "training", "report", "deploy", "study",
+    "play", "lab", "new", "cli",
 )  # fmt: skip
 FILES = {
     ".".join(("layerswap", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(

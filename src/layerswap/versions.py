@@ -8,7 +8,9 @@ from layerswap.ground.errors import LayerswapError
 
 __version__ = "0.2.0"
 
-Extra = Literal["models", "gguf", "deploy", "report", "play", "lab", "train", "eval", "ray", "slurm"]
+Extra = Literal[
+    "models", "gguf", "deploy", "report", "play", "lab", "train", "eval", "ray", "slurm"
+]
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "models": ("safetensors", "tokenizers", "torch", "transformers"),
     "gguf": ("gguf",),

@@ -74,16 +74,23 @@ NOT_OF_TRANSFORMERS = re.compile(r"rope_(freqs|factors_long|factors_short)\.weig
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
-def as_transformers(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
-    """View a GGUF file under another checkpoint's names, shapes, dtypes and configuration."""
+def as_transformers(
+    checkpoint: Checkpoint, like: Checkpoint, *, settings: bool = True
+) -> Checkpoint:
+    """View a GGUF file under another checkpoint's names, shapes, dtypes and configuration.
+
+    With `settings`, both must have the same hyperparameters.
+    """
     with error_context(checkpoint.source):
-        family = _family(checkpoint, like)
-        _check_settings(checkpoint.config, text_config(like.config))
+        family = check_family(checkpoint, like)
+        if settings:
+            _check_settings(checkpoint.config, text_config(like.config))
         tensors = _translate(checkpoint, like, family)
     return replace(checkpoint, config=like.config, tensors=tensors, places=like.places)
 
 
-def _family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
+def check_family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
+    """Find the conversion of a GGUF file to a transformers model, or refuse the pair."""
     kind = str(text_config(like.config).get("model_type"))
     if kind not in FAMILIES:
         raise CheckpointError(
@@ -158,13 +165,15 @@ def as_gguf(checkpoint: Checkpoint, like: Checkpoint) -> dict[str, list[TensorIn
     Raises:
         CheckpointError: the family has no names in GGUF, or a tensor is missing on a side.
     """
-    family = _family(like, checkpoint)
+    family = check_family(like, checkpoint)
     sources: dict[str, dict[int, TensorInfo]] = {}
     for name, gguf_name in _gguf_names(checkpoint, family).items():
         if gguf_name is None:
             raise CheckpointError(f"{checkpoint.identity}: GGUF has no name for {quoted(name)}")
         expert = _EXPERT.search(name)
-        sources.setdefault(gguf_name, {})[int(expert[1]) if expert else 0] = checkpoint.tensors[name]
+        sources.setdefault(gguf_name, {})[int(expert[1]) if expert else 0] = checkpoint.tensors[
+            name
+        ]
     text = text_config(checkpoint.config)
     if checkpoint.config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
         sources.pop("output.weight", None)

@@ -40,6 +40,7 @@ COMMANDS = {
     "instruct": ("merge:instruct", MERGE, True),
     "revert": ("merge:revert", MERGE, False),
     "verify": ("merge:verify", MERGE, True),
+    "deploy": ("deploy:deploy", MERGE, True),
     "data": ("training:data", TRAIN, False),
     "train": ("training:train", TRAIN, False),
     "sweep": ("evaluate:sweep", EVALUATE, True),

@@ -14,7 +14,6 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from layerswap.checkpoint.gguf import gguf_header_bytes, number_entry, read_gguf
-from layerswap.checkpoint.gguf_view import as_gguf
 from layerswap.checkpoint.header import block_of, is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED
 from layerswap.deploy.description import Description, describe, entries_of
@@ -81,7 +80,9 @@ class Conversion:
                 ours; nothing is written then.
         """
         shard = self.shard
-        check_space(target.absolute().parent, shard.nbytes * (1 if self.kind in known_types() else 2))
+        check_space(
+            target.absolute().parent, shard.nbytes * (1 if self.kind in known_types() else 2)
+        )
         check_finite(self.tensors)
         with atomic_file(target, is_ours=is_merged_gguf, overwrite=options.overwrite) as path:
             whole = path if self.kind in known_types() else path.with_suffix(".whole")
@@ -122,8 +123,7 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
     if folder.gguf is not None:
         raise MergeError(f"{source}: is a GGUF file already; deploy takes a folder")
     model = open_checkpoint(like, in_place=True)
-    sources = as_gguf(folder, model)
-    description = describe(folder, model, sources["token_embd.weight"][0].shape[0])
+    sources, description = describe(folder, model)
     tensors = []
     written: dict[str, list[str]] = {}
     for name, infos in sources.items():
@@ -134,7 +134,10 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
             written.setdefault(f"{wanted} of the file is written as {dtype}", []).append(name)
         tensors.append(_output(name, dtype, infos))
     _set_file_type(description, kind, model, tensors)
-    notes = [*description.notes, *(f"{how}: {len(names)} tensors" for how, names in written.items())]
+    notes = [
+        *description.notes,
+        *(f"{how}: {len(names)} tensors" for how, names in written.items()),
+    ]
     if written:
         notes.append(f"K and IQ types are written by {QUANTISER}: --type Q4_K_M, say")
     return Conversion(folder, model, kind, tuple(tensors), description, tuple(notes))

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.folder import text_config
 from layerswap.checkpoint.gguf import Entry, number_entry, text_entry, texts_entry
-from layerswap.checkpoint.gguf_view import SETTINGS
+from layerswap.checkpoint.gguf_view import SETTINGS, as_gguf, check_family
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.ground.errors import MergeError
 from layerswap.ground.strict_json import clipped
@@ -47,25 +47,35 @@ class Description:
     notes: list[str] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)  # keys of `like` that the file does not have
 
-    def take(self, entry: Entry, note: str) -> None:
-        """Take an entry from the folder."""
+    computed: list[str] = field(default_factory=list)  # notes of settings that change the results
+
+    def take(self, entry: Entry, note: str, *, computed: bool = False) -> None:
+        """Take an entry from the folder; `computed` if it changes what the model computes."""
         self.entries[entry[0]] = entry
         self.notes.append(note)
+        if computed:
+            self.computed.append(note)
 
 
-def describe(folder: Checkpoint, like: Checkpoint, rows: int) -> Description:
-    """Compare a folder with a GGUF file of its family.
+def describe(
+    folder: Checkpoint, like: Checkpoint
+) -> tuple[dict[str, list[TensorInfo]], Description]:
+    """Compare a folder with a GGUF file of its family; returns the file's tensors too (`as_gguf`).
 
-    `rows` are the rows of the folder's embedding. Raises a MergeError for a difference that no
-    GGUF file can hold: another tokenizer, other sizes, another kind of rotary scaling.
+    Raises:
+        LayerswapError: a difference that no GGUF file can hold, such as another tokenizer, other
+            sizes or another kind of rotary scaling.
     """
     description = Description()
+    check_family(like, folder)
     _compare_settings(folder, like, description)
+    sources = as_gguf(folder, like)
     tokenizer = load_tokenizer(folder.folder, named=folder.identity)
+    rows = sources["token_embd.weight"][0].shape[0]
     _compare_tokens(tokenizer, folder, like, rows, description)
     _compare_special_tokens(tokenizer, like, description)
     _compare_templates(tokenizer, like, description)
-    return description
+    return sources, description
 
 
 def entries_of(like: Checkpoint, description: Description, name: str, record: str) -> list[Entry]:
@@ -94,12 +104,20 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**theta, **rope}
 
 
+def added_bos(tokenizer: Any) -> str:
+    """The BOS that a tokenizer adds to every text; empty if it adds none."""
+    adds = tokenizer.bos_token_id is not None
+    return str(tokenizer.bos_token) * (
+        adds and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+    )
+
+
 def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Description) -> None:
     config, header = text_config(folder.config), like.config
     rope = rope_of(config)
     config = {**config, "rope_theta": rope.get("rope_theta")}
     architecture = str(metadata_of(like).get("general.architecture"))
-    for key, gguf_key in {**SETTINGS, **TAKEN}.items():
+    for key, gguf_key in {"num_hidden_layers": "block_count", **SETTINGS, **TAKEN}.items():
         value, stored = config.get(key), header.get(gguf_key)
         if not isinstance(value, int | float) or not isinstance(stored, int | float):
             continue
@@ -110,13 +128,18 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
                 f"{like.source}: {gguf_key} is {stored:g}, but `{key}` of {folder.identity} is "
                 f"{value:g}; give a GGUF file of the same base"
             )
-        number = (
-            number_entry(f"{architecture}.{gguf_key}", int(value))
+        name = f"{architecture}.{gguf_key}"
+        entry = (
+            number_entry(name, int(value))
             if isinstance(stored, int)
-            else _number_entry(f"{architecture}.{gguf_key}", float(value))
+            else _number_entry(name, float(value))
         )
-        description.take(number, f"{gguf_key}: {value:g} of the folder, in place of {stored:g}")
-    kind, known = rope.get("rope_type", rope.get("type", "default")), header.get("rope.scaling.type")
+        note = f"{gguf_key}: {value:g} of the folder, in place of {stored:g}"
+        description.take(entry, note, computed=key != "max_position_embeddings")
+    kind, known = (
+        rope.get("rope_type", rope.get("type", "default")),
+        header.get("rope.scaling.type"),
+    )
     scaled = known not in (None, "none") or "rope_freqs.weight" in like.tensors
     if (kind not in (None, "default")) != scaled:
         raise MergeError(
@@ -127,7 +150,7 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
     if isinstance(factor, int | float) and isinstance(stored, float) and factor != stored:
         key = f"{architecture}.rope.scaling.factor"
         note = f"rope.scaling.factor: {factor:g} of the folder, in place of {stored:g}"
-        description.take(_number_entry(key, float(factor)), note)
+        description.take(_number_entry(key, float(factor)), note, computed=True)
 
 
 def _compare_tokens(
@@ -141,7 +164,9 @@ def _compare_tokens(
     added = tokenizer.added_tokens_decoder
     texts: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     texts = [*texts[:rows], *[None] * (rows - len(texts))]
-    if rows < len(tokens) and any(_is_used(metadata, number) for number in range(rows, len(tokens))):
+    if rows < len(tokens) and any(
+        _is_used(metadata, number) for number in range(rows, len(tokens))
+    ):
         raise MergeError(
             f"{folder.identity}: has {rows:,} rows, but {like.source} has {len(tokens):,} tokens; "
             "give a GGUF file of the same base"
@@ -159,7 +184,10 @@ def _compare_tokens(
         changed[number] = f"[PAD{number}]" if text is None else text
     if not changed and rows == len(tokens):
         return
-    whole = [changed.get(number, tokens[number] if number < len(tokens) else "") for number in range(rows)]
+    whole = [
+        changed.get(number, tokens[number] if number < len(tokens) else "")
+        for number in range(rows)
+    ]
     types = [
         *metadata.get(TOKEN_TYPES, [1] * len(tokens))[:rows],
         *[UNUSED] * max(0, rows - len(tokens)),

@@ -1,0 +1,90 @@
+"""`layerswap deploy`: a GGUF file for Ollama and llama.cpp that provably answers as a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from layerswap.cli import options, output
+from layerswap.ground.errors import MergeError, RecipeError
+
+
+def deploy(
+    merged: Annotated[str, typer.Argument(metavar="MERGED", help="Folder or Hub id to deploy.")],
+    *,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="GGUF file of the base: a path, Hub id or URL."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to write.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="TYPE", show_default="as in --like",
+            help="Type of the weights: F32, BF16, F16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, or one of "
+            "llama-quantize, such as Q4_K_M. Repeatable.",
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LANG=FILE", help="Lines of a language to compare. Repeatable."),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prompts to compare, one a line.")
+    ] = None,
+    positions: Annotated[
+        int, typer.Option(min=0, help="Positions of each language to compare likelihoods in.")
+    ] = 200,
+    check: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare this GGUF file and write nothing.")
+    ] = None,
+    overwrite: options.Overwrite = False,
+    threads: options.Threads = None,
+) -> None:  # fmt: skip
+    """Write a merged model as GGUF, and prove that it answers as the folder does.
+
+    Compares tensors, tokens, the chat template, the end of a turn, and likelihoods by language.
+    Writes the file, a Modelfile, a page and deploy.json into the folder DIR. Exits with code 2 if
+    the file answers otherwise.
+
+    Example: layerswap deploy merged --like base.gguf --text sw=lines.txt --out deployed
+    """
+    from layerswap.deploy import api
+    from layerswap.merge.target import MergeOptions
+    from layerswap.versions import need_extras
+
+    texts = {name: Path(path) for name, path in options.read_pairs("--text", text, "FILE").items()}
+    material = api.read_material(texts, prompts) if texts or prompts else None
+    if check is not None:
+        if like or out or kind:
+            raise RecipeError(
+                "--check compares a file that exists; leave out --like, --out, --type"
+            )
+        done = api.check_file(
+            merged, check, material or api.Material({}), positions=positions, log=output.log
+        )
+    elif like is None:
+        if out or kind:
+            raise RecipeError("a GGUF file needs --like BASE.gguf, the base in the same format")
+        done = api.check_folder(merged)
+    else:
+        if out is None:
+            raise RecipeError("give the folder to write, --out DIR")
+        need_extras("a GGUF file", "gguf", "models", "report")
+        if material is not None:
+            need_extras("the proof", "deploy")
+        done = api.deploy(
+            merged, out, like=like, kinds=kind or (api.LIKE,), material=material,
+            positions=positions, log=output.log,
+            options=MergeOptions(overwrite=overwrite, threads=threads),
+        )  # fmt: skip
+    shown: list[object] = [*done.notes]
+    if done.proofs:
+        shown.append(api.checks_table(done.proofs))
+    if any(proof.agreements for proof in done.proofs):
+        shown.append(api.agreement_table(done.proofs))
+    output.finish("deploy", done.to_dict(), [*shown, *done.commands])
+    if done.problems:
+        raise MergeError(*done.problems)

@@ -1,0 +1,210 @@
+"""One call from a merged folder to a folder for Ollama, llama.cpp and LM Studio, with its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from layerswap.checkpoint import open_checkpoint, refuse_target
+from layerswap.checkpoint.folder import fetch_checkpoint
+from layerswap.checkpoint.loading import load_generation_config, load_tokenizer
+from layerswap.deploy.convert import LIKE, plan_conversion
+from layerswap.deploy.modelfile import modelfile
+from layerswap.deploy.proof import POSITIONS, Check, Material, Proof, end_of_turn, prove
+from layerswap.ground.commit import atomic_folder, write_json
+from layerswap.ground.errors import MergeError
+from layerswap.ground.types import Log
+from layerswap.merge.target import MergeOptions
+from layerswap.report.page import Report, Section, write_report
+from layerswap.report.tables import Table
+
+RECORD = "deploy.json"
+"""The findings, in every folder that `deploy` wrote."""
+PAGE, MODELFILE = "proof.html", "Modelfile"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """The outcome of a deployment: proofs by file, notes on differences, and lines to type."""
+
+    proofs: Sequence[Proof]
+    notes: Sequence[str]
+    commands: Sequence[str]
+
+    @property
+    def problems(self) -> list[str]:
+        """Every difference between a file and the folder."""
+        return [
+            f"{Path(proof.file).name}: {line}" for proof in self.proofs for line in proof.problems
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"equal": not self.problems, "notes": list(self.notes),
+                "commands": list(self.commands),
+                "files": [asdict(proof) for proof in self.proofs]}  # fmt: skip
+
+
+def deploy(
+    source: str,
+    out: Path,
+    *,
+    like: str,
+    kinds: Sequence[str] = (LIKE,),
+    material: Material | None = None,
+    positions: int = POSITIONS,
+    options: MergeOptions | None = None,
+    log: Log = lambda line: None,
+) -> Deployed:
+    """Write a folder of safetensors as GGUF files, and prove that they answer as it does.
+
+    Args:
+        source: a folder or Hub id, such as a merged model.
+        out: the folder to write: one file for each type, `Modelfile`, `deploy.json`, `proof.html`.
+        like: a GGUF file of the base; see `plan_conversion`.
+        kinds: types of the files; see `Conversion`.
+        material: texts by language, and prompts; None for no proof.
+        positions: see `prove`.
+        options: settings of writing.
+        log: called with a line for each step.
+
+    Raises:
+        LayerswapError: the two are no pair, a type cannot be written, or `out` is not ours.
+            Nothing is written then.
+    """
+    options = options or MergeOptions()
+    refuse_target(out, marker=RECORD, overwrite=options.overwrite)
+    planned = {kind: plan_conversion(source, like, kind) for kind in dict.fromkeys(kinds)}
+    notes = [*dict.fromkeys(note for conversion in planned.values() for note in conversion.notes)]
+    folder = next(iter(planned.values())).folder.folder
+    names = {kind: "model.gguf" if len(planned) == 1 else f"model-{kind}.gguf" for kind in planned}
+    with atomic_folder(out, marker=RECORD, overwrite=options.overwrite) as draft:
+        proofs = []
+        for kind, conversion in planned.items():
+            log(f"writing {names[kind]}")
+            file = conversion.write(draft / names[kind], options)
+            if material is not None:
+                proof = prove(source, file, material, positions=positions, log=log)
+                proof.file, proof.kind = (
+                    str(out / names[kind]),
+                    proof.kind if kind == LIKE else kind,
+                )
+                proofs.append(proof)
+        first = next(iter(names.values()))
+        (draft / MODELFILE).write_text(modelfile(folder, first), "utf-8")
+        deployed = Deployed(proofs, notes, commands(source, out, first))
+        write_json(draft / RECORD, deployed.to_dict())
+        write_report(draft / PAGE, page_of(source, deployed))
+    return deployed
+
+
+def check_file(
+    source: str, file: Path, material: Material, *, positions: int = POSITIONS,
+    log: Log = lambda line: None,
+) -> Deployed:  # fmt: skip
+    """Prove a file that any program converted."""
+    return Deployed([prove(source, file, material, positions=positions, log=log)], [], [])
+
+
+def check_folder(source: str) -> Deployed:
+    """Check that a folder answers and stops in transformers and vLLM, without a GGUF file."""
+    folder, _ = fetch_checkpoint(source, None)
+    open_checkpoint(source)
+    tokenizer, generation = load_tokenizer(folder), load_generation_config(folder)
+    end = end_of_turn(tokenizer)
+    stops = getattr(generation, "eos_token_id", None)
+    stops = stops if isinstance(stops, list) else [stops]
+    problems = ()
+    if end is not None and end not in (*stops, tokenizer.eos_token_id):
+        text = tokenizer.convert_ids_to_tokens(end)
+        problems = (
+            f"{text!r} ends a turn, but `eos_token_id` of generation_config.json is {stops}",
+        )
+    note = "" if tokenizer.chat_template else "the folder has no chat template"
+    proof = Proof(source, "safetensors", (Check("stop", 1, problems, note),))
+    hint = "a GGUF file needs --like BASE.gguf and --out DIR: nearly every base exists as GGUF"
+    return Deployed([proof], [hint], [f"vllm serve {source}"])
+
+
+def commands(source: str, out: Path, file: str) -> list[str]:
+    """Lines to type that serve the file or the folder."""
+    return [
+        f"ollama create {out.name} -f {out}/{MODELFILE} && ollama run {out.name}",
+        f"llama-server -m {out}/{file}",
+        f"lms import {out}/{file}    # LM Studio",
+        f"vllm serve {source}",
+    ]
+
+
+def agreement_table(proofs: Sequence[Proof]) -> Table:
+    """Agreement with the folder, by type and language."""
+    rows = [
+        [proof.kind, one.language, one.positions, one.same, f"{one.divergence_nats:.3f}"]
+        for proof in proofs
+        for one in proof.agreements
+    ]
+    return Table(
+        ["type", "language", "positions", "same likeliest token, %", "divergence, nats"], rows,
+        "Next-token distributions against the folder in float32.",
+    )  # fmt: skip
+
+
+def checks_table(proofs: Sequence[Proof]) -> Table:
+    """What was compared, and the first difference."""
+    rows = [
+        [proof.kind, check.name, check.tried,
+         check.problems[0] if check.problems else check.note or "equal"]
+        for proof in proofs
+        for check in proof.checks
+    ]  # fmt: skip
+    return Table(["type", "compared", "comparisons", "finding"], rows)
+
+
+def page_of(source: str, deployed: Deployed) -> Report:
+    """The page of a deployment."""
+    problems = deployed.problems
+    lead = (
+        f"{len(problems)} differences from {source}: {problems[0]}"
+        if problems
+        else f"Tokens, chat template and the end of a turn are equal to {source}."
+        if deployed.proofs
+        else f"Written from {source}, and not compared."
+    )
+    sections = []
+    if deployed.proofs:
+        sections.append(Section("Compared", table=checks_table(deployed.proofs)))
+    if any(proof.agreements for proof in deployed.proofs):
+        sections.append(Section("Likelihoods", table=agreement_table(deployed.proofs)))
+    if deployed.notes:
+        sections.append(Section("Taken from the folder", "\n\n".join(deployed.notes)))
+    sections += [Section("Serve it", command="\n".join(deployed.commands))]
+    return Report("Deployed model", lead, sections)
+
+
+def read_material(texts: Mapping[str, Path], prompts: Path | None) -> Material:
+    """Read lines by language, and prompts, from text files.
+
+    Raises:
+        MergeError: a file cannot be read as UTF-8, or has no text.
+    """
+
+    def lines(path: Path) -> list[str]:
+        try:
+            found = [line.strip("\r") for line in path.read_text("utf-8-sig").split("\n")]
+        except (OSError, UnicodeDecodeError) as error:
+            raise MergeError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+        found = [line for line in found if line.strip()]
+        if not found:
+            raise MergeError(f"{path}: has no text")
+        step = max(1, len(found) // MOST_LINES)
+        return found[::step][:MOST_LINES]
+
+    return Material(
+        {name: lines(path) for name, path in texts.items()}, lines(prompts) if prompts else []
+    )
+
+
+MOST_LINES = 200
+"""Lines of a file that are compared, spread over it."""

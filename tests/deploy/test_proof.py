@@ -1,0 +1,117 @@
+"""The proof that a file answers as a folder: files with one fault each, which is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from deployed import LINES, TEMPLATE, save_chat_model, write_like
+
+pytest.importorskip("xllamacpp")
+
+from layerswap.deploy.api import deploy
+from layerswap.deploy.modelfile import modelfile, sides_of
+from layerswap.deploy.proof import Material, prove
+from layerswap.ground.errors import LayerswapError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_chat_model(tmp_path_factory.mktemp("proof") / "merged", 1)
+
+
+def problems(folder, file, positions=0):
+    return prove(str(folder), file, Material(LINES), positions=positions).problems
+
+
+def test_an_equal_file_is_equal(folder, tmp_path):
+    like = write_like(folder, tmp_path / "base.gguf")
+    done = deploy(str(folder), tmp_path / "out", like=str(like), kinds=["F32", "Q8_0"],
+                  material=Material(LINES, ["2 + 3?"]), positions=6)  # fmt: skip
+    assert done.problems == []
+    whole, coarse = done.proofs
+    assert [check.tried for check in whole.checks if check.name in ("tokens", "template")] == [5, 4]
+    assert {a.language for a in whole.agreements} == {"sw", "en"}
+    for exact, rounded in zip(whole.agreements, coarse.agreements, strict=True):
+        assert exact.same.mean == 1
+        assert exact.divergence_nats < 1e-5 < rounded.divergence_nats < 0.1
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"model-F32.gguf", "model-Q8_0.gguf", "Modelfile", "deploy.json", "proof.html"}
+    assert json.loads((tmp_path / "out" / "deploy.json").read_text())["equal"] is True
+    with pytest.raises(LayerswapError, match="overwrite"):
+        deploy(str(folder), tmp_path / "out", like=str(like))
+
+
+def swapped(tensors):
+    first, second = "blk.0.ffn_gate.weight", "blk.2.ffn_gate.weight"
+    return {**tensors, first: tensors[second], second: tensors[first]}
+
+
+def unshifted(tensors):
+    return {name: v - 1 if "attn_norm" in name else v for name, v in tensors.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"template": TEMPLATE.replace("<|turn|>", "<|halt|>")}, "template: user: from"),
+        ({"template": TEMPLATE.replace("'role'] }}\n", "'role'] }} ")}, "template: user"),
+        ({"bos": True}, "tokens: 'Habari ya asubuhi': token 0.*adds a BOS that"),
+        ({"eos": 0}, "stop: the answer goes on after '<|halt|>'"),
+        ({"pre": "llama-bpe"}, "tokens: .*another pre-tokenizer or other merges"),
+        ({"tensors": swapped}, "tensors: model.layers.0.mlp.gate_proj.weight: differs by 1"),
+        ({"tensors": unshifted}, "tensors: model.layers.0.input_layernorm.weight: differs by"),
+        ({"rope": 500_000.0}, "metadata: rope.freq_base: 10000 of the folder, in place of 500000"),
+    ],
+    ids=["role", "space", "bos", "stop", "split", "swapped", "norm", "rope"],
+)  # fmt: skip
+def test_a_fault_is_named(folder, tmp_path, change, named):
+    import re
+
+    file = write_like(folder, tmp_path / "wrong.gguf", **change)
+    found = problems(folder, file)
+    assert any(re.match(named, line) for line in found), found
+
+
+@pytest.mark.slow
+def test_a_lost_added_token_is_named(folder, tmp_path):
+    import shutil
+
+    from transformers import AutoTokenizer
+
+    richer = tmp_path / "richer"
+    shutil.copytree(folder, richer)
+    tokenizer = AutoTokenizer.from_pretrained(richer)
+    own = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    lost = [*own[:-1], "<lost>"]
+    tokenizer.add_tokens(["Rafiki yangu"])
+    tokenizer.save_pretrained(richer)
+    file = write_like(folder, tmp_path / "lost.gguf", tokens=lost)
+    found = prove(
+        str(folder), file, Material({"sw": [own[-1].replace("\u0120", " ")]}), positions=0
+    )
+    assert any("not the same tokenizer" in line for line in found.problems)
+
+
+@pytest.mark.slow
+def test_weights_of_another_model_are_far_away(folder, tmp_path):
+    other = save_chat_model(tmp_path / "other", 9)
+    found = problems(folder, write_like(other, tmp_path / "other.gguf"), positions=4)
+    assert any(line.startswith("tensors: ") for line in found)
+
+
+def test_ollama_gets_the_template_the_stop_and_the_sampling(folder):
+    text = modelfile(folder, "model.gguf")
+    assert text.startswith("FROM ./model.gguf\n")
+    assert 'PARAMETER stop "<|halt|>"' in text
+    assert 'if eq .Role "system" }}<|turn|>system\n{{ .Content }}<|halt|>\n' in text
+    assert text.count("<|turn|>assistant\n") == 2
+
+
+def test_a_template_that_is_no_list_of_turns(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{{ messages|length }}" + TEMPLATE
+    assert sides_of(tokenizer) is None
