@@ -93,7 +93,7 @@ def deploy(
                 )
                 proofs.append(proof)
         first = next(iter(names.values()))
-        (draft / MODELFILE).write_text(modelfile(folder, first), "utf-8")
+        (draft / MODELFILE).write_text(modelfile(folder, first), "utf-8", newline="\n")
         deployed = Deployed(proofs, notes, commands(source, out, first))
         write_json(draft / RECORD, deployed.to_dict())
         write_report(draft / PAGE, page_of(source, deployed))
