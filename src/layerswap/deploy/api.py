@@ -87,11 +87,8 @@ def deploy(
             file = conversion.write(draft / names[kind], options)
             if material is not None:
                 proof = prove(source, file, material, positions=positions, log=log)
-                proof.file, proof.kind = (
-                    str(out / names[kind]),
-                    proof.kind if kind == LIKE else kind,
-                )
-                proofs.append(proof)
+                shown = proof.kind if kind == LIKE else kind
+                proofs.append(replace(proof, file=names[kind], kind=shown))
         first = next(iter(names.values()))
         (draft / MODELFILE).write_text(modelfile(folder, first), "utf-8", newline="\n")
         deployed = Deployed(proofs, notes, commands(source, out, first))
