@@ -109,18 +109,18 @@ def read_gguf(path: WeightFile, find: Callable[[str], WeightFile] | None = None)
     metadata = first.metadata
     for number in range(count):
         name = f"{pattern['stem']}-{number + 1:05d}-of-{count:05d}.gguf"
-        part: WeightFile | None = None
+        other_file: WeightFile | None = None
         with suppress(FileNotFoundError):
-            part = find(name) if find is not None else None
-        if part is None or (isinstance(part, Path) and not part.is_file()):
-            raise CheckpointError(f"{part or name}: missing; the model is in {count} parts")
-        header = first if part == path else read_gguf_header(part)
+            other_file = find(name) if find is not None else None
+        if other_file is None or (isinstance(other_file, Path) and not other_file.is_file()):
+            raise CheckpointError(f"{other_file or name}: missing; the model is in {count} parts")
+        header = first if other_file == path else read_gguf_header(other_file)
         claim = header.metadata.get("split.no"), header.metadata.get("split.count")
         if claim != (number, count):
-            raise CheckpointError(f"{part}: its header says part {claim[0]} of {claim[1]}")
+            raise CheckpointError(f"{other_file}: its header says part {claim[0]} of {claim[1]}")
         if duplicates := tensors.keys() & header.tensors.keys():
             name = quoted(min(duplicates))
-            raise CheckpointError(f"{part}: tensor {name} is also in an earlier part")
+            raise CheckpointError(f"{other_file}: tensor {name} is also in an earlier part")
         tensors.update(header.tensors)
         metadata = header.metadata if number == 0 else metadata
     total = metadata.get("split.tensors.count")
@@ -146,11 +146,11 @@ def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict
     final norm or a head; with `any_architecture`, every architecture is accepted.
     """
     metadata = header.metadata
-    kind, name = metadata.get("general.type", "model"), metadata.get("general.architecture")
-    if kind == "adapter":
+    file_type, name = metadata.get("general.type", "model"), metadata.get("general.architecture")
+    if file_type == "adapter":
         raise CheckpointError("a LoRA adapter in GGUF; merge it with llama-export-lora first")
-    if kind != "model":
-        raise CheckpointError(f"general.type is {quoted(kind, 40)}, not a language model")
+    if file_type != "model":
+        raise CheckpointError(f"general.type is {quoted(file_type, 40)}, not a language model")
     ends = header.tensors.keys() & {"output_norm.weight", "output.weight"}
     decodes = "token_embd.weight" in header.tensors and ends
     if not isinstance(name, str) or not (any_architecture or decodes):

@@ -109,9 +109,9 @@ def _forget_kernels(config: PreTrainedConfig) -> None:
         if getattr(config, key, None) not in (None, *implementations):
             setattr(config, key, None)
     for key in config.sub_configs:
-        part = getattr(config, key, None)
-        if part is not None:
-            _forget_kernels(part)
+        sub_config = getattr(config, key, None)
+        if sub_config is not None:
+            _forget_kernels(sub_config)
 
 
 def load_generation_config(

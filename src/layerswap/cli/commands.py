@@ -144,28 +144,29 @@ def _flattened(function: Callable[..., None], shared: Mapping[str, Any]) -> Call
     options: dict[str, tuple[Any, Any]] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        kind = hints[name]
-        if isinstance(kind, type) and issubclass(kind, OptionGroup):
-            inner = kind.options()
-            groups[name] = (kind, list(inner))
+        annotation = hints[name]
+        if isinstance(annotation, type) and issubclass(annotation, OptionGroup):
+            inner = annotation.options()
+            groups[name] = (annotation, list(inner))
             options |= inner
         else:
-            options[name] = (kind, parameter.default)
-    options |= {name: (kind, False) for name, kind in shared.items()}
+            options[name] = (annotation, parameter.default)
+    options |= {name: (annotation, False) for name, annotation in shared.items()}
 
     @wraps(function)
     def run(**given: Any) -> None:
         output.choose(**{"as_json": False, **{name: given.pop(name) for name in shared}})
-        for name, (kind, inner) in groups.items():
-            given[name] = kind(**{option: given.pop(option) for option in inner})
+        for name, (annotation, inner) in groups.items():
+            given[name] = annotation(**{option: given.pop(option) for option in inner})
         function(**given)
 
     # Typer reads the options from the signature.
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-         for name, (kind, default) in options.items()]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                           annotation=annotation)
+         for name, (annotation, default) in options.items()]
     )  # fmt: skip
-    run.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    run.__annotations__ = {name: annotation for name, (annotation, _) in options.items()}
     return run
 
 

@@ -185,9 +185,9 @@ class MergekitMethod(Method):
         references: dict[KeyPath, str | None] = {("base_model",): self.base_model}
         for i, entry in enumerate(self.models or ()):
             references["models", i, "model"] = entry.model
-        for i, part in enumerate(self.slices or ()):
-            references["slices", i, "base_model"] = part.base_model
-            for j, source in enumerate(part.sources):
+        for i, stack_slice in enumerate(self.slices or ()):
+            references["slices", i, "base_model"] = stack_slice.base_model
+            for j, source in enumerate(stack_slice.sources):
                 references["slices", i, "sources", j, "model"] = source.model
         return {path: model for path, model in references.items() if model is not None}
 
@@ -300,13 +300,18 @@ def read_stack(method: MergekitMethod, layers: int = 0) -> list[StackSlice]:
             sources.append(StackSource(("base_model",), base, {}))
         return [StackSlice(("models",), range(layers), tuple(sources), base, (top,))]
     stack = []
-    for i, part in enumerate(method.slices or ()):
+    for i, stack_slice in enumerate(method.slices or ()):
         parts = tuple(
             StackSource(("slices", i, "sources", j), source.model, source.parameters)
-            for j, source in enumerate(part.sources)
+            for j, source in enumerate(stack_slice.sources)
         )
-        taken, base_model = range(*part.sources[0].layer_range), part.base_model or base
-        stack.append(StackSlice(("slices", i), taken, parts, base_model, (part.parameters, top)))
+        taken, base_model = (
+            range(*stack_slice.sources[0].layer_range),
+            stack_slice.base_model or base,
+        )
+        stack.append(
+            StackSlice(("slices", i), taken, parts, base_model, (stack_slice.parameters, top))
+        )
     return stack
 
 
@@ -341,8 +346,8 @@ def resolve(
     one place must agree. `layers` is the models' depth; `tensors` are a Llama's when None.
     """
     stack = read_stack(method, layers)
-    taken = tuple(layer for part in stack for layer in part.taken)
-    last = max(part.taken[-1] for part in stack)
+    taken = tuple(layer for stack_slice in stack for layer in stack_slice.taken)
+    last = max(stack_slice.taken[-1] for stack_slice in stack)
     if last >= layers:
         raise RecipeError(f"no layer {last}; the models have {layers} layers")
     chosen: dict[Place, tuple[str, Blend]] = {}
@@ -376,9 +381,11 @@ def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
 def _positions(stack: Iterable[StackSlice]) -> list[tuple[int, int, float]]:
     """Return each layer's slice, and its position in the slice as an index and in 0..1."""
     positions = []
-    for number, part in enumerate(stack):
-        steps = len(part.taken) - 1
-        positions += [(number, i, i / steps if steps else 1.0) for i in range(len(part.taken))]
+    for number, stack_slice in enumerate(stack):
+        steps = len(stack_slice.taken) - 1
+        positions += [
+            (number, i, i / steps if steps else 1.0) for i in range(len(stack_slice.taken))
+        ]
     return positions
 
 
@@ -399,36 +406,36 @@ def _blend_at(
     inner = tensor
     if place.layer is not None:
         number, step, t = positions[place.layer]
-        part = stack[number]
-        sources = part.sources
-        inner = renumbered(tensor, place.layer, part.taken[step])
+        stack_slice = stack[number]
+        sources = stack_slice.sources
+        inner = renumbered(tensor, place.layer, stack_slice.taken[step])
     elif place.role == "embedding":
-        part, t = stack[0], 0.0
-        sources = part.sources
+        stack_slice, t = stack[0], 0.0
+        sources = stack_slice.sources
     else:
-        part, t = stack[-1], 0.0
-        sources = part.sources[: len(stack[0].sources)]
-    if spelling.base in ("deltas", "first") and part.base not in [s.model for s in sources]:
+        stack_slice, t = stack[-1], 0.0
+        sources = stack_slice.sources[: len(stack[0].sources)]
+    if spelling.base in ("deltas", "first") and stack_slice.base not in [s.model for s in sources]:
         raise RecipeError(
             f"{tensor}: the first slice has fewer sources than the last, so mergekit ignores "
-            f"the base model {part.base!r} there; list it first"
+            f"the base model {stack_slice.base!r} there; list it first"
         )
     try:
-        models = {s.model: _model_values(spelling, part, s, inner, t) for s in sources}
-        base = part.base if part.base in models else None
-        shared = _shared(spelling, part, sources[0], (tensor, inner), t)
+        models = {s.model: _model_values(spelling, stack_slice, s, inner, t) for s in sources}
+        base = stack_slice.base if stack_slice.base in models else None
+        shared = _shared(spelling, stack_slice, sources[0], (tensor, inner), t)
         return spelling.read(TensorSettings(models, base, shared))
     except RecipeError as error:
         raise error.within(tensor) from None
 
 
 def _model_values(
-    spelling: Spelling, part: StackSlice, source: StackSource, tensor: str, t: float
+    spelling: Spelling, stack_slice: StackSlice, source: StackSource, tensor: str, t: float
 ) -> dict[str, float]:
     values = {}
     for parameter, declared in spelling.models.items():
-        value = part.value(parameter, tensor, t, source, discrete=False)
-        if value is None and part.needs(parameter, source, spelling):
+        value = stack_slice.value(parameter, tensor, t, source, discrete=False)
+        if value is None and stack_slice.needs(parameter, source, spelling):
             raise RecipeError(
                 f"no {parameter} for {source.model!r}: no filter matches, and there is no default"
             )
@@ -437,7 +444,11 @@ def _model_values(
 
 
 def _shared(
-    spelling: Spelling, part: StackSlice, source: StackSource, tensors: tuple[str, str], t: float
+    spelling: Spelling,
+    stack_slice: StackSlice,
+    source: StackSource,
+    tensors: tuple[str, str],
+    t: float,
 ) -> dict[str, Scalar]:
     """The values for all sources, by a tensor's names in the output and in the first source."""
     values: dict[str, Scalar] = {}
@@ -445,7 +456,7 @@ def _shared(
         default = declared.default if isinstance(declared, Parameter) else declared
         # Only `passthrough` has one source, which may set the scale itself.
         from_source = parameter == "scale"
-        value = part.value(
+        value = stack_slice.value(
             parameter,
             tensors[from_source],
             t,
@@ -488,10 +499,12 @@ def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
     for i, layers in enumerate(method.slices or ()):
         yield from _layer_mistakes(("slices", i), layers.sources)
     stack = read_stack(method)
-    for part in stack:
+    for stack_slice in stack:
         if spelling is not None:
-            yield from _source_mistakes(part, method.merge_method, spelling)
-    only_base = all(model == part.base for part in stack for model in part.models)
+            yield from _source_mistakes(stack_slice, method.merge_method, spelling)
+    only_base = all(
+        model == stack_slice.base for stack_slice in stack for model in stack_slice.models
+    )
     if spelling is not None and spelling.base == "deltas" and stack and only_base:
         yield (), "there is no model beside the base model"
 
@@ -501,9 +514,9 @@ def _all_settings(method: MergekitMethod) -> Iterator[tuple[KeyPath, Settings]]:
     yield (), method.parameters
     for i, entry in enumerate(method.models or ()):
         yield ("models", i), entry.parameters
-    for i, part in enumerate(method.slices or ()):
-        yield ("slices", i), part.parameters
-        for j, source in enumerate(part.sources):
+    for i, stack_slice in enumerate(method.slices or ()):
+        yield ("slices", i), stack_slice.parameters
+        for j, source in enumerate(stack_slice.sources):
             yield ("slices", i, "sources", j), source.parameters
 
 
@@ -534,36 +547,42 @@ def _layer_mistakes(path: KeyPath, sources: Sequence[SliceSource]) -> Iterator[M
         yield path, "the sources have different layers; layerswap takes the same layers of each"
 
 
-def _source_mistakes(part: StackSlice, name: str, spelling: Spelling) -> Iterator[Mistake]:
-    models = part.models
-    for i, source in enumerate(part.sources):
+def _source_mistakes(stack_slice: StackSlice, name: str, spelling: Spelling) -> Iterator[Mistake]:
+    models = stack_slice.models
+    for i, source in enumerate(stack_slice.sources):
         if source.model in models[:i]:
             yield source.path, f"{source.model!r} is given twice"
     low, high = spelling.sources
     optional = spelling.base == "optional"
-    counted = set(models) - ({part.base} if optional else set())
+    counted = set(models) - ({stack_slice.base} if optional else set())
     if not low <= len(counted) <= high:
         wanted = f"exactly {low}" if low == high else f"at least {low}"
         with_base = ", the base model included"
         if high == 1 or optional:
             with_base = " beside the base model" if optional else ""
         noun = "model" if low == 1 else "models"
-        yield part.path, f"{name} takes {wanted} {noun}{with_base}; found {len(counted)}"
+        yield stack_slice.path, f"{name} takes {wanted} {noun}{with_base}; found {len(counted)}"
     if spelling.base in ("deltas", "first"):
-        if part.base is None:
+        if stack_slice.base is None:
             why = "works on deltas and needs" if spelling.base == "deltas" else "starts from"
             yield (), f"{name} {why} a base model; give `base_model`"
-        elif part.base not in models:
-            yield part.path, f"{part.base!r} is the base model and must be among the sources"
+        elif stack_slice.base not in models:
+            yield (
+                stack_slice.path,
+                f"{stack_slice.base!r} is the base model and must be among the sources",
+            )
     for parameter in spelling.required:
-        if any(parameter in scope for scope in part.scopes):
+        if any(parameter in scope for scope in stack_slice.scopes):
             continue
         if parameter in spelling.shared:
             meant = "from 0 (the base model) to 1" if name == "slerp" else "the largest change"
             yield ("parameters", parameter), f"{name} needs {parameter}, {meant}"
             continue
-        for source in part.sources:
-            if part.needs(parameter, source, spelling) and parameter not in source.parameters:
+        for source in stack_slice.sources:
+            if (
+                stack_slice.needs(parameter, source, spelling)
+                and parameter not in source.parameters
+            ):
                 yield source.path, f"{name} needs a {parameter} for {source.model!r}"
 
 
@@ -647,7 +666,7 @@ def _base_of(method: MergekitMethod) -> str | None:
     """Return the recipe's base: the model of deltas, or a base model that is not merged."""
     if method.base_model is None:
         return None
-    merged = {model for part in read_stack(method) for model in part.models}
+    merged = {model for stack_slice in read_stack(method) for model in stack_slice.models}
     deltas = SPELLINGS[method.merge_method].base in ("deltas", "optional")
     return method.base_model if deltas or method.base_model not in merged else None
 

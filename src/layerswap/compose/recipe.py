@@ -187,8 +187,8 @@ class Recipe(Strict):
         flat = self.flat_experts()
         named = self.method.references.values()
         first = [name for name in named if name in self.experts]  # some methods name the base too
-        parts = [part for name in first for part in flat[name].experts]
-        with_source = [part for part in parts if part in self.experts]
+        members = [member for name in first for member in flat[name].experts]
+        with_source = [member for member in members if member in self.experts]
         return list(dict.fromkeys([*with_source, *sorted(self.experts)]))
 
     def flat_experts(self) -> dict[str, Blend]:
@@ -201,7 +201,7 @@ class Recipe(Strict):
                 if expert.merge is not None:
                     flat[name] = Blend.of(expert.merge.operation(flatten))
                 elif expert.soup is not None:
-                    parts = ((flatten(part), weight) for part, weight in expert.soup.items())
+                    parts = ((flatten(member), weight) for member, weight in expert.soup.items())
                     flat[name] = Blend.nested(summed(parts))
                 else:
                     flat[name] = Blend.of(name)
@@ -388,8 +388,8 @@ def _nesting_mistakes(experts: Mapping[str, Expert]) -> Iterator[Mistake]:
         return
     for name in order:
         inner = parts.get(name, [])
-        depth[name] = 1 + max((depth[part] for part in inner), default=0)
-        merges[name] = sum(merges[part] for part in inner)
+        depth[name] = 1 + max((depth[member] for member in inner), default=0)
+        merges[name] = sum(merges[member] for member in inner)
         merges[name] += name in experts and experts[name].merge is not None
         if depth[name] > DEPTH:
             why = f"is made of experts that are made of others, more than {DEPTH} levels deep"

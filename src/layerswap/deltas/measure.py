@@ -47,13 +47,13 @@ def read_chunks(
         handles = [stack.enter_context(open_file(info.file)) for info in infos]
         for start in range(0, count, step or 1):
             stop = min(start + step, count)
-            parts = []
+            chunks = []
             for handle, info, low, pair in zip(handles, infos, lows, factors, strict=True):
-                part = read_floats(handle, info, start, stop)
+                chunk = read_floats(handle, info, start, stop)
                 if low is not None and pair is not None:
-                    part = low.elements(pair, start, stop) + part
-                parts.append(part)
-            yield start, parts
+                    chunk = low.elements(pair, start, stop) + chunk
+                chunks.append(chunk)
+            yield start, chunks
 
 
 CHUNK_ELEMENTS = 1 << 17
@@ -363,8 +363,8 @@ def mean_absolute_delta(base: Checkpoint, parts: Soup, name: str) -> float:
         stop = min(start + SUMMED, info.elements)
         delta = -base.elements(name, start, stop).astype(np.float32)
         for expert, weight in parts:
-            part = expert.elements(name, start, stop).astype(np.float32, copy=False)
-            delta += part if weight == 1 else part * weight
+            values = expert.elements(name, start, stop).astype(np.float32, copy=False)
+            delta += values if weight == 1 else values * weight
         with np.errstate(all="ignore"):
             total += float(np.abs(delta, out=delta).sum(dtype=np.float64))
     if not math.isfinite(total):

@@ -132,9 +132,9 @@ def comparisons(
         if any(t.method.measure is not None and t.operation not in facts for t in merged):
             measured.append(Comparison(pair, whole))
             continue
-        part = share if sample_copies or not tensor.verbatim else 1
-        pieces = [*chunks(whole, PIECE_BYTES if part == 1 else BLOCK_BYTES)]
-        drawn = _drawn(pieces, part, f"{seed}/{tensor.name}")
+        sampled_share = share if sample_copies or not tensor.verbatim else 1
+        pieces = [*chunks(whole, PIECE_BYTES if sampled_share == 1 else BLOCK_BYTES)]
+        drawn = _drawn(pieces, sampled_share, f"{seed}/{tensor.name}")
         work += [Comparison(pair, piece) for piece in drawn]
     return work + _drawn(measured, share, f"{seed}")
 
@@ -146,19 +146,19 @@ def differences(
     wrong: dict[str, int] = {}
     non_finite: set[str] = set()
     lock = Lock()
-    files = {file for part in work for file in part.pair.expected.files}
+    files = {file for comparison in work for file in comparison.pair.expected.files}
     with ExitStack() as stack:
-        handles = open_all(stack, files | {part.pair.stored.file for part in work})
+        handles = open_all(stack, files | {comparison.pair.stored.file for comparison in work})
 
-        def run(part: Comparison) -> None:
-            name = part.pair.expected.name
-            position, finite = _compare(part, handles, facts)
+        def run(comparison: Comparison) -> None:
+            name = comparison.pair.expected.name
+            position, finite = _compare(comparison, handles, facts)
             with lock:
                 if position is not None:
                     wrong[name] = min(position, wrong.get(name, position))
                 if not finite:
                     non_finite.add(name)
-            progress(part.nbytes)
+            progress(comparison.nbytes)
 
         with ThreadPoolExecutor(threads) as pool:
             try:
@@ -169,17 +169,19 @@ def differences(
     return dict(sorted(wrong.items())), non_finite
 
 
-def _compare(part: Comparison, handles: Handles, facts: ModelFacts) -> tuple[int | None, bool]:
+def _compare(
+    comparison: Comparison, handles: Handles, facts: ModelFacts
+) -> tuple[int | None, bool]:
     """The position of the first wrong byte, and True if all copied values are finite."""
     import numpy as np
 
-    stored, expected = part.pair.stored, part.pair.expected
+    stored, expected = comparison.pair.stored, comparison.pair.expected
     evaluator = TermEvaluator(handles, facts, allow_non_finite=True)
     copies_floats = expected.verbatim and expected.dtype in FLOAT_DTYPES
     first, finite = None, True
     with ExitStack() as held:
-        hold_remote(held, part.piece, handles, Path(tempfile.gettempdir()))
-        for data, offset in piece_bytes(part.piece, evaluator):
+        hold_remote(held, comparison.piece, handles, Path(tempfile.gettempdir()))
+        for data, offset in piece_bytes(comparison.piece, evaluator):
             actual = bytearray(len(data))
             read_into(handles[stored.file], stored.offset + offset, memoryview(actual), stored.file)
             # A bytearray compares by memcmp; two memoryviews would compare item by item.
@@ -246,9 +248,9 @@ class Origins:
 
     def __str__(self) -> str:
         lines = self._lines()
-        part = "whole" if self.share == 1 else f"{self.share:.0%} of each compared"
+        extent = "whole" if self.share == 1 else f"{self.share:.0%} of each compared"
         same = len(self.planned) - len(self.different)
-        lines.append(f"{self.model}: {same} of {len(self.planned)} tensors as planned ({part})")
+        lines.append(f"{self.model}: {same} of {len(self.planned)} tensors as planned ({extent})")
         return "\n".join(map(visible, [*self.problems, *lines]))
 
     def _lines(self) -> list[str]:
@@ -331,7 +333,9 @@ def verify_against(
 
     def unequal(candidates: Sequence[TensorPair], what: str) -> set[str]:
         work = comparisons(candidates, share=share, seed=seed, facts=facts, sample_copies=True)
-        with bars(f"comparing with {what}", sum(part.nbytes for part in work), "bytes") as advance:
+        with bars(
+            f"comparing with {what}", sum(comparison.nbytes for comparison in work), "bytes"
+        ) as advance:
             wrong, _ = differences(work, facts=facts, threads=workers, progress=advance)
         return {*wrong}
 

@@ -212,8 +212,10 @@ class Plan:
     @property
     def needs_whole(self) -> bool:
         """True if a method reads whole models several times, so that they must be on the disk."""
-        merged = (part for tensor in self.tensors for part in merged_tensors(tensor.inputs))
-        return any(part.of_model for part in merged)
+        merged = (
+            tensor_part for tensor in self.tensors for tensor_part in merged_tensors(tensor.inputs)
+        )
+        return any(tensor_part.of_model for tensor_part in merged)
 
     @cached_property
     def fetched_bytes(self) -> dict[str, int]:

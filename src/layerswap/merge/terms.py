@@ -203,8 +203,8 @@ class TermEvaluator:
         import numpy as np
 
         with np.errstate(all="ignore"):  # the result is checked for NaN and infinity
-            parts = [self.term(term, start, stop) for term, _ in terms]
-            return blend(parts, [weight for _, weight in terms])
+            values = [self.term(term, start, stop) for term, _ in terms]
+            return blend(values, [weight for _, weight in terms])
 
     def term(self, term: Term, start: int, stop: int) -> Floats:
         """Compute elements [start, stop) of a prepared term, in fresh memory."""
@@ -300,11 +300,13 @@ class TermEvaluator:
             delta = low.elements(self._factors[low], start, stop)
             delta += self._elements(source.stored, start, stop)
             return delta
-        parts = [self._elements(*piece) for piece in _row_pieces(source, start, stop)]
-        if not parts:
+        pieces = [self._elements(*piece) for piece in _row_pieces(source, start, stop)]
+        if not pieces:
             return np.empty(0, np.float32)
-        single = any(part.dtype == np.float32 for part in parts)
-        return np.concatenate([part.astype(np.float32) for part in parts] if single else parts)
+        single = any(piece_values.dtype == np.float32 for piece_values in pieces)
+        return np.concatenate(
+            [piece_values.astype(np.float32) for piece_values in pieces] if single else pieces
+        )
 
 
 def _row_pieces(gathered: Gathered, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:
@@ -326,13 +328,13 @@ def blend(parts: Sequence[Floats], weights: Sequence[float]) -> Floats:
     """
     import numpy as np
 
-    if any(part.dtype == np.float64 for part in parts):
-        parts = [part.astype(np.float64, copy=False) for part in parts]
-    for part, weight in zip(parts, weights, strict=True):
+    if any(values.dtype == np.float64 for values in parts):
+        parts = [values.astype(np.float64, copy=False) for values in parts]
+    for values, weight in zip(parts, weights, strict=True):
         if weight != 1:
-            np.multiply(part, weight, out=part)
-    for part in parts[1:]:
-        np.add(parts[0], part, out=parts[0])
+            np.multiply(values, weight, out=values)
+    for values in parts[1:]:
+        np.add(parts[0], values, out=parts[0])
     return parts[0]
 
 

@@ -55,7 +55,7 @@ def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
         return None
     record = read_json_object(path)
     try:
-        named = {Place(layer, role) for part in record["places"] for layer, role in part}
+        named = {Place(layer, role) for trained in record["places"] for layer, role in trained}
         contaminated = {
             str(name): int(count)
             for data in record["data"]
@@ -164,14 +164,14 @@ def _lost(
             shares[place] = sum(weight for member, weight in weights if member in alike)
     out = [place for place, share in shares.items() if not share]
     diluted = {place: share for place, share in shares.items() if 0 < share < 1 - 1e-9}
-    parts = []
+    losses = []
     if out:
-        parts.append(f"leaves out {places_in_words(out, stored)}")
+        losses.append(f"leaves out {places_in_words(out, stored)}")
     if diluted:
         least = min(diluted.values())
-        parts.append(f"dilutes {places_in_words(diluted, stored)} to {least:.0%}")
+        losses.append(f"dilutes {places_in_words(diluted, stored)} to {least:.0%}")
     where = f"{name} was trained at {places_in_words(trained, stored)}"
-    return [f"{where}; this composition {' and '.join(parts)}"] if parts else []
+    return [f"{where}; this composition {' and '.join(losses)}"] if losses else []
 
 
 def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | None:

@@ -212,8 +212,8 @@ class Counted:
 
         share = self.compared / max(1, self.nbytes)
         # Never "100%" if some bytes were not compared.
-        part = "all" if share == 1 else f"{min(max(share, 0.001), 0.999):.1%}" if share else "0%"
-        return f"{self.tensors} {kind} tensors ({decimal(self.nbytes)}), {part} {how}"
+        extent = "all" if share == 1 else f"{min(max(share, 0.001), 0.999):.1%}" if share else "0%"
+        return f"{self.tensors} {kind} tensors ({decimal(self.nbytes)}), {extent} {how}"
 
 
 @dataclass
@@ -342,10 +342,12 @@ def verify(
     for verbatim, counted in ((True, report.verbatim), (False, report.computed)):
         sizes = [p.expected.nbytes for p in pairs if p.expected.verbatim is verbatim]
         counted.tensors, counted.nbytes = len(sizes), sum(sizes)
-        parts = (part for part in work if part.pair.expected.verbatim is verbatim)
-        counted.compared = sum(part.nbytes for part in parts)
+        compared = (
+            comparison for comparison in work if comparison.pair.expected.verbatim is verbatim
+        )
+        counted.compared = sum(comparison.nbytes for comparison in compared)
     bars = progress or no_bars
-    with bars("verifying", sum(part.nbytes for part in work), "bytes") as advance:
+    with bars("verifying", sum(comparison.nbytes for comparison in work), "bytes") as advance:
         wrong, non_finite = differences(work, facts=facts, threads=workers, progress=advance)
     if non_finite:
         report.notes.append(f"NaN or infinity in {some_tensors(non_finite)}, as in the source")

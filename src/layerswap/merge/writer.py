@@ -419,7 +419,9 @@ class Rounding:
         error -= delta
         changed = int(np.count_nonzero(delta))
         lost = int(np.count_nonzero((delta != 0) & (rounded == before)))
-        norm, wrong = (float(np.square(part, dtype=np.float64).sum()) for part in (delta, error))
+        norm, wrong = (
+            float(np.square(difference, dtype=np.float64).sum()) for difference in (delta, error)
+        )
         self._chunks.append((changed, lost, norm, wrong))
 
     def summary(self) -> dict[str, Any] | None:

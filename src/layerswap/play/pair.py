@@ -110,7 +110,7 @@ class Pair:
         if key == GIVEN:
             return given
         shared = {name: value for name, value in given.items() if name not in METHODS}
-        names = {kind: name for kind, name in self.experts.items() if kind != name}
+        names = {role: name for role, name in self.experts.items() if role != name}
         if (swap := read_swap(key)) is not None:
             sizes = {size: count for size, count in vars(swap[0]).items()
                      if count or size in ("bottom", "top")}  # fmt: skip
@@ -163,7 +163,7 @@ class Pair:
     @property
     def labels(self) -> dict[str, str]:
         """Display names of the experts, the pair first."""
-        labels = {name: f"{kind} expert" for kind, name in self.experts.items()}
+        labels = {name: f"{role} expert" for role, name in self.experts.items()}
         return labels | {name: visible(name) for name in self.plan.experts if name not in labels}
 
     @property

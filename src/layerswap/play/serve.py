@@ -59,13 +59,13 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
 
     def work(
         name: str,
-        kind: type[PageRequest],
+        request_type: type[PageRequest],
         events: Callable[[Any], Events],
         *,
         background: bool = False,
     ) -> Route:
         async def submit(request: Request) -> Response:
-            body = await _read(request, kind, desk)
+            body = await _read(request, request_type, desk)
             if player.state == "failed":
                 raise HTTPException(409, player.fault)
             number = desk.submit(body.page, events(body), background=background)
@@ -115,7 +115,7 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     )  # fmt: skip
 
 
-async def _read(request: Request, kind: type[PageRequest], desk: Desk) -> Any:
+async def _read(request: Request, request_type: type[PageRequest], desk: Desk) -> Any:
     """Read and check the body of an open page's request, up to a size limit."""
     from starlette.exceptions import HTTPException
 
@@ -128,7 +128,7 @@ async def _read(request: Request, kind: type[PageRequest], desk: Desk) -> Any:
         data = json.loads(content)
     except (ValueError, RecursionError):
         raise RecipeError("the request is not JSON") from None
-    body = validate(kind, data, where="request", expected="a request is an object")
+    body = validate(request_type, data, where="request", expected="a request is an object")
     if body.page not in desk.pages:
         raise HTTPException(409, "this page's stream has ended; reload it")
     return body
