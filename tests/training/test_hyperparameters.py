@@ -107,6 +107,8 @@ def test_deepspeed_refuses_turns(monkeypatch):
 def test_under_deepspeed_weights_stay_float32(monkeypatch):
     import torch
 
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     spec = check_expert({"base": "b", "data": "d"})

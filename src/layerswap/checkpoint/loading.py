@@ -38,7 +38,15 @@ def pick_device(device: str | None) -> str:
         return device
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+
+
+def in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert to float64; on the CPU if the tensor's device has no float64 (mps)."""
+    try:
+        return tensor.double()
+    except TypeError:
+        return tensor.cpu().double()
 
 
 def open_device(device: str | torch.device) -> torch.device:

@@ -69,7 +69,8 @@ Include = Annotated[
     typer.Option(help="Folder with YAML files of more lm-eval tasks. Repeatable."),
 ]
 Device = Annotated[
-    str | None, _models(show_default="a GPU if any", help="Device of the models: cpu, cuda or mps.")
+    str | None,
+    _models(show_default="a GPU if any", help="Device of the models: cpu, cuda, mps or xpu."),
 ]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run programs that a model writes, in a sandbox.")

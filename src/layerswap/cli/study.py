@@ -47,7 +47,11 @@ def run(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="cpu|cuda", show_default="the study's", help="Device to evaluate on."),
+        typer.Option(
+            metavar="DEVICE",
+            show_default="the study's",
+            help="Device to evaluate on: cpu, cuda, mps or xpu.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and their estimated cost, and exit.")

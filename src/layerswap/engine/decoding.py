@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from layerswap.checkpoint.loading import in_float64
 from layerswap.ground.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
@@ -103,15 +104,15 @@ def draw_tokens(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Draw one token per row, int64 `[rows]`, by the inverse of the distribution function.
 
     `logits` is float32 `[rows, vocabulary]`, minus infinity for excluded tokens. `draws` is float64
-    `[rows]`, uniform in [0, 1).
+    `[rows]` on the CPU, uniform in [0, 1).
     """
     import torch
 
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    cumulative = in_float64(logits).softmax(dim=-1).cumsum(dim=-1)
     # Scaled by the real sum, so that a draw close to 1 still finds a token.
-    thresholds = (draws * cumulative[:, -1])[:, None]
+    thresholds = (draws.to(cumulative.device) * cumulative[:, -1])[:, None]
     tokens = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
-    return tokens.clamp_max(logits.shape[1] - 1)
+    return tokens.clamp_max(logits.shape[1] - 1).to(logits.device)
 
 
 class Generation(NamedTuple):

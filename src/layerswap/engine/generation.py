@@ -235,7 +235,7 @@ class JointBatch:
                 tokens.append(logits.argmax(dim=-1))
             else:
                 draws = torch.from_numpy(self._draws[self._lanes.prompt[part], step])
-                tokens.append(draw_tokens(logits, draws.to(logits.device)))
+                tokens.append(draw_tokens(logits, draws))
         return torch.cat(tokens).cpu().numpy()
 
     def _processed(self, logits: torch.Tensor, rows: Ints) -> torch.Tensor:
@@ -335,8 +335,7 @@ def _write(
 
         def leave_drawn(texts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             """Mask all tokens but the drawn one, so that greedy decoding selects it."""
-            draw = draws[:, texts.shape[1] - width].to(scores.device)
-            token = draw_tokens(scores.float(), draw)[:, None]
+            token = draw_tokens(scores.float(), draws[:, texts.shape[1] - width])[:, None]
             return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
 
         processors.append(leave_drawn)

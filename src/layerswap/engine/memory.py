@@ -96,8 +96,12 @@ def free_bytes(device: torch.device) -> int:
     """Return the memory that is free on a device, in bytes."""
     import torch
 
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    module = getattr(torch, device.type, None)
+    if hasattr(module, "mem_get_info"):  # not of devices that share the main memory
+        return int(module.mem_get_info(device)[0])
+    if hasattr(module, "recommended_max_memory"):  # mps may take only a share
+        share = module.recommended_max_memory() - module.driver_allocated_memory()
+        return max(0, min(share, system.free_memory()))
     return system.free_memory()
 
 

@@ -22,7 +22,7 @@ from layerswap.engine.split import Call, Entry, SplitModel
 if TYPE_CHECKING:
     import torch
 
-PASS_TOKENS = {"cpu": 128, "cuda": 2048}
+PASS_TOKENS = {"cpu": 128, "other": 2048}
 """Tokens that take as long to read as one more pass through the layers, by type of device."""
 DEEPEST = 64
 """Levels of prefixes within prefixes that grouping considers."""
@@ -43,7 +43,7 @@ def group_by_prefix(
     The prefix of a row ends before its limit (see `rows.first_scored`). The group of the longest
     row comes first; the prefix of a group is 0 where nothing is saved. `size` is that of a batch.
     """
-    one_pass = PASS_TOKENS.get(device, PASS_TOKENS["cuda"])
+    one_pass = PASS_TOKENS.get(device, PASS_TOKENS["other"])
 
     def cost(group: PrefixGroup) -> int:
         widths = sorted((len(row.tokens) - group.prefix for row in group.rows), reverse=True)

@@ -22,6 +22,7 @@ from layerswap.checkpoint import (
     sha256_of,
 )
 from layerswap.checkpoint.loading import (
+    in_float64,
     load_causal_lm,
     load_tokenizer,
     open_device,
@@ -189,7 +190,7 @@ def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str
         number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
         generator = torch.Generator().manual_seed(number)
         uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
-        chosen = draw_tokens(logits.detach(), uniform.to(logits.device))
+        chosen = draw_tokens(logits.detach(), uniform)
     return torch.log_softmax(logits, -1).gather(-1, chosen[:, None]).sum()
 
 
@@ -225,7 +226,7 @@ def _write(
 
 
 def _norm(fisher: dict[str, torch.Tensor]) -> float:
-    squares = [float(total.double().square().sum()) for total in fisher.values()]
+    squares = [float(in_float64(total).square().sum()) for total in fisher.values()]
     norm = math.sqrt(math.fsum(squares))
     if not math.isfinite(norm):
         raise MergeError("a gradient is not finite, so there is no Fisher")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.checkpoint.loading import in_float64, load_tokenizer
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Override
 from layerswap.engine.rows import batches
@@ -174,7 +174,7 @@ def _add_alone(
 
 def _squares(outputs: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
     """Return the squared norms of the departure and of the change, in float64."""
-    base, task, language, both = (output.double() for output in outputs)
+    base, task, language, both = map(in_float64, outputs)
     change = both - base
     departure = change - (task - base) - (language - base)
     return np.array([float(departure.square().sum()), float(change.square().sum())])

@@ -11,7 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from layerswap.checkpoint.loading import load_causal_lm, open_device, without_progress_bars
+from layerswap.checkpoint.loading import (
+    load_causal_lm,
+    open_device,
+    pick_device,
+    without_progress_bars,
+)
+from layerswap.engine.memory import free_bytes
 from layerswap.ground.errors import StudyError
 
 STEPS = 3
@@ -29,21 +35,14 @@ class Measured:
 
 def choose_device(given: str | None) -> str:
     """The device of a study: the given one, if it works, else a GPU if there is one."""
-    import torch
-
     if given is not None:
         open_device(given)
-    return given or ("cuda" if torch.cuda.is_available() else "cpu")
+    return pick_device(given)
 
 
 def memory_gb(device: str) -> float:
     """Memory that is free on the device, GB."""
-    import psutil  # type: ignore[import-untyped]
-    import torch
-
-    if device.startswith("cuda"):
-        return float(torch.cuda.mem_get_info(device)[0]) / 1e9
-    return float(psutil.virtual_memory().available) / 1e9
+    return free_bytes(open_device(device)) / 1e9
 
 
 def check_disk(folder: Path, needed_gb: float) -> None:
@@ -76,8 +75,8 @@ def measure(expert: dict[str, Any], rows: Sequence[tuple[str, str]], device: str
             self.marks: list[tuple[float, int]] = []
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
             self.marks.append((time.perf_counter(), trainer.tokens))
 
     repeated = [rows[i % len(rows)] for i in range(STEPS * ROWS)]
@@ -104,7 +103,7 @@ def measure(expert: dict[str, Any], rows: Sequence[tuple[str, str]], device: str
         with torch.inference_mode():
             started = time.perf_counter()
             trainer.model.eval()(ids, logits_to_keep=1)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
             seconds = time.perf_counter() - started
     return Measured((after - before) / max(last - first, 1e-6), ids.numel() / max(seconds, 1e-6))

@@ -117,10 +117,11 @@ def _check(name: str, value: Any, fields: Mapping[str, dataclasses.Field[Any]]) 
 
 def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
     import torch
+    from transformers.utils import is_torch_bf16_gpu_available
     from trl import SFTConfig
 
-    device = torch.cuda.is_available()
-    bf16 = torch.cuda.is_bf16_supported() if device else autocast_pays(parameters)
+    device = torch.accelerator.current_accelerator(check_available=True)
+    bf16 = is_torch_bf16_gpu_available() if device else autocast_pays(parameters)
     checkpointing = "activation_checkpointing"  # older versions of TRL have the other name
     if checkpointing not in SFTConfig.__dataclass_fields__:
         checkpointing = "gradient_checkpointing"
@@ -131,15 +132,15 @@ def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
         "disable_tqdm": True,
         "save_strategy": "no",
         "eval_strategy": "no",
-        "use_cpu": not device,
+        "use_cpu": device is None,
         # Autocast keeps weights and steps in float32; DeepSpeed's mode of that name would not.
         "bf16": bf16 and not launched_with("deepspeed"),
-        checkpointing: device,
-        "dataloader_pin_memory": device,
+        checkpointing: device is not None,
+        "dataloader_pin_memory": device is not None and device.type in ("cuda", "xpu"),
         "seed": spec.seed,
         "data_seed": spec.seed,
     }
-    if device and launched_with("deepspeed"):
+    if device is not None and device.type == "cuda" and launched_with("deepspeed"):
         values["tf32"] = True
     if rows == "text":
         values |= {"packing": True, "packing_strategy": "bfd_split"}

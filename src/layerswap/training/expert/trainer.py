@@ -198,7 +198,7 @@ def _load_model(job: TrainingJob) -> PreTrainedModel:
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+            bnb_4bit_compute_dtype=torch.float32 if job.config.use_cpu else torch.bfloat16,
         )
     model = load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source, **options)
     for name, parameter in model.named_parameters():
