@@ -194,20 +194,23 @@ def weights_in(folder):
 
 @pytest.mark.parametrize("regime", REGIMES)
 def test_one_step_of_training(regime, tmp_path, rows, monkeypatch):
-    """The trainer takes the device from accelerate, which does not know this one."""
+    """transformers and accelerate list the devices that they know, without this one."""
     from accelerate import PartialState
     from accelerate.state import AcceleratorState
+    from transformers import TrainingArguments
 
     from layerswap.lab.assets import shipped
 
     sets = {name: data_files(rows, name) for name in ("task", "language")}
-    turns = regime == "simultaneous"
+    turns, set_up = regime == "simultaneous", TrainingArguments.device.fget
     spec = {**REGIMES[regime], **({"simultaneous": sets} if turns else {"data": sets["task"]})}
     found = {}
     for device in ("cpu", DEVICE):
         AcceleratorState._reset_state(reset_partial_state=True)
         place = property(lambda self, device=device: torch.device(device))
         monkeypatch.setattr(PartialState, "default_device", place)
+        chosen = property(lambda self, device=device: set_up(self) and torch.device(device))
+        monkeypatch.setattr(TrainingArguments, "device", chosen)
         steps = {"max_steps": 1, "per_device_train_batch_size": 2, "learning_rate": 1e-3,
                  "use_cpu": device == "cpu"}  # fmt: skip
         out = train_expert(tmp_path, shipped().base, name=device, hyperparameters=steps, **spec)

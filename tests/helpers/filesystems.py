@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import struct
@@ -54,6 +53,8 @@ def used_bytes(folder: Path) -> int:
 
 def shared_extents(file: Path) -> int:
     """Bytes of a file in extents that other files share (FIEMAP)."""
+    import fcntl
+
     with file.open("rb") as handle:
         request = bytearray(ANSWER.size + MOST * EXTENT.size)
         ANSWER.pack_into(request, 0, 0, 2**64 - 1, SYNC, 0, MOST, 0)

@@ -1,0 +1,76 @@
+"""Simulations of macOS and Windows: the same bytes as on Linux; see tests/helpers/simulations.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plain_checkpoints import write_adapter, write_family
+from simulations import SYSTEMS, simulated
+
+import layerswap as ls
+
+HERE = Path(__file__).parent
+ROOMS = ("checkpoint", "compose", "methods", "merge", "deltas", "cli", "ground")
+
+
+def files_in(folder):
+    """Bytes of every file; the card and the record name folders, which the caller keeps alike."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*") if path.is_file()
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    root = tmp_path_factory.mktemp("family")
+    folders = write_family(root)
+    for number, name in enumerate(("one", "two")):
+        write_adapter(root / name, folders["base"], number, 3)
+    return {**folders, "one": root / "one", "two": root / "two"}
+
+
+def outputs(family, out):
+    """Copies, blends, a method, adapters and a map of changes, each written twice."""
+    pair = {"task": family["task"], "language": family["language"], "base": family["base"]}
+    plans = {
+        "swap": ls.swap(**pair, bottom=1, top=1),
+        "ties": ls.plan({"base": str(family["base"]), "merge": {"method": "ties"}, "experts": {
+            name: str(family[name]) for name in ("task", "language")}}),
+        "adapter": ls.swap(task=family["one"], language=family["two"], base=family["base"]),
+    }  # fmt: skip
+    for name, plan in plans.items():
+        plan.save(out / name)
+        plan.save(out / name, overwrite=True)
+        assert not ls.verify(out / name).findings
+    ls.delta(family["base"], family["task"]).save(out / "map")
+    return {name: files_in(out / name) for name in (*plans, "map")}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_bytes_are_those_of_linux(name, family, tmp_path):
+    expected = outputs(family, tmp_path / "linux")
+    with simulated(name):
+        found = outputs(family, tmp_path / name)
+    assert found == expected
+    assert not [path for path in (tmp_path / name).iterdir() if "." in path.name]
+    for text in ("README.md", "layerswap.json", "config.json"):
+        assert b"\r" not in found["swap"][text]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_whole_room(name, room):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "simulations"]
+    path = os.pathsep.join([str(HERE / "helpers"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, "-p", "no:xdist", "-m", "not slow", str(HERE / room)], cwd=HERE.parent,
+        env={**os.environ, "LAYERSWAP_SIMULATED": name, "PYTHONPATH": path}, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
