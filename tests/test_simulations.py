@@ -1,4 +1,4 @@
-"""Simulations of macOS and Windows: the same bytes as on Linux; see tests/helpers/simulations.py."""
+"""Simulations of macOS and Windows give the bytes of Linux; see tests/helpers/simulations.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from plain_checkpoints import write_adapter, write_family
 from simulations import SYSTEMS, simulated
 
 import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.merge import make_plan
 
 HERE = Path(__file__).parent
 ROOMS = ("checkpoint", "compose", "methods", "merge", "deltas", "cli", "ground")
@@ -37,10 +39,15 @@ def family(tmp_path_factory):
 def outputs(family, out):
     """Copies, blends, a method, adapters and a map of changes, each written twice."""
     pair = {"task": family["task"], "language": family["language"], "base": family["base"]}
+    experts = {name: str(family[name]) for name in ("task", "language")}
+    ties = {
+        "experts": experts,
+        "base": str(family["base"]),
+        "merge": {"method": "ties", "experts": [*experts]},
+    }
     plans = {
         "swap": ls.swap(**pair, bottom=1, top=1),
-        "ties": ls.plan({"base": str(family["base"]), "merge": {"method": "ties"}, "experts": {
-            name: str(family[name]) for name in ("task", "language")}}),
+        "ties": make_plan(check_recipe(ties, where="ties")),
         "adapter": ls.swap(task=family["one"], language=family["two"], base=family["base"]),
     }  # fmt: skip
     for name, plan in plans.items():

@@ -175,7 +175,12 @@ def _refusing_files_in_use(call: Callable[..., None]) -> Callable[..., None]:
     def refuse(path: Any, *rest: Any, **options: Any) -> None:
         # Temporary files without a name have one there, and are opened so that they can be removed.
         caller = sys._getframe(1).f_code.co_filename
-        if _is_ours() and "dir_fd" not in options and not caller.endswith("tempfile.py"):
+        if (
+            _is_ours()
+            and "dir_fd" not in options
+            and not caller.endswith("tempfile.py")
+            and "filelock" not in caller
+        ):
             for one in (path, *rest[:1]):
                 if isinstance(one, str | os.PathLike) and (user := _user_of(os.fspath(one))):
                     raise PermissionError(
@@ -231,6 +236,8 @@ OF_LINUX = {
         "misread[a*b]", "misread[a?]", "all_is_flushed_before", "the_old_output_goes_only",
         "the_order_without",
     ),
+    "cli/test_output.py": ("no_path_forges_a_line",),
+    "merge/test_merge_refusals.py": ("vanished",),
     "checkpoint/test_read.py": ("short_reads_are_completed",),
     "merge/test_merge_bytes.py": ("in_the_kernel", "short_writes"),
     "merge/test_shared_blocks.py": ("",),
