@@ -16,7 +16,7 @@ from plain_checkpoints import write_family
 
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
-    "ground", "versions", "checkpoint", "methods", "compose", "deltas", "merge",
+    "ground", "versions", "reading", "checkpoint", "methods", "compose", "deltas", "merge",
     "engine", "evaluation", "search", "training", "report", "deploy", "study",
     "play", "lab", "new", "cli",
 )  # fmt: skip

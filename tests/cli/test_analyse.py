@@ -200,12 +200,15 @@ def test_fisher_from_data_to_a_merge(layerswap, fisher, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"text": ' + "[" * 5000 + "]" * 5000 + "}", "not valid JSON (maximum recursion depth"),
-        ('{"text": "\\ud800"}', "holds half of a surrogate pair"),
-        ('{"prompt": "a", "completion": "b \\udfff"}', "holds half of a surrogate pair"),
-        ('{"text": "a', "not valid JSON (Unterminated string"),
-        ('{"text": ["a"]}', "needs a `text`, or a `prompt` and a `completion`"),
-        ("1" * 5000, "not valid JSON (Exceeds the limit"),
+        (
+            '{"text": ' + "[" * 5000 + "]" * 5000 + "}",
+            ", line 2: is not JSON (maximum",
+        ),
+        ('{"text": "\\ud800"}', ", line 2: has a lone surrogate"),
+        ('{"prompt": "a", "completion": "b \\udfff"}', ", line 2: has a lone surrogate"),
+        ('{"text": "a', ", line 2: is not JSON (Unterminated string"),
+        ('{"text": ["a"]}', ", row 2: needs a `text`, or a `prompt` and a `completion`"),
+        ("1" * 5000, ", line 2: is not JSON (Exceeds the limit"),
     ],
     ids=lambda text: text[:24],
 )
@@ -214,7 +217,7 @@ def test_odd_examples_are_one_line(fisher, tmp_path, line, said):
     data.write_text('{"text": "a b"}\n' + line + "\n")
     result = fisher(data)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"error: {data}, line 2: {said}")
+    assert result.err.startswith(f"error: {data}{said}")
     assert result.err.count("\n") == 1
     assert not (tmp_path / "fisher").exists()
 

@@ -185,12 +185,12 @@ NEEDS = "needs a `text`, or a `prompt` and a `completion`"
     ("name", "content", "message"),
     [
         ("a.txt", None, "{}: cannot be read (No such file or directory)"),
-        ("a.txt", b"\xff", "{}: cannot be read (not UTF-8 text)"),
+        ("a.txt", b"\xff", "{}, line 1: is not UTF-8 text but another encoding"),
         ("a.txt", b" \n\n", "{}: holds no example"),
-        ("a.jsonl", b'\n{"prompt": "p"}', "{}, line 2: " + NEEDS),
-        ("a.jsonl", b"[1]", "{}, line 1: " + NEEDS),
-        ("a.jsonl", b'{"text": 1}', "{}, line 1: " + NEEDS),
-        ("a.jsonl", b"{", "{}, line 1: not valid JSON ("),
+        ("a.jsonl", b'\n{"prompt": "p"}', "{}, row 1: " + NEEDS),
+        ("a.jsonl", b"[1]", "{}: 1 is not a JSON object"),
+        ("a.jsonl", b'{"text": 1}', "{}, row 1: " + NEEDS),
+        ("a.jsonl", b"{", "{}, line 1: is not JSON ("),
     ],
 )  # fmt: skip
 def test_unreadable_data_is_one_line(tmp_path, expert, name, content, message):

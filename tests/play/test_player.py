@@ -84,7 +84,7 @@ def test_prompts_of_a_file(tmp_path):
     with pytest.raises(EvaluationError, match="needs two documents"):
         Answered.split("p.jsonl", found[:1])
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "c"}\n')
-    with pytest.raises(RecipeError, match="line 2: needs a `text`, or a `prompt`"):
+    with pytest.raises(RecipeError, match="row 2: needs a `text`, or a `prompt`"):
         read_prompts(tmp_path / "p.jsonl")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from layerswap.ground.errors import EvaluationError, RecipeError
-from layerswap.ground.yaml_file import read_text
+from layerswap.reading.files import FORMATS, format_of, lines_of, rows_of, unpacked
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,15 @@ def as_tokens(texts: Sequence[Tokenized]) -> list[Tokens]:
 def read_examples(path: Path) -> list[Example]:
     """Read the examples in a file, one per line; empty lines are skipped.
 
-    `.jsonl` holds objects with `text`, or with `prompt` and `completion` (or `answer`). Any other
-    file holds plain text.
+    JSON and tables have `text`, or `prompt` and `completion` (or `answer`). Any other file holds
+    plain text.
     """
-    lines = [line for line in enumerate(read_text(path).split("\n"), start=1) if line[1].strip()]
-    if not lines:
+    if unpacked(path).suffix.lower() in FORMATS and format_of(str(path)) != "text":
+        return [_example(row, f"{path}, row {n}") for n, row in enumerate(rows_of(path), start=1)]
+    examples = [Example("", line.strip()) for line in lines_of(path) if line.strip()]
+    if not examples:
         raise RecipeError(f"{path}: holds no example")
-    if path.suffix != ".jsonl":
-        return [Example("", line.strip()) for _, line in lines]
-    return [_example(line, f"{path}, line {number}") for number, line in lines]
+    return examples
 
 
 def tokenize(example: Example, tokenizer: Any, max_length: int) -> Tokens:
@@ -75,17 +74,9 @@ def tokenize(example: Example, tokenizer: Any, max_length: int) -> Tokens:
     return Tokens(ids, range(max(1, len(prompt)), len(ids)))
 
 
-def _example(line: str, where: str) -> Example:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{where}: not valid JSON ({error})") from None
-    after = "answer" if isinstance(row, dict) and "completion" not in row else "completion"
-    keys = ("text",) if isinstance(row, dict) and "text" in row else ("prompt", after)
-    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in keys):
+def _example(row: Mapping[str, Any], where: str) -> Example:
+    after = "completion" if "completion" in row else "answer"
+    keys = ("text",) if "text" in row else ("prompt", after)
+    if not all(isinstance(row.get(key), str) for key in keys):
         raise RecipeError(f"{where}: needs a `text`, or a `prompt` and a `completion`")
-    try:
-        "".join(row[key] for key in keys).encode()
-    except UnicodeEncodeError:
-        raise RecipeError(f"{where}: holds half of a surrogate pair") from None
     return Example("" if keys == ("text",) else row["prompt"], row[keys[-1]])

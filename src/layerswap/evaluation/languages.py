@@ -17,6 +17,22 @@ from layerswap.ground.errors import EvaluationError
 from layerswap.versions import install
 
 
+MAIN_MEMBERS = {
+    member: pair.partition(":")[0]
+    for pair in (
+        "ak:twi,tw,fat ar:arb ay:ayr az:azj bal:bcc bua:bxr chm:mhr cr:cwd din:dik doi:dgo et:ekk "
+        "fa:pes ff:fuv,fuc fil:tl gn:gug gon:gno hmn:hea ik:esk iu:ike kg:kng kok:knn,gom kpe:xpe kr:knc "
+        "ku:kmr kv:kpv lah:pnb lv:lvs man:emk mg:plt mn:khk ms:zsm ne:npi no:nb,nob oj:ojg om:gaz "
+        "or:ory ps:pbt,pbu qu:quy,quz raj:mup rom:rmy sc:src sq:als sw:swh uz:uzn yi:ydd za:zyb "
+        "zh:cmn zza:diq"
+    ).split()
+    for member in pair.partition(":")[2].split(",")
+}
+"""Macrolanguage by its main members (CLDR and FLORES-200); `prs`, `swc` or `acm` are others."""
+MEMBERS_BY_PLACE = {"fa-AF": "prs", "sw-CD": "swc", "sr-ME": "cnr"}
+"""Languages that BCP 47 writes as their macrolanguage in a country."""
+
+
 def same_language(one: str, other: str) -> bool:
     """True if two codes or names mean one language; unknown ones are compared as text."""
     try:
@@ -43,12 +59,18 @@ def standard_tag(language: str) -> str:
     code = language.strip().replace("_", "-")
     try:
         if langcodes.tag_is_valid(code):
-            return str(langcodes.standardize_tag(code, macro=True))
-        return str(langcodes.find(language.strip()).to_tag())
+            tag = str(langcodes.standardize_tag(code))
+        else:
+            tag = str(langcodes.find(language.strip()).to_tag())
     except (LookupError, ValueError):
         raise EvaluationError(
             f"no language {language!r}; write a code such as sw, swh or swh_Latn, or a name"
         ) from None
+    if tag in MEMBERS_BY_PLACE:
+        return MEMBERS_BY_PLACE[tag]
+    main, dash, script = tag.partition("-")
+    macro = f"{MAIN_MEMBERS.get(main, main)}{dash}{script}"
+    return str(langcodes.standardize_tag(macro)) if script else macro
 
 
 def language_name(language: str) -> str:
@@ -147,8 +169,8 @@ def identified_code(language: str) -> str:
         raise EvaluationError(
             f"the language of answers needs py3langid; {install('eval')}"
         ) from None
-    code = standard_tag(language).partition("-")[0]
-    if code not in {known for known, _ in rank("a")}:
+    code = match(standard_tag(language).partition("-")[0], [code for code, _ in rank("a")])
+    if code is None:
         raise EvaluationError(
             f"answer_language: py3langid cannot identify {language!r}; leave answer_language out"
         )

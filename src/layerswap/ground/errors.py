@@ -63,7 +63,7 @@ class EvaluationError(LayerswapError):
 
 
 class DataError(LayerswapError):
-    """Training data that cannot be read, or differs from the description of its mix."""
+    """Texts or tables that cannot be read, or differ from their description."""
 
 
 class TrainingError(LayerswapError):

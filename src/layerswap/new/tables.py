@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.ground.errors import DataError, LayerswapError, error_context
-from layerswap.training.mix.files import FORMATS, QuotingError, lines_of, unpacked
-from layerswap.training.mix.schema import Origin
-from layerswap.training.mix.sources import check_texts, open_rows
+from layerswap.reading.files import FORMATS, lines_of, unpacked
+from layerswap.reading.origins import Origin, check_texts, open_rows
 from layerswap.training.mix.templates import text_of
 
 LOOK = 100_000
@@ -141,8 +140,6 @@ def _read(given: str, keys: dict[str, Any]) -> Table:
     try:
         rows = open_rows(Origin(**keys), folder=Path()).rows
     except LayerswapError as error:
-        if isinstance(error, QuotingError) and "quotes" not in keys:
-            return _read(given, {**keys, "quotes": False})
         here = any(part in str(error) for part in given.split(" and "))
         raise error if here else error.within(given) from None
     return Table(given, rows.column_names, rows.select(range(min(LOOK, len(rows)))).to_list(), keys)

@@ -21,6 +21,7 @@ from layerswap.evaluation.suites.suites import Size as BenchmarkSize
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, RecipeError
+from layerswap.reading.origins import open_rows
 from layerswap.study.conditions import models_to_run
 from layerswap.study.plan import files_of
 from layerswap.study.spec import EvaluationSpec, StudySpec, TrainingRun, named_billions
@@ -30,7 +31,6 @@ from layerswap.training.expert.spec import PRESETS
 from layerswap.training.mix.card import CARD
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import Mix, parse_mix
-from layerswap.training.mix.sources import open_rows
 
 ADAPTER = 0.02
 """Share of the parameters that an adapter of a usual rank trains."""

@@ -20,6 +20,7 @@ from layerswap.evaluation.suites.suites import check_askable, write_suite
 from layerswap.ground.errors import EvaluationError, LayerswapError, StudyError
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
+from layerswap.reading.origins import open_rows, where_filter
 from layerswap.search.spec import Grid
 from layerswap.study.journal import INDEX, Storage, read_journal
 from layerswap.study.plan import existing_path, files_of
@@ -31,7 +32,6 @@ from layerswap.training.expert.spec import Files, check_expert
 from layerswap.training.expert.trainable import trained_parts
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import parse_mix
-from layerswap.training.mix.sources import open_rows, where_filter
 
 READER = re.compile(r"^dataset_path: *(\S+)", re.MULTILINE)
 """The reader of a task's data: a format of files, or a data set of the Hub."""

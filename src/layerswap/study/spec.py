@@ -26,10 +26,10 @@ from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import EngineName
 from layerswap.ground.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
+from layerswap.reading.origins import NonEmpty
 from layerswap.search.spec import Grid
 from layerswap.study.steps import Resources
 from layerswap.training.expert.spec import Data, Lora, Side, Trained
-from layerswap.training.mix.schema import NonEmpty
 
 LIKE = "like"
 """The key that names another study, whose values are the defaults of this one."""

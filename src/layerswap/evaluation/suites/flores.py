@@ -7,6 +7,7 @@ from typing import Any
 
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
 from layerswap.ground.errors import EvaluationError
+from layerswap.reading.files import lines_of
 
 HUB = "facebook/flores"
 UNSPACED = {"jpn_Jpan", "tha_Thai", "lao_Laoo", "khm_Khmr", "mya_Mymr", "bod_Tibt", "dzo_Tibt"}
@@ -62,7 +63,7 @@ def _parallel(source: str, target: str, split: str, data: DataFolder) -> Rows:
 def _sentences(code: str, split: str, data: DataFolder) -> list[str]:
     path = data.find(f"{split}/{code}.{split}", f"{code}.{split}")
     if path is not None:
-        return [_unquoted(line) for line in path.read_text("utf-8").splitlines()]
+        return [_unquoted(line) for line in lines_of(path)]
     wanted = f"{code}.{split} of FLORES-200 (https://github.com/facebookresearch/flores)"
     published = hub_rows(HUB, code, split, data, wanted=wanted)
     return [str(row["sentence"]).strip() for row in published]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.system import sorted_paths, unusable_name
+from layerswap.reading.origins import Origin, read_files, read_hub
 from layerswap.versions import install
 
 Rows = list[dict[str, Any]]
@@ -71,20 +70,6 @@ class DataFolder:
         return self.find(name, name.rsplit("/", 1)[-1])
 
 
-def read_published(path: Path) -> Rows:
-    """Read the rows of a published file: JSON Lines, or TSV with a header (`.tsv`)."""
-    try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise EvaluationError(f"{path}: not UTF-8 text (byte {error.start:,})") from None
-    if path.suffix == ".tsv":
-        return list(csv.DictReader(io.StringIO(text), delimiter="\t"))
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
-        raise EvaluationError(f"{path}: not JSON Lines ({error})") from None
-
-
 def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wanted: str) -> Rows:
     """Read a split of a Hub data set, from a downloaded copy or from the Hub.
 
@@ -94,7 +79,9 @@ def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wan
     if copy is None and not data.fetch:
         raise NotHereError(f"{name} is not on this machine; it will be read from the Hub")
     try:
-        return list(_load(copy, name, config, split))
+        origin = Origin(id=name, config=config, split=split)
+        rows = read_files(_parquet(copy, config, split), origin) if copy else read_hub(origin)
+        return rows.to_list()
     except Exception as error:  # transports and parsers share no class of error
         why = one_line(error, 160)
         where = str(copy) if copy else f"{name} on the Hub"
@@ -102,22 +89,6 @@ def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wan
             f"{where}: cannot be read ({type(error).__name__}: {why}); put {wanted} into the "
             f"folder of --data or {VARIABLE}"
         ) from None
-
-
-def _load(copy: Path | None, name: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
-    from datasets import disable_progress_bars, load_dataset
-
-    disable_progress_bars()
-    if copy is not None:
-        yield from load_dataset("parquet", data_files=_parquet(copy, config, split), split="train")
-        return
-    try:
-        yield from load_dataset(name, config, split=split)
-    except RuntimeError as error:
-        if "scripts are no longer supported" not in str(error):
-            raise
-        # The Hub keeps a Parquet copy of every data set that is a script.
-        yield from load_dataset(name, config, split=split, revision="refs/convert/parquet")
 
 
 def _parquet(copy: Path, config: str | None, split: str) -> list[str]:

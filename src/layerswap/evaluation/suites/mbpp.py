@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows, read_published
+from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
 from layerswap.ground.errors import EvaluationError
+from layerswap.reading.files import rows_of
 
 HUB = "google-research-datasets/mbpp"
 WANTED = "mbpp.jsonl of https://github.com/google-research/google-research/tree/master/mbpp"
@@ -36,7 +37,7 @@ def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
     """Read the tasks (`test`) and the exemplars (`prompt`), their sentences in one language."""
     path = data.find("mbpp.jsonl")
     if path is not None:
-        published = read_published(path)
+        published = list(rows_of(path))
     else:
         published = [
             row
@@ -59,7 +60,7 @@ def _translated(tasks: Rows, code: str, data: DataFolder) -> Rows:
             f"MBPP in {code}: its translations were not published; put mbpp_{code}.jsonl with "
             "`task_id` and the translated `text` of each task into the folder of --data"
         )
-    texts = {int(row["task_id"]): str(row["text"]) for row in read_published(path)}
+    texts = {int(row["task_id"]): str(row["text"]) for row in rows_of(path)}
     missing = sorted({int(row["task_id"]) for row in tasks} & set(TEST) - set(texts))
     if missing:
         raise EvaluationError(f"{path}: lacks {len(missing)} tasks, the first is {missing[0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import csv
 import json
 import re
 import unicodedata
@@ -16,6 +15,7 @@ from typing import Any
 from layerswap.evaluation.languages import standard_tag
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
 from layerswap.ground.errors import EvaluationError
+from layerswap.reading.files import Layout, rows_of
 
 SPACES = "\u00a0\u202f\u2009"
 """Spaces that occur only inside numbers."""
@@ -127,14 +127,17 @@ def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
 
 
 def _problems(path: Path) -> Rows:
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    if any(len(line) != 2 for line in lines):
-        raise EvaluationError(f"{path}: not a file of MGSM: a line does not have two columns")
-    return [
-        {"question": question, "answer": None, "answer_number": last_number(answer, "en")}
-        for question, answer in lines
-    ]
+    layout = Layout("\t", header=["question", "answer"], quotes=False)
+    problems = [
+        {"question": row["question"], "answer": None,
+         "answer_number": last_number(row["answer"], "en")}
+        for row in rows_of(path, layout)
+    ]  # fmt: skip
+    if unanswered := [n for n, row in enumerate(problems, start=1) if not row["answer_number"]]:
+        raise EvaluationError(
+            f"{path}: not a file of MGSM: problem {unanswered[0]} has no number in a second column"
+        )
+    return problems
 
 
 def _exemplars(code: str, data: DataFolder, problems: Path) -> Rows:

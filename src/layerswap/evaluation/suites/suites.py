@@ -38,11 +38,11 @@ from layerswap.evaluation.suites.folders import (
     TaskFolder,
     hub_rows,
     lm_eval_file,
-    read_published,
 )
 from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import nearest, parse_yaml, read_text, validate
+from layerswap.reading.files import rows_of
 
 DEVELOPMENT = "_dev"
 """Suffix of the task of a published development split."""
@@ -69,7 +69,7 @@ class Size(Strict):
 class Data(Strict):
     """A table per language and split: a published file, or a data set of the Hub."""
 
-    files: list[str] = []  # names of `.jsonl`, or `.tsv` with a header; the preferred first
+    files: list[str] = []  # `.jsonl`, or tables with a header; the preferred first
     hub: list[str] = []  # names on the Hub, the current one first; the code is its configuration
     hub_splits: dict[str, str] = {}  # the Hub's names of splits if they differ
     # Columns to keep, or for each column of the task the column of the table; of several, the first
@@ -436,9 +436,9 @@ def _write_task(
                 parts[row[group.by]][split].append(row)
         scored = benchmark.splits[-1]
         members = {f"{name}_{part}": of for part, of in sorted(parts.items()) if of[scored]}
-    for member, rows_of in members.items():
-        files = tasks.rows(member, rows_of)
-        config = _fill(benchmark.task, {**values, "files": files}, written=rows_of)
+    for member, rows in members.items():
+        files = tasks.rows(member, rows)
+        config = _fill(benchmark.task, {**values, "files": files}, written=rows)
         if "include" in config:
             config["include"] = lm_eval_file(config["include"])
         tasks.task(member, config)
@@ -450,7 +450,7 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
     names = _file_names(table, code, split)
     path = data.find(*names)
     if path is not None:
-        rows, where = read_published(path), str(path)
+        rows, where = list(rows_of(path)), str(path)
     elif table.hub:
         where = next((name for name in table.hub if data.snapshot(name)), table.hub[0])
         copy = f"a copy of {where} (hf download --repo-type dataset {where})"

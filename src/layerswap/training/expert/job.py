@@ -19,13 +19,13 @@ from layerswap.compose.composition import all_places
 from layerswap.ground.errors import DataError, LayerswapError, TrainingError, one_line
 from layerswap.ground.types import PathLike
 from layerswap.merge.target import check_apart
+from layerswap.reading.origins import Origin, matching_files, open_rows
 from layerswap.training.expert.hyperparameters import check_distributed, sft_config
 from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training
 from layerswap.training.expert.spec import Data, ExpertSpec, Files
 from layerswap.training.expert.trainable import Part, trained_parts
 from layerswap.training.mix.card import CARD, SPLITS, load_saved
-from layerswap.training.mix.schema import Origin, ready_recipes
-from layerswap.training.mix.sources import matching_files, open_rows
+from layerswap.training.mix.schema import ready_recipes
 from layerswap.versions import need_extras, versions
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from layerswap.compose.schema import DTYPES, Where
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import nearest, read_yaml, validate
-from layerswap.training.mix.schema import NonEmpty
+from layerswap.reading.origins import NonEmpty
 
 DECAY = "decay"
 """Fraction of the steps in which warmup-stable-decay decays; not a name of TRL's."""

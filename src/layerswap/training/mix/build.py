@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.ground.errors import DataError, error_context
+from layerswap.reading.origins import check_columns, open_rows, where_filter
 from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
 from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.schema import Mix
-from layerswap.training.mix.sources import check_columns, open_rows, where_filter
 
 if TYPE_CHECKING:
     import numpy as np

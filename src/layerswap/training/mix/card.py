@@ -223,7 +223,7 @@ def markdown(card: dict[str, Any]) -> str:
             for name, facts in card["evaluation_sets"].items()
         ]  # fmt: skip
         shared = f"share {OVERLAP} words in a row with the training text"
-        header = ("set", "items", "n-gram", "too short to match", shared)
+        header = ("set", "items", "n-gram", "short, compared by line", shared)
         parts += ["### Excluded evaluation items", _table(header, sets)]
     for title, lines in (
         ("Warnings", card["warnings"]),

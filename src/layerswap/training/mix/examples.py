@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.ground.errors import DataError
+from layerswap.reading.origins import check_columns, check_texts
 from layerswap.training.mix.schema import Messages, Mix, MixSource
-from layerswap.training.mix.sources import check_columns, check_texts
 from layerswap.training.mix.templates import DatasetRow, Template, parse_template, text_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ExampleMaker:
 
     def check(self, rows: Dataset) -> None:
         """Refuse a template, or a conversation, whose column is missing or holds no texts."""
-        from datasets import ClassLabel, Value
+        from datasets import Value
 
         columns = rows.column_names
         if self._source.messages is not None:
@@ -68,7 +68,7 @@ class ExampleMaker:
         for key, template in self._templates.items():
             check_columns(template.columns, columns, key)
             for column in sorted(template.texts):
-                if not isinstance(rows.features[column], Value | ClassLabel):
+                if not isinstance(rows.features[column], Value):
                     check_texts(rows[column], column)
 
     def make(self, row: DatasetRow) -> MixExample | None:

@@ -1,10 +1,11 @@
 """Filters of a mix: each returns the reason to drop an example, or None to keep it.
 
 Evaluation items are found by shared n-grams, as GPT-3's data was decontaminated (Brown et al.,
-2020, appendix C). Texts are compared in compatibility form, case-folded, reduced to letters, marks
-and digits: by words, or by characters in scripts without spaces. An example that shares one n-gram
-with an item is dropped. n is the 5th percentile of the item lengths of a set, bounded by a minimum
-and a maximum. An item shorter than n, but not than the minimum, counts if the example contains it.
+2020, appendix C). Texts are compared as a reader sees them: in compatibility form, case-folded,
+without invisible characters, reduced to letters, marks and digits: by words, or by characters in
+scripts without spaces. An example that shares one n-gram with an item is dropped. n is the 5th
+percentile of the item lengths of a set, bounded by a minimum and a maximum. An item shorter than n
+counts if the example contains it; one shorter than the minimum, if a line of the example is it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearD
 SHOWN = 3
 """Number of dropped examples of each filter that the card shows."""
 MINIMUM_UNITS = {"words": 8, "characters": 15}
-"""The minimum n; a shorter text is indistinguishable from an ordinary phrase."""
+"""The minimum n; within a text, a shorter item is indistinguishable from an ordinary phrase."""
+SHORTEST_LINE = {"words": 3, "characters": 6}
+"""The shortest item that a line is compared with; a shorter one must be the whole example."""
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
 )
@@ -239,7 +242,7 @@ class Indexed(NamedTuple):
     """Statistics of one indexed evaluation set."""
 
     items: int
-    too_short: int  # items shorter than the minimum n
+    too_short: int  # items shorter than the minimum n, which are compared with whole lines
     unit: str  # "words" or "characters"
     n: int  # units in an n-gram
 
@@ -259,6 +262,7 @@ class ItemIndex:
         self._grams: dict[str, dict[int, dict[str, tuple[str, str]]]] = {
             unit: {} for unit in MINIMUM_UNITS
         }
+        self._short: dict[str, tuple[str, str]] = {}  # by their letters and digits
         self.sets: dict[str, Indexed] = {}
         self.texts: dict[str, list[str]] = {}  # the items of a set
 
@@ -274,7 +278,9 @@ class ItemIndex:
         n = min(self._maximum[unit], max(minimum, percentile))
         for text, parts in split:
             size = min(n, len(parts))
-            if size >= minimum:
+            if 0 < size < minimum:
+                self._short.setdefault("".join(parts), (name, text))
+            elif size:
                 grams = self._grams[unit].setdefault(size, {})
                 for gram in ngrams(parts, size, unit):
                     grams.setdefault(gram, (name, text))
@@ -283,7 +289,9 @@ class ItemIndex:
         return self.sets[name]
 
     def find(self, text: str) -> tuple[str, str] | None:
-        """Return the set and the item that `text` shares an n-gram with, or None."""
+        """Return the set and the item that `text` shares an n-gram or a line with, or None."""
+        if self._short and (short := self._find_short(text)):
+            return short
         for unit, sizes in self._grams.items():
             if not sizes or (unit == "characters" and not _UNSPACED.search(text)):
                 continue
@@ -293,6 +301,19 @@ class ItemIndex:
                 for gram in ngrams(parts, size, unit):
                     if gram in grams:
                         return grams[gram]
+        return None
+
+    def _find_short(self, text: str) -> tuple[str, str] | None:
+        """Find a short item that is the text, a line of it, or a line after its label (`Text:`)."""
+        pieces = [text]
+        for line in text.split("\n"):
+            pieces += [line, line.partition(":")[2]]
+        for piece in pieces:
+            unit = "characters" if is_unspaced(piece) else "words"
+            parts = units(piece, unit)
+            match = self._short.get("".join(parts))
+            if match and (piece is text or len(parts) >= SHORTEST_LINE[unit]):
+                return match
         return None
 
 
@@ -321,7 +342,8 @@ def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) ->
 
 def units(text: str, unit: str) -> list[str]:
     """Split a text into normalised words, or into normalised characters without spaces."""
-    words = unicodedata.normalize("NFKC", text).casefold().translate(_SPACES).split()
+    folded = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).casefold()
+    words = unicodedata.normalize("NFKC", folded).translate(_SPACES).split()
     return words if unit == "words" else list("".join(words))
 
 
@@ -347,3 +369,17 @@ class _Spaces(dict[int, int]):
 
 
 _SPACES = _Spaces()
+INVISIBLE = "\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
+"""Characters that a reader does not see, beside those of category Cf; and tatweel, which spaces."""
+
+
+class _Visible(dict[int, int | None]):
+    """Drops invisible characters, such as joiners and soft hyphens; grows as characters are met."""
+
+    def __missing__(self, code: int) -> int | None:
+        hidden = unicodedata.category(chr(code)) == "Cf" or re.match(f"[{INVISIBLE}]", chr(code))
+        self[code] = None if hidden else code
+        return self[code]
+
+
+_VISIBLE = _Visible()

@@ -32,10 +32,10 @@ from layerswap.ground.yaml_file import (
     validate,
     validate_whole,
 )
+from layerswap.reading.origins import Count, NonEmpty, Origin
 from layerswap.training.mix.mathematics import MATH_THRESHOLD
 from layerswap.training.mix.templates import PARAMETERS, Values, fill_parameters, template_mistake
 
-NonEmpty = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FilterName = Literal[
@@ -44,21 +44,9 @@ FilterName = Literal[
 _HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 
-def _as_lists(where: dict[str, Any]) -> dict[str, list[Any]]:
-    lists = {key: value if isinstance(value, list) else [value] for key, value in where.items()}
-    for key, values in lists.items():
-        if not values or not all(isinstance(value, str | int | bool) for value in values):
-            raise ValueError(f"{key}: write a value, or a list of values, to keep")
-    return lists
-
-
 def _switch(value: object) -> object:
     """Read `true` as a filter with its defaults and `false` as no filter."""
     return {} if value is True else None if value is False else value
-
-
-Count = Annotated[int, Field(gt=0, le=10**15)]
-"""A number of rows."""
 
 
 def _total(value: object) -> object:
@@ -74,37 +62,6 @@ def _held_out(value: float) -> float:
     if value < 0 or (value >= 1 and not value.is_integer()) or value == math.inf:
         raise ValueError("write a number of examples such as 200, or a share such as 0.1")
     return value if 0 < value < 1 else int(value)
-
-
-class Origin(Strict):
-    """Origin of rows: a Hub data set (`id`) or local files (`path`, `parallel`)."""
-
-    id: NonEmpty | None = None  # owner/name
-    config: NonEmpty | None = None
-    split: NonEmpty = "train"
-    revision: NonEmpty | None = None
-    path: NonEmpty | None = None  # a file or a pattern of files, relative to the mix's folder
-    # Files aligned by line, by the column that holds their lines: {ig: news.ig, en: news.en}
-    parallel: dict[NonEmpty, NonEmpty] = {}
-    files: list[NonEmpty] = []  # patterns or URLs, in place of the data set's own choice of files
-    without: list[NonEmpty] = []  # patterns of files to exclude from `files`
-    # None: by file name; text: a row for each line; paragraphs: separated by blank lines
-    format: Literal["jsonl", "json", "csv", "parquet", "text", "paragraphs"] | None = None
-    delimiter: NonEmpty = ","
-    header: list[NonEmpty] | None = None  # column names of a csv without a header line
-    quotes: bool = True  # false: quotation marks in a csv are ordinary characters
-    where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}  # allowed values
-    read: Count | None = None  # number of rows, from the start; None: all
-
-    @property
-    def paths(self) -> list[str]:
-        """The local files, or patterns of files; empty for a Hub data set."""
-        return [self.path] if self.path is not None else list(self.parallel.values())
-
-    @property
-    def named(self) -> str:
-        """The name for messages and the card."""
-        return self.id or ", ".join(self.paths)
 
 
 class Messages(Strict):

@@ -5,32 +5,76 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field
 
 from layerswap.ground.errors import DataError, LayerswapError, one_line
 from layerswap.ground.system import sorted_paths
+from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import nearest
-from layerswap.training.mix.files import (
-    check_text,
+from layerswap.reading.files import (
+    Layout,
     format_of,
     holds_objects,
     read_json,
-    read_paragraphs,
     read_parallel,
     read_table,
+    read_texts,
     unpacked,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from layerswap.training.mix.schema import Origin
-
+NonEmpty = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(gt=0, le=10**15)]
+"""A number of rows."""
 _KINDS = {
     str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list",
     dict: "an object", bytes: "bytes",
 }  # fmt: skip
+PARQUET_COPY = "refs/convert/parquet"
 _ADDRESSES = ("https://", "http://", "hf://")
+
+
+def _as_lists(where: dict[str, Any]) -> dict[str, list[Any]]:
+    lists = {key: value if isinstance(value, list) else [value] for key, value in where.items()}
+    for key, values in lists.items():
+        if not values or not all(isinstance(value, str | int | bool) for value in values):
+            raise ValueError(f"{key}: write a value, or a list of values, to keep")
+    return lists
+
+
+class Origin(Strict):
+    """Origin of rows: a Hub data set (`id`) or local files (`path`, `parallel`)."""
+
+    id: NonEmpty | None = None  # owner/name
+    config: NonEmpty | None = None
+    split: NonEmpty = "train"
+    revision: NonEmpty | None = None
+    path: NonEmpty | None = None  # a file or a pattern of files, relative to the mix's folder
+    # Files aligned by line, by the column that holds their lines: {ig: news.ig, en: news.en}
+    parallel: dict[NonEmpty, NonEmpty] = {}
+    files: list[NonEmpty] = []  # patterns or URLs, in place of the data set's own choice of files
+    without: list[NonEmpty] = []  # patterns of files to exclude from `files`
+    # None: by file name; text: a row for each line; paragraphs: separated by blank lines
+    format: Literal["jsonl", "json", "csv", "parquet", "text", "paragraphs"] | None = None
+    delimiter: NonEmpty = ","
+    header: list[NonEmpty] | None = None  # column names of a csv without a header line
+    quotes: bool = True  # false: quotation marks in a csv are ordinary characters
+    where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}  # allowed values
+    read: Count | None = None  # number of rows, from the start; None: all
+
+    @property
+    def paths(self) -> list[str]:
+        """The local files, or patterns of files; empty for a Hub data set."""
+        return [self.path] if self.path is not None else list(self.parallel.values())
+
+    @property
+    def named(self) -> str:
+        """The name for messages and the card."""
+        return self.id or ", ".join(self.paths)
 
 
 class Opened(NamedTuple):
@@ -56,14 +100,14 @@ def open_rows(
     try:
         if origin.path is not None:
             files = matching_files(folder, origin.path)
-            return Opened(_read_files(files, origin, count), origin.named)
+            return Opened(read_files(files, origin, count), origin.named)
         if origin.parallel:
             columns = {name: matching_files(folder, path) for name, path in origin.parallel.items()}
             return Opened(read_parallel(columns, count), origin.named)
         if copy is not None:
             return Opened(_read_copy(copy, origin, count), f"{origin.id} (local copy)")
         at = f"@{origin.revision}" if origin.revision else ""
-        return Opened(_read_hub(origin, count), f"{origin.id}{at}")
+        return Opened(read_hub(origin, count), f"{origin.id}{at}")
     except LayerswapError:
         raise
     except Exception as error:  # the readers and the transports share no class of error
@@ -128,7 +172,7 @@ def _read_copy(copy: Path, origin: Origin, count: int | None) -> Dataset:
         known = sorted_paths(file for file in copy.rglob("*") if file.is_file())
         names = [file.relative_to(copy).as_posix() for file in known]
         names = _select_files(names, patterns, origin.without, place=copy)
-        return _read_files([str(copy / name) for name in names], origin, count)
+        return read_files([str(copy / name) for name in names], origin, count)
     card = copy / "README.md"
     declared = card.is_file() and "config_name:" in card.read_text("utf-8", errors="replace")
     if origin.config is None or declared:
@@ -138,22 +182,27 @@ def _read_copy(copy: Path, origin: Origin, count: int | None) -> Dataset:
     return _load(str(inner if inner.is_dir() else copy), origin, count)
 
 
-def _read_hub(origin: Origin, count: int | None) -> Dataset:
+def read_hub(origin: Origin, count: int | None = None) -> Dataset:
+    """Read the rows of a data set of the Hub."""
     assert origin.id is not None, "an origin without path has an id"
     if not origin.files:
         return _load(origin.id, origin, count, name=origin.config, revision=origin.revision)
     files = [file for file in origin.files if file.startswith(_ADDRESSES)]
     patterns = [file for file in origin.files if not file.startswith(_ADDRESSES)]
     if patterns:
-        from huggingface_hub import list_repo_files
+        from huggingface_hub import hf_hub_download, list_repo_files
 
         known = list_repo_files(origin.id, repo_type="dataset", revision=origin.revision)
+        names = _select_files(sorted(known), patterns, origin.without, place=origin.id)
         at = f"@{origin.revision}" if origin.revision else ""
-        files += [
-            f"hf://datasets/{origin.id}{at}/{file}"
-            for file in _select_files(sorted(known), patterns, origin.without, place=origin.id)
-        ]
-    return _read_files(files, origin, count)
+        if count is not None or (origin.format or format_of(names[0])) == "parquet":
+            files += [f"hf://datasets/{origin.id}{at}/{name}" for name in names]
+        else:  # whole files are read more than once
+            files += [
+                hf_hub_download(origin.id, name, repo_type="dataset", revision=origin.revision)
+                for name in names
+            ]
+    return read_files(files, origin, count)
 
 
 def _select_files(
@@ -171,32 +220,28 @@ def _select_files(
     return list(selected)
 
 
-def _read_files(files: list[str], origin: Origin, count: int | None) -> Dataset:
-    kind = origin.format or format_of(files[0])
+def read_files(files: list[str], origin: Origin, count: int | None = None) -> Dataset:
+    """Read the rows of files, in the format that the origin names."""
+    form = origin.format or format_of(files[0])
+    tabs = origin.delimiter == "," and unpacked(files[0]).suffix.lower() == ".tsv"
+    delimiter = "\t" if tabs else origin.delimiter
+    if form == "jsonl" or (form == "json" and all(map(holds_objects, files))):
+        return read_json(files, count)
+    if form == "csv" and len(delimiter) == 1:
+        return read_table(files, Layout(delimiter, origin.header, origin.quotes), count)
+    if form in ("text", "paragraphs"):
+        return read_texts(files, count, paragraphs=form == "paragraphs")
     options: dict[str, Any] = {"data_files": files}
-    if kind == "csv":
-        tabs = origin.delimiter == "," and unpacked(files[0]).suffix.lower() == ".tsv"
+    if form == "csv":
+        # Words such as "NA" and "null" are texts here, not missing numbers.
         options |= {
-            "sep": "\t" if tabs else origin.delimiter,
-            # Words such as "NA" and "null" are texts here, not missing numbers.
+            "sep": delimiter,
             "keep_default_na": False,
             "quoting": 0 if origin.quotes else 3,
         }
         if origin.header is not None:
             options |= {"names": origin.header, "header": None}
-    if any(file.startswith(_ADDRESSES) for file in files):
-        return _load("json" if kind == "jsonl" else kind, origin, count, split="train", **options)
-    if kind == "jsonl" or (kind == "json" and all(map(holds_objects, files))):
-        return read_json(files, count)
-    if kind == "csv" and len(options["sep"]) == 1:
-        return read_table(files, origin, options["sep"], count)
-    if kind == "paragraphs":
-        return read_paragraphs(files, count)
-    if kind == "text":
-        for file in files:
-            check_text(file)
-        options["encoding"] = "utf-8-sig"
-    return _load(kind, origin, count, split="train", **options)
+    return _load(form, origin, count, split="train", **options)
 
 
 def _load(
@@ -214,7 +259,7 @@ def _load(
             rows = load_dataset(path, split=split, **options)
         else:
             stream = load_dataset(path, split=split, streaming=True, **options)
-            rows = Dataset.from_list(list(stream.take(count)))
+            rows = Dataset.from_list(list(stream.take(count)), features=stream.features)
     except (ValueError, KeyError) as error:
         raise DataError(f"cannot be read ({one_line(error, 120)})") from None
     except Exception as error:
@@ -222,6 +267,9 @@ def _load(
         if isinstance(error, StopIteration) or isinstance(cause, StopIteration):
             raise DataError("has no rows") from None
         if "scripts are no longer supported" in str(error):
+            if options.get("revision", "") is None:
+                # The Hub keeps a Parquet copy of every data set that is a script.
+                return _load(path, origin, count, **options | {"revision": PARQUET_COPY})
             raise DataError(
                 "is a loading script, which the datasets library no longer runs; "
                 "name its data files in `files`"
@@ -233,7 +281,25 @@ def _load(
         raise
     if not len(rows):
         raise DataError("has no rows")
-    return rows
+    return _with_names(rows)
+
+
+def _with_names(rows: Dataset) -> Dataset:
+    """Replace the numbers of labels by their names; every file may number them in its own order.
+
+    A number without a name, such as -1 for a hidden label, becomes a missing value.
+    """
+    import pyarrow as pa
+    from datasets import ClassLabel, Dataset
+
+    order = rows.column_names
+    for column, feature in rows.features.items():
+        if isinstance(feature, ClassLabel):
+            numbers = Dataset.with_format(rows, "arrow")[column][:]
+            known = [n if n is not None and n >= 0 else None for n in numbers.to_pylist()]
+            texts = pa.array(feature.names).take(pa.array(known, pa.int64()))
+            rows = rows.remove_columns(column).add_column(column, texts.to_pylist())
+    return rows.select_columns(order)
 
 
 def _hub_reason(error: Exception) -> str:

@@ -1,21 +1,25 @@
-"""Readers of local text, JSON and table files; errors name the file and the line."""
+"""Readers of local text, JSON and table files; errors name the file and the line.
+
+Every command reads texts and tables here, so that line ends, encodings and quotation marks mean
+the same everywhere. Only line feeds end lines (and carriage returns in a file without line feeds):
+a form feed, U+0085 or U+2028 belongs to its text.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.ground.errors import DataError, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
-
-    from layerswap.training.mix.schema import Origin
 
 FORMATS = {
     ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
@@ -27,8 +31,12 @@ LONGEST_FIELD = 200
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 
 
-class QuotingError(DataError):
-    """A table whose quotation marks the csv module cannot pair."""
+class Layout(NamedTuple):
+    """The form of a table."""
+
+    delimiter: str = ","
+    header: list[str] | None = None  # column names of a table without a header line
+    quotes: bool = True  # false: quotation marks are ordinary characters
 
 
 def unpacked(file: str | Path) -> Path:
@@ -48,39 +56,60 @@ def format_of(file: str) -> str:
     return FORMATS[suffix.lower()]
 
 
-def lines_of(file: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, plain or compressed, without line ends."""
+def lines_of(file: str | Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, plain or compressed, without line ends.
+
+    Refuses other encodings by name.
+    """
     import fsspec
 
-    number = 0
     try:
-        with fsspec.open(file, "rb", compression="infer") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise DataError(
-            f"{file}, line {number}: is not UTF-8 text; save the file as UTF-8"
-        ) from None
+        with fsspec.open(str(file), "rb", compression="infer") as stream:
+            for number, line in enumerate(stream, start=1):
+                body = line.rstrip(b"\r\n")
+                # An old Mac's file is one line to everybody else.
+                only_returns = number == 1 and not line.endswith(b"\n") and b"\r" in body
+                for part in body.split(b"\r") if only_returns else [body]:
+                    yield _decoded(part, f"{file}, line {number}", first=number == 1)
+    except DataError:
+        raise
     except Exception as error:  # each compression has its own errors
-        reason = f"{type(error).__name__}: {one_line(error, 120)}"
+        if "://" in str(file):
+            raise
+        reason = (
+            getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error, 120)}"
+        )
         raise DataError(f"{file}: cannot be read ({reason})") from None
 
 
-def check_text(file: str) -> int:
-    """Count the lines of a plain text file; refuse an empty file, JSON and tables."""
+def _decoded(line: bytes, where: str, *, first: bool) -> str:
+    try:
+        text = line.decode("utf-8-sig" if first else "utf-8")
+        if "\0" not in text:
+            return text
+        encoding = "UTF-16 without its mark, or no text at all"
+    except UnicodeDecodeError as error:
+        wide = first and line.startswith((b"\xff\xfe", b"\xfe\xff"))
+        byte = line[error.start]
+        other = f"another encoding, such as Windows-1252 or Latin-1 (byte 0x{byte:02x})"
+        encoding = "UTF-16" if wide else other
+    to = "iconv -f UTF-16" if "UTF-16" in encoding else "iconv -f WINDOWS-1252"
+    raise DataError(
+        f"{where}: is not UTF-8 text but {encoding}; save the file as UTF-8, such as by "
+        f"`{to} -t UTF-8 FILE > NEW`"
+    )
+
+
+def check_text(file: str) -> None:
+    """Refuse an empty file, JSON and tables in place of plain text."""
     by_name = FORMATS.get(unpacked(file).suffix.lower(), "text")
-    count, written = 0, False
-    for line in lines_of(file):
-        if not written and line.strip():
-            written, named = True, _json_of(line) or by_name
-            if named != "text":
-                hint = f"--set format={named}" if by_name != "text" else f"name it *.{named}"
-                how = f"give format: {named}, or {hint}"
-                raise DataError(f"{file}: is {named}, not plain text; {how}")
-        count += 1
-    if not written:
+    first = next((line for line in lines_of(file) if line.strip()), None)
+    if first is None:
         raise DataError(f"{file}: is empty")
-    return count
+    named = _json_of(first) or by_name
+    if named != "text":
+        hint = f"--set format={named}" if by_name != "text" else f"name it *.{named}"
+        raise DataError(f"{file}: is {named}, not plain text; give format: {named}, or {hint}")
 
 
 def _json_of(line: str) -> str | None:
@@ -93,11 +122,15 @@ def _json_of(line: str) -> str | None:
         return None
 
 
-def read_paragraphs(files: list[str], count: int | None) -> Dataset:
-    """Read texts between blank lines into a column `text`."""
+def read_texts(files: list[str], count: int | None, *, paragraphs: bool) -> Dataset:
+    """Read lines, or the texts between blank lines, into a column `text`."""
     for file in files:
         check_text(file)
-    return _generate(_paragraphs, files, count)
+    return _generate(_paragraphs if paragraphs else _lines, files, count)
+
+
+def _lines(files: list[str]) -> Iterator[dict[str, str]]:
+    return ({"text": line} for file in files for line in lines_of(file))
 
 
 def _paragraphs(files: list[str]) -> Iterator[dict[str, str]]:
@@ -109,7 +142,11 @@ def _paragraphs(files: list[str]) -> Iterator[dict[str, str]]:
 
 def read_parallel(files: dict[str, list[str]], count: int | None) -> Dataset:
     """Read line-aligned files into rows with a column for each; refuse different lengths."""
-    lengths = {one[0]: sum(map(check_text, one)) for one in files.values()}
+    for name in chain.from_iterable(files.values()):
+        check_text(name)
+    lengths = {
+        names[0]: sum(1 for name in names for _ in lines_of(name)) for names in files.values()
+    }
     short, long = (pick(lengths, key=lengths.__getitem__) for pick in (min, max))
     if lengths[short] < lengths[long]:
         raise DataError(
@@ -127,6 +164,15 @@ def _aligned(files: dict[str, list[str]]) -> Iterator[dict[str, str]]:
             yield dict(zip(files, texts, strict=True))
 
 
+def rows_of(file: str | Path, layout: Layout | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one file of JSON or of a table, without a data set of them."""
+    name = str(file)
+    if layout is None and format_of(name) != "csv":
+        return objects([name])
+    tabs = unpacked(name).suffix.lower() == ".tsv"
+    return _table_rows([name], layout=layout or Layout("\t" if tabs else ","))
+
+
 def read_json(files: list[str], count: int | None) -> Dataset:
     """Read JSON Lines, or files of one array of objects, without changing values.
 
@@ -135,7 +181,7 @@ def read_json(files: list[str], count: int | None) -> Dataset:
     """
     from datasets import Json
 
-    features = _features(islice(_objects(files), count))
+    features = _features(islice(objects(files), count))
     if not features:
         raise DataError("has no columns")
     as_json = {name: isinstance(feature, Json) for name, feature in features.items()}
@@ -144,7 +190,7 @@ def read_json(files: list[str], count: int | None) -> Dataset:
 
 def _encoded(files: list[str], as_json: dict[str, bool]) -> Iterator[dict[str, Any]]:
     """Yield rows with all columns; JSON columns are encoded, as the library decodes "5" to 5."""
-    for row in _objects(files):
+    for row in objects(files):
         values = ((name, row.get(name), coded) for name, coded in as_json.items())
         yield {
             name: json.dumps(value) if coded and value is not None else value
@@ -158,7 +204,8 @@ def holds_objects(file: str) -> bool:
     return start.startswith("[") or _json_of(start) == "jsonl"
 
 
-def _objects(files: list[str]) -> Iterator[dict[str, Any]]:
+def objects(files: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of files of JSON Lines, or of one array each."""
     for file in files:
         for where, text in _values(file):
             try:
@@ -223,10 +270,13 @@ def _generate(
         raise DataError("has no rows")
     if count is not None:
         return Dataset.from_list(taken, features=features)
+    if features is None:
+        for _ in rows(files):
+            pass  # an error in the library's generator would lose its words
     names = chain.from_iterable(files.values()) if isinstance(files, dict) else files
-    found = [Path(name).stat() for name in names]
+    local = [Path(name).stat() for name in names if "://" not in name]
     # The stamp is a part of the cache's key: a changed file is read again.
-    stamp = str([(one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in found])
+    stamp = str([(one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in local])
     made: Dataset = Dataset.from_generator(
         _stamped, features=features, gen_kwargs={"rows": rows, "files": files, "stamp": stamp}
     )
@@ -239,62 +289,105 @@ def _stamped(
     return rows(files)
 
 
-def read_table(files: list[str], origin: Origin, delimiter: str, count: int | None) -> Dataset:
+def read_table(files: list[str], layout: Layout, count: int | None) -> Dataset:
     """Read CSV or TSV without inferring types: every value is a string.
 
-    Refuses a table that the csv module cannot split into rows of the header's length. The library
-    would shift the fields of a long row, end a field that begins with a lone quotation mark many
-    lines later, and read 07 as the number 7.
+    Refuses a table whose rows have not the header's number of fields. The library would shift the
+    fields of a long row, and read 07 as the number 7.
     """
-    rows = partial(_table_rows, origin=origin, delimiter=delimiter)
-    for _ in islice(rows(files), count):
-        pass  # an error in the library's generator would lose its words
-    return _generate(rows, files, count)
+    return _generate(partial(_table_rows, layout=layout), files, count)
 
 
-def _table_rows(files: list[str], *, origin: Origin, delimiter: str) -> Iterator[dict[str, str]]:
-    limit = csv.field_size_limit(1 << 30)  # whole articles, and a swallowed rest of a file
+def _table_rows(files: list[str], *, layout: Layout) -> Iterator[dict[str, str]]:
     usual: list[str] = []
-    try:
-        for file in files:
-            for row in _rows_of(file, origin, delimiter):
-                usual = usual or list(row)
-                if row.keys() != set(usual):
-                    raise DataError(f"{file}: columns differ from {files[0]}")
-                yield row
-    finally:
-        csv.field_size_limit(limit)  # of the whole process
+    for file in files:
+        for row in _rows_of(file, layout):
+            usual = usual or list(row)
+            if row.keys() != set(usual):
+                raise DataError(f"{file}: columns differ from {files[0]}")
+            yield row
 
 
-def _rows_of(file: str, origin: Origin, delimiter: str) -> Iterator[dict[str, str]]:
-    rule: Literal[0, 3] = csv.QUOTE_MINIMAL if origin.quotes else csv.QUOTE_NONE
-    lines = (f"{line}\n" for line in lines_of(file))
-    rows = csv.reader(lines, delimiter=delimiter, quoting=rule, strict=True)
-    names, start = _column_names(origin.header or []), 1
-    try:
-        for row in rows:
-            if rows.line_num - start >= LONGEST_FIELD:
-                raise csv.Error(f"a quoted field has more than {LONGEST_FIELD} lines")
-            # Published tables without a header may leave out fields at the end of a row.
-            if names and (
-                len(row) > len(names) or (0 < len(row) < len(names) and origin.header is None)
-            ):
-                raise DataError(
-                    f"{file}, line {start}: the number of fields is {len(row)}, not {len(names)} "
-                    "as in the header"
-                )
-            if row and not names:
-                names = _column_names(row)
-            elif row:
-                yield dict(zip_longest(names, row, fillvalue=""))
-            start = rows.line_num + 1
-    except csv.Error as error:
-        raise QuotingError(
-            f"{file}, line {start}: {error}; if quotation marks are ordinary characters in this "
-            "file, write quotes: false"
-        ) from None
+def _rows_of(file: str, layout: Layout) -> Iterator[dict[str, str]]:
+    names = _column_names(layout.header or [])
+    for number, row in _records(file, layout, len(names)):
+        # Published tables without a header may leave out fields at the end of a row.
+        if names and (len(row) > len(names) or (len(row) < len(names) and layout.header is None)):
+            raise DataError(
+                f"{file}, line {number}: the number of fields is {len(row)}, not {len(names)} "
+                "as in the header"
+            )
+        if names:
+            yield dict(zip_longest(names, row, fillvalue=""))
+        else:
+            names = _column_names(row)
     if not names:
         raise DataError(f"{file}: is empty")
+
+
+def _records(file: str, layout: Layout, width: int) -> Iterator[tuple[int, list[str]]]:
+    """Split the lines of a table into fields; yield each record with the number of its first line.
+
+    A quotation mark that begins a field quotes it by the rules of csv, over several lines if need
+    be. It is an ordinary character where those rules fail but the line alone has all fields, and
+    where every line of such a quotation has all fields: there it would swallow rows.
+    """
+    lines = enumerate(lines_of(file), start=1)
+    ahead: list[tuple[int, str]] = []
+    while ahead or (ahead := [*islice(lines, 1)]):
+        number, line = ahead[0]
+        plain = line.split(layout.delimiter)
+        width = width or len(plain)
+        row, taken, why = plain, 1, ""
+        if layout.quotes and '"' in line:
+            row, taken, why = _quoted(ahead, lines, layout.delimiter)
+            swallowed = taken > (1 if layout.delimiter == "\t" else 2) and width > 1
+            fields = (text.count(layout.delimiter) + 1 for _, text in ahead[:taken])
+            if (why and len(plain) == width) or (swallowed and all(n == width for n in fields)):
+                row, taken, why = plain, 1, ""
+        if why:
+            raise DataError(
+                f"{file}, line {number}: {why}; if quotation marks are ordinary characters in "
+                "this file, write quotes: false"
+            )
+        ahead = ahead[taken:]
+        if line or taken > 1:
+            yield number, row
+
+
+def _quoted(
+    ahead: list[tuple[int, str]], lines: Iterator[tuple[int, str]], delimiter: str
+) -> tuple[list[str], int, str]:
+    """Read a record by the rules of csv: its fields, its number of lines, or why it is none.
+
+    Lines that it looks at are added to `ahead`.
+    """
+    taken = 0
+
+    def wanted() -> Iterator[str]:
+        nonlocal taken
+        while taken < len(ahead) or (ahead.extend(islice(lines, 1)) or taken < len(ahead)):
+            if taken == LONGEST_FIELD:
+                raise csv.Error(f"a quoted field has more than {LONGEST_FIELD} lines")
+            taken += 1
+            yield ahead[taken - 1][1] + "\n"
+
+    try:
+        with _whole_fields():
+            # The reader asks for a further line only within a quoted field.
+            return next(csv.reader(wanted(), delimiter=delimiter, strict=True)), taken, ""
+    except csv.Error as error:
+        return [], 1, str(error)
+
+
+@contextmanager
+def _whole_fields() -> Iterator[None]:
+    """Let a field be as long as an article; the limit is of the whole process."""
+    limit = csv.field_size_limit(1 << 30)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _column_names(names: list[str]) -> list[str]:
