@@ -2,7 +2,7 @@
 
 import pytest
 
-from layerswap.evaluation.languages import language_name, match, standard_tag
+from layerswap.evaluation.languages import identified_code, language_name, match, standard_tag
 from layerswap.ground.errors import EvaluationError
 
 FLORES = ["swh_Latn", "ben_Beng", "tel_Telu", "jpn_Jpan", "zho_Hans", "zho_Hant", "arb_Arab",
@@ -31,3 +31,20 @@ def test_macrolanguages_and_scripts(code, found):
 def test_unknown_languages_are_one_line(code):
     with pytest.raises(EvaluationError, match="no language"):
         standard_tag(code)
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "identified"),
+    [("ps", "pbt_Arab", "ps"), ("Pashto", "pbt_Arab", "ps"), ("no", "nob_Latn", "no"),
+     ("nb", "nob_Latn", "no"), ("ff", "fuv_Latn", None), ("tl", "tgl_Latn", "tl"),
+     ("fil", "tgl_Latn", "tl"), ("Tagalog", "tgl_Latn", "tl"), ("ms", "zsm_Latn", "ms"),
+     ("ar", "arb_Arab", "ar"), ("acm", "acm_Arab", None), ("fa", "pes_Arab", "fa"),
+     ("prs", None, None), ("Dari", None, None), ("swc", None, None), ("sw", "swh_Latn", "sw"),
+     ("gn", None, "gug"), ("ki", None, "kik"), ("zh-Hant", "zho_Hant", "zh")],
+)  # fmt: skip
+def test_macrolanguages_are_their_main_members_and_no_others(language, code, identified):
+    codes = ["pbt_Arab", "nob_Latn", "fuv_Latn", "tgl_Latn", "zsm_Latn", "arb_Arab", "acm_Arab",
+             "pes_Arab", "swh_Latn", "zho_Hans", "zho_Hant"]  # fmt: skip
+    assert match(language, codes) == code
+    if identified:
+        assert identified_code(language) == identified

@@ -211,6 +211,12 @@ def test_rows_of_other_labels_are_left_out(published, tasks):
         ("from 23-15", "en", "15"), ("it is -5", "en", "-5"), ("−5", "en", "-5"),
         ("$1,050.00", "en", "1050"), ("3.50", "sw", "3.5"), ("1'000", "de-CH", "1000"),
         ("10%", "ru", "10"), ("-0", "en", "0"), ("none", "en", None), ("", "te", None),
+        ("25 m²", "sw", "25"), ("18 m s⁻²", "sw", "18"), ("40 ml za H₂O", "sw", "40"),
+        ("Jibu ni 2½", "sw", "2.5"), ("5/8", "en", "0.625"), ("2 3/4 au", "sw", "2.75"),
+        ("-1/3", "en", "-1/3"), ("12/5/2001", "en", "2001"), ("36/2 = 18", "en", "18"),
+        (r"\boxed{9{,}500}", "en", "9500"), (r"80\,000", "en", "80000"), ("1 000", "en", "1000"),
+        (r"80\text{,}000", "en", "80000"), (r"\boxed{18 \text{ m}^2}", "en", "18"),
+        (r"\frac{1}{2}", "en", "0.5"), ("9" * 40, "en", "9" * 40),
         ("x=1.", "es", "1"), ("70.000 dólares", "es", "70000"), ("۱۲", "fa", "12"),
     ],
 )  # fmt: skip
@@ -230,6 +236,19 @@ def test_answers_with_separators_are_read_as_published(code):
     numbers = ["18", "3", "70000", "2125", "114200"]
     assert [row["answer_number"] for row in rows] == numbers
     assert all(row["answer"] is None for row in rows)
+
+
+@pytest.mark.parametrize("code", EXEMPLARS)
+def test_worked_exemplars_keep_their_first_letter(code, tasks, tmp_path):
+    """lm-eval cuts one letter of the Japanese and Chinese ones."""
+    (tmp_path / f"mgsm_{code}.tsv").write_text("q\t1\n")
+    shutil.copy(DATA / "mgsm" / "exemplars.json", tmp_path)
+    (written,) = write_suite("mgsm", [code], tasks, data=DataFolder(tmp_path), allow_code=True)
+    (task,) = load_tasks([written.name], include=[tasks.root])["tasks"].values()
+    answer = EXEMPLARS[code]["1"]["a"]
+    label, _, rest = answer.replace("：", ":").partition(":")
+    assert task.doc_to_target({"answer": answer}) == answer[len(label) + 1 :].strip()
+    assert rest.strip()
 
 
 def test_exemplars_can_be_the_published_python_file(tmp_path):

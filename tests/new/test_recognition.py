@@ -93,6 +93,19 @@ def test_numbers_are_scored_as_numbers_and_texts_as_texts():
     assert target(found[0], {"question": "a", "answer": "So 1,200."}, "en")["answer"] == "1200"
 
 
+@pytest.mark.parametrize(
+    ("answers", "numeric"),
+    [(["1/2", "5/8", "12"], True), (["It is 1,200", "so 12."], True), (["10:30", "7:30"], False),
+     (["1963-12-12", "2001-05-12"], False), (["A1", "B1"], False), (["2:3", "4:3"], False)],
+)  # fmt: skip
+def test_dates_times_and_codes_are_texts(answers, numeric):
+    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
+    table = Table("t.jsonl", ["question", "answer"], rows, {})
+    task = Task(table, recognise(table, {}))
+    assert task.numeric is numeric
+    assert len({target(task, row, "en")["answer"] for row in rows}) == len(answers)
+
+
 def test_what_was_recognised_is_shown_with_two_examples():
     task = Task(table(*HEADLINES), recognise(table(*HEADLINES), {}))
     assert found_in(task) == [

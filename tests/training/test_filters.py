@@ -5,6 +5,7 @@ Shared n-grams with evaluation items are compared with a direct comparison of wo
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 
 import pytest
@@ -214,7 +215,7 @@ def test_n_is_the_fifth_percentile_of_the_lengths_within_bounds():
     assert index.add("short", short).n == 9
     tiny = [f"only three words{i}" for i in range(5)]
     assert index.add("tiny", tiny) == (5, 5, "words", 8)
-    assert index.find("only three words1") is None
+    assert index.find("with only three words1") is None
 
 
 def test_an_item_between_the_minimum_and_n_counts_only_whole():
@@ -252,3 +253,28 @@ def test_overlap_finds_items_that_share_a_run_of_words():
     assert filters.overlap(texts, items) == [0]
     assert filters.overlap(texts, items, words=4) == [0, 1, 3]
     assert filters.overlap([], items) == filters.overlap(texts, []) == []
+
+
+HIDDEN = ["\u200d", "\u200c", "\u00ad", "\u2060", "\u0640", "\ufe0f", "\u200b"]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_characters_that_no_reader_sees_hide_no_item(hidden):
+    item = "Die Bundesregierung hat gestern ein neues Gesetz zur Förderung beschlossen"
+    other = unicodedata.normalize("NFD", item.replace("ung", f"u{hidden}ng"))
+    index = ItemIndex()
+    index.add("test", [other])
+    assert index.find(f"Text: {item}.") == ("test", other)
+    assert units(item, "words") == units(other, "words")
+
+
+def test_short_items_are_found_where_a_line_is_one():
+    index = ItemIndex()
+    index.add("test", ["Simba yashinda mechi kubwa", "Habari!", "大会で優勝した"])
+    assert index.sets["test"].too_short == 3
+    for text in ("simba yashinda mechi kubwa.", "Text: Simba yashinda mechi kubwa\nTopic: sports",
+                 "Leo.\nSimba yashinda mechi kubwa\nKesho.", "habari",
+                 "大会で優勝した。"):  # fmt: skip
+        assert index.find(text), text
+    for text in ("Leo Simba yashinda mechi kubwa mjini", "Sema:\nHabari!\nKaribu.", "", "大会"):
+        assert index.find(text) is None, text

@@ -16,17 +16,17 @@ from typing import Any
 from layerswap.ground.errors import EvaluationError
 from layerswap.versions import install
 
-
+_MEMBERS = """
+ak:twi,tw,fat ar:arb ay:ayr az:azj bal:bcc bua:bxr chm:mhr cr:cwd din:dik doi:dgo
+et:ekk fa:pes ff:fuv,fuc fil:tl gn:gug gon:gno hmn:hea ik:esk iu:ike kg:kng
+kok:knn,gom kpe:xpe kr:knc ku:kmr kv:kpv lah:pnb lv:lvs man:emk mg:plt mn:khk ms:zsm
+ne:npi no:nb,nob oj:ojg om:gaz or:ory ps:pbt,pbu qu:quy,quz raj:mup rom:rmy sc:src
+sq:als sw:swh uz:uzn yi:ydd za:zyb zh:cmn zza:diq
+"""
 MAIN_MEMBERS = {
-    member: pair.partition(":")[0]
-    for pair in (
-        "ak:twi,tw,fat ar:arb ay:ayr az:azj bal:bcc bua:bxr chm:mhr cr:cwd din:dik doi:dgo et:ekk "
-        "fa:pes ff:fuv,fuc fil:tl gn:gug gon:gno hmn:hea ik:esk iu:ike kg:kng kok:knn,gom kpe:xpe kr:knc "
-        "ku:kmr kv:kpv lah:pnb lv:lvs man:emk mg:plt mn:khk ms:zsm ne:npi no:nb,nob oj:ojg om:gaz "
-        "or:ory ps:pbt,pbu qu:quy,quz raj:mup rom:rmy sc:src sq:als sw:swh uz:uzn yi:ydd za:zyb "
-        "zh:cmn zza:diq"
-    ).split()
-    for member in pair.partition(":")[2].split(",")
+    member: macro
+    for macro, members in (line.split(":") for line in _MEMBERS.split())
+    for member in members.split(",")
 }
 """Macrolanguage by its main members (CLDR and FLORES-200); `prs`, `swc` or `acm` are others."""
 MEMBERS_BY_PLACE = {"fa-AF": "prs", "sw-CD": "swc", "sr-ME": "cnr"}
@@ -104,7 +104,7 @@ def match(language: str, supported: Iterable[str]) -> str | None:
 def _parts(tag: str) -> tuple[str, str]:
     import langcodes
 
-    whole = langcodes.Language.get(tag).maximize()
+    whole = langcodes.Language.get(tag, normalize=False).maximize()
     return str(whole.language), str(whole.script)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from layerswap.evaluation.suites.mgsm import last_number
+from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.ground.errors import DataError, error_context
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 from layerswap.training.mix.examples import conversation
@@ -94,8 +94,9 @@ class Task:
     @cached_property
     def numeric(self) -> bool:
         """True if every answer ends with a number, which alone is then compared."""
-        answers = [one.get("answer", "") for one in self.complete]
-        return self.generates and all(re.search(r"\d\W*$", one) for one in answers)
+        return self.generates and all(
+            is_number(one.get("answer", ""), "en") for one in self.complete
+        )
 
     @cached_property
     def prompt(self) -> str:

@@ -7,7 +7,8 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,50 @@ SPACES = "\u00a0\u202f\u2009"
 """Spaces that occur only inside numbers."""
 SEPARATORS = {"٬": ",", "٫": ".", "،": ",", "−": "-", "’": "'"}
 """ASCII forms of separators and of the minus sign; NFKC covers the full-width ones."""
+PUNCTUATION = ".,;:!?)]}*_\"'»”’।۔。！？"
+LATEX = [
+    (re.compile(pattern), plain)
+    for pattern, plain in (
+        (r"(?<=\d)(?:\{,\}|\\text\{,\})(?=\d{3})", ","),
+        (r"(?<=\d)(?:\\[,;:! ]|~)(?=\d{3})", "\u2009"),
+        (r"\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}", r" \1/\2"),
+        (r"\\[dtc]?frac\s*(\d)\s*(\d)", r" \1/\2"),
+        (r"\\(?:text|mathrm|mbox|textrm)\s*\{[^{}\d]*\}", " "),
+        (r"\^\s*(?:\{[^{}]*\}|[-−]?\d+|\\circ)", ""),
+        (r"_\s*(?:\{[^{}]*\}|\d+)", ""),
+    )
+]
+"""LaTeX's numbers as plain text; exponents, indices and units go."""
+MOST_DIGITS = 1000
+"""Characters of a number; a longer one is compared as text."""
 
 Filter = Callable[[Iterable[Sequence[str]], object], list[list[str]]]
 
 
 def last_number(text: str, language: str) -> str | None:
-    """Find the last number in a text, in plain ASCII without separators and trailing zeros.
+    r"""Find the last number in a text, in plain ASCII without separators and trailing zeros.
 
     Digits of any script count. A comma or a point separates thousands if three digits follow and it
     is repeated, is a comma, or is the language's own separator (CLDR, through Babel). Otherwise it
-    is a decimal mark. Indian groups (1,00,000) are numbers too.
+    is a decimal mark. Indian groups (1,00,000), fractions (5/8, 2½) and LaTeX's spelling
+    (9{,}500, \frac{1}{2}) are numbers too. Exponents and indices (m², H₂O) are not; the papers'
+    scores, as lm-eval's, count only ASCII digits.
 
     Example: `last_number("৳১,২৫০.৫০", "bn")` is `"1250.5"`; `last_number("1.000 €", "de")` is
     `"1000"`.
     """
-    numbers = _pattern(_group(language) in (" ", *SPACES)).findall(_ascii(text))
-    return _value(numbers[-1], _group(language)) if numbers else None
+    group = _group(language)
+    written = _ascii(_plain(text))
+    alone = _pattern(spaced=True).fullmatch(written.strip())
+    numbers = [alone] if alone else list(_pattern(group in (" ", *SPACES)).finditer(written))
+    return _quotient(numbers[-1], group) if numbers else None
+
+
+def is_number(text: str, language: str) -> bool:
+    """True if the last word of a text is a number alone, not a date, a time, a ratio or a code."""
+    words = _ascii(_plain(text)).split()
+    last = words[-1].strip(f"{PUNCTUATION}%‰°€$£¥₦₹৳") if words else ""
+    return _pattern(spaced=False).fullmatch(last) is not None
 
 
 def number_filter(language: str) -> Filter:
@@ -65,27 +94,65 @@ def _pattern(spaced: bool) -> re.Pattern[str]:
     space = f"[{SPACES} ]" if spaced else f"[{SPACES}]"
     groups = rf"(?:(?:[.,']|{space})\d{{3}}(?!\d))+"
     indian = r"(?:,\d{2})+,\d{3}(?!\d)"
-    return re.compile(rf"(?:(?<![\w)])-)?\d+(?:{indian}|{groups})?(?:[.,]\d+)?", re.ASCII)
+    number = rf"\d+(?:{indian}|{groups})?(?:[.,]\d+)?"
+    # Neither a date (12/5/2001) nor a fraction with a leading zero (2001/05).
+    fraction = r"(?<!/\d)(?<!/\d\d)/[1-9]\d*(?![\d/]|[.,]\d)"
+    return re.compile(
+        rf"(?P<sign>(?<![\w)])-)?(?:(?P<whole>\d+) +(?=\d+/))?(?P<number>{number})"
+        rf"(?P<fraction>{fraction})?",
+        re.ASCII,
+    )
+
+
+def _plain(text: str) -> str:
+    """Write LaTeX's numbers as plain text writes them."""
+    for pattern, plain in LATEX:
+        text = pattern.sub(plain, text)
+    return text
+
+
+def _quotient(match: re.Match[str], group: str) -> str:
+    """Return the value of a number or of a fraction, which stays one if it has no last decimal."""
+    if len(match[0]) > MOST_DIGITS:
+        return match[0]
+    top = Fraction(_value(match["number"], group))
+    if match["fraction"]:
+        top = Fraction(match["whole"] or 0) + top / int(match["fraction"][1:])
+    top = -top if match["sign"] else top
+    rest = top.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    if rest > 1:
+        return str(top)
+    with localcontext() as context:
+        context.prec = MOST_DIGITS
+        text = f"{(Decimal(top.numerator) / Decimal(top.denominator)).normalize():f}"
+    return "0" if text == "-0" else text
 
 
 def _ascii(text: str) -> str:
     """Write a text with ASCII digits, and one sign for each kind of separator."""
-    kept = "".join(c if c in SPACES else unicodedata.normalize("NFKC", c) for c in text)
+    kept = "".join(c if c in SPACES else _compatible(c) for c in text)
     digits = (str(unicodedata.decimal(c)) if c.isdecimal() else SEPARATORS.get(c, c) for c in kept)
     return "".join(digits)
 
 
+def _compatible(character: str) -> str:
+    """Write a character in compatibility form; exponents and indices are no numbers."""
+    how = unicodedata.decomposition(character).partition(" ")[0]
+    plain = unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+    return "" if how in ("<super>", "<sub>") else f" {plain}" if how == "<fraction>" else plain
+
+
 def _value(written: str, group: str) -> str:
-    sign, body = ("-", written[1:]) if written.startswith("-") else ("", written)
-    body = re.sub(f"[{SPACES} ']", "", body)
+    body = re.sub(f"[{SPACES} ']", "", written)
     marks = [c for c in body if c in ".,"]
     whole, fraction = body, ""
     if marks and not _all_thousands(body, marks, group):
         whole, _, fraction = body.rpartition(marks[-1])
     whole = whole.replace(".", "").replace(",", "")
-    number = Decimal(f"{sign}{whole or 0}.{fraction or 0}").normalize()
-    text = f"{number:f}"
-    return "0" if text == "-0" else text
+    return f"{whole or 0}.{fraction or 0}"
 
 
 def _all_thousands(body: str, marks: Sequence[str], group: str) -> bool:

@@ -369,7 +369,7 @@ class _Spaces(dict[int, int]):
 
 
 _SPACES = _Spaces()
-INVISIBLE = "\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
+INVISIBLE = "\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0"
 """Characters that a reader does not see, beside those of category Cf; and tatweel, which spaces."""
 
 
