@@ -47,7 +47,7 @@ MORE_THAN_LORA = {
 }
 """Settings of PEFT that are refused, with their names in a message."""
 STARTS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
-"""Initialisations that leave the base as it is. Others may change it, so they are refused."""
+"""Initialisations that do not change the base. Others may, so they are refused."""
 
 
 @dataclass(frozen=True)

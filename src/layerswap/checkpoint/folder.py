@@ -253,7 +253,7 @@ def open_checkpoint(
         config = _read_config(folder)
         tensors = _read_tensors(folder, find)
     except CheckpointError as error:
-        # The files beside the weights of a URL are in a temporary folder, which means nothing to
+        # The files next to the weights of a URL are in a temporary folder, which means nothing to
         # the user.
         if not is_url(source):
             raise
@@ -359,7 +359,7 @@ def fetch_checkpoint(
     """Return a checkpoint's local folder, and its full Hub commit (None if not from the Hub).
 
     A Hub id `owner/name[@revision]` is downloaded first; `revision` overrides the one in `source`.
-    With `urls`, the URL of a folder is accepted, and only the files beside the weights are fetched.
+    With `urls`, accepts the URL of a folder and fetches only the files next to the weights.
     """
     folder, commit = _fetch(source, revision, weights=weights, urls=urls)
     for name in BESIDE_WEIGHTS:  # other libraries open them by their names, and merges copy them
@@ -418,7 +418,7 @@ def _check_url(source: str, revision: str | None, *, urls: bool) -> None:
 
 
 def _near_folder(source: str) -> str | None:
-    """Find a folder with a similar name beside the missing one."""
+    """Find a folder with a similar name in the missing folder's parent."""
     path = Path(source).expanduser()
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]

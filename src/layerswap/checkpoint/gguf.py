@@ -54,7 +54,7 @@ class Metadata:
     """The metadata of a GGUF file, decoded on access.
 
     `spans` gives, by key, the type of the value, its first byte in `raw`, and the byte after it.
-    `alignment` is that of the tensors, in bytes.
+    `alignment` of the tensors is in bytes.
     """
 
     raw: bytes
@@ -92,7 +92,7 @@ def read_gguf(path: WeightFile, find: Callable[[str], WeightFile] | None = None)
     """Read the header of a GGUF file; for a split file, all parts as one.
 
     `find` finds the other parts by name; it raises FileNotFoundError, or returns a path that does
-    not exist. By default they lie beside the first.
+    not exist. By default they lie in the first file's folder.
     """
     if find is None and isinstance(path, Path):
         find = path.with_name

@@ -153,7 +153,7 @@ def _check_answer(response: Any) -> None:
         commits += [] if "/api/models/" in location else [location]
     elif "/api/models/" in url.path and response.is_success:
         response.read()
-        with suppress(ValueError):  # the client explains what is not JSON
+        with suppress(ValueError):  # the client explains errors that are not JSON
             data = response.json()
             commits += [data.get("sha")] if isinstance(data, dict) else []
             listed = [e.get("lfs") for e in data if isinstance(e, dict)]
@@ -288,7 +288,7 @@ class RemoteFile:
                 self._check(state)
                 for part in parts:
                     data = part[: stop - position]
-                    if not data:  # more than was asked for, perhaps without an end
+                    if not data:  # a longer answer than requested, possibly endless
                         break
                     position += len(data)
                     retry.advance(len(data))
@@ -410,7 +410,7 @@ def check_url(source: str) -> None:
 
 
 def fetch_beside(url: str) -> Path:
-    """Fetch the files beside the weights of a checkpoint; return a folder for this process.
+    """Fetch the files next to the weights of a checkpoint; return a folder for this process.
 
     An adapter is fetched whole.
     """

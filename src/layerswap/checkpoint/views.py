@@ -205,7 +205,7 @@ def open_expert(
 ) -> Checkpoint:
     """Open a source: a full checkpoint, or an adapter over `base`.
 
-    A GGUF file beside a base of safetensors is viewed with the base's names.
+    If the base is safetensors, a GGUF file is viewed with the base's names.
     """
     if is_gguf(source):
         opened = open_checkpoint(source, revision=revision, patterns=patterns)

@@ -145,7 +145,7 @@ def main() -> None:
         _fail(*missing.args)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None:
-            # Python would try once more to write what is left, on its way out.
+            # Python would write the remaining output again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             why = f"standard output or a file cannot be written ({error.strerror})"
             _fail(f"{why}; make room and run it again")

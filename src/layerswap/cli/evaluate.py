@@ -52,7 +52,7 @@ def sweep(
 
 
 class Asked(commands.OptionGroup):
-    """The tasks of an evaluation: those of lm-eval by name, or a suite in some languages."""
+    """The tasks of an evaluation: lm-eval tasks by name, or a suite in some languages."""
 
     task: options.Tasks = None
     include: options.Include = None
@@ -75,7 +75,7 @@ class Asked(commands.OptionGroup):
     ] = None
 
     def check(self) -> None:
-        """Refuse options of suites beside tasks, options of tasks beside a suite, and no task."""
+        """Refuse suite options with tasks, task options with a suite, and no task."""
         if (self.suite is None) == (not self.task):
             raise RecipeError("give either --tasks or --suite")
         if self.suite is not None and not self.language:

@@ -92,7 +92,7 @@ class Experts(PairOptions):
     ] = None
 
     def named(self) -> list[str | dict[str, str]]:
-        """The experts for `open_subjects`: those of the pair are named `task` and `language`."""
+        """The experts for `open_subjects`; the pair's names are `task` and `language`."""
         pair = {"task": self.task_expert, "language": self.language_expert}
         return [
             *({name: expert} for name, expert in pair.items() if expert is not None),
@@ -232,7 +232,7 @@ class Prompts(commands.OptionGroup):
         str | None,
         _prompts(
             metavar="NAME=VALUE,...",
-            help="Generation settings that replace those of the tasks, such as max_gen_toks=64.",
+            help="Generation settings that override the tasks', such as max_gen_toks=64.",
         ),
     ] = None
     device: Device = None

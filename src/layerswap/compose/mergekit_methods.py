@@ -176,7 +176,7 @@ class Sparse(NamedTuple):
         method: our method that makes one delta sparse and adds it to the base.
         rescaled: our value of `rescale` where mergekit rescales; None if our method always divides
             what it keeps by the density, which mergekit does only with `rescale`.
-        own: mergekit's parameter of each model beside weight and density, by our name.
+        own: mergekit's other parameters of each model, by our name.
         fixed: our parameters that have one value.
         random: drops entries at random. mergekit then rescales by default.
     """

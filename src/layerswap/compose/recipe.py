@@ -257,7 +257,7 @@ def check_recipe(data: Any, *, where: str, lines: Mapping[KeyPath, int] | None =
 # --- rules over several keys ---
 
 MERGES = 256
-"""Most merge methods inside an expert; the record writes each as often as it is used."""
+"""Most merge methods inside an expert; the record repeats each at every use."""
 DEPTH = 16
 """Most levels of experts made of experts; each level can double the terms of a blend."""
 

@@ -26,7 +26,7 @@ from layerswap.ground.yaml_file import KeyPath, Mistake, nearest
 from layerswap.methods import METHODS
 
 BASE = "base"
-"""The name of the base in compositions; no expert may have it beside a base."""
+"""The name of the base in compositions; with a base, no expert may have it."""
 DTYPES = ("float32", "bfloat16", "float16")
 BLEND_TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 """Types of a GGUF file in which blends can be written."""
@@ -126,7 +126,7 @@ class Method(Strict):
     """The part of a recipe that composes the experts.
 
     Attributes:
-        conflicts: keys of a recipe that cannot stand beside the method, with the reason.
+        conflicts: keys of a recipe that cannot be given with the method, with the reason.
     """
 
     conflicts: ClassVar[Mapping[str, str]] = {}
@@ -156,7 +156,7 @@ class Method(Strict):
 
 
 class MergeMethod(Method):
-    """A merge method over experts; parameters are keys beside `method` and `experts`."""
+    """A merge method over experts; other keys than `method` and `experts` are parameters."""
 
     conflicts = {"weights": "weights of a merge belong in `merge.experts`; remove `weights`"}
 

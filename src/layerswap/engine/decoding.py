@@ -61,7 +61,7 @@ class Sampling:
     """Random sampling of tokens.
 
     A draw depends on the seed, the prompt's position and the position in the text alone: every
-    composition answers a prompt with the same random numbers, whatever is generated beside it.
+    composition answers a prompt with the same random numbers, independent of other texts.
 
     Attributes:
         temperature: above 0; logits are divided by it.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple["torch.Tensor", ...]
 FREE_SHARE = 0.5
-"""Share of the free memory for computed tensors, where the user sets no bound."""
+"""Share of the free memory for computed tensors if the user sets no bound."""
 LOGIT_BYTES = 1 << 28
 """Bytes of float32 logits to compute at a time."""
 LOGIT_COPIES = 3

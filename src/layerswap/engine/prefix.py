@@ -5,7 +5,7 @@ row of its own. At each layer its keys and values precede those of the other row
 their remaining tokens. So a layer reads `prefix + rows x rest` tokens instead of
 `rows x (prefix + rest)`.
 
-Attention then adds its terms in another order. Results differ from those of whole rows by
+Attention then adds its terms in another order. Results differ from whole rows by
 rounding, as they do between batches of different shapes.
 """
 
@@ -41,7 +41,7 @@ def group_by_prefix(
     """Group rows by their beginnings where that saves more than it costs.
 
     The prefix of a row ends before its limit (see `rows.first_scored`). The group of the longest
-    row comes first; the prefix of a group is 0 where nothing is saved. `size` is that of a batch.
+    row comes first; the prefix of a group is 0 where nothing is saved. `size` is the batch size.
     """
     one_pass = PASS_TOKENS.get(device, PASS_TOKENS["other"])
 

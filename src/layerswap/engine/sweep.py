@@ -200,7 +200,7 @@ class Sweep(VirtualModel):
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
         """Generate with every composition after every prompt, given as token ids.
 
-        The result is `[composition][prompt]`; `settings` are those of `iter_generate`.
+        The result is `[composition][prompt]`; `settings` are `iter_generate`'s.
         """
         members = self.choose(settings.get("members"))
         texts = dict(pair for part in self.iter_generate(prompts, **settings) for pair in part)
@@ -289,7 +289,7 @@ class Sweep(VirtualModel):
     ) -> Iterator[list[tuple[int, int]]]:
         """Yield `(composition, token)` of every composition, token by token, after one prompt.
 
-        The tokens are those of `generate`. Where compositions cannot be decoded together, each
+        The tokens equal `generate`'s. If compositions cannot be decoded together, each
         gives its whole text at once.
         """
         chosen = self.choose(members)

@@ -231,7 +231,7 @@ class VirtualModel:
 
     Unchanged tensors are the experts' own, read once and shared by every composition. Blended and
     merged tensors are computed on demand by the code of `Plan.save`, and kept within a bound. The
-    weights are bit for bit those of `Plan.load`, whichever composition the model is switched to.
+    weights equal `Plan.load`'s bit for bit, whichever composition the model is switched to.
 
     Args:
         plans: at least one; more can be added later. They must agree on the model's shape.

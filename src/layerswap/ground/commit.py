@@ -1,6 +1,6 @@
 """Atomic output folders and files, with a journal for resuming.
 
-An output is written beside its target under a name with `.partial-`, flushed to disk, and renamed.
+An output is written in its target's folder under a `.partial-` name, flushed to disk, and renamed.
 Missing parent folders are made when the writing begins, after every check.
 A process that is killed at any moment leaves the old output, the new one, or a partial folder; the
 next commit to the same target resumes or removes the partial folder.

@@ -175,7 +175,7 @@ def sorted_paths(paths: Iterable[Path]) -> list[Path]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse relative paths, with `/`, that not every system can have beside each other."""
+    """Refuse relative paths, with `/`, that some systems cannot hold in one folder."""
     seen: dict[str, str] = {}
     for name in names:
         if reason := next(filter(None, map(unusable_name, name.split("/"))), None):
@@ -241,7 +241,7 @@ def free_memory() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Keep the memory of freed tensors for the next ones, where the C library is glibc.
+    """Keep the memory of freed tensors for the next ones if the C library is glibc.
 
     By default glibc returns large blocks to the system, and every batch faults their pages in
     again. The faults take a sixth of the time of a head with 262,144 rows. The whole process keeps

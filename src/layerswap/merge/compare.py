@@ -57,7 +57,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TensorPair:
-    """A tensor as the merge writes it, and as it is stored in the output."""
+    """An output tensor as planned, and as stored."""
 
     expected: OutputTensor
     stored: TensorInfo

@@ -115,7 +115,7 @@ def tied_notes(
     if head or "embedding" not in blended or len(embedding.experts) < 2:
         return []
     if reference.adapter is not None:
-        return []  # An adapter leaves a tied embedding as it is in the base.
+        return []  # An adapter does not change the base's tied embedding.
     return [
         "embedding and head are one tensor (tied), so the blend changes both input and output; "
         "compare it with --outside task"

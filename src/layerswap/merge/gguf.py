@@ -85,7 +85,7 @@ class GGUFFormat(Format):
         return [Shard("model.gguf", header, tuple(zip(plan.tensors, offsets, strict=True)), nbytes)]
 
     def notes(self, plan: Plan) -> list[str]:
-        """Notes that include the types of blends, and differences beside the weights."""
+        """Notes that include the types of blends, and differences next to the weights."""
         notes = super().notes(plan)
         groups: dict[str, list[str]] = {}
         for tensor in _blended(plan):

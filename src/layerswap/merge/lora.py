@@ -177,7 +177,7 @@ def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, floa
     adapters = {n: c.adapter for n, c in plan.used.items() if c.adapter is not None}
     adapted = {name for c in plan.used.values() for name in c.low_rank}
     for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
-        if name in adapted:  # a copy of the base's embedding, beside its adapter
+        if name in adapted:  # a copy of the base's embedding, stored with its adapter
             continue
         weights = _weights(plan, name)
         if not any(name in adapters[expert].saved for expert, _ in weights):

@@ -1,4 +1,4 @@
-"""Writes the files beside the weights: configuration, tokenizer, card and `layerswap.json`."""
+"""Writes the files next to the weights: configuration, tokenizer, card and `layerswap.json`."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
 
 
 def copy_document(source: Path, target: Path) -> None:
-    """Copy a file beside the weights; a tokenizer's configuration without references to code."""
+    """Copy a file next to the weights; a tokenizer's configuration without references to code."""
     if source.name == "tokenizer_config.json":
         config = read_json_object(source)
         if config.pop("auto_map", None) is not None:

@@ -180,7 +180,7 @@ class _Opener:
 def _in_one_layout(
     experts: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
-    """Translate GGUF files to the names of the safetensors beside them."""
+    """Translate GGUF files to the names of the recipe's safetensors."""
     opened = [*experts.values(), *([base] if base is not None else [])]
     like = next((c for c in opened if c.gguf is None and c.tensors), None)
     if like is None or all(c.gguf is None for c in opened):
@@ -236,7 +236,7 @@ def _refuse_unfinished(source: str, folder: Path) -> None:
 
 
 def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
-    """Stamp all weights and the documents beside them, except cards.
+    """Stamp all weights and the documents in their folders, except cards.
 
     Raises a MergeError if a file has vanished.
     """
@@ -269,7 +269,7 @@ def _stamp(file: WeightFile) -> Stamp:
 
 FISHER_WEIGHTS = "fisher.safetensors"
 FISHER_RECORD = "fisher.json"
-"""The record beside the weights: checkpoint, data, and norm of the whole Fisher."""
+"""The record next to the weights: checkpoint, data, and norm of the whole Fisher."""
 
 
 @dataclass(frozen=True)

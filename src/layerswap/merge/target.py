@@ -70,7 +70,7 @@ def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
             if any(real in (file, *file.parents) for file in local):
                 raise MergeError(f"{target}: would overwrite the checkpoint of {name}")
             continue
-        # A file may be a link out of its folder: replacing what it points to would lose it too.
+        # A file may be a link out of its folder: replacing its target would lose the target too.
         files = {file.parent for file in local}
         for folder in (checkpoint.folder.resolve(), *sorted(files)):
             if real == folder or folder in real.parents or real in folder.parents:

@@ -42,7 +42,7 @@ from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES, measure_tensors
 CARD = "README.md"
 """The card, which the user may edit."""
 IGNORED = (".git", ".gitattributes", ".gitignore", ".cache")
-"""Files of the Hub and its clients beside a checkpoint."""
+"""Files that the Hub and its clients add to a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,7 @@ def _check_adapter(report: Verification, plan: Plan) -> None:
 
 
 def _check_files(report: Verification, plan: Plan) -> None:
-    """Find missing, wrong and foreign files beside the weights."""
+    """Find missing, wrong and foreign files next to the weights."""
     expected = {shard.file for shard in plan.shards} | {RECORD, CARD}
     if (index := index_of(plan.shards)) is not None:
         expected.add(index[0])

@@ -147,7 +147,7 @@ def sce(chunk: Chunk) -> Array:
     """Select, calculate, erase.
 
     Keeps the `density` share of largest variances among the entries that differ. Weighs each
-    expert by the mean square of what is kept of its delta. Drops entries that disagree with the
+    expert by the mean square of its delta's kept entries. Drops entries that disagree with the
     sign of the sum, and averages the rest.
     """
     import numpy as np
