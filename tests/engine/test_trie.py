@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -17,7 +18,7 @@ from layerswap.compose.presets import swap as swap_composition
 from layerswap.engine import scoring
 from layerswap.engine.rows import make_batches, make_rows
 from layerswap.engine.sweep import Sweep
-from layerswap.engine.trie import build_trie, count_layers, paths_of, walk
+from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers, paths_of, walk
 from layerswap.ground.errors import EvaluationError
 
 RNG = np.random.default_rng(3)
@@ -375,3 +376,19 @@ def test_layers_that_are_not_in_one_list_run_alone(llama, monkeypatch):
     with pytest.warns(UserWarning, match="every composition generates alone"):
         texts = sweep.generate([[5, 6, 7]], max_new_tokens=3, eos=[])
     assert [len(row) for row in texts] == [1, 1, 1]
+
+
+def test_a_lost_path_is_named_with_its_cost(tmp_path, monkeypatch):
+    monkeypatch.setattr(Runner, "_why_not_exact", lambda self, inputs, members: "logits differ")
+    sweep = Sweep(grid_of(swap_of(tmp_path)))
+    assert sweep.lost_paths == []
+    with pytest.warns(UserWarning, match="every composition runs alone"):
+        sweep.loglikelihood([([5, 6], [7]), ([5, 6], [8, 9])])
+    (lost,) = sweep.lost_paths
+    slower = re.fullmatch(
+        r"compositions ran one by one: logits differ, about (.+) times slower", lost
+    )
+    naive = len(sweep) * 5
+    counts = count_layers(build_trie(sweep.paths))
+    assert float(slower[1]) == pytest.approx(naive / counts.distinct, abs=0.05)
+    assert sweep.counts() == LayerCounts(naive, naive, 1)

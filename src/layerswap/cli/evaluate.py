@@ -46,6 +46,7 @@ def sweep(
         *filter(None, tables),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result),
+        *(f"note: {lost}" for lost in result.lost_paths),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
@@ -130,8 +131,10 @@ def evaluate(
     )  # fmt: skip
     if calibrate and not any(score["metric"] == CALIBRATED for score in done.scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
-    lines: list[object] = [evaluation_table(done.scores), f"wrote {done.folder}"]
-    output.finish("eval", {"scores": done.scores, "folder": str(done.folder)}, lines)
+    notes = [f"note: {lost}" for lost in done.lost_paths]
+    lines: list[object] = [evaluation_table(done.scores), *notes, f"wrote {done.folder}"]
+    facts = {"scores": done.scores, "lost_paths": [*done.lost_paths], "folder": str(done.folder)}
+    output.finish("eval", facts, lines)
 
 
 def compare(

@@ -30,7 +30,14 @@ from layerswap.engine.scoring import (
     why_no_shared_prefix,
     why_not_together,
 )
-from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
+from layerswap.engine.trie import (
+    ONE_BY_ONE,
+    LayerCounts,
+    Runner,
+    build_trie,
+    count_layers,
+    paths_of,
+)
 from layerswap.engine.virtual import VirtualModel
 from layerswap.ground.errors import EvaluationError
 from layerswap.merge.metadata import generation_file
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 
+TEXTS_ALONE = "compositions wrote their texts one by one"
 ROWS = 256
 """Default number of rows of generation: compositions times prompts."""
 
@@ -172,13 +180,29 @@ class Sweep(VirtualModel):
         if self._batches is None:
             reason = why_not_together(self.runner, members, [row.tokens for row in rows])
             self._batches = self._can(
-                "read several requests together", reason, "every request is scored alone"
+                "read several requests together",
+                reason,
+                "every request is scored alone",
+                "requests were scored one by one",
             )
         return self._batches
 
-    def _can(self, what: str, reason: str | None, otherwise: str) -> bool:
+    @property
+    def lost_paths(self) -> list[str]:
+        """A line for each kind of work that the model did not allow to share, with the cost."""
+        paths = paths_of(plan.composition for plan in self.plans)
+        ratio = count_layers(build_trie(paths)).ratio
+        alone = dict.fromkeys((ONE_BY_ONE, TEXTS_ALONE), f", about {ratio:.1f} times slower")
+        return [
+            f"{lost}: {reason}{alone.get(lost, '')}"
+            for lost, reason in self.runner.lost.items()
+            if ratio > 1 or lost not in alone
+        ]
+
+    def _can(self, what: str, reason: str | None, otherwise: str, lost: str) -> bool:
         """Return False, with a warning, if there is a reason against a feature."""
         if reason is not None:
+            self.runner.lost[lost] = reason
             warnings.warn(
                 f"{type(self.model).__name__} cannot {what} ({reason}); {otherwise}, at full cost",
                 stacklevel=5,
@@ -194,7 +218,10 @@ class Sweep(VirtualModel):
         if example is None:
             return []
         if self._shares_prefixes is None:
-            self._shares_prefixes = why_no_shared_prefix(self.runner, members, *example) is None
+            reason = why_no_shared_prefix(self.runner, members, *example)
+            self._shares_prefixes = reason is None
+            if reason is not None:
+                self.runner.lost["common beginnings were read for every request"] = reason
         return groups if self._shares_prefixes else []
 
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
@@ -326,6 +353,7 @@ class Sweep(VirtualModel):
                 "be decoded for several compositions together",
                 why_not_joint(self.runner, members, prompts),
                 "every composition generates alone",
+                TEXTS_ALONE,
             )
         limit = rotary_limit(self.model)
         longest = max(map(len, prompts)) + new_tokens
@@ -334,7 +362,7 @@ class Sweep(VirtualModel):
     def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
         """Count the layers that run per batch, one by one and in the sweep."""
         chosen = self.choose(members)
-        if not self.layers:
+        if not self.layers or ONE_BY_ONE in self.runner.lost:
             runs = len(chosen) * self.plans[0].composition.layers
             return LayerCounts(runs, runs, 1)
         return count_layers(build_trie(self.paths, chosen))

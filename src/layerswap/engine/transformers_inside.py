@@ -41,7 +41,7 @@ def cache_of_model(cache: LayerCache, layers: int) -> Iterator[None]:
             Cache.__init__(self, [_cache_layer_class()(cache, index) for index in range(layers)])
 
     with _MAKING:
-        DynamicCache.__init__ = make  # type: ignore[assignment,method-assign]
+        DynamicCache.__init__ = make  # type: ignore[method-assign]
         try:
             yield
         finally:

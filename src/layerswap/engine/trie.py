@@ -125,6 +125,7 @@ def paths_of(compositions: Iterable[Composition]) -> list[tuple[Hashable, ...]]:
     ]
 
 
+ONE_BY_ONE = "compositions ran one by one"
 CHECKED_ROWS, CHECKED_TOKENS = 2, 32
 """Size of the part of the first batch that is checked: rows, and tokens of a row."""
 ROUNDING = {"torch.float32": 1e-3, "torch.bfloat16": 0.1, "torch.float16": 0.02}
@@ -162,6 +163,7 @@ class Runner:
         stack: its model, split at its layers.
         exact: True if the trie gives the same bits as the compositions alone; None until checked.
         evaluations: layers run along the trie so far.
+        lost: work that the model does not allow to share, and the reasons.
     """
 
     def __init__(self, virtual: VirtualModel) -> None:
@@ -169,6 +171,7 @@ class Runner:
         model = virtual.switch(0)
         self._rotary = dynamic_rotary(model)
         self.exact: bool | None = None
+        self.lost: dict[str, str] = {}
         if virtual.layers:
             self.stack = SplitModel(model, virtual.layers, virtual.device)
         else:
@@ -307,6 +310,7 @@ class Runner:
         return None
 
     def _give_up(self, reason: str) -> bool:
+        self.lost[ONE_BY_ONE] = reason
         warnings.warn(
             f"the layers of {type(self.virtual.model).__name__} cannot be run one by one exactly "
             f"({reason}); every composition runs alone, at full cost",

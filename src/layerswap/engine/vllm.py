@@ -118,6 +118,8 @@ class VllmSweep:
     `engine` has further arguments of `vllm.LLM`, such as `gpu_memory_utilization`.
     """
 
+    lost_paths: Sequence[str] = ()  # vLLM shares nothing between compositions
+
     def __init__(
         self,
         plans: Sequence[Plan],

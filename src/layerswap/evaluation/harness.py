@@ -94,7 +94,8 @@ def evaluate(
     evaluated.
 
     Returns:
-        For each composition the result of `lm_eval.simple_evaluate`, with `samples`.
+        For each composition the result of `lm_eval.simple_evaluate`, with `samples`, and
+        `lost_paths`: what the model did not allow to share.
     """
     settings = settings or EvaluationSettings()
     chosen = list(range(len(sweep))) if members is None else list(members)
@@ -114,7 +115,7 @@ def evaluate(
             results.append(run_tasks(model, loaded, settings, samples))
             if progress is not None:
                 progress(1)
-    return results
+    return [{**result, "lost_paths": [*sweep.lost_paths]} for result in results]
 
 
 def load_tasks(

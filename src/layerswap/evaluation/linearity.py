@@ -153,7 +153,7 @@ def _add_alone(
     import torch
 
     virtual.switch(BASE)
-    entry = stack.before(**inputs, use_cache=False)
+    entry = stack.before(None, **inputs)
     real = inputs["attention_mask"].bool()
     for layer, module in enumerate(stack.layers):
         entering = states[layer - 1] if layer else entry.hidden

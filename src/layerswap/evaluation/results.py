@@ -288,6 +288,11 @@ def write_results(
     return scores
 
 
+def lost_paths(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what models did not allow to share (see `Sweep.lost_paths`), each line once."""
+    return list(dict.fromkeys(line for one in results for line in one.get("lost_paths", ())))
+
+
 @dataclass(frozen=True)
 class Earlier:
     """Score and sample tables of earlier evaluations."""

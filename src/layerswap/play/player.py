@@ -163,6 +163,7 @@ class Player:
                                         "tests": self.history.tests(documents.name)},
             "history": self.history.entries[: -MOST - 1 : -1],
             "change": self.change,
+            "lost_paths": self.sweep.lost_paths if self.state == "ready" else [],
         }  # fmt: skip
 
     # --- work, as events ---

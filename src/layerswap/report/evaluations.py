@@ -44,10 +44,12 @@ class Evaluation:
     Attributes:
         scores: a row for each model, task and metric. `low`, `high` and `n` are the 95% bootstrap
             interval over `n` documents, where every document has a score.
+        lost_paths: what the models did not allow to share, and how much slower that was.
     """
 
     scores: Sequence[Mapping[str, Any]]
     folder: Path
+    lost_paths: Sequence[str] = ()
 
     def to_pandas(self) -> pd.DataFrame:
         """The scores, a row each."""
@@ -200,7 +202,8 @@ def run_evaluation(
         log(f"kept earlier results in {out} of {', '.join(models_kept)}")
     for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
         log(warning)
-    return Evaluation(_scores(results, written, rows, calibrated=calibrate), folder)
+    scores = _scores(results, written, rows, calibrated=calibrate)
+    return Evaluation(scores, folder, files.lost_paths(results.values()))
 
 
 def _scores(

@@ -95,6 +95,7 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
         "screening": board.screening and asdict(board.screening),
+        "lost_paths": [*board.lost_paths],
         **board.to_dict(),
     }
     if board.objectives:
@@ -112,6 +113,7 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
     swap = board.best.recipe.swap
     names = {swap.task: TASK_EXPERT, swap.language: LANGUAGE_EXPERT} if swap else {}
     notes = [f"layerswap {__version__}", *([str(board.screening)] if board.screening else [])]
+    notes += board.lost_paths
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board),

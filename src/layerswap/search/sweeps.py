@@ -76,6 +76,7 @@ class SweepResult(TestResult):
     measure: Measure | None
     rows: Sequence[DocumentScore]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
+    lost_paths: Sequence[str] = ()  # what the model did not allow to share
     screening: Screening | None = None  # the two stages, with a screen
     answers: Sequence[Sample] = ()  # on the test split, of the chosen composition and the others
 
@@ -166,7 +167,8 @@ def sweep_plans(
     """
     plans = {**others, **candidates}
     evaluator = Evaluator(spec, plans, store=store, log=log, progress=progress)
-    counts = evaluator.sweep.counts([evaluator.members[one] for one in candidates])
+    numbers = [evaluator.members[one] for one in candidates]
+    counts = evaluator.sweep.counts(numbers)
     log(
         f"{len(candidates)} compositions: {counts.distinct} layers to run per batch instead of "
         f"{counts.naive} ({counts.ratio:.1f} times fewer)"
@@ -194,7 +196,8 @@ def sweep_plans(
         scores=scores, chosen=chosen, selected=DEFAULT if selected == default else CHOSEN,
         best=plans[selected], development=scored.means, lead=lead,
         sources=sources or {one: zone_sources(z, layers) for one, z in zones.items()},
-        chosen_by=scored.chosen_by, measure=measure, rows=[*scored.rows, *rows], counts=counts,
+        chosen_by=scored.chosen_by, measure=measure, rows=[*scored.rows, *rows],
+        counts=evaluator.sweep.counts(numbers), lost_paths=evaluator.sweep.lost_paths,
         screening=scored.screening, answers=answers, classified=classified,
     )  # fmt: skip
 

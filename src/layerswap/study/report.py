@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
-from layerswap.evaluation.results import read_samples
+from layerswap.evaluation.results import RESULTS as MODEL_RESULTS
+from layerswap.evaluation.results import lost_paths, read_samples
 from layerswap.evaluation.statistics import Interval, disagreements
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
@@ -165,8 +167,16 @@ class FinishedSteps:
             lead="\n\n".join(line for line in lead if line),
             figure=_differences(self.results.benchmarks),
             sections=list(self._sections()),
-            colophon=f"layerswap {__version__}.",
+            colophon="; ".join([f"layerswap {__version__}", *self._lost_paths()]) + ".",
         )
+
+    def _lost_paths(self) -> list[str]:
+        """Work that models of this study did not allow to share."""
+        files = (
+            file for folder in self.evaluations.values()
+            for file in sorted((folder / RESULTS).glob(f"*/{MODEL_RESULTS}"))
+        )  # fmt: skip
+        return lost_paths(json.loads(file.read_text("utf-8")) for file in files)
 
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""

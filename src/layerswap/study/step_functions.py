@@ -15,7 +15,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.evaluation.languages import same_language
-from layerswap.evaluation.results import write_results
+from layerswap.evaluation.results import lost_paths, write_results
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.ground.commit import write_json
@@ -335,6 +335,8 @@ def _evaluate(
                 models, [one.name for one in asked], [tasks], settings=how, store=store,
                 log=context.log, progress=count,
             )  # fmt: skip
+    for lost in lost_paths(results.values()):
+        context.log(lost)
     columns = {str(condition): condition.to_dict() for condition in plans}
     write_results(context.folder / name, results, asked, columns=columns)
 

@@ -23,8 +23,8 @@ const button = (text, act) => {
 const percent = (share, digits = 1) => (100 * share).toFixed(digits);
 const size = bytes => bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
 function fail(error) {
-  const lasting = facts?.state === "failed" ? facts.message : "";
-  const line = error ? error.message ?? String(error) : lasting;
+  const lasting = facts?.state === "failed" ? facts.message : facts?.lost_paths?.join("; ");
+  const line = error ? error.message ?? String(error) : lasting ?? "";
   $("fault").textContent = line;
   $("fault").hidden = !line;
 }
