@@ -179,3 +179,59 @@ def test_every_public_name_can_be_had():
         assert getattr(layerswap, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'frobnicate'"):
         layerswap.frobnicate  # noqa: B018
+
+
+LIBRARIES = (
+    "transformers", "trl", "peft", "lm_eval", "accelerate", "datasets", "huggingface_hub", "vllm",
+    "typer",
+)  # fmt: skip
+DOCUMENTED = {
+    *LIBRARIES, "transformers.utils", "typer.core", "accelerate.utils", "datasets.exceptions",
+    "huggingface_hub.errors", "huggingface_hub.utils", "lm_eval.evaluator", "lm_eval.tasks",
+    "lm_eval.utils", "lm_eval.models.huggingface",
+}  # fmt: skip
+"""Modules whose names the libraries' documentation gives, or their own plugins use."""
+OTHERS = {
+    "_asdict", "_replace", "_fields", "_exit",  # of Python
+    "_parameters", "_buffers", "_version",  # of torch
+}  # fmt: skip
+
+
+def test_the_inside_of_a_library_is_used_in_one_module_each():
+    """Private names, and modules that are not documented, are in modules called `*_inside`."""
+    trees = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+    ours = set(OTHERS)
+    for node in (node for tree in trees.values() for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            ours.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            ours.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            ours.add(node.id)
+    wrong = [
+        f"{module} uses {name}"
+        for module, tree in trees.items()
+        if not module.endswith("_inside")
+        for name in inside_names(tree, ours)
+    ]
+    assert not wrong
+
+
+def inside_names(tree: ast.Module, ours: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            whole = isinstance(node, ast.ImportFrom)
+            modules = [node.module or ""] if whole else [alias.name for alias in node.names]
+            private = [a.name for a in node.names if a.name.startswith("_")] if whole else []
+            for module in modules:
+                if module.partition(".")[0] in LIBRARIES:
+                    yield from private
+                    if module not in DOCUMENTED:
+                        yield module
+        elif isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
+            if node.attr not in ours:
+                yield node.attr
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"getattr", "hasattr"}:
+            name = getattr(node.args[1], "value", "")
+            if re.match(r"_[^_]", str(name)) and name not in ours:
+                yield name

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from layerswap.checkpoint.hub_inside import client_factory
 from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError, LayerswapError, MergeError, one_line
 from layerswap.ground.strict_json import MAX_JSON_BYTES, clipped
@@ -123,10 +124,9 @@ def local_name(folder: Path) -> str:
 @cache
 def _check_answers() -> None:
     """Make the Hub's client validate every response, in this process."""
-    import huggingface_hub.utils
+    from huggingface_hub import set_client_factory
 
-    utils: Any = huggingface_hub.utils
-    make = utils._http._GLOBAL_CLIENT_FACTORY  # the user's own, or the library's
+    make = client_factory()
 
     def make_checked() -> Any:
         client = make()
@@ -134,7 +134,7 @@ def _check_answers() -> None:
         client.event_hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
         return client
 
-    utils.set_client_factory(make_checked)
+    set_client_factory(make_checked)
 
 
 def _check_answer(response: Any) -> None:

@@ -32,7 +32,7 @@ ROW_BY_ROW = frozenset({
 })  # fmt: skip
 """Settings whose processors change a row's logits by that row's tokens alone."""
 WITHOUT_EFFECT = frozenset({
-    "_from_model_config", "assistant_confidence_threshold", "bos_token_id", "cache_config",
+    "assistant_confidence_threshold", "bos_token_id", "cache_config",
     "cache_implementation", "compile_config", "continuous_batching_config",
     "decoder_start_token_id", "disable_compile", "diversity_penalty", "do_sample",
     "early_stopping", "eos_token_id", "length_penalty", "low_memory", "max_cache_len", "max_length",
@@ -220,7 +220,8 @@ def acting_settings(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(
         name
         for name in known
-        if own.get(name) is not None
+        if not name.startswith("_")
+        and own.get(name) is not None
         and (name in ROW_BY_ROW or own[name] != (1 if name in ONE_IS_NONE else 0))
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from layerswap.engine.transformers_inside import holds_attention_scores
 from layerswap.ground import system
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def estimate_memory(
         """Workspace of one layer for one row."""
         # A mask at most; with eager attention also the scores of all heads.
         scores = itemsize * queries * keys
-        if config._attn_implementation == "eager":
+        if holds_attention_scores(model):
             scores += 3 * 4 * heads * queries * keys
         return int(queries * (3 * widest + STREAMS * config.hidden_size) * itemsize + scores)
 

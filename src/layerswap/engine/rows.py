@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from layerswap.ground.errors import EvaluationError
 
@@ -123,26 +123,6 @@ def model_max_length(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     lengths = (getattr(config, key, None) for key in LENGTH_KEYS)
     return next((length for length in lengths if isinstance(length, int)), None)
-
-
-def rotary_limit(model: PreTrainedModel) -> int | None:
-    """Return the length beyond which rotary tables depend on the longest text of a batch.
-
-    That is so with dynamic NTK scaling, and with LongRoPE and its two sets of frequencies. None if
-    the tables never change.
-    """
-    limits = []
-    for module in model.modules():
-        rope_type: Any = getattr(module, "rope_type", None)
-        types = rope_type if isinstance(rope_type, dict) else {None: rope_type}
-        for layer_type, kind in types.items():
-            if "dynamic" in str(kind):
-                limits.append(int(cast("Any", module).original_max_seq_len))
-            elif kind == "longrope":
-                parameters: Any = cast("Any", module).config.rope_parameters
-                parameters = parameters if layer_type is None else parameters[layer_type]
-                limits.append(int(parameters["original_max_position_embeddings"]))
-    return min(limits, default=None)
 
 
 def check_batch_size(size: int | None) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from layerswap.engine.memory import LOGIT_BYTES
-from layerswap.engine.rows import Question, TokenRow, pad, rotary_limit
+from layerswap.engine.rows import Question, TokenRow, pad
 from layerswap.engine.split import reason_of
+from layerswap.engine.transformers_inside import rotary_limit
 from layerswap.engine.trie import (
     CHECKED_ROWS,
     CHECKED_TOKENS,

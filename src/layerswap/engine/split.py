@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.transformers_inside import LayerCache, cache_of_model
+from layerswap.engine.transformers_inside import (
+    LayerCache,
+    cache_of_model,
+    dynamic_rotary,
+    reset_rotary,
+)
 from layerswap.ground.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
@@ -212,21 +217,6 @@ def read_one_token(model: PreTrainedModel, device: torch.device) -> None:
             f"{type(model).__name__} has no language-model head, so there are no logits to "
             "evaluate; `architectures` in its config.json must be a causal language model"
         )
-
-
-def dynamic_rotary(model: nn.Module) -> list[Any]:
-    """Return the rotary embeddings whose tables depend on texts read before (dynamic NTK)."""
-    return [m for m in model.modules() if "dynamic" in str(getattr(m, "rope_type", ""))]
-
-
-def reset_rotary(modules: Sequence[Any]) -> None:
-    """Restore the tables of `dynamic_rotary`, which longer texts have changed."""
-    for module in modules:
-        for name, original in list(module.named_buffers(recurse=False)):
-            prefix, suffix, _ = name.partition("original_inv_freq")
-            if suffix:
-                module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
-                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def reason_of(check: Callable[[], str | None]) -> str | None:

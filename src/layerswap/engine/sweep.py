@@ -20,7 +20,6 @@ from layerswap.engine.rows import (
     first_scored,
     longest_first,
     make_batches,
-    rotary_limit,
     rows_for,
 )
 from layerswap.engine.scoring import (
@@ -30,6 +29,7 @@ from layerswap.engine.scoring import (
     why_no_shared_prefix,
     why_not_together,
 )
+from layerswap.engine.transformers_inside import rotary_limit
 from layerswap.engine.trie import (
     ONE_BY_ONE,
     LayerCounts,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import RLock, get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from layerswap.checkpoint.loading import without_progress_bars
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 _MAKING = RLock()
 
@@ -65,3 +68,69 @@ def _cache_layer_class() -> Any:
             return self._cache.length
 
     return CacheLayer
+
+
+# --- rotary tables ---
+
+
+def dynamic_rotary(model: torch.nn.Module) -> list[Any]:
+    """Return the rotary embeddings whose tables depend on texts read before (dynamic NTK)."""
+    return [m for m in model.modules() if "dynamic" in str(getattr(m, "rope_type", ""))]
+
+
+def reset_rotary(modules: Sequence[Any]) -> None:
+    """Restore the tables of `dynamic_rotary`, which longer texts have changed."""
+    for module in modules:
+        for name, original in list(module.named_buffers(recurse=False)):
+            prefix, suffix, _ = name.partition("original_inv_freq")
+            if suffix:
+                module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
+                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
+def rotary_limit(model: PreTrainedModel) -> int | None:
+    """Return the length beyond which rotary tables depend on the longest text of a batch.
+
+    That is so with dynamic NTK scaling, and with LongRoPE and its two sets of frequencies. None if
+    the tables never change.
+    """
+    limits = []
+    for module in model.modules():
+        rope_type: Any = getattr(module, "rope_type", None)
+        types = rope_type if isinstance(rope_type, dict) else {None: rope_type}
+        for layer_type, kind in types.items():
+            if "dynamic" in str(kind):
+                limits.append(int(cast("Any", module).original_max_seq_len))
+            elif kind == "longrope":
+                parameters: Any = cast("Any", module).config.rope_parameters
+                parameters = parameters if layer_type is None else parameters[layer_type]
+                limits.append(int(parameters["original_max_position_embeddings"]))
+    return min(limits, default=None)
+
+
+# --- weights and attention ---
+
+
+def convert(
+    model: PreTrainedModel, weights: Mapping[str, torch.Tensor], targets: Sequence[str]
+) -> tuple[torch.Tensor, ...]:
+    """Let transformers compute parameters from stored tensors; the model then holds them.
+
+    The model has the dtype of the targets.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    mapping: Any = get_model_conversion_mapping(model)
+    plan = model._get_dtype_plan(model.dtype)
+    config = LoadStateDictConfig(dtype=model.dtype, dtype_plan=plan, weight_mapping=mapping)
+    with without_progress_bars():
+        convert_and_load_state_dict_in_model(model, dict(weights), config)
+    state = model.state_dict(keep_vars=True)
+    return tuple(state[name] for name in targets)
+
+
+def holds_attention_scores(model: PreTrainedModel) -> bool:
+    """True if attention is computed in steps, with the scores of all heads in memory."""
+    return bool(model.config.get_text_config()._attn_implementation == "eager")

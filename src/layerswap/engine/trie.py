@@ -20,12 +20,10 @@ from layerswap.engine.prefix import PrefixCache, PrefixedStates, read_prefix
 from layerswap.engine.split import (
     Entry,
     SplitModel,
-    dynamic_rotary,
     read_one_token,
     reason_of,
-    reset_rotary,
 )
-from layerswap.engine.transformers_inside import LayerCache
+from layerswap.engine.transformers_inside import LayerCache, dynamic_rotary, reset_rotary
 from layerswap.engine.virtual import VirtualModel
 
 if TYPE_CHECKING:

@@ -33,10 +33,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Place
-from layerswap.checkpoint.loading import check_dtype, open_device, without_progress_bars
+from layerswap.checkpoint.loading import check_dtype, open_device
 from layerswap.checkpoint.read import equal
 from layerswap.compose.blend import Operation
 from layerswap.engine.memory import Tensors, WeightPool, moved
+from layerswap.engine.transformers_inside import convert
 from layerswap.ground.errors import EvaluationError
 from layerswap.merge import Plan
 from layerswap.merge.folder import build_model, load_tensor
@@ -203,26 +204,6 @@ def _layer_of(name: str, stack: str, layers: int) -> int | None:
     return int(index) if not head and index.isdigit() and int(index) < layers else None
 
 
-def convert(
-    model: PreTrainedModel, binding: Binding, weights: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Let transformers compute the targets of a converted binding; the model then holds them.
-
-    The model has the dtype of the targets, and `weights` are the sources by name.
-    """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import convert_and_load_state_dict_in_model
-    from transformers.modeling_utils import LoadStateDictConfig
-
-    mapping: Any = get_model_conversion_mapping(model)
-    plan = model._get_dtype_plan(model.dtype)
-    config = LoadStateDictConfig(dtype=model.dtype, dtype_plan=plan, weight_mapping=mapping)
-    with without_progress_bars():
-        convert_and_load_state_dict_in_model(model, dict(weights), config)
-    state = model.state_dict(keep_vars=True)
-    return tuple(state[name] for name in binding.targets)
-
-
 # --- the model ---
 
 
@@ -363,7 +344,7 @@ class VirtualModel:
         device = self.pool.home if content.verbatim else self.device
         if binding.converted:
             weights = {source.tensor.name: source.compute() for source in content.sources}
-            computed = convert(self.model, binding, weights)
+            computed = convert(self.model, weights, binding.targets)
             pairs = zip(binding.targets, computed, strict=True)
             return tuple(self._fitted(target, tensor, device) for target, tensor in pairs)
         tensor = self._fitted(binding.targets[0], content.sources[0].compute(), device)

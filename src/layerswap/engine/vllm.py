@@ -22,12 +22,12 @@ from layerswap.engine.rows import (
     Question,
     check_prompts,
     eos_tokens,
-    rotary_limit,
     rows_for,
     vocabulary_size,
 )
 from layerswap.engine.scoring import Scores
 from layerswap.engine.sweep import Sweep
+from layerswap.engine.transformers_inside import rotary_limit
 from layerswap.engine.trie import LayerCounts
 from layerswap.engine.virtual import Measurements, WeightSource
 from layerswap.ground.errors import EvaluationError, one_line

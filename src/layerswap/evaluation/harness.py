@@ -32,6 +32,7 @@ from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
+from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
     EvaluationSettings,
@@ -269,14 +270,14 @@ def run_tasks(
             fewshot_as_multiturn=settings.multiturn,
         )
     except ValueError as error:
-        if "unsafe" not in str(error):
+        if settings.allow_code or not any(map(runs_code, loaded["tasks"].values())):
             raise
         why = one_line(error)
         raise EvaluationError(f"{why} (allow it with --allow-code)") from None
     except TemplateError as error:
         raise template_error(error) from None
     except AssertionError as error:
-        if "maximum sequence length" not in str(error):
+        if not is_too_long(error):
             raise
         raise EvaluationError(f"the model's context is too short: {error}") from None
     add_calibrated(result)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
+from layerswap.reading.datasets_inside import needs_script
 from layerswap.ground.errors import DataError, LayerswapError, one_line
 from layerswap.ground.strict import Strict
 from layerswap.ground.system import sorted_paths
@@ -249,10 +250,10 @@ def _load(
 ) -> Dataset:
     """Load rows with the `datasets` library; name the causes that it wraps or hides."""
     from datasets import Dataset, disable_progress_bars, load_dataset
-    from datasets.utils.logging import set_verbosity
+    from datasets import logging as their_logging
 
     disable_progress_bars()
-    set_verbosity(logging.CRITICAL)  # it logs what it raises, too
+    their_logging.set_verbosity(logging.CRITICAL)  # it logs what it raises, too
     split = split or origin.split
     try:
         if count is None:
@@ -266,7 +267,7 @@ def _load(
         cause = error.__cause__
         if isinstance(error, StopIteration) or isinstance(cause, StopIteration):
             raise DataError("has no rows") from None
-        if "scripts are no longer supported" in str(error):
+        if needs_script(error):
             if options.get("revision", "") is None:
                 # The Hub keeps a Parquet copy of every data set that is a script.
                 return _load(path, origin, count, **options | {"revision": PARQUET_COPY})

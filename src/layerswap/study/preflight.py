@@ -213,7 +213,7 @@ def _check_metric(settings: Mapping[str, Any]) -> None:
         metrics = list(task.aggregation())
         if "acc" in metrics:
             metrics.append(CALIBRATED)
-        filters = [one.name for one in task._filters] or ["none"]
+        filters = [one["name"] for one in task.get_config("filter_list") or [{"name": "none"}]]
         if metric not in metrics or of not in filters:
             raise EvaluationError(
                 f"evaluate.metric: {name} has no [{metric}, {of}]; its metrics are "

@@ -15,7 +15,8 @@ import types
 from typing import Any
 
 import torch
-from trl.trainer.utils import FusedCausalLMOutput
+
+from layerswap.training.expert.trl_inside import FusedCausalLMOutput
 
 CHUNK_LOGITS = 1 << 26
 """Number of logits per matrix product: 256 MiB in float32, 128 MiB in bfloat16."""

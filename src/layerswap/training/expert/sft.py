@@ -16,11 +16,11 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
-from trl import SFTTrainer
 
 from layerswap.ground.types import Log, duration
 from layerswap.training.expert.head import use_labelled_positions
 from layerswap.training.expert.save import checkpoints, forget_older_states
+from layerswap.training.expert.trl_inside import OpenTrainer
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
 """Columns of prepared rows that are kept when data sets are joined."""
@@ -166,7 +166,7 @@ class ProgressLines(TrainerCallback):
             self.log(f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s, {left} left")
 
 
-class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
+class ExpertTrainer(OpenTrainer):
     """SFTTrainer over one or more data sets, each prepared separately, so columns may differ.
 
     Two sets take turns of `every` steps; without it, all rows are mixed at random. `decay` is the
@@ -223,15 +223,14 @@ class ExpertTrainer(SFTTrainer):  # type: ignore[misc]
             packing = self.args.packing
             if name == "eval" and self.args.eval_packing is not None:
                 packing = self.args.eval_packing
-            return self._prepare_dataset(
-                rows, self.processing_class, self.args, packing, None, name
-            )
+            return self.prepared(rows, packing, name)
         finally:
             self.completion_only_loss = before
 
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
+    def train_sampler(self) -> Any:
+        """Return the turns of two data sets; None for all rows at random."""
         if self.every is None:
-            return super()._get_train_sampler(dataset)
+            return None
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         step = rows_of_step(self.args)
         return TurnSampler(self.sizes, step=step, every=self.every, seed=seed)

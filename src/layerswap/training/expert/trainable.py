@@ -64,7 +64,7 @@ def adapter_targets(model: PreTrainedModel, parts: Iterable[Part], lora: Lora) -
     `lora.target_modules` and `lora.exclude_modules` as in PEFT.
     """
     from torch.nn import Linear
-    from transformers.pytorch_utils import Conv1D
+    from transformers import Conv1D
 
     trained = frozenset[Place]().union(*parts)
     targets = [

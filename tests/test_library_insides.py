@@ -1,0 +1,86 @@
+"""What the modules called `*_inside` rely on in other libraries; each test names one promise."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(("attention", "expected"), [("eager", True), ("sdpa", False)])
+def test_transformers_tells_how_attention_is_computed(attention, expected):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from layerswap.engine.transformers_inside import holds_attention_scores
+
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, attn_implementation=attention,
+    )  # fmt: skip
+    assert holds_attention_scores(LlamaForCausalLM(config)) is expected
+
+
+def test_transformers_models_make_a_dynamic_cache_for_themselves():
+    import torch
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    from layerswap.engine.transformers_inside import cache_of_model
+
+    class Noted:
+        length, layers = 0, ()
+
+        def update(self, layer, keys, values):
+            self.layers += (layer,)
+            return keys, values
+
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2,
+    ))  # fmt: skip
+    cache, before = Noted(), DynamicCache.__init__
+    with cache_of_model(cache, 2):
+        model(input_ids=torch.tensor([[1, 2]]), use_cache=True)
+    assert cache.layers == (0, 1)
+    assert DynamicCache.__init__ is before
+
+
+def test_datasets_names_loading_scripts(tmp_path):
+    from datasets import load_dataset
+
+    from layerswap.reading.datasets_inside import needs_script
+
+    script = tmp_path / "script.py"
+    script.write_text("")
+    with pytest.raises(RuntimeError) as raised:
+        load_dataset(str(script))
+    assert needs_script(raised.value)
+
+
+def test_lm_eval_marks_tasks_that_run_code():
+    from datasets import Dataset
+    from lm_eval.api.task import ConfigurableTask
+
+    from layerswap.evaluation.lm_eval_inside import runs_code
+
+    settings = {
+        "task": "t", "dataset_path": "json", "output_type": "generate_until", "test_split": "test",
+        "custom_dataset": lambda **_: {"test": Dataset.from_list([{"a": "b"}])}, "doc_to_text": "a",
+        "doc_to_target": "a",
+    }  # fmt: skip
+    assert not runs_code(ConfigurableTask(config=dict(settings)))
+    assert runs_code(ConfigurableTask(config={**settings, "unsafe_code": True}))
+
+
+def test_the_client_of_the_hub_has_hooks():
+    from layerswap.checkpoint.hub_inside import client_factory
+
+    assert "response" in client_factory()().event_hooks
+
+
+def test_trl_prepares_data_sets_and_asks_for_the_order_of_rows():
+    from trl import SFTTrainer
+
+    from layerswap.training.expert.trl_inside import FusedCausalLMOutput
+
+    assert callable(SFTTrainer._prepare_dataset)
+    assert callable(SFTTrainer._get_train_sampler)
+    output = FusedCausalLMOutput(loss=0, log_probs=1, entropy=2, is_top1=3, label_mask=4)
+    assert output.label_mask == 4
