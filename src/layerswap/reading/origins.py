@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from layerswap.reading.datasets_inside import needs_script
 from layerswap.ground.errors import DataError, LayerswapError, one_line
 from layerswap.ground.strict import Strict
 from layerswap.ground.system import sorted_paths
 from layerswap.ground.yaml_file import nearest
+from layerswap.reading.datasets_inside import needs_script
 from layerswap.reading.files import (
     Layout,
     format_of,
