@@ -52,6 +52,8 @@ def deploy(
     Example: layerswap deploy merged --like base.gguf --text sw=lines.txt --out deployed
     """
     from layerswap.deploy import api
+    from layerswap.deploy.convert import LIKE
+    from layerswap.deploy.proof import Material
     from layerswap.merge.target import MergeOptions
     from layerswap.versions import need_extras
 
@@ -63,7 +65,7 @@ def deploy(
                 "--check compares a file that exists; leave out --like, --out, --type"
             )
         done = api.check_file(
-            merged, check, material or api.Material({}), positions=positions, log=output.log
+            merged, check, material or Material({}), positions=positions, log=output.log
         )
     elif like is None:
         if out or kind:
@@ -76,7 +78,7 @@ def deploy(
         if material is not None:
             need_extras("the proof", "deploy")
         done = api.deploy(
-            merged, out, like=like, kinds=kind or (api.LIKE,), material=material,
+            merged, out, like=like, kinds=kind or (LIKE,), material=material,
             positions=positions, log=output.log,
             options=MergeOptions(overwrite=overwrite, threads=threads),
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import open_checkpoint, refuse_target
 from layerswap.checkpoint.folder import fetch_checkpoint
@@ -19,6 +19,9 @@ from layerswap.ground.types import Log
 from layerswap.merge.target import MergeOptions
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.tables import Table
+
+if TYPE_CHECKING:
+    from layerswap.report.tables import Cell
 
 RECORD = "deploy.json"
 """The findings, in every folder that `deploy` wrote."""
@@ -113,7 +116,7 @@ def check_folder(source: str) -> Deployed:
     end = end_of_turn(tokenizer)
     stops = getattr(generation, "eos_token_id", None)
     stops = stops if isinstance(stops, list) else [stops]
-    problems = ()
+    problems: tuple[str, ...] = ()
     if end is not None and end not in (*stops, tokenizer.eos_token_id):
         text = tokenizer.convert_ids_to_tokens(end)
         problems = (
@@ -137,7 +140,7 @@ def commands(source: str, out: Path, file: str) -> list[str]:
 
 def agreement_table(proofs: Sequence[Proof]) -> Table:
     """Agreement with the folder, by type and language."""
-    rows = [
+    rows: list[list[Cell]] = [
         [proof.kind, one.language, one.positions, one.same, f"{one.divergence_nats:.3f}"]
         for proof in proofs
         for one in proof.agreements
@@ -150,7 +153,7 @@ def agreement_table(proofs: Sequence[Proof]) -> Table:
 
 def checks_table(proofs: Sequence[Proof]) -> Table:
     """What was compared, and the first difference."""
-    rows = [
+    rows: list[list[Cell]] = [
         [proof.kind, check.name, check.tried,
          check.problems[0] if check.problems else check.note or "equal"]
         for proof in proofs

@@ -170,9 +170,9 @@ def _stored(folder: Checkpoint, opened: Checkpoint) -> Iterator[Check]:
         stored = view.tensors[name]
         dtype = getattr(stored, "stored", stored).dtype
         if info.dtype in FLOAT_DTYPES:
-            error = _relative_error(info, stored)
-            if not error <= ROUNDING.get(dtype, COARSE):
-                problems.append(f"{name}: differs by {error:.0%} of its norm ({dtype})")
+            change = _relative_error(info, stored)
+            if not change <= ROUNDING.get(dtype, COARSE):
+                problems.append(f"{name}: differs by {change:.0%} of its norm ({dtype})")
     yield Check("tensors", len(folder.tensors), tuple(problems))
 
 
@@ -227,7 +227,7 @@ class Llama:
     def ends(self, token: int) -> bool:
         """True if an answer ends when the model writes a token."""
         forced = {"prompt": "a", "n_predict": 4, "logit_bias": [[token, 1000.0]]}
-        return self.ask("/completion", forced)["stop_type"] == "eos"
+        return bool(self.ask("/completion", forced)["stop_type"] == "eos")
 
     def next_tokens(self, tokens: Sequence[int]) -> dict[int, float]:
         """The log-likelihood of each of the likeliest next tokens."""
@@ -385,7 +385,9 @@ def _agreement(
                 divergences.append(divergence(row, found))
     if not same:
         raise EvaluationError(f"{language}: no line of two tokens to compare")
-    return Agreement(language, len(same), mean_interval(same), float(np.mean(divergences)))
+    return Agreement(
+        language, len(same), mean_interval(np.array(same)), float(np.mean(divergences))
+    )
 
 
 def _log_likelihoods(model: Any, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
