@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from checkpoints import layers_for, write_checkpoints
+from checkpoints import make_checkpoints
 from runner import LAYERSWAP, Contestant, measure, times
 
 ALONE = """
@@ -81,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder
     if not (folder / "base").is_dir():
-        write_checkpoints(folder, layers_for(options.gb))
+        make_checkpoints(folder, options.gb)
     script = folder / "alone.py"
     script.write_text(ALONE)
     for cold in (False, True):

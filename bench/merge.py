@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
-from checkpoints import LAYER_PARAMETERS, OUTSIDE_PARAMETERS, layers_for
+from checkpoints import LAYER_PARAMETERS, OUTSIDE_PARAMETERS, layers_for, make_checkpoints
 from runner import LAYERSWAP, Contestant, machine, report, run_rounds, table, times, version
 
 HERE = Path(__file__).resolve().parent
@@ -72,13 +72,6 @@ FILESYSTEMS = {
 }
 STEPPED = {"Q4_0": 2, "Q4_1": 4, "Q5_0": 6, "Q5_1": 8, "Q8_0": 2, "Q4_K": 16, "Q5_K": 48, "Q6_K": 0}
 """The byte of a block at which its numbers begin, for types whose numbers can be stepped."""
-
-
-def make_sources(folder: Path, gigabytes: float, *more: str) -> Path:
-    """Checkpoints, made by a process of its own: a child's peak is never below its parent's."""
-    script = [sys.executable, str(HERE / "checkpoints.py"), str(folder)]
-    subprocess.run([*script, "--gb", str(gigabytes), *more], check=True)
-    return folder
 
 
 def nbytes_of(gigabytes: float) -> int:
@@ -198,7 +191,7 @@ class Proof:
 def against_mergekit(options: argparse.Namespace) -> None:
     """Every tool on checkpoints of one size, and the equality of their results."""
     (size,) = options.gb
-    sources = make_sources(options.folder / "sources", size)
+    sources = make_checkpoints(options.folder / "sources", size)
     ours = layerswap(sources, options.rounds, options.ties_rounds)
     ordered = floors(sources / "task", options.rounds) + ours
     about = machine(options.folder)
@@ -208,7 +201,11 @@ def against_mergekit(options: argparse.Namespace) -> None:
         names = ("mergekit", "torch", "transformers", "safetensors", "numpy")
         versions = ", ".join(f"{name} {version(name, python)}" for name in names)
         about += f"\n- mergekit's environment: {versions}; flags `{' '.join(FLAGS)}`"
-        ordered += mergekit(sources, script, options, sync=options.sync)
+        partners = {theirs: ours for ours, theirs in PAIRS.items()}
+        for contestant in mergekit(sources, script, options, sync=options.sync):
+            names = [ours.name for ours in ordered]
+            if partners[contestant.name] in names:  # TIES may be left out
+                ordered.insert(names.index(partners[contestant.name]) + 1, contestant)
     proof = Proof(options.folder, sources)
     run_rounds(ordered, options.folder, proof)
     by_name = {contestant.name: contestant for contestant in ordered}
@@ -234,7 +231,7 @@ def small_and_large(options: argparse.Namespace) -> None:
     """Swaps and soups of checkpoints of several sizes against copying with the wait."""
     tables = []
     for size in options.gb:
-        sources = make_sources(options.folder / f"{size:g}GB", size, "--experts-alone")
+        sources = make_checkpoints(options.folder / f"{size:g}GB", size, "--experts-alone")
         copying = floors(sources / "task", options.rounds)[1]
         contestants = [copying, *layerswap(sources, options.rounds, 0)]
         run_rounds(contestants, options.folder)
@@ -270,7 +267,7 @@ def used(folder: Path) -> int:
 def shared_blocks(options: argparse.Namespace) -> None:
     """Swaps that share blocks with their experts, on filesystems in a file."""
     (size,) = options.gb
-    experts = make_sources(options.folder / "experts", size, "--experts-alone")
+    experts = make_checkpoints(options.folder / "experts", size, "--experts-alone")
     parts = [made(options), machine(options.folder), SETTING]
     for kind in FILESYSTEMS:
         with filesystem(kind, options.folder, (5.5 * size + 0.5) * 1e9) as disk:
