@@ -117,7 +117,8 @@ def test_a_study_runs_as_jobs(slurm, tmp_path):
     assert [record.state for record in journal.status()] == ["done"] * 3
 
 
-def test_without_slurm_it_is_one_line(tmp_path):
+def test_without_slurm_it_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no srun, wherever Slurm is installed
     with pytest.raises(StudyError, match="Slurm cannot be reached"):
         OnSlurm(tmp_path)
