@@ -79,7 +79,9 @@ def test_a_release_is_checked_on_every_python_that_the_package_names():
 
 
 def test_every_lane_runs_on_a_push_and_in_ci():
-    lanes = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))["jobs"]["lanes"]
+    lanes = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))["jobs"][
+        "lanes"
+    ]
     run = (ROOT / ".ci/run").read_text("utf-8")
     assert lanes["strategy"]["matrix"]["lane"] == re.findall(r"\.ci/lane (\w+)$", run, re.MULTILINE)
     assert "if" not in lanes
