@@ -31,6 +31,7 @@ SYSTEM_CALLS = {
     "sys": {"platform", "getwindowsversion"},
     "platform": {"system", "platform", "win32_ver", "mac_ver", "libc_ver"},
 }  # fmt: skip
+ENCODINGS = {"utf-8", "utf-8-sig", "ascii"}
 SYSTEM_MODULES = {
     "fcntl",
     "resource",
@@ -91,7 +92,8 @@ def test_text_files_have_one_encoding_and_one_line_ending():
                 named = isinstance(node.func.value, ast.Name) and node.func.value.id == "yaml_file"
                 wrong += [] if named else [where]
             if node.func.attr == "write_text" and path.name not in LINUX_ONLY:
-                wrong.append(where)
+                named = "utf-8" in {*values, *words.values()} and words.get("newline") == "\n"
+                wrong += [] if named else [where]
             modes = [mode for mode in values if isinstance(mode, str) and set(mode) & set("wax")]
             if node.func.attr == "open" and modes and len(modes[0]) < 3 and "b" not in modes[0]:
                 wrong += [] if words.get("newline") == "\n" else [where]
