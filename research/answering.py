@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.statistics import mean_interval, paired_difference
-from layerswap.report.tables import Table, difference_words, write_tables
-from layerswap.search.conditions import DEFAULT as DEFAULT_SWAP
+from layerswap.experiment.conditions import DEFAULT as DEFAULT_SWAP
+from layerswap.report.tables import Difference, Table, write_tables
 from layerswap.study.runner import Context
 from research.pairs import BASE_NAMES, RESULT
 
@@ -159,8 +159,8 @@ def _development(runs: list[Any], language: str, model: str) -> float:
     return float(np.mean([run[language]["scores"][model]["development"] for run in runs]))
 
 
-def _apart(one: Right, other: Right) -> str:
-    return difference_words(paired_difference(one, other))
+def _apart(one: Right, other: Right) -> Difference:
+    return Difference(paired_difference(one, other))
 
 
 def _read(folder: Path) -> Any:

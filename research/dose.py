@@ -28,10 +28,10 @@ from layerswap.evaluation.statistics import (
     mean_over_groups,
     paired_over_groups,
 )
+from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
 from layerswap.ground.commit import write_json
 from layerswap.report import Drawing
 from layerswap.report.drawing import EXPERTS, INK, settings
-from layerswap.study.results import RESULTS, read_condition_scores
 from layerswap.training.mix.filters import overlap
 from research import inputs
 from research import languages as design

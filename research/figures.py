@@ -17,18 +17,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import default_zones
 from layerswap.deltas.atlas import measure_delta
+from layerswap.engine.sweep import Sweep
+from layerswap.experiment.candidates import grid_plans
+from layerswap.experiment.compare import choose
+from layerswap.experiment.spec import Grid
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, task_stream
-from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan, score_grid
-from layerswap.lab.report import cell
-from layerswap.lab.scoring import load
+from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS, lab_plan
+from layerswap.lab.scoring import load, questions, sweep_correct
 from layerswap.lab.train import Training, Trainings, train
 from layerswap.report import Drawing, draw_heat_map
 from layerswap.report.delta_map import Map, draw_maps, map_of
-from layerswap.search.conditions import Condition
-from layerswap.search.protocol import choose
 
 PUBLISHED = Path(__file__).parent.parent / "tests" / "data" / "published_maps.json"
 SEED = 9000
@@ -64,16 +66,24 @@ def _published(title: str, printed: dict[str, Any]) -> Map:
 
 
 def _grid(lab: Lab, language: str) -> Drawing:
-    shares = {one: float(right.mean()) for one, right in score_grid(lab, language).items()}
-    default = default_zones(lab_plan(lab, language).composition.layers)
-    values = {cell(one): share for one, share in shares.items()}
+    plan = lab_plan(lab, language)
+    default = default_zones(plan.composition.layers)
+    plans = grid_plans(Grid(bottom=[*BOTTOMS], top=[*TOPS]), plan, print)
+    asked = questions(
+        "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
+    )
+    sweep = Sweep(list(plans.values()), dtype="float32")
+    right = sweep_correct(sweep, load_tokenizer(lab.base), asked)
+    shares = {one: float(scores.mean()) for one, scores in zip(plans, right, strict=True)}
+    cells = {one: (one.zones.bottom, one.zones.top) for one in plans if one.zones}
+    values = {cells[one]: share for one, share in shares.items()}
     assert len(values) == len(BOTTOMS) * len(TOPS)
     return draw_heat_map(
         values,
         row_label=f"bottom layers from the {language} expert",
         column_label="top layers",
-        best=cell(choose(shares)),
-        default=cell(Condition("swap", zones=default)),
+        best=cells[choose(shares)],
+        default=(default.bottom, default.top),
     )
 
 

@@ -15,12 +15,12 @@ from layerswap.compose import soup as everywhere
 from layerswap.compose import swap as layers_of
 from layerswap.compose.presets import partition_zones
 from layerswap.compose.recipe import check_recipe
+from layerswap.experiment.compare import select
+from layerswap.experiment.conditions import DEFAULT as DEFAULT_SWAP
 from layerswap.lab.assets import shipped
 from layerswap.lab.tasks import SPLITS, LabExample
 from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
-from layerswap.search.conditions import DEFAULT as DEFAULT_SWAP
-from layerswap.search.protocol import select
 from layerswap.study.runner import Context
 from research.questions import trainings_of
 

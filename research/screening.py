@@ -21,13 +21,13 @@ import numpy as np
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import zone_grid
 from layerswap.engine.sweep import Sweep
+from layerswap.experiment.candidates import draw_plan, draw_sources
+from layerswap.experiment.conditions import swapped
+from layerswap.experiment.spec import RandomDraws
 from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan
 from layerswap.lab.scoring import questions, sweep_correct
 from layerswap.merge import Plan
-from layerswap.search.candidates import draw_plan, draw_sources
-from layerswap.search.conditions import swapped
-from layerswap.search.spec import RandomDraws
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from layerswap.evaluation.statistics import student_interval
-from layerswap.search.conditions import DEFAULT, Condition
-from layerswap.search.protocol import choose, select
-from layerswap.study.results import RESULTS, BenchmarkScores, read_condition_scores
+from layerswap.experiment.benchmarks import RESULTS, BenchmarkScores, read_condition_scores
+from layerswap.experiment.compare import choose, select
+from layerswap.experiment.conditions import DEFAULT, Condition
 from research.markdown import points
 
 HERE = Path(__file__).parent

@@ -31,10 +31,10 @@ from layerswap.evaluation.statistics import (
     predictors,
     student_interval,
 )
+from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
+from layerswap.experiment.conditions import DEFAULT
 from layerswap.report import draw_intervals
-from layerswap.search.conditions import DEFAULT
 from layerswap.study.journal import read_journal
-from layerswap.study.results import RESULTS, read_condition_scores
 from layerswap.study.step_functions import selected
 from research.inputs import texts_of
 from research.languages import LANGUAGES as CODES

@@ -21,8 +21,7 @@ import numpy.typing as npt
 import pyarrow.parquet
 
 from layerswap.compose import Zones
-from layerswap.evaluation.harness import CALIBRATED, calibrate
-from layerswap.evaluation.results import read_scores
+from layerswap.evaluation.metrics import CALIBRATED, calibrate
 from layerswap.evaluation.statistics import (
     RESAMPLES,
     Interval,
@@ -33,15 +32,16 @@ from layerswap.evaluation.statistics import (
     paired_over_groups,
     wilcoxon_p,
 )
-from layerswap.search.conditions import DEFAULT, JOINT, Condition
-from layerswap.search.protocol import Values, choose, select
-from layerswap.study.results import (
+from layerswap.experiment.answers import read_answers
+from layerswap.experiment.benchmarks import (
     RESULTS,
     BenchmarkResult,
     BenchmarkScores,
     read_condition_scores,
     study_results,
 )
+from layerswap.experiment.compare import Values, choose, select
+from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from research import dose, ten_languages
 from research.markdown import per_cent, points, table
 
@@ -452,7 +452,7 @@ def few_shot_table() -> str:
 def _few_shot(folder: Path, metric: str) -> list[Values]:
     """The scores of the base with examples in its prompt, a vector per language."""
     found: dict[str, dict[int, float]] = {code: {} for code in LANGUAGES}
-    for one in read_scores(folder):
+    for one in read_answers(folder):
         if one.metric == metric:
             found[one.language][one.document] = one.score
     return [np.array([by[document] for document in sorted(by)]) for by in found.values()]

@@ -17,7 +17,7 @@ from plain_checkpoints import write_family
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
     "ground", "versions", "reading", "checkpoint", "methods", "compose", "deltas", "merge",
-    "engine", "evaluation", "search", "training", "report", "deploy", "study",
+    "engine", "evaluation", "training", "report", "deploy", "experiment", "study",
     "play", "lab", "new", "cli",
 )  # fmt: skip
 FILES = {

@@ -13,8 +13,8 @@ import yaml
 from lab_files import write_lab_files
 
 from layerswap.cli.tables import amount
+from layerswap.experiment.spec import SweepSpec
 from layerswap.lab.assets import shipped
-from layerswap.search.spec import SweepSpec
 from layerswap.study.estimate import cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan

@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.deltas import measure_delta as delta  # noqa: F401
     from layerswap.engine import Sampling, Sweep  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
+    from layerswap.experiment.evaluations import compare, evaluate  # noqa: F401
+    from layerswap.experiment.sweep_page import sweep  # noqa: F401
     from layerswap.ground.errors import LayerswapError  # noqa: F401
     from layerswap.merge import (  # noqa: F401
         Plan,
@@ -36,8 +38,6 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
         verify_against,
     )
     from layerswap.play import play  # noqa: F401
-    from layerswap.report.evaluations import compare, evaluate  # noqa: F401
-    from layerswap.report.sweeps import sweep  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
 
 _HOME = {
@@ -52,10 +52,10 @@ _HOME = {
     "Sampling": "engine",
     "Sweep": "engine",
     "Zones": "compose",
-    "compare": "report.evaluations",
+    "compare": "experiment.evaluations",
     "delta": "deltas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
-    "evaluate": "report.evaluations",
+    "evaluate": "experiment.evaluations",
     "instruct": "merge",
     "make_plan": "merge",
     "open_checkpoint": "checkpoint",
@@ -66,7 +66,7 @@ _HOME = {
     "revert": "merge",
     "soup": "merge",
     "swap": "merge",
-    "sweep": "report.sweeps",
+    "sweep": "experiment.sweep_page",
     "train": "training.expert.trainer",
     "verify": "merge",
     "verify_against": "merge",

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from layerswap.evaluation.results import Earlier, read_samples, read_scores
+from layerswap.experiment.answers import kept_answers, read_answers
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -157,21 +157,19 @@ def test_other_results_in_the_folder_are_kept(layerswap, models, tmp_path):
     assert f"kept earlier results in {out} of language, task\n" in run("task", "en")
     replaced = run("task", "sw")
     assert f"replaced earlier results in {out}: task on mgsm_sw_0shot\n" in replaced
-    rows = {(row.model, row.task) for row in read_scores(out)}
-    assert rows == {(row.model, row.task) for row in read_samples(out)}
+    rows = {(row.model, row.task) for row in read_answers(out)}
+    assert all(row.target for row in read_answers(out) if row.main)
     assert rows == {("task", "mgsm_sw_0shot"), ("language", "mgsm_sw_0shot"),
                     ("task", "mgsm_en_0shot")}  # fmt: skip
     assert set(results(out, "task")["results"]) == {"mgsm_sw_0shot", "mgsm_en_0shot"}
 
 
 def test_another_model_of_the_same_name_replaces_all_rows(tmp_path):
-    scores(tmp_path, m=[1])
-    (score,) = read_scores(tmp_path)
-    earlier = Earlier([(score, {"weights": "old"})], [])
+    scores(tmp_path, m=[1], weights="old")
+    (row,) = read_answers(tmp_path)
     new = {"m": {"samples": {"another": []}}}
-    assert earlier.without(new, {"m": {"weights": "old"}}) == (earlier, [])
-    kept, replaced = earlier.without(new, {"m": {"weights": "new"}})
-    assert (kept.scores, replaced) == ([], [f"m on {score.task}"])
+    assert kept_answers([row], new, {"m": "old"}) == ([row], [])
+    assert kept_answers([row], new, {"m": "new"}) == ([], [f"m on {row.task}"])
 
 
 def test_a_study_is_no_suite(layerswap, tmp_path):
@@ -184,27 +182,48 @@ def test_a_study_is_no_suite(layerswap, tmp_path):
     ))  # fmt: skip
 
 
-def test_a_table_that_is_damaged_is_one_line(layerswap, tmp_path):
-    (tmp_path / "scores.parquet").write_bytes(b"not parquet at all")
+@pytest.mark.parametrize("name", ["answers.parquet", "scores.parquet"])
+def test_a_table_that_is_damaged_is_one_line(layerswap, tmp_path, name):
+    (tmp_path / name).write_bytes(b"not parquet at all")
     done = layerswap("compare", tmp_path)
     assert done.code == 2
-    assert "scores.parquet: cannot be read" in done.err
+    assert f"{name}: cannot be read" in done.err
+
+
+def test_the_tables_of_an_earlier_release_are_read(layerswap, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    scores(tmp_path / "new", one=[1, 0], two=[0, 0])
+    rows = pq.read_table(tmp_path / "new" / "answers.parquet").to_pylist()
+    texts = [{key: row[key] for key in ("model", "task", "document")}
+             | {"question": "q", "target": "t", "answer": "a"} for row in rows]  # fmt: skip
+    swept = [{"composition": row["model"], **row, "split": split}
+             for row in rows for split in ("development", "test")]  # fmt: skip
+    for name, table in (("old", rows), ("swept", swept)):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.Table.from_pylist(table), tmp_path / name / "scores.parquet")
+    pq.write_table(pa.Table.from_pylist(texts), tmp_path / "old" / "samples.parquet")
+    old = read_answers(tmp_path / "old")
+    assert {(one.question, one.target, one.answer) for one in old} == {("q", "t", "a")}
+    assert [one.score for one in read_answers(tmp_path / "swept")] == [1, 0, 0, 0]
+    shown = [layerswap("compare", tmp_path / name).out for name in ("new", "old")]
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize(
     ("column", "values"),
     [("metric", [3]), ("score", ["x"]), ("document", [None]), ("task", [["a"]]), ("model", [7])],
 )
-@pytest.mark.parametrize("swept", [False, True])
-def test_a_table_of_other_values_is_one_line(layerswap, tmp_path, column, values, swept):
+@pytest.mark.parametrize("name", ["answers.parquet", "scores.parquet"])
+def test_a_table_of_other_values_is_one_line(layerswap, tmp_path, column, values, name):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     scores(tmp_path / "a", one=[1], two=[0])
-    path = tmp_path / "a" / "scores.parquet"
-    rows = [{**row, column: values[0]} for row in pq.read_table(path).to_pylist()]
-    if swept:
-        rows = [{**row, "split": "test", "composition": row["model"]} for row in rows]
+    path, written = tmp_path / "a" / name, tmp_path / "a" / "answers.parquet"
+    rows = [{**row, column: values[0]} for row in pq.read_table(written).to_pylist()]
+    written.unlink()
     pq.write_table(pa.Table.from_pylist(rows), path)
     done = layerswap("compare", tmp_path / "a")
     assert done.code == 2
@@ -223,7 +242,7 @@ def scores(path, *, language="sw", weights="", first=0, **models):
         for name, values in models.items() for i, value in enumerate(values)
     ]  # fmt: skip
     path.mkdir(exist_ok=True)
-    if (table := path / "scores.parquet").is_file():
+    if (table := path / "answers.parquet").is_file():
         rows = [*pq.read_table(table).to_pylist(), *rows]
     pq.write_table(pa.Table.from_pylist(rows), table)
 

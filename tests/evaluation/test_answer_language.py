@@ -14,11 +14,11 @@ from layerswap.evaluation.languages import (
     language_shares,
     share_in,
 )
-from layerswap.evaluation.results import Score, tidy, write_results
 from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.experiment.answers import Answer, answers_of, write_results
+from layerswap.experiment.benchmarks import study_results
+from layerswap.experiment.conditions import DEFAULT, TASK_EXPERT
 from layerswap.ground.errors import EvaluationError
-from layerswap.search.conditions import DEFAULT, TASK_EXPERT
-from layerswap.study.results import study_results
 
 # Two sentences that say the same, of about as many letters.
 SWAHILI = "Bata wa Janet hutaga mayai kumi na sita kila siku, na anakula matatu asubuhi."
@@ -89,22 +89,26 @@ def test_languages_that_cannot_be_identified():
 
 def sample(text, number, kind="strict"):
     return {"doc_id": number, "filter": kind, "resps": [[text]], "metrics": ["exact_match"],
-            "exact_match": 1.0}  # fmt: skip
+            "exact_match": 1.0, "arguments": [["q"]], "target": "13",
+            "filtered_resps": [text]}  # fmt: skip
 
 
 def test_scores_hold_the_share_once_for_each_document():
     texts = [SWAHILI, ENGLISH, "13"]
     samples = [sample(t, i, kind) for i, t in enumerate(texts) for kind in ("strict", "raw")]
     asked = [WrittenTask("mgsm_sw", "mgsm", "sw", ("exact_match", "strict"))]
-    scores = tidy({"m": {"samples": {"mgsm_sw": samples}}}, asked)
+    scores = answers_of({"m": {"samples": {"mgsm_sw": samples}}}, asked, {})
     shares = [score for score in scores if score.metric == ANSWER]
-    names = ("m", "mgsm", "sw", "mgsm_sw", ANSWER, "strict")
-    assert shares == [Score(*names, 0, 1.0, main=False), Score(*names, 1, 0.0, main=False)]
+    shared = {"benchmark": "mgsm", "language": "sw", "question": "q", "target": "13"}
+    assert shares == [
+        Answer("m", "mgsm_sw", i, ANSWER, "strict", share, answer=texts[i], **shared)
+        for i, share in enumerate((1.0, 0.0))
+    ]
     assert sum(score.main for score in scores) == 3
     unknown = [WrittenTask("mgsm_sw", "mgsm", "furo", ("exact_match", "strict"))]
     elsewhere = [replace(asked[0], in_language=False)]
     for other in (unknown, elsewhere):
-        scores = tidy({"m": {"samples": {"mgsm_sw": samples}}}, other)
+        scores = answers_of({"m": {"samples": {"mgsm_sw": samples}}}, other, {})
         assert ANSWER not in {score.metric for score in scores}
 
 
@@ -119,8 +123,8 @@ def test_a_study_has_a_table_of_the_languages_that_its_models_wrote(tmp_path):
         for one, written in zip(conditions, texts, strict=True)
     }  # fmt: skip
     asked = [WrittenTask("mgsm_sw", "mgsm", "sw", ("exact_match", "strict"))]
-    columns = {str(one): one.to_dict() for one in conditions}
-    write_results(tmp_path / "results", results, asked, columns=columns)
+    of_model = {str(one): {"condition": one} for one in conditions}
+    write_results(tmp_path / "results", results, asked, of_model=of_model)
     table = study_results({"sw": tmp_path}, 0.5).tables["mgsm, sw: written in the language"]
     assert table.rows == [["task expert", 0.0], ["swap, default", 0.75]]
     assert list(table.columns) == ["treatment", "answer"]

@@ -11,8 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from typer.testing import CliRunner
 
 from layerswap.cli import app
-from layerswap.evaluation.harness import CALIBRATED, add_calibrated
-from layerswap.evaluation.results import Score, compare_runs, uneven_labels, write_rows
+from layerswap.evaluation.metrics import CALIBRATED, add_calibrated
 from layerswap.evaluation.statistics import (
     Interval,
     classified_of,
@@ -20,6 +19,13 @@ from layerswap.evaluation.statistics import (
     mean_interval,
     paired_difference,
 )
+from layerswap.experiment.answers import (
+    ANSWERS_TABLE,
+    Answer,
+    uneven_labels,
+    write_answers,
+)
+from layerswap.experiment.runs import compare_runs
 
 LABELS = ["sport"] * 80 + ["health"] * 20
 MAJORITY = ["sport"] * 100
@@ -71,13 +77,13 @@ def test_several_models_are_averaged_and_equal_answers_are_not_proof():
 
 def written(folder, answers):
     rows = [
-        Score(model, "topics", "sw", "topics_sw", "acc", "none", document,
-              float(label == answer), True, label, answer)
+        Answer(model, "topics_sw", document, "acc", "none", float(label == answer), True,
+               "topics", "sw", label, answer)
         for model, given in answers.items()
         for document, (label, answer) in enumerate(zip(LABELS, given, strict=True))
     ]  # fmt: skip
     folder.mkdir()
-    write_rows(folder / "scores.parquet", rows, Score)
+    write_answers(folder / ANSWERS_TABLE, rows)
     return rows
 
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.engine.sweep import Sweep
-from layerswap.evaluation.harness import CALIBRATED, add_calibrated, calibrate, evaluate
+from layerswap.evaluation.harness import evaluate
+from layerswap.evaluation.metrics import CALIBRATED, add_calibrated, calibrate
 
 
 def test_calibration_corrects_a_preferred_label():

@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation import harness
-from layerswap.evaluation.harness import CALIBRATED, evaluate, open_models, stratified_order
+from layerswap.evaluation.harness import evaluate, open_models, stratified_order
+from layerswap.evaluation.metrics import CALIBRATED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 from layerswap.evaluation.suites.folders import Function, TaskFolder

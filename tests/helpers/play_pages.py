@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from layerswap.experiment.documents import Answered
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_documents, lab_plan
 from layerswap.merge import Plan
 from layerswap.play.player import Player
 from layerswap.play.serve import Served
-from layerswap.search.documents import Answered
 
 TASK, LANGUAGE, DEFAULT = "task", "language", "swap.1.1.0.0.blend"
 

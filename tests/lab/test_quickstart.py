@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from layerswap.cli.output import step_progress
+from layerswap.experiment.answers import Answer
+from layerswap.experiment.conditions import DEFAULT, JOINT, TASK_EXPERT, Condition
 from layerswap.ground.errors import LayerswapError
 from layerswap.lab import quickstart
-from layerswap.lab.report import cell, quickstart_report, selected_of_grid
+from layerswap.lab.quickstart import quickstart_report
 from layerswap.lab.scoring import score_folder, score_folders
 from layerswap.report.page import render
-from layerswap.search.conditions import CHOSEN, DEFAULT, JOINT, TASK_EXPERT, Condition
 
 MODELS = (
-    "base", "task expert", "language expert", "soup", "TIES, density 0.2", "TIES, density 0.5",
-    "swap, default", "swap, chosen on development", "joint training",
+    "swap, chosen on development", "base", "task expert", "language expert", "soup",
+    "TIES, density 0.2", "TIES, density 0.5", "swap, default", "joint training",
 )  # fmt: skip
 MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension_source")
 
@@ -50,7 +51,7 @@ def test_results_hold_what_was_measured(finished):
     for measure in MEASURES:
         assert [row["condition"] for row in results[measure]] == list(MODELS)
         for row in results[measure]:
-            right = outcome.answers[measure][Condition.from_dict(row)]
+            right = outcome.tests[measure].scores[Condition.from_dict(row)]
             assert row["n"] == len(right) == 80
             assert row["mean"] == pytest.approx(sum(right) / 80)
             assert 0 <= row["low"] <= row["mean"] <= row["high"] <= 1
@@ -68,30 +69,27 @@ def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
     folder, outcome, _ = finished
     world = quickstart.shipped().world
     scores = score_folder(folder / "merged", outcome.language, "test", 80, world=world)
-    assert (
-        scores["task_target"].tolist()
-        == outcome.answers["task_target"][outcome.task.selected].tolist()
-    )
+    assert scores["task_target"].tolist() == outcome.scores[outcome.selected].tolist()
 
 
 def test_report_and_drawing_show_the_composition(finished):
     folder, outcome, said = finished
     page = (folder / "report.html").read_text()
-    best = outcome.task.intervals[outcome.task.selected].mean
+    best = outcome.intervals[outcome.selected].mean
     assert f"A swap answers {best:.1%}" in page
     assert page.count("<svg ") == 3
-    zones = outcome.selected.zones
+    zones = outcome.best.recipe.swap
     assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
     assert "language-furo-1" in page
     lead = page.partition("</header>")[0]
     for whole in ("both languages are invented", "TIES, density 0.5: ", "model on both data sets"):
         assert whole in lead
-    alone = outcome.task.intervals[TASK_EXPERT].mean
+    alone = outcome.intervals[TASK_EXPERT].mean
     assert f"of furo problems; the task expert {alone:.1%}</title>" in page
-    joint = outcome.task.intervals[JOINT].mean
+    joint = outcome.intervals[JOINT].mean
     assert f"for as many steps as both experts) answers {joint:.1%}" in lead
     assert all("\n" not in line for line in said)  # or the terminal shows it as it is written
-    assert str(outcome.composition) in "\n".join(said)
+    assert str(outcome.best) in "\n".join(said)
     assert f"torch {torch.__version__}".partition("+")[0] in page
 
 
@@ -99,21 +97,37 @@ def test_report_and_drawing_show_the_composition(finished):
     ("development", "test", "zones"),
     [({(0, 1): 60}, {(1, 1): 80}, (0, 1)), ({(0, 1): 31, (1, 1): 30}, {(0, 1): 80}, (1, 1))],
 )
-def test_development_alone_decides_what_is_merged_and_headed(finished, development, test, zones):
+def test_development_alone_decides_what_is_merged_and_headed(
+    finished, monkeypatch, development, test, zones
+):
     """Right answers by zones are planted; the default is bottom 1, top 1."""
 
     def planted(right, n):
         return np.repeat([1.0, 0.0], [right, n - right])
 
     outcome = finished[1]
-    grid = {one: planted(development.get(cell(one), 0), 60) for one in outcome.grid}
-    selected = selected_of_grid(grid, 8)
-    swaps = {CHOSEN: (0, 1), DEFAULT: (1, 1)}
-    task = {one: planted(test.get(swaps.get(one), 8), 80) for one in outcome.answers["task_target"]}
-    other = replace(outcome, grid=grid, answers={**outcome.answers, "task_target": task})
-    assert cell(selected) == cell(other.selected) == zones
+
+    def rows(self, split, conditions, *, first=None):
+        zones = {one: one.zones and (one.zones.bottom, one.zones.top) for one in conditions}
+        right = development if split == "development" else {None: 8} | test
+        count = 60 if split == "development" else 80
+        return [
+            Answer(str(one), measure, i, *quickstart.MEASURE, float(score), split=split,
+                   condition=one)
+            for one in conditions
+            for measure in MEASURES
+            for i, score in enumerate(planted(
+                right.get((1, 1) if one == DEFAULT else zones[one], 0), count))
+        ]  # fmt: skip
+
+    monkeypatch.setattr(quickstart.LabQuestions, "rows", rows)
+    lab = quickstart.shipped()
+    plan = quickstart.lab_plan(lab, "furo")
+    board = quickstart._swept(lab, "furo", plan, lambda count: None)
+    assert (board.best.recipe.swap.bottom, board.best.recipe.swap.top) == zones
+    other = replace(outcome, **vars(board))
     page = render(quickstart_report(other))
-    assert f"A swap answers {test.get(zones, 8) / 80:.1%} of furo problems" in page
+    assert f"A swap answers {test.get(zones, 0) / 80:.1%} of furo problems" in page
     assert f"--bottom {zones[0]} --top {zones[1]} --outside blend" in page
 
 

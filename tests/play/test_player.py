@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 import layerswap as ls
+from layerswap.experiment.documents import Answered, Tasks
 from layerswap.ground.errors import EvaluationError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
@@ -19,7 +20,6 @@ from layerswap.merge import make_plan
 from layerswap.play.open import open_study, open_suite, read_prompts
 from layerswap.play.pair import Pair
 from layerswap.play.player import OfComposition, Player, Question
-from layerswap.search.documents import Answered, Tasks
 from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Graph, Step
 

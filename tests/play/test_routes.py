@@ -12,6 +12,7 @@ from play_pages import DEFAULT, Client, open_lab_pair, serve
 
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import parse_recipe
+from layerswap.experiment.documents import Answered
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
@@ -22,7 +23,6 @@ from layerswap.play.pair import Pair
 from layerswap.play.player import Player
 from layerswap.play.security import guard
 from layerswap.play.serve import make_app, make_server
-from layerswap.search.documents import Answered
 
 
 def written_alone(plan, prompt, length):
@@ -70,9 +70,9 @@ def test_the_map_is_filled_default_first(client):
 @pytest.mark.slow
 def test_the_map_has_the_scores_of_a_sweep(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
+    from layerswap.experiment.spec import SweepSpec
+    from layerswap.experiment.sweeps import run_sweep
     from layerswap.lab.exports import export_tasks
-    from layerswap.search.spec import SweepSpec
-    from layerswap.search.sweeps import run_sweep
 
     export_tasks(tmp_path / "tasks", n=40)
     plan, _ = open_lab_pair()

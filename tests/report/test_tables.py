@@ -8,10 +8,11 @@ from rich.cells import cell_len
 from layerswap.evaluation.statistics import Interval
 from layerswap.report import Report, Section, Table, render
 from layerswap.report.tables import (
+    Difference,
     best_cells,
-    difference_words,
     interval_words,
     score,
+    words_of,
     write_tables,
 )
 
@@ -20,7 +21,7 @@ NASTY = 'math [v2] | a_b & 50% $x$ <b> \\cmd{} ~^# `c` "q" [l](javascript:x)\n\x
 
 def table(*names):
     interval = Interval(0.4567, 0.4, -0.01, 50)
-    rows = [[name, interval, difference_words(interval), 1234] for name in names]
+    rows = [[name, interval, Difference(interval), 1234] for name in names]
     return Table(["model", "score", "change", "n"], rows)
 
 
@@ -31,8 +32,8 @@ def test_one_number_format():
     ]  # fmt: skip
     with pytest.raises(ValueError, match="cannot show nan"):
         score(float("nan"))
-    assert difference_words(Interval(0.1, 0.02, 0.2, 9)) == "+10.0 [2.0 to 20.0] *"
-    assert difference_words(Interval(-0.1, -0.2, 0.0, 9)) == "−10.0 [−20.0 to 0.0]"
+    assert str(words_of(Difference(Interval(0.1, 0.02, 0.2, 9)))) == "+10.0 [2.0 to 20.0] *"
+    assert str(words_of(Difference(Interval(-0.1, -0.2, 0.0, 9)))) == "−10.0 [−20.0 to 0.0]"
 
 
 def test_a_terminal_shows_a_name_as_it_is(monkeypatch):

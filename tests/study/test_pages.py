@@ -11,22 +11,17 @@ from accessibility import AXE, open_browser, violations
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.cli.tables import comparison_tables
 from layerswap.compose import Zones
-from layerswap.evaluation.results import (
-    SAMPLES_TABLE,
-    SCORES_TABLE,
-    Sample,
-    Score,
-    compare_runs,
-    write_rows,
-)
 from layerswap.evaluation.statistics import disagreements
+from layerswap.experiment.answers import ANSWERS_TABLE, Answer, write_answers
+from layerswap.experiment.benchmarks import BenchmarkScores, StudyResults, benchmark_result
+from layerswap.experiment.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
+from layerswap.experiment.runs import compare_runs
 from layerswap.ground.commit import write_json
 from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report
-from layerswap.search.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
+from layerswap.report.tables import words_of
 from layerswap.study.journal import PAGE, StudyJournal
 from layerswap.study.report import FinishedSteps, both_differences, surpassing, verdict
-from layerswap.study.results import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.study.runner import run_graph
 from layerswap.study.step_functions import EXPERT, write_study_tables
 from layerswap.study.steps import Graph, Step
@@ -80,7 +75,7 @@ def test_accuracy_and_balanced_accuracy_that_disagree_are_reported():
     ] == pytest.approx(0.75)
     table = results.tables["topics, sw: balanced by label"]
     assert [row[0] for row in table.rows] == [str(one) for one in answers]
-    assert table.rows[1][-1].startswith("+33.8 [")
+    assert str(words_of(table.rows[1][-1])).startswith("+33.8 [")
     line = disagreements(both_differences([found]))
     assert line.startswith(
         "Accuracy and balanced accuracy disagree: topics, sw, swap, default against task expert "
@@ -126,20 +121,20 @@ def hostile_study(root, train=()):
     def evaluate(context):
         folder = context.folder / "results"
         folder.mkdir(parents=True)
-        scores, samples, columns = [], [], []
+        answers = []
         rng = np.random.default_rng(0)
         for recipe in RECIPES:
             one = replace(recipe, pair="0-0")
             for document in range(20):
                 right = float(rng.random() < 0.5)
                 answered = HOSTILE if right else "other"
-                scores.append(Score(str(one), HOSTILE, "sw", HOSTILE, "acc", "none", document,
-                                    right, True, HOSTILE, answered))  # fmt: skip
                 question = f"What is said here? {story(document)} {HOSTILE}"
-                samples.append(Sample(str(one), HOSTILE, document, question, "7", HOSTILE))
-                columns.append(one.to_dict())
-        write_rows(folder / SCORES_TABLE, scores, Score, columns)
-        write_rows(folder / SAMPLES_TABLE, samples, Sample)
+                answers.append(Answer(
+                    str(one), HOSTILE, document, "acc", "none", right, True, HOSTILE, "sw",
+                    HOSTILE, answered, question=question, target="7", answer=HOSTILE,
+                    condition=one,
+                ))  # fmt: skip
+        write_answers(folder / ANSWERS_TABLE, answers)
 
     def train(context):
         (context.folder / EXPERT).mkdir()

@@ -19,18 +19,25 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.cli import app
 from layerswap.compose import Zones
-from layerswap.evaluation.results import Score, compare_runs, read_samples, read_scores
 from layerswap.evaluation.statistics import student_interval
+from layerswap.experiment import benchmarks as study_results
+from layerswap.experiment.answers import Answer, read_answers
+from layerswap.experiment.benchmarks import (
+    BenchmarkScores,
+    StudyResults,
+    benchmark_result,
+    in_other_languages,
+)
+from layerswap.experiment.compare import split_documents
+from layerswap.experiment.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
+from layerswap.experiment.runs import compare_runs
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.exports import export_tasks
 from layerswap.lab.world import make_world
-from layerswap.search.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
-from layerswap.search.protocol import split_documents
 from layerswap.study import estimate
-from layerswap.study import results as study_results
 from layerswap.study.conditions import models_to_run, recipes
 from layerswap.study.estimate import (
     CORE,
@@ -53,12 +60,6 @@ from layerswap.study.report import (
     _sentence,
     merge_models,
     write_study_report,
-)
-from layerswap.study.results import (
-    BenchmarkScores,
-    StudyResults,
-    benchmark_result,
-    in_other_languages,
 )
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
@@ -412,16 +413,13 @@ def test_the_interval_of_five_languages_is_over_languages():
     [("sib200", ["sib200_swh_Latn_0shot", "sib200_swh_Latn_0shot_dev"], 4),
      ("topics_dev", ["topics_dev"], 0), ("mgsm", ["mgsm_sw_dev"], 0)],
 )  # fmt: skip
-def test_only_a_published_development_split_is_chosen_on_whole(
-    monkeypatch, benchmark, tasks, published
-):
+def test_only_a_published_development_split_is_chosen_on_whole(benchmark, tasks, published):
     columns = ("acc", "none")
     rows = [
-        (BASE, Score("base", benchmark, "sw", task, *columns, n, 1.0, True))
+        Answer("base", task, n, *columns, 1.0, True, benchmark, "sw", condition=BASE)
         for task in tasks for n in range(4)
     ]  # fmt: skip
-    monkeypatch.setattr(study_results, "read_conditions", lambda folder: rows)
-    (scores,) = study_results.read_condition_scores(Path("results")).values()
+    (scores,) = study_results.condition_scores(rows).values()
     assert scores.published == published
 
 
@@ -677,7 +675,7 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
     context = Context(graph["evaluate/nela"], tmp_path / "evaluate", inputs, lambda line: None)
     context.folder.mkdir()
     evaluate_language(context)
-    (sample, _) = read_samples(context.folder / "results")
+    (sample, _) = read_answers(context.folder / "results")
     (results,) = (context.folder / "results").glob("*/results.json")
     facts = json.loads(results.read_text())
     assert facts["configs"]["lab_problem_nela"]["num_fewshot"] == 1
@@ -702,7 +700,7 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
         evaluate_language(context)
         scores = {
             (one.model, one.metric, one.document): one.score
-            for one in read_scores(context.folder / "results")
+            for one in read_answers(context.folder / "results")
         }
         return scores, sum("answers are known" in line for line in lines)
 

@@ -27,9 +27,9 @@ def sweep(
     Example: layerswap sweep sweep.yaml --out results
     """
     from layerswap.evaluation.response_cache import nothing_if_refused
-    from layerswap.report import sweeps as files
-    from layerswap.search.spec import read_sweep
-    from layerswap.search.sweeps import run_sweep
+    from layerswap.experiment import sweep_page as files
+    from layerswap.experiment.spec import read_sweep
+    from layerswap.experiment.sweeps import run_sweep
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
@@ -41,9 +41,9 @@ def sweep(
         with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
             result = run_sweep(checked, recipe, store=store, log=output.log)
             facts = files.write_result(result, folder)
-    tables = [files.results_table(result), files.balanced_table(result)]
     lines: list[object] = [
-        *filter(None, tables),
+        files.results_table(result),
+        *filter(None, [files.balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result),
         *(f"note: {lost}" for lost in result.lost_paths),
@@ -118,8 +118,8 @@ def evaluate(
     from functools import partial
 
     from layerswap.cli.tables import evaluation_table
-    from layerswap.evaluation.harness import CALIBRATED
-    from layerswap.report.evaluations import run_evaluation
+    from layerswap.evaluation.metrics import CALIBRATED
+    from layerswap.experiment.evaluations import run_evaluation
 
     settings = evaluation.settings()
     asked.check()
@@ -154,7 +154,7 @@ def compare(
     Example: layerswap compare results/base results/swap --to latex
     """
     from layerswap.cli.tables import comparison_tables
-    from layerswap.evaluation.results import compare_runs
+    from layerswap.experiment.runs import compare_runs
 
     compared = compare_runs(runs, models=model)
     lines: list[object] = [compared.disagreement, ""] if compared.disagreement else []

@@ -141,16 +141,11 @@ def quickstart(
 
     Example: layerswap quickstart --out first-steps
     """
-    from layerswap.cli.tables import score_table
-    from layerswap.lab.quickstart import run
+    from layerswap.lab.quickstart import measures_table, run
 
     folder, outcome = run(
         out, language=language, overwrite=overwrite, log=output.say, progress=output.step_progress
     )
-    measured = {
-        str(model): {measure: test.intervals[model] for measure, test in outcome.tests.items()}
-        for model in outcome.task.scores
-    }
-    output.say(score_table(measured, outcome.language, str(outcome.task.selected)))
+    output.say(measures_table(outcome))
     for name in ("report.html", "results.json", "merged"):
         output.say(f"wrote {folder / name}")

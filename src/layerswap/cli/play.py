@@ -13,8 +13,8 @@ from layerswap.cli.merge import RecipeOptions
 from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
+    from layerswap.experiment.documents import Documents
     from layerswap.merge import Plan
-    from layerswap.search.documents import Documents
 
 
 class Shown(commands.OptionGroup):
@@ -107,9 +107,9 @@ def play(
 
 def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | None, int]:
     """The plan, the documents, and the length of an answer to begin with."""
+    from layerswap.experiment.documents import Answered, Tasks
     from layerswap.merge.api import make_plan
     from layerswap.play.open import open_study, open_suite, read_prompts
-    from layerswap.search.documents import Answered, Tasks
 
     documents: Documents | None = None
     length = 64

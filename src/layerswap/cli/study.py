@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -174,13 +174,13 @@ def list_(
 
     Example: layerswap study list
     """
-    from layerswap.cli.tables import amount
+    from layerswap.cli.tables import estimate
     from layerswap.report.tables import Table
     from layerswap.study.estimate import cost_study
     from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study, ready_studies
 
-    rows: list[list[str]] = []
+    rows: list[list[Any]] = []
     speed = ""
     for name in ready_studies():
         spec, folder = find_study(name)
@@ -189,8 +189,8 @@ def list_(
         hours = sum(step.hours for step in costs.steps.values())
         speed, disk_gb = costs.costs.speed.name, costs.disk_gb + costs.passing_gb
         task = spec.task.data if isinstance(spec.task.data, str) else "files"
-        rows.append([name, task, ", ".join(spec.languages), spec.base, amount(hours),
-                     amount(disk_gb)])  # fmt: skip
+        rows.append([name, task, ", ".join(spec.languages), spec.base,
+                     estimate(hours), estimate(disk_gb)])  # fmt: skip
     columns = ["study", "task data", "languages", "base", "hours", "disk, GB"]
     output.say(Table(columns, rows, f"Estimated hours {speed}; disk with all checkpoints."))
 

@@ -11,18 +11,20 @@ from layerswap.evaluation.statistics import Interval
 from layerswap.report.tables import (
     BALANCED,
     STAR,
+    Count,
+    Difference,
+    Number,
+    Share,
     Table,
-    balanced_words,
+    balanced_differences,
     best_cells,
-    difference_words,
-    interval_words,
     unit_of,
 )
 from layerswap.report.tables import score as score_words
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.results import LanguageMean, ScoreCell, SideBySide
     from layerswap.evaluation.statistics import Predictor
+    from layerswap.experiment.runs import LanguageMean, ScoreCell, SideBySide
     from layerswap.lab.scoring import LabMeasure
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
@@ -30,31 +32,24 @@ if TYPE_CHECKING:
     from layerswap.training.expert.select import FreezeOrRevert, Selection
 
 
-def score_table(
-    scores: Mapping[str, Mapping[LabMeasure, Interval]], language: str, selected: str | None = None
-) -> Table:
-    """Models down, the lab's measures across; the best are bold, and the selected one marked."""
+def score_table(scores: Mapping[str, Mapping[LabMeasure, Interval]], language: str) -> Table:
+    """Models down, the lab's measures across; the best are bold."""
     from layerswap.lab.scoring import measure_names
 
     rows: list[list[Any]] = [[name, *row.values()] for name, row in scores.items()]
-    caption = "% right, with 95% bootstrap intervals" + "; >: selected" * bool(selected)
-    return Table(
-        ["model", *measure_names(language).values()], rows, caption, bold=best_cells(rows),
-        highlight=None if selected is None else list(scores).index(selected),
-    )  # fmt: skip
+    caption = "% right, with 95% bootstrap intervals"
+    return Table(["model", *measure_names(language).values()], rows, caption, bold=best_cells(rows))
 
 
 def evaluation_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     """The scores of models on tasks, with intervals if each document has a score."""
     rows: list[list[Any]] = []
     for row in scores:
-        unit, documents, score = unit_of(row["metric"]), "", row["score"]
+        unit, score = unit_of(row["metric"]), row["score"]
+        shown: Any = Number(score, text=score_words(score, unit))
         if "n" in row:
-            documents = f"{row['n']:,}"
-            score = interval_words(Interval(score, row["low"], row["high"], row["n"]), unit)
-        else:
-            score = score_words(score, unit)
-        rows.append([row["model"], row["task"], row["metric"], documents, score])
+            shown = Share(Interval(score, row["low"], row["high"], row["n"]), unit)
+        rows.append([row["model"], row["task"], row["metric"], row.get("n", ""), shown])
     columns = ["model", "task", "metric", "n", "score"]
     return Table(columns, rows, "with 95% bootstrap intervals over n documents; shares in %")
 
@@ -64,8 +59,8 @@ def selection_table(selection: Selection) -> Table:
     tasks = list(selection.ranked[0].scores)
     rows = [
         [candidate.folder, "keep" if candidate in selection.chosen else "",
-         "" if candidate.loss is None else f"{candidate.loss:.4f}",
-         *(f"{candidate.scores[task]:.3f}" for task in tasks)]
+         "" if candidate.loss is None else Number(candidate.loss, ".4f"),
+         *(Number(candidate.scores[task], ".3f") for task in tasks)]
         for candidate in selection.ranked
     ]  # fmt: skip
     return Table(["checkpoint", "", "validation loss", *tasks], rows)
@@ -83,8 +78,8 @@ def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
     """The steps of a study, their needs, and their estimated cost; `done` names finished steps."""
     rows: list[list[Any]] = [
-        [step.name, "done" if step.name in done else amount(costs.steps[step.name].hours),
-         amount(costs.steps[step.name].memory_gb), amount(costs.steps[step.name].disk_gb),
+        [step.name, "done" if step.name in done else estimate(costs.steps[step.name].hours),
+         estimate(costs.steps[step.name].memory_gb), estimate(costs.steps[step.name].disk_gb),
          ", ".join(step.needs)]
         for step in graph
     ]  # fmt: skip
@@ -107,6 +102,11 @@ def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> T
     return Table(["step", "hours", "memory, GB", "disk, GB", "needs"], rows, caption)
 
 
+def estimate(value: float) -> Number:
+    """A cell of `amount`."""
+    return Number(value, text=amount(value))
+
+
 def amount(value: float) -> str:
     """An estimate with two digits: `0.014`, `1.3`, `250`, `11,000`."""
     if value < 0.0005:
@@ -118,7 +118,7 @@ def status_table(rows: Sequence[StepRecord]) -> Table:
     """The steps of a study and their states."""
     done = sum(row.state == "done" for row in rows)
     cells = [
-        [row.name, row.state, "" if row.seconds is None else f"{row.seconds:.1f}",
+        [row.name, row.state, "" if row.seconds is None else Number(row.seconds, ".1f"),
          f"since {row.since}: {row.progress}" if row.since else row.why]
         for row in rows
     ]  # fmt: skip
@@ -130,8 +130,10 @@ def status_table(rows: Sequence[StepRecord]) -> Table:
 def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
     """Each partition frozen in training, and reset to the base after it (paper 2, table 2)."""
     tasks = list(rows[0].scores)
-    cells = [[row.partition or "", row.treatment, *(f"{row.scores[task]:.3f}" for task in tasks)]
-             for row in rows]  # fmt: skip
+    cells: list[list[Any]] = [
+        [row.partition or "", row.treatment, *(Number(row.scores[task], ".3f") for task in tasks)]
+        for row in rows
+    ]
     return Table(["partition", "rest of the model", *tasks], cells)
 
 
@@ -171,7 +173,7 @@ def _balanced_tables(compared: SideBySide) -> Iterator[Table]:
     for (benchmark, language, _), cells in zip(compared.rows, compared.cells, strict=True):
         rows: list[list[Any]] = [
             [model, *vars(cell.balanced).values(),
-             *balanced_words(cell.balanced_against)]
+             *balanced_differences(cell.balanced_against)]
             for model, cell in zip(compared.models, cells, strict=True) if cell and cell.balanced
         ]  # fmt: skip
         if rows:
@@ -197,7 +199,7 @@ def _of_benchmark(
         differences.append([model, *(_gap(cell, unit) for cell in cells)])
         if mean is not None:
             rows[-1].append(mean.scores[i])
-            differences[-1].append(difference_words(mean.against[i], unit))
+            differences[-1].append(Difference(mean.against[i], unit))
     bold = {(i, k + 2) for k, cells in enumerate(lines.values()) for i, cell in enumerate(cells)
             if cell is not None and cell.best}  # fmt: skip
     benchmark, metric = key[0].replace("_", " "), key[1].replace("_", " ")
@@ -216,15 +218,14 @@ def _of_benchmark(
     yield Table(["model", *scores], differences, caption, unit=unit)
 
 
-def _documents(cells: Sequence[ScoreCell | None]) -> int | str:
+def _documents(cells: Sequence[ScoreCell | None]) -> Count:
     """Number of compared documents, and the model's total if larger."""
     common = sum(cell.score.n for cell in cells if cell is not None)
     whole = sum(cell.documents for cell in cells if cell is not None)
-    return common if common == whole else f"{common:,} of {whole:,}"
+    return Count(common, whole)
 
 
-def _gap(cell: ScoreCell | None, unit: str) -> str:
+def _gap(cell: ScoreCell | None, unit: str) -> Difference:
     if cell is None or cell.against is None:
-        return ""
-    words = difference_words(cell.against.difference, unit)
-    return f"{words}*" if cell.significant and words.endswith("*") else words
+        return Difference(None)
+    return Difference(cell.against.difference, unit, corrected=cell.significant)

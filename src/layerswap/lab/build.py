@@ -22,8 +22,8 @@ from layerswap.ground.commit import write_json
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import LAB_RECORD, read_record
 from layerswap.lab.datasets import base_stream, joint_stream, language_stream, task_stream
-from layerswap.lab.report import LIBRARIES
 from layerswap.lab.scoring import (
+    LIBRARIES,
     SHOWN,
     TEST_QUESTIONS,
     load,

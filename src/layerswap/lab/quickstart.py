@@ -1,45 +1,58 @@
-"""The quickstart: from the lab's two experts to a merged model with a report."""
+"""The quickstart: a sweep of the lab's two experts on shipped problems, a merged model, a page."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import get_args
-
-import numpy as np
+from typing import Any, get_args
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.compose import zone_grid
+from layerswap.compose import Zones
 from layerswap.compose.recipe import check_recipe
-from layerswap.deltas.atlas import measure_delta
+from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.engine.sweep import Sweep
+from layerswap.experiment.answers import Answer, Measure
+from layerswap.experiment.candidates import grid_plans
+from layerswap.experiment.compare import TestResult
+from layerswap.experiment.conditions import (
+    CHOSEN,
+    JOINT,
+    LANGUAGE_EXPERT,
+    SOUP,
+    TASK_EXPERT,
+    Condition,
+    contenders,
+)
+from layerswap.experiment.documents import Answered, Split
+from layerswap.experiment.evaluator import TEST
+from layerswap.experiment.spec import Grid
+from layerswap.experiment.sweep_page import result_sections
+from layerswap.experiment.sweeps import SweepResult, run_experiment
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import Advance, Bars, Log
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.report import (
-    Grid,
-    Outcome,
-    Right,
-    ShownProblem,
-    default_of_grid,
-    quickstart_report,
-    selected_of_grid,
-)
 from layerswap.lab.scoring import (
+    LIBRARIES,
     MEASURES,
     SHOWN,
     TEST_QUESTIONS,
+    LabMeasure,
+    measure_names,
     questions,
     sweep_correct,
     sweep_written,
 )
+from layerswap.lab.tasks import LabExample
 from layerswap.merge import Plan, make_plan
-from layerswap.report import write_report
-from layerswap.search.conditions import CHOSEN, JOINT, Condition, contenders, swapped
-from layerswap.search.documents import Answered, Split
-from layerswap.search.protocol import choose
+from layerswap.report import Report, Section, Table, draw_stack, write_report
+from layerswap.report.delta_map import map_panel
+from layerswap.report.tables import best_cells, contrasts
+from layerswap.versions import __version__, versions
 
 RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
 BOTTOMS, TOPS = range(5), range(3)
@@ -47,6 +60,114 @@ BOTTOMS, TOPS = range(5), range(3)
 DENSITIES = (0.2, 0.5)
 """Of TIES: as published, and milder."""
 DEVELOPMENT_QUESTIONS = 500
+MEASURE = ("exact_match", "greedy")
+"""Metric and filter of all answers."""
+
+
+class LabQuestions:
+    """The lab's questions as documents: the task in the target language decides, all measures test.
+
+    Texts are written for the first test problems alone.
+    """
+
+    def __init__(self, lab: Lab, language: str, plans: Mapping[Condition, Plan]) -> None:
+        self.lab, self.language, self.advance = lab, language, lambda count: None
+        self.sweep = Sweep(list(plans.values()), dtype="float32")
+        self.members = {condition: number for number, condition in enumerate(plans)}
+        self._tokenizer = load_tokenizer(lab.base)
+
+    def measure(self, rows: Sequence[Answer]) -> Measure:
+        """Returns the measure that chooses."""
+        del rows
+        return "task_target", *MEASURE
+
+    def rows(
+        self, split: Any, conditions: Sequence[Condition], *, first: int | None = None
+    ) -> list[Answer]:
+        """Scores compositions on the questions of a split, and writes texts on the test split."""
+        members = [self.members[one] for one in conditions]
+        rows: list[Answer] = []
+        for measure in MEASURES if split == TEST else ("task_target",):
+            count = TEST_QUESTIONS if split == TEST else DEVELOPMENT_QUESTIONS
+            asked = questions(measure, self.language, split, count, world=self.lab.world)[:first]
+            right = sweep_correct(
+                self.sweep, self._tokenizer, asked, members=members, progress=self.advance
+            )
+            shown = asked[:SHOWN] if (split, measure) == (TEST, "task_target") else []
+            texts = sweep_written(self.sweep, self._tokenizer, shown, members=members)
+            for one, scores, written in zip(conditions, right, texts, strict=True):
+                rows += _answers(one, (split, measure), scores, zip(shown, written, strict=True))
+        return rows
+
+    def recorded(self, condition: Condition) -> list[Answer]:
+        """The test answers of a model that is not in the package, as recorded by its build."""
+        record, rows = self.lab.record["models"][f"joint-{self.language}"], list[Answer]()
+        for measure in MEASURES:
+            asked = questions(measure, self.language, TEST, TEST_QUESTIONS, world=self.lab.world)
+            shown = asked[:SHOWN] if measure == "task_target" else []
+            scores = [float(one) for one in record["test"][measure][: len(asked)]]
+            texts = zip(shown, record["written"].split("\n"), strict=False)
+            rows += _answers(condition, (TEST, measure), scores, texts)
+        return rows
+
+
+def _answers(
+    condition: Condition,
+    asked: tuple[str, LabMeasure],
+    scores: Sequence[float],
+    shown: Iterable[tuple[LabExample, str]],
+) -> list[Answer]:
+    """The answers to the questions of a split and measure, with the texts of the first ones."""
+    split, measure = asked
+    texts = [
+        {"question": one.prompt, "target": one.completion.strip(), "answer": text}
+        for one, text in shown
+    ]
+    answer = partial(Answer, str(condition), measure, split=split, condition=condition)
+    return [
+        answer(number, *MEASURE, float(score), main=True, **more)
+        for number, (score, more) in enumerate(
+            zip(scores, [*texts, *[{}] * (len(scores) - len(texts))], strict=True)
+        )
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(SweepResult):
+    """All measurements of a quickstart."""
+
+    language: str  # the target
+    source: str  # the source language
+    change: Atlas  # of both experts from the base
+    seconds: float  # of wall-clock time
+
+    @property
+    def zones(self) -> Zones:
+        """The zones of the selected swap."""
+        swap = self.best.recipe.swap
+        assert swap is not None, "the grid is of swaps"
+        return swap.zones(self.layers)
+
+    @property
+    def tests(self) -> dict[LabMeasure, TestResult]:
+        """Every measure on the test split."""
+        return {measure: self.tested((measure, *MEASURE)) for measure in MEASURES}
+
+    def results(self) -> dict[str, Any]:
+        """The content of `results.json`."""
+        return {
+            "target_language": self.language,
+            "source_language": self.source,
+            "chosen": self.chosen and self.chosen.to_dict(),
+            "selected": Condition("swap", zones=self.zones).to_dict(),
+            "chosen_on": {"split": "development", "questions": DEVELOPMENT_QUESTIONS},
+            "composition": self.best.composition.to_dict(),
+            "grid": [{**one.to_dict(), "task_target": v} for one, v in self.development.items()],
+            **{measure: test.to_dict()["test"] for measure, test in self.tests.items()},
+            "seconds": round(self.seconds, 1),
+            "layerswap_version": __version__,
+            "made_with": versions(*LIBRARIES),
+        }
 
 
 def run(
@@ -68,64 +189,35 @@ def run(
     start = lab_plan(lab, language)
     with atomic_folder(target, marker=RESULTS, overwrite=overwrite) as folder:
         began = time.monotonic()
-        with progress("trying compositions", DEVELOPMENT_QUESTIONS, "questions") as advance:
-            grid = score_grid(lab, language, progress=advance)
-        selected = _swap(start, selected_of_grid(grid, start.composition.layers))
+        total = DEVELOPMENT_QUESTIONS + len(MEASURES) * TEST_QUESTIONS
+        with progress("trying compositions", total, "questions") as advance:
+            board = _swept(lab, language, start, advance)
         log(f"The composition selected on development problems in {language}:")
-        for line in f"\n{selected}\n".splitlines():
+        for line in f"\n{board.best}\n".splitlines():
             log(line)
-        selected.save(folder / MERGED)
-        total = len(MEASURES) * TEST_QUESTIONS
-        with progress("scoring on the test split", total, "questions") as advance:
-            answers, examples = _test(lab, language, _swap(start, choose(grid)), advance)
+        board.best.save(folder / MERGED)
         experts = {
             "task expert": lab.task_experts[0],
             "language expert": lab.language_experts[language][0],
         }
         outcome = Outcome(
-            language=language,
-            source=lab.world.source.name,
-            grid=grid,
-            composition=selected.composition,
-            answers=answers,
-            examples=examples,
-            change=measure_delta(lab.base, experts),
-            seconds=time.monotonic() - began,
-        )
+            **vars(board), language=language, source=lab.world.source.name,
+            change=measure_delta(lab.base, experts), seconds=time.monotonic() - began,
+        )  # fmt: skip
         write_json(folder / RESULTS, outcome.results())
         write_report(folder / REPORT, quickstart_report(outcome))
     return target, outcome
 
 
-def _test(
-    lab: Lab, language: str, chosen: Plan, advance: Advance
-) -> tuple[Right, list[ShownProblem]]:
-    """Test the chosen composition and its contenders; return their answers.
-
-    The joint model is not in the package. Its answers were recorded when the lab was built.
-    """
-    joint = lab.record["models"][f"joint-{language}"]
-    plans = {**contenders(lab_plan(lab, language), densities=DENSITIES), CHOSEN: chosen}
-    sweep, tokenizer = Sweep(list(plans.values()), dtype="float32"), load_tokenizer(lab.base)
-    answers: Right = {}
-    for measure in MEASURES:
-        asked = questions(measure, language, "test", TEST_QUESTIONS, world=lab.world)
-        right = sweep_correct(sweep, tokenizer, asked, progress=advance).astype(np.float64)
-        recorded = np.array([*joint["test"][measure][: len(asked)]], dtype=np.float64)
-        answers[measure] = {**dict(zip(plans, right, strict=True)), JOINT: recorded}
-    first = questions("task_target", language, "test", SHOWN, world=lab.world)
-    texts = dict(zip(map(str, plans), sweep_written(sweep, tokenizer, first), strict=True))
-    texts[str(JOINT)] = joint["written"].split("\n")
-    shown = [
-        ShownProblem(one.prompt, one.completion.strip(), {name: texts[name][i] for name in texts})
-        for i, one in enumerate(first)
-    ]
-    return answers, shown
-
-
-def _swap(start: Plan, composition: Condition) -> Plan:
-    assert composition.zones is not None, "the grid is of zones"
-    return swapped(start, composition.zones)
+def _swept(lab: Lab, language: str, start: Plan, advance: Advance) -> SweepResult:
+    """Sweep the grid. The joint model's answers were recorded when the lab was built."""
+    grid = Grid(bottom=[*BOTTOMS], top=[*TOPS])
+    candidates = grid_plans(grid, start, lambda line: None)
+    others = contenders(start, densities=DENSITIES)
+    documents = LabQuestions(lab, language, {**others, **candidates})
+    documents.advance = advance
+    board = run_experiment(documents, candidates, others)
+    return board.with_answers(documents.recorded(JOINT))
 
 
 def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
@@ -145,17 +237,96 @@ def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
     })  # fmt: skip
 
 
-def score_grid(lab: Lab, language: str, pair: int = 0, *, progress: Advance | None = None) -> Grid:
-    """Score the development problems (1 or 0), by composition of the grid and the default swap."""
-    asked = questions(
-        "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
+def quickstart_report(outcome: Outcome) -> Report:
+    """Write a quickstart's report; only the joint model's numbers are from another run."""
+    experts = {"task": f"{outcome.source} task expert",
+               "language": f"{outcome.language} language expert"}  # fmt: skip
+    libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())
+    best, alone = (outcome.intervals[one].mean for one in (outcome.selected, TASK_EXPERT))
+    return Report(
+        title=f"A swap answers {best:.1%} of {outcome.language} problems; the task expert "
+        f"{alone:.1%}",
+        lead=_lead(outcome),
+        figure=draw_stack(outcome.best.composition, experts),
+        sections=[
+            Section(
+                "The models, four measures each",
+                "Share of right answers, decoded greedily, with 95% bootstrap intervals.",
+                table=measures_table(outcome),
+            ),
+            *result_sections(outcome),
+            Section(
+                "What fine-tuning changed",
+                "The share of rows of each matrix that are among the 15% that each expert changed "
+                "most, by mean absolute change (paper 1, figure 2). The slider sets that share.",
+                maps=map_panel(outcome.change),
+            ),
+            _limits(outcome),
+            _models(outcome),
+        ],
+        colophon=f"layerswap {__version__} with {libraries}: {outcome.seconds:.0f} seconds on this "
+        "machine.",
     )
-    plan = lab_plan(lab, language, pair)
-    layers = plan.composition.layers
-    zones = zone_grid(layers, bottom=BOTTOMS, top=TOPS)
-    compositions = dict.fromkeys(
-        [*(Condition("swap", zones=one) for one in zones), default_of_grid(layers)]
+
+
+def measures_table(outcome: Outcome) -> Table:
+    """All models on the test split, by measure."""
+    tests, models = outcome.tests, list(outcome.scores)
+    rows: list[list[Any]] = [
+        [str(model), *(test.intervals[model] for test in tests.values())] for model in models
+    ]
+    caption = (
+        f"% right of {outcome.intervals[CHOSEN].n:,} test questions each, with 95% bootstrap "
+        "intervals; >: selected"
     )
-    sweep = Sweep([_swap(plan, one) for one in compositions], dtype="float32")
-    right = sweep_correct(sweep, load_tokenizer(lab.base), asked, progress=progress)
-    return dict(zip(compositions, right.astype(np.float64), strict=True))
+    return Table(
+        ("model", *measure_names(outcome.language).values()), rows, caption, bold=best_cells(rows),
+        highlight=models.index(outcome.selected),
+    )  # fmt: skip
+
+
+def _lead(outcome: Outcome) -> str:
+    scores = outcome.intervals
+    best, zones = scores[outcome.selected], outcome.zones
+    apart = {str(model): gap for model, gap in outcome.against(outcome.selected).items()}
+    return (
+        f"The task expert has learned word problems in {outcome.source} only, the language expert "
+        f"generic {outcome.language} only (both languages are invented). Their swap ({zones}) "
+        f"answers {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems. "
+        f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
+        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. "
+        f"{str(JOINT).capitalize()} (one model on both data sets, for as many steps as both "
+        f"experts) answers {scores[JOINT].mean:.1%}, as recorded when the lab was built."
+        f"\n\nAgainst the swap, with 95% paired intervals: {contrasts(apart)}."
+    )
+
+
+def _models(outcome: Outcome) -> Section:
+    zones = outcome.zones
+    experts = ("--task-expert lab/task-1", f"--language-expert lab/language-{outcome.language}-1")
+    return Section(
+        "Models",
+        "The composed model is in merged, beside this page. These commands write the lab's models "
+        "into lab, and compose them:",
+        f"layerswap lab models --out lab && layerswap merge {' '.join(experts)} --bottom "
+        f"{zones.bottom} --top {zones.top} --outside blend --out merged",
+        table=Table(
+            ["name", "checkpoint"],
+            [["base", "lab/base"], ["task expert", "lab/task-1"],
+             ["language expert", f"lab/language-{outcome.language}-1"]],
+        ),
+    )  # fmt: skip
+
+
+def _limits(outcome: Outcome) -> Section:
+    return Section(
+        "Limits",
+        "These are real transformers models, trained from scratch, but tiny. "
+        f"{outcome.source} and {outcome.language} are invented languages. No {outcome.language} "
+        "problem of this kind was in any training data. The report compares one pair of experts. "
+        "Other seeds give other numbers, and a world of this size says little about the gain of a "
+        "large model.\n\n"
+        "Each expert trained its own part of the layers alone (partition C of Bandarkar and Peng, "
+        "2025, with the places outside the layers for the language). Experts of this world that "
+        "are trained in full gain nothing from a swap: docs/lab.md has the table and the reason.",
+    )

@@ -35,6 +35,8 @@ MEASURES: tuple[LabMeasure, ...] = get_args(LabMeasure)
 """The task and comprehension, each in the scarce (target) and in the source language."""
 NAMES: dict[Skill, str] = {"problem": "problems", "comprehension": "comprehension"}
 """Names of the skills in tables."""
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+"""Libraries on which the scores depend."""
 NEW_TOKENS = 8
 """More tokens than any answer has."""
 TEST_QUESTIONS = 1000
@@ -123,11 +125,13 @@ def sweep_correct(
     tokenizer: PreTrainedTokenizerFast,
     examples: Sequence[LabExample],
     *,
+    members: Sequence[int] | None = None,
     batch_size: int = 256,
     progress: Advance | None = None,
 ) -> Right:
     """Return true for every example that a composition answers exactly: `(compositions, n)`.
 
+    `members` are the numbers of the compositions; all when None.
     `progress` is called after each batch with the number of examples in it.
     """
     import numpy as np
@@ -140,8 +144,9 @@ def sweep_correct(
         (row["input_ids"][:start], row["input_ids"][start:])
         for row, start in zip(rows, starts, strict=True)
     ]
-    right = np.zeros((len(sweep), len(requests)), dtype=bool)
-    for scores in sweep.iter_loglikelihood(requests, batch_size=batch_size):
+    chosen = sweep.choose(members)
+    right = np.zeros((len(chosen), len(requests)), dtype=bool)
+    for scores in sweep.iter_loglikelihood(requests, members=chosen, batch_size=batch_size):
         right[:, scores.requests] = scores.greedy
         if progress is not None:
             progress(len(scores.requests))
@@ -149,11 +154,17 @@ def sweep_correct(
 
 
 def sweep_written(
-    sweep: Sweep, tokenizer: PreTrainedTokenizerFast, examples: Sequence[LabExample]
+    sweep: Sweep,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: Sequence[LabExample],
+    *,
+    members: Sequence[int] | None = None,
 ) -> list[list[str]]:
     """Write the greedy text of every composition after each prompt: `[composition][prompt]`."""
+    if not examples:
+        return [[] for _ in sweep.choose(members)]
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
-    rows = sweep.generate(prompts, max_new_tokens=NEW_TOKENS)
+    rows = sweep.generate(prompts, members=members, max_new_tokens=NEW_TOKENS)
     return [
         [text.strip() for text in tokenizer.batch_decode([list(one.tokens) for one in row],
                                                          skip_special_tokens=True)]

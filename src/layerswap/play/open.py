@@ -10,7 +10,7 @@ from layerswap.compose import Recipe
 from layerswap.evaluation.examples import read_examples
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
-from layerswap.search.documents import Prompt, Tasks
+from layerswap.experiment.documents import Prompt, Tasks
 from layerswap.study.report import selected_recipe
 from layerswap.versions import need_extras
 

@@ -24,14 +24,14 @@ from layerswap.engine import Sampling
 from layerswap.engine.rows import model_max_length
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.statistics import mean_interval
+from layerswap.experiment.compare import Values
+from layerswap.experiment.documents import Documents, Prompt, Split
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.strict import Strict
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.play.desk import Event, Events
 from layerswap.play.pair import Pair
-from layerswap.search.documents import Documents, Prompt, Split
-from layerswap.search.protocol import Values
 
 SECONDS_BETWEEN_EVENTS = 0.1
 """Seconds between two events of a merge."""

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap.experiment.documents import Documents
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
 from layerswap.play.desk import MOST_PAGES, Desk, Events, explain
 from layerswap.play.player import OfComposition, PageRequest, Player, Question
 from layerswap.play.security import NOTEBOOKS, guard, is_local
 from layerswap.report.drawing import EXPERTS, variables
-from layerswap.search.documents import Documents
 from layerswap.versions import need_extras
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from layerswap.report.drawing import (
     settings,
     wrapped,
 )
-from layerswap.report.tables import MINUS, difference_words, score
-from layerswap.search.conditions import Condition
+from layerswap.report.tables import MINUS, Difference, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,48 +91,6 @@ def draw_heat_map(
     return Drawing(figure, f"Score by {row_label} and {column_label}", "; ".join(facts))
 
 
-def draw_grid(
-    scores: Mapping[Condition, float],
-    *,
-    best: Condition | None,
-    default: Condition | None = None,
-    unit: str = "%",
-) -> dict[str, Drawing]:
-    """Draw heat maps over bottom and top layers, with one colour scale.
-
-    Conditions without zones are left out. Each drawing has a label for the other settings, such as
-    `transitions 1 and 0, outside blend`.
-    """
-    maps: dict[tuple[int, int, str], dict[GridCell, float]] = {}
-    for swap, value in scores.items():
-        if placed := _placed(swap):
-            maps.setdefault(placed[0], {})[placed[1]] = value
-    limits = (min(scores.values()), max(scores.values())) if maps else None
-    several = len({key[:2] for key in maps}) > 1
-    drawn = {}
-    for key, values in maps.items():
-        bottom, top, outside = key
-        words = [f"transitions {bottom} and {top}"] if several else []
-        words += [f"outside {outside}"] if outside else []
-        cells = [
-            placed[1] if (placed := _placed(swap)) and placed[0] == key else None
-            for swap in (best, default)
-        ]
-        drawn[", ".join(words)] = draw_heat_map(
-            values, row_label="bottom layers", column_label="top layers", best=cells[0],
-            default=cells[1], unit=unit, limits=limits,
-        )  # fmt: skip
-    return drawn
-
-
-def _placed(swap: Condition | None) -> tuple[tuple[int, int, str], GridCell] | None:
-    """The map of a swap, and its cell in it; None without zones."""
-    if swap is None or swap.zones is None:
-        return None
-    zones = swap.zones
-    return (zones.bottom_transition, zones.top_transition, swap.outside), (zones.bottom, zones.top)
-
-
 def _outline(name: str, cell: tuple[float, float], inset: float, colour: str) -> Rectangle:
     """The outline of a cell of a heat map: solid for the best, dashed for the default."""
     from matplotlib.patches import Rectangle
@@ -168,8 +125,8 @@ def draw_intervals(
         raise ValueError(f"no row is called {highlight!r}")
     words = [f"{score(i.low, unit)} to {score(i.high, unit)}" for _, i in rows]
     if differences:
-        marks = [(parts := difference_words(i, unit).split())[0] + " *" * (parts[-1] == "*")
-                 for _, i in rows]  # fmt: skip
+        shown = [Difference(i, unit).words(unit) for _, i in rows]
+        marks = [words.number + words.stars for words in shown]
     else:
         marks = [score(i.mean, unit) for _, i in rows]
     names = [wrapped(name, 22) for name, _ in rows]

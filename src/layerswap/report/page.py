@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,24 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.ground.errors import LayerswapError, visible
 from layerswap.report.drawing import stylesheet, variables
-from layerswap.report.tables import Table, cell_words, range_words, score, slug
+from layerswap.report.tables import Table, range_words, slug, words_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from layerswap.evaluation.results import Sample
     from layerswap.report.drawing import Drawing
 
 LONGEST = 1200
 """Most characters of a question or an answer on a page."""
-SHOWN = 300
-"""Most documents whose answers are shown together."""
-RIGHT = 0.5
-"""Score above which an answer counts as right."""
-Place = tuple[str, str, int]
-"""Model, task and document."""
-DIFFERENCE = re.compile(r"(\S+) \[(\S+) to (\S+)\]( \*)?")
-"""Text of `tables.difference_words`."""
 
 
 @dataclass(frozen=True)
@@ -87,34 +77,6 @@ class Answers:
             for right, heading in headings.items()
         }
         return {heading: documents for heading, documents in groups.items() if documents}
-
-
-def side_by_side(
-    models: Mapping[str, str],
-    samples: Iterable[Sample],
-    scores: Mapping[Place, float],
-    documents: Iterable[tuple[str, int]],
-) -> Answers | None:
-    """The answers of models to the documents that all have answered, at most `SHOWN`.
-
-    Args:
-        models: headings, with the names of the models in `samples` and `scores`.
-        samples: the answers.
-        scores: by model, task and document; above `RIGHT` an answer counts as right.
-        documents: task and position of each document.
-    """
-    answered = {(one.model, one.task, one.document): one for one in samples}
-    known = answered.keys() & scores.keys()
-    shown = []
-    for task, document in documents:
-        keys = [(model, task, document) for model in models.values()]
-        if known.issuperset(keys):
-            found = [answered[key] for key in keys]
-            shown.append(ShownAnswer(
-                task, document, found[0].question, found[0].target,
-                tuple(one.answer for one in found), tuple(scores[key] > RIGHT for key in keys),
-            ))  # fmt: skip
-    return Answers(list(models), shown[:SHOWN]) if shown else None
 
 
 @dataclass(frozen=True)
@@ -231,12 +193,8 @@ class ShownCell(NamedTuple):
 
 
 def _cell(cell: Any, unit: str) -> ShownCell:
-    if isinstance(cell, str):
-        if parts := DIFFERENCE.fullmatch(cell):
-            mean, low, high, star = parts.groups("")
-            return ShownCell(mean + star, range_words(low, high))
-        return ShownCell(visible(cell))
-    if cell is None or isinstance(cell, int | float):
-        return ShownCell(cell_words(cell, unit))
-    ends = range_words(score(cell.low, unit), score(cell.high, unit))
-    return ShownCell(score(cell.mean, unit), ends)
+    words = words_of(cell, unit)
+    if isinstance(words, str):
+        return ShownCell(visible(words))
+    ends = range_words(words.low, words.high) if words.interval else ""
+    return ShownCell(words.number + words.stars, ends)

@@ -1,4 +1,4 @@
-"""Tables of results and the format of numbers, for the terminal, Markdown, LaTeX, HTML and CSV.
+"""Tables of typed cells and the format of numbers, for terminal, Markdown, LaTeX, HTML and CSV.
 
 All text passes through the escape of its format, so a name cannot start markup, a link or a row.
 """
@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells
 
@@ -23,15 +23,10 @@ from layerswap.ground.errors import visible
 if TYPE_CHECKING:
     from layerswap.evaluation.statistics import Balanced, Interval
 
-    Cell = str | int | float | Interval | None
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 PIPE = 160
 """Width of a table where standard output is no terminal and COLUMNS is not set."""
-INTERVAL = re.compile(r" (?=[\[(])")
-"""The place in a cell where an interval begins."""
-NUMBERS = re.compile(rf"(?:[-+{MINUS}{DASH}\d.,%()\[\] *]| to | of )*")
-"""Text of numbers alone, such as a difference with its interval, which needs no escape."""
 
 
 def score(value: float, unit: str = "%") -> str:
@@ -56,24 +51,13 @@ def unit_of(metric: str) -> str:
 
 def interval_words(interval: Interval, unit: str = "%") -> str:
     """A mean with its interval: `61.2 [58.1, 64.3]`, or `-0.2 [-3.0 to 2.5]` below zero."""
-    low, high = score(interval.low, unit), score(interval.high, unit)
-    between = " to " if MINUS in low + high else ", "
-    return f"{score(interval.mean, unit)} [{low}{between}{high}]"
+    return str(words_of(interval, unit))
 
 
 STAR = "*: the interval of the difference excludes zero."
-"""The legend of `difference_words`."""
-
-
+"""The legend of `Difference`."""
 BALANCED = ("balanced accuracy", "macro-F1")
 """Headings of the measures in which every label has the same weight."""
-
-
-def balanced_words(differences: Balanced | None) -> list[str]:
-    """The differences of balanced accuracy and macro-F1 in words; empty cells for None."""
-    if differences is None:
-        return ["", ""]
-    return [difference_words(one) for one in vars(differences).values()]
 
 
 def range_words(low: str, high: str) -> str:
@@ -82,17 +66,127 @@ def range_words(low: str, high: str) -> str:
     return f"{low} to {high}" if signed else f"{low}{DASH}{high}"
 
 
-def difference_words(difference: Interval | None, unit: str = "%") -> str:
-    """A difference with its sign, and a star if its interval excludes zero; empty for None.
+class Words(NamedTuple):
+    """A cell of numbers in words: a number, an interval in brackets, and stars."""
 
-    Example: `+3.1 [1.2 to 5.0] *`.
+    number: str
+    interval: str = ""
+    low: str = ""
+    high: str = ""
+    stars: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The number, and the interval with its stars if there is an interval."""
+        return [self.number, *([self.interval + self.stars] if self.interval else [])]
+
+    def __str__(self) -> str:
+        return " ".join(self.lines)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference, such as `+3.1 [1.2 to 5.0] *`; an empty cell without an interval.
+
+    A star means that the interval excludes zero, a second one that the corrected p-value agrees.
     """
-    if difference is None:
-        return ""
-    mean, low, high = (score(v, unit) for v in (difference.mean, difference.low, difference.high))
-    sign = "" if mean.startswith(MINUS) else "+"
-    star = " *" if difference.low > 0 or difference.high < 0 else ""
-    return f"{sign}{mean} [{low} to {high}]{star}"
+
+    interval: Interval | None
+    unit: str = "%"
+    corrected: bool = False
+
+    def words(self, unit: str) -> Words:
+        """The difference with its sign, in its own unit."""
+        del unit
+        apart = self.interval
+        if apart is None:
+            return Words("")
+        mean, low, high = (score(v, self.unit) for v in (apart.mean, apart.low, apart.high))
+        sign = "" if mean.startswith(MINUS) else "+"
+        stars = (" **" if self.corrected else " *") if apart.sign else ""
+        return Words(f"{sign}{mean}", f"[{low} to {high}]", low, high, stars)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A mean with its interval in a unit of its own."""
+
+    interval: Interval
+    unit: str = "%"
+
+    def words(self, unit: str) -> Words:
+        """The mean and its interval, in its own unit."""
+        del unit
+        return _with_interval(self.interval, self.unit)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean with the lowest and the highest of several, such as `61.2 (58.1 to 64.3)`."""
+
+    mean: float
+    low: float
+    high: float
+
+    def words(self, unit: str) -> Words:
+        """The mean, and the extremes if they differ."""
+        mean, low, high = (score(value, unit) for value in (self.mean, self.low, self.high))
+        return Words(mean, f"({low} to {high})", low, high) if low != high else Words(mean)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of documents, and the larger number that they are of."""
+
+    value: int
+    of: int
+
+    def words(self, unit: str) -> Words:
+        """Both numbers if they differ, such as `60 of 80`."""
+        del unit
+        more = "" if self.value == self.of else f" of {self.of:,}"
+        return Words(f"{self.value:,}{more}")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with a format of its own, such as `.4f`, or with its text."""
+
+    value: float
+    format: str = ""
+    text: str = ""
+
+    def words(self, unit: str) -> Words:
+        """The number."""
+        del unit
+        return Words(self.text or format(self.value, self.format))
+
+
+if TYPE_CHECKING:
+    Cell = str | int | float | Interval | Difference | Share | Spread | Count | Number | None
+
+
+def words_of(cell: Cell, unit: str = "%") -> Words | str:
+    """A cell in words, before any escape; a text is itself."""
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, Difference | Share | Spread | Count | Number):
+        return cell.words(unit)
+    if cell is None or isinstance(cell, int):
+        return Words(DASH if cell is None else f"{cell:,}")
+    return Words(score(cell, unit)) if isinstance(cell, float) else _with_interval(cell, unit)
+
+
+def _with_interval(cell: Interval, unit: str) -> Words:
+    mean, low, high = (score(value, unit) for value in (cell.mean, cell.low, cell.high))
+    between = " to " if MINUS in low + high else ", "
+    return Words(mean, f"[{low}{between}{high}]", low, high)
+
+
+def balanced_differences(differences: Balanced | None) -> list[Difference]:
+    """The differences of balanced accuracy and macro-F1."""
+    both = [None, None] if differences is None else vars(differences).values()
+    return [Difference(apart) for apart in both]
 
 
 def best_cells(rows: Sequence[Sequence[Any]], leave: Collection[int] = ()) -> set[tuple[int, int]]:
@@ -117,8 +211,8 @@ class Table:
 
     Attributes:
         columns: the headings; the first column names the rows.
-        rows: as many cells as columns. An interval shows its mean and its range, a float a score
-            in `unit`, an int a count, None a dash.
+        rows: as many cells as columns: texts, or values of this module's types. An interval shows
+            its mean and its range, a float a score in `unit`, an int a count, None a dash.
         caption: one sentence.
         highlight: index of the row to emphasise.
         unit: of intervals and floats; `%` shows fractions of 1 as percentages.
@@ -142,8 +236,7 @@ class Table:
     def numeric(self, column: int) -> bool:
         """True for a column of numbers, which is set flush right; never the first."""
         return column > 0 and all(
-            not isinstance(row[column], str) or NUMBERS.fullmatch(str(row[column]))
-            for row in self.rows
+            not isinstance(row[column], str) or row[column] == "" for row in self.rows
         )
 
     def text(self, *, styled: bool = False) -> str:
@@ -156,8 +249,9 @@ class Table:
             styled: print the cells of `bold` and the highlighted row in bold, by control codes.
         """
         width = shutil.get_terminal_size((PIPE, 24)).columns
-        rows = [[cell_words(cell, self.unit) for cell in row] for row in self.rows]
-        cells = [list(map(_plain, row)) for row in (self.columns, *rows)]
+        rows = [self.columns, *([words_of(cell, self.unit) for cell in row] for row in self.rows)]
+        cells = [[list(map(_plain, getattr(words, "lines", [words]))) for words in row]
+                 for row in rows]  # fmt: skip
         blocks = _blocks(cells, [self.numeric(i) for i in range(len(self.columns))], width - 2)
         texts = [self._block(columns, styled=styled) for columns in blocks]
         caption = textwrap.wrap(_plain(self.caption), width - 2)
@@ -220,6 +314,9 @@ class Table:
         columns: list[Any] = list(self.columns)
         rows: list[list[Any]] = [list(row) for row in self.rows]
         for k in reversed(range(len(columns))):
+            for row in rows:
+                cell = row[k]
+                row[k] = getattr(cell, "interval", getattr(cell, "value", cell))
             if any(hasattr(row[k], "mean") for row in rows):
                 columns[k : k + 1] = [columns[k], f"{columns[k]}, low", f"{columns[k]}, high"]
                 for row in rows:
@@ -234,37 +331,41 @@ class Table:
         return text.getvalue()
 
     def _lines(
-        self, escape: Callable[[str], str], bold: str, line: str, between: str
+        self, escape: Callable[[str | Words], str], bold: str, line: str, between: str
     ) -> Sequence[str]:
         """The heading and every row in a format."""
         lines = [line.format(between.join(map(escape, self.columns)))]
         for i, cells in enumerate(self.rows):
             shown = []
             for k, cell in enumerate(cells):
-                words, mark = escape(cell_words(cell, self.unit)), ""
-                if (i, k) in self.bold and (number := re.match(r"[-\d.]+", words)):
-                    words, mark = number[0], words[number.end() :]
-                strong = words and (mark or i == self.highlight or (i, k) in self.bold)
-                shown.append(bold.format(words) + mark if strong else words)
+                words = words_of(cell, self.unit)
+                text, mark = escape(words), ""
+                if (i, k) in self.bold and isinstance(words, Words):
+                    text = escape(Words(words.number))
+                    mark = escape(words).removeprefix(text)
+                strong = text and (i == self.highlight or (i, k) in self.bold)
+                shown.append(bold.format(text) + mark if strong else text)
             lines.append(line.format(between.join(shown)))
         return lines
 
 
 def _blocks(
-    cells: Sequence[Sequence[str]], numeric: Sequence[bool], room: int
+    cells: Sequence[Sequence[list[str]]], numeric: Sequence[bool], room: int
 ) -> list[dict[int, list[list[str]]]]:
-    """The columns that stand beside each other, by number, with the lines of every cell.
+    """Splits the columns into blocks that fit the width; by column number, the lines of its cells.
 
+    A cell has one text, or a number and its interval, which may stand below it.
     Every block begins with the first column, so that each number has its name beside it.
     """
     columns = list(zip(*cells, strict=True))
-    natural = [max(map(cell_len, column)) for column in columns]
+    natural = [max(cell_len(" ".join(cell)) for cell in column) for column in columns]
 
     def least(k: int, *, split: bool) -> int:
         head, *body = columns[k]
-        words = head.split(" ")
+        words = head[0].split(" ")
         for cell in body:
-            words += (INTERVAL.split(cell) if split else [cell]) if numeric[k] else cell.split(" ")
+            whole = cell if split else [" ".join(cell)]
+            words += whole if numeric[k] else " ".join(cell).split(" ")
         longest = min(max(map(cell_len, words)), room // 2)
         return longest if k else min(natural[0], max(longest, room // 3))
 
@@ -287,7 +388,7 @@ def _blocks(
             width = need[k] + (0 if keep else max(0, min(spare, natural[k] - need[k])))
             spare -= width - need[k]
             found[k] = [
-                INTERVAL.split(cell) if keep and row else _wrapped(cell, width)
+                cell if keep and row else _wrapped(" ".join(cell), width)
                 for row, cell in enumerate(columns[k])
             ]
         drawn.append(found)
@@ -307,25 +408,14 @@ def _wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def cell_words(cell: Any, unit: str) -> str:
-    """A cell in words, before any escape."""
-    if cell is None:
-        return DASH
-    if isinstance(cell, str):
-        return cell
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    return score(cell, unit) if isinstance(cell, float) else interval_words(cell, unit)
-
-
 def _plain(text: str) -> str:
     """Text for a terminal, with minus signs that other programs read."""
     return visible(text).replace(MINUS, "-")
 
 
-def _markdown(text: str) -> str:
-    if NUMBERS.fullmatch(text):
-        return text.replace(MINUS, "-")
+def _markdown(text: str | Words) -> str:
+    if isinstance(text, Words):
+        return str(text).replace(MINUS, "-")
     return re.sub(r"([\\`*_\[\]<>|~&$])", r"\\\1", _plain(text))
 
 
@@ -336,9 +426,9 @@ _LATEX = {
 } | {c: rf"\{c}" for c in "&%$#_{}"}  # fmt: skip
 
 
-def _latex(text: str) -> str:
-    brackets = "[]" if NUMBERS.fullmatch(text) else ""
-    return "".join(c if c in brackets else _LATEX.get(c, c) for c in visible(text))
+def _latex(text: str | Words) -> str:
+    brackets = "[]" if isinstance(text, Words) else ""
+    return "".join(c if c in brackets else _LATEX.get(c, c) for c in visible(str(text)))
 
 
 def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") -> None:

@@ -10,14 +10,14 @@ from typing import Any
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.trie import build_trie, count_layers, paths_of
-from layerswap.search.conditions import (
+from layerswap.experiment.conditions import (
     BASE,
     LANGUAGE_EXPERT,
     TASK_EXPERT,
     Condition,
     methods,
 )
-from layerswap.search.spec import Grid
+from layerswap.experiment.spec import Grid
 
 REGIMES = {"": "", "LoRA": "lora-"}
 """Regimes of training, and prefixes of the names of their steps."""

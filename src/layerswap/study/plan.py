@@ -23,8 +23,8 @@ from layerswap.checkpoint import fingerprint
 from layerswap.compose.schema import Where
 from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.evaluation.suites.suites import suite_files
+from layerswap.experiment.conditions import JOINT, Condition
 from layerswap.ground.errors import RecipeError, StudyError
-from layerswap.search.conditions import JOINT, Condition
 from layerswap.study.conditions import REGIMES
 from layerswap.study.spec import TASK, Experts, StepKind, StudySpec, TrainingRun
 from layerswap.study.steps import Graph, Resources, Step

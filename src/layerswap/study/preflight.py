@@ -13,15 +13,16 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.evaluation.harness import CALIBRATED, check_task_names, load_tasks
+from layerswap.evaluation.harness import check_task_names, load_tasks
+from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable, write_suite
+from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError, LayerswapError, StudyError
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
 from layerswap.reading.origins import open_rows, where_filter
-from layerswap.search.spec import Grid
 from layerswap.study.journal import INDEX, Storage, read_journal
 from layerswap.study.plan import existing_path, files_of
 from layerswap.study.step_functions import asked_suites, asked_tasks, expert_of
@@ -211,8 +212,7 @@ def _check_metric(settings: Mapping[str, Any]) -> None:
     metric, of = spec["metric"]
     for name, task in load_tasks(names, include=_include(spec))["tasks"].items():
         metrics = list(task.aggregation())
-        if "acc" in metrics:
-            metrics.append(CALIBRATED)
+        metrics += [name for name, added in ADDED.items() if added.needs in metrics]
         filters = [one["name"] for one in task.get_config("filter_list") or [{"name": "none"}]]
         if metric not in metrics or of not in filters:
             raise EvaluationError(

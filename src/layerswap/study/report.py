@@ -18,19 +18,17 @@ from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
-from layerswap.evaluation.results import RESULTS as MODEL_RESULTS
-from layerswap.evaluation.results import lost_paths, read_samples
 from layerswap.evaluation.statistics import Interval, disagreements
-from layerswap.ground.errors import StudyError
-from layerswap.ground.types import Log
-from layerswap.merge import make_plan
-from layerswap.report.charts import draw_grid, draw_intervals, draw_losses, draw_ranks
-from layerswap.report.delta_map import draw_maps, map_of, map_panel
-from layerswap.report.drawing import Drawing
-from layerswap.report.page import Report, Section, side_by_side, write_report
-from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
-from layerswap.report.tables import Table, interval_words, slug, write_tables
-from layerswap.search.conditions import (
+from layerswap.experiment.answers import RESULTS as MODEL_RESULTS
+from layerswap.experiment.answers import lost_paths, read_answers
+from layerswap.experiment.benchmarks import (
+    BY_LABEL,
+    RESULTS,
+    BenchmarkResult,
+    StudyResults,
+    study_results,
+)
+from layerswap.experiment.conditions import (
     BASE,
     CHOSEN,
     DEFAULT,
@@ -41,17 +39,18 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
+from layerswap.experiment.sweep_page import draw_grid, side_by_side
+from layerswap.ground.errors import StudyError
+from layerswap.ground.types import Log
+from layerswap.merge import make_plan
+from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
+from layerswap.report.delta_map import draw_maps, map_of, map_panel
+from layerswap.report.drawing import Drawing
+from layerswap.report.page import Report, Section, write_report
+from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
+from layerswap.report.tables import Number, Table, interval_words, slug, write_tables
 from layerswap.study.conditions import RecipeData
 from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
-from layerswap.study.results import (
-    BY_LABEL,
-    RESULTS,
-    BenchmarkResult,
-    StudyResults,
-    fraction,
-    read_conditions,
-    study_results,
-)
 from layerswap.study.shared_text import shared_text
 from layerswap.study.step_functions import EXPERT, MAP_FOLDER, recipes_of, selection
 from layerswap.training.expert.save import read_training
@@ -479,17 +478,15 @@ def _about_grid(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterato
 def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
     """Answers of the first pair on test documents."""
     models = _browsed(result)
-    names = {str(one): one for one in models.values()}
-    scores = {
-        (one, score.task, score.document): fraction(score)
-        for one, score in read_conditions(results)
-        if score.main and str(one) in names and result.benchmark in (score.benchmark, score.task)
-    }
+    names = set(map(str, models.values()))
+    rows = [
+        one for one in read_answers(results)
+        if one.main and one.model in names and result.benchmark in (one.benchmark, one.task)
+    ]  # fmt: skip
     answers = side_by_side(
         {str(title): str(one) for title, one in models.items()},
-        read_samples(results),
-        {(str(one), task, document): score for (one, task, document), score in scores.items()},
-        result.documents({(task, document) for _, task, document in scores}),
+        rows,
+        result.documents({(one.task, one.document) for one in rows}),
     )
     if answers:
         yield Section(
@@ -515,8 +512,8 @@ def provenance(
 ) -> Section:
     """A section with a row for each step that is done; `which` says where the numbers are from."""
     seeds = seeds or {}
-    rows: list[Sequence[str | float | None]] = [
-        [record.name, record.key[:16], str(seeds.get(record.name, "")), f"{record.seconds:.1f}",
+    rows: list[list[Any]] = [
+        [record.name, record.key[:16], seeds.get(record.name, ""), Number(record.seconds, ".1f"),
          record.where]
         for record in records
     ]  # fmt: skip

@@ -9,11 +9,11 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-from layerswap.evaluation.results import read_samples, read_scores
+from layerswap.experiment.answers import read_answers
+from layerswap.experiment.benchmarks import RESULTS, BenchmarkResult
 from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import Table
 from layerswap.study.journal import StudyJournal
-from layerswap.study.results import RESULTS, BenchmarkResult
 from layerswap.study.spec import TASK
 from layerswap.study.step_functions import MIX
 from layerswap.training.mix.filters import OVERLAP, overlap
@@ -82,14 +82,13 @@ def _texts(journal: StudyJournal, data: Any) -> Iterator[str]:
 
 def _items(result: BenchmarkResult, folder: Path) -> list[str]:
     """The test documents: questions without their template, each with its answer."""
-    known = {
-        (one.task, one.document) for one in read_scores(folder)
-        if result.benchmark in (one.benchmark, one.task)
+    samples = {
+        (one.task, one.document): one for one in read_answers(folder)
+        if one.main and result.benchmark in (one.benchmark, one.task)
     }  # fmt: skip
-    test = set(result.documents(known))
-    samples = {(one.task, one.document): one for one in read_samples(folder)}
+    test = set(result.documents(samples))
     tasks: dict[str, list[Any]] = defaultdict(list)
-    for place in sorted(test & samples.keys()):
+    for place in sorted(test):
         tasks[place[0]].append(samples[place])
     return [
         f"{question} {one.target}"

@@ -22,12 +22,12 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.schema import DTYPES, once
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
+from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import EngineName
 from layerswap.ground.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
 from layerswap.reading.origins import NonEmpty
-from layerswap.search.spec import Grid
 from layerswap.study.steps import Resources
 from layerswap.training.expert.spec import Data, Lora, Side, Trained
 

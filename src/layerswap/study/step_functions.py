@@ -15,24 +15,24 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.evaluation.languages import same_language
-from layerswap.evaluation.results import lost_paths, write_results
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.suites import WrittenTask
-from layerswap.ground.commit import write_json
-from layerswap.ground.errors import EvaluationError, StudyError
-from layerswap.ground.types import duration
-from layerswap.merge import Plan, make_plan
-from layerswap.merge.trained import base_notes
-from layerswap.report.tables import write_tables
-from layerswap.search.conditions import Condition
-from layerswap.study.conditions import RecipeData, recipes
-from layerswap.study.results import (
+from layerswap.experiment.answers import lost_paths, write_results
+from layerswap.experiment.benchmarks import (
     OTHER_LANGUAGES,
     RESULTS,
     benchmark_result,
     read_condition_scores,
     study_results,
 )
+from layerswap.experiment.conditions import Condition
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import EvaluationError, StudyError
+from layerswap.ground.types import duration
+from layerswap.merge import Plan, make_plan
+from layerswap.merge.trained import base_notes
+from layerswap.report.tables import write_tables
+from layerswap.study.conditions import RecipeData, recipes
 from layerswap.study.runner import Context, StepFunction
 from layerswap.study.spec import TASK
 from layerswap.training.expert.hyperparameters import launch_training
@@ -337,8 +337,8 @@ def _evaluate(
             )  # fmt: skip
     for lost in lost_paths(results.values()):
         context.log(lost)
-    columns = {str(condition): condition.to_dict() for condition in plans}
-    write_results(context.folder / name, results, asked, columns=columns)
+    of_model = {str(condition): {"condition": condition} for condition in plans}
+    write_results(context.folder / name, results, asked, of_model=of_model)
 
 
 def _adopt_answers(context: Context, store: AnswerStore, plans: Iterable[Plan]) -> None:

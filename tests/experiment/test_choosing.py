@@ -11,8 +11,8 @@ import pytest
 import layerswap as ls
 from layerswap.compose import Zones
 from layerswap.evaluation.statistics import mean_interval, paired_difference
-from layerswap.lab.assets import shipped
-from layerswap.search.conditions import (
+from layerswap.experiment.compare import TestResult, choose, ranked, select, split_documents
+from layerswap.experiment.conditions import (
     BASE,
     CHOSEN,
     DEFAULT,
@@ -26,7 +26,7 @@ from layerswap.search.conditions import (
     partition_of,
     ties,
 )
-from layerswap.search.protocol import TestResult, choose, ranked, select, split_documents
+from layerswap.lab.assets import shipped
 
 NAMES = {
     DEFAULT: "swap, default",

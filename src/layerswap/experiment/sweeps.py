@@ -11,36 +11,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.results import Sample, samples_of
 from layerswap.evaluation.statistics import Interval, paired_difference
-from layerswap.ground.types import Advance, Log
-from layerswap.merge import Plan, make_plan
-from layerswap.search.candidates import Sources, draw_plan, draw_sources, grid_plans, zone_sources
-from layerswap.search.conditions import CHOSEN, DEFAULT, Condition, contenders
-from layerswap.search.evaluator import (
+from layerswap.experiment.answers import Answer, Measure, classified_under, values_of
+from layerswap.experiment.candidates import (
+    Sources,
+    draw_plan,
+    draw_sources,
+    grid_plans,
+    zone_sources,
+)
+from layerswap.experiment.compare import TestResult, Values, choose, ranked, select
+from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition, contenders
+from layerswap.experiment.evaluator import (
     DEVELOPMENT,
     TEST,
-    DocumentScore,
     Evaluator,
-    Measure,
     Objectives,
-    by_condition,
-    classified_by_condition,
     objectives,
 )
-from layerswap.search.protocol import TestResult, Values, choose, ranked, select
-from layerswap.search.spec import Choice, SweepSettings, SweepSpec
-from layerswap.search.unlabelled import signal_values
+from layerswap.experiment.spec import Screen, SweepSettings, SweepSpec
+from layerswap.ground.types import Advance, Log
+from layerswap.merge import Plan, make_plan
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from layerswap.engine.sweep import Sweep
+    from layerswap.engine.vllm import VllmSweep
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,26 @@ class SweepResult(TestResult):
     lead: Interval | None = None
     # By candidate, the source of every layer of a swap, or of every place of a draw.
     sources: Mapping[Condition, Sources] = field(default_factory=dict)
-    chosen_by: str  # name of the score or signal
-    measure: Measure | None
-    rows: Sequence[DocumentScore]  # every score of every document, of both splits
+    measure: Measure
+    rows: Sequence[Answer]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
     lost_paths: Sequence[str] = ()  # what the model did not allow to share
     screening: Screening | None = None  # the two stages, with a screen
-    answers: Sequence[Sample] = ()  # on the test split, of the chosen composition and the others
+
+    def tested(self, measure: Measure) -> TestResult:
+        """The test documents under another measure."""
+        rows = [row for row in self.rows if row.split == TEST]
+        return TestResult(values_of(rows, measure), self.chosen, selected=self.selected)
+
+    def with_answers(self, answers: Sequence[Answer]) -> SweepResult:
+        """The result with the test answers of further models."""
+        scores = {**self.scores, **values_of(answers, self.measure)}
+        return replace(self, scores=scores, rows=[*self.rows, *answers])
+
+    @property
+    def chosen_by(self) -> str:
+        """The score that chose, in words."""
+        return " ".join(self.measure)
 
     @property
     def layers(self) -> int:
@@ -125,7 +142,7 @@ class SweepResult(TestResult):
         return self.best.recipe.model_dump(mode="json", exclude_defaults=True)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Every score of every document, a row each; see `DocumentScore`."""
+        """Every score of every document, a row each; see `Answer`."""
         import pandas as pd
 
         return pd.DataFrame([row.to_dict() for row in self.rows])
@@ -165,16 +182,50 @@ def sweep_plans(
     The default swap is one of the `others` unless the candidates are no swaps. `sources` are those
     of every draw; those of swaps follow from their zones.
     """
+    documents = Evaluator(spec, {**others, **candidates}, store=store, log=log, progress=progress)
+    documents.check_choice(next(iter(candidates)))
+    return run_experiment(
+        documents, candidates, others, sources=sources, screen=spec.screen, log=log
+    )
+
+
+class Scorer(Protocol):
+    """Documents on which the compositions of a sweep are scored."""
+
+    sweep: Sweep | VllmSweep
+    members: Mapping[Condition, int]
+
+    def rows(
+        self, split: str, conditions: Sequence[Condition], *, first: int | None = None
+    ) -> list[Answer]:
+        """Scores compositions on a split, or on the `first` documents of each task."""
+
+    def measure(self, rows: Sequence[Answer]) -> Measure:
+        """Returns the measure that chooses."""
+
+
+def run_experiment(
+    documents: Scorer,
+    candidates: Mapping[Condition, Plan],
+    others: Mapping[Condition, Plan],
+    *,
+    sources: Mapping[Condition, Sources] | None = None,
+    screen: Screen | None = None,
+    log: Log = lambda line: None,
+) -> SweepResult:
+    """Scores candidates on the development split, selects one, and tests it on the test split.
+
+    See `sweep_plans`; `screen` has the two stages.
+    """
     plans = {**others, **candidates}
-    evaluator = Evaluator(spec, plans, store=store, log=log, progress=progress)
-    numbers = [evaluator.members[one] for one in candidates]
-    counts = evaluator.sweep.counts(numbers)
+    numbers = [documents.members[one] for one in candidates]
+    counts = documents.sweep.counts(numbers)
     log(
         f"{len(candidates)} compositions: {counts.distinct} layers to run per batch instead of "
         f"{counts.naive} ({counts.ratio:.1f} times fewer)"
     )
     default = _default(candidates, others)
-    scored = _scored(evaluator, list(candidates), default)
+    scored = _scored(documents, list(candidates), default, screen)
     chosen = choose({one: v for one, v in scored.finals.items() if one in candidates})
     lead = None
     if default is not None and default != chosen:
@@ -182,23 +233,22 @@ def sweep_plans(
     selected = select(scored.finals, chosen, default)
     if scored.screening is not None:
         log(str(scored.screening))
-    scores, rows, measure = _tested(evaluator, chosen, others, scored.measure)
-    classified = classified_by_condition(rows, measure) if measure else {}
-    answers: list[Sample] = []
-    if measure is not None:
-        task, _, name = measure
-        for one, result in evaluator.tested.items():
-            model = str(CHOSEN if one == chosen else one)
-            answers += samples_of(model, task, result["samples"][task], name)
+    measure = scored.measure
+    rows = [
+        replace(row, condition=CHOSEN, model=str(CHOSEN)) if row.condition == chosen else row
+        for row in documents.rows(TEST, [chosen, *others])
+    ]
+    classified = classified_under(rows, measure)
     layers = next(iter(candidates.values())).composition.layers
     zones = {one: one.zones for one in candidates if one.zones is not None}
     return SweepResult(
-        scores=scores, chosen=chosen, selected=DEFAULT if selected == default else CHOSEN,
+        scores=values_of(rows, measure), chosen=chosen,
+        selected=DEFAULT if selected == default else CHOSEN,
         best=plans[selected], development=scored.means, lead=lead,
         sources=sources or {one: zone_sources(z, layers) for one, z in zones.items()},
-        chosen_by=scored.chosen_by, measure=measure, rows=[*scored.rows, *rows],
-        counts=evaluator.sweep.counts(numbers), lost_paths=evaluator.sweep.lost_paths,
-        screening=scored.screening, answers=answers, classified=classified,
+        measure=measure, rows=[*scored.rows, *rows],
+        counts=documents.sweep.counts(numbers), lost_paths=documents.sweep.lost_paths,
+        screening=scored.screening, classified=classified,
     )  # fmt: skip
 
 
@@ -220,58 +270,36 @@ class _Scored:
     # Per document or prompt, of the compositions that were scored on all of them: the finalists, or
     # all candidates, and the default swap.
     finals: Mapping[Condition, Values]
-    chosen_by: str  # name of the score or signal
-    rows: Sequence[DocumentScore] = ()
-    measure: Measure | None = None  # None for a signal
+    measure: Measure
+    rows: Sequence[Answer]
     screening: Screening | None = None
 
 
 def _scored(
-    evaluator: Evaluator, candidates: Sequence[Condition], default: Condition | None
+    documents: Scorer,
+    candidates: Sequence[Condition],
+    default: Condition | None,
+    screen: Screen | None,
 ) -> _Scored:
     """Scores the candidates; with a screen all on a part of the documents, the best few on all.
 
     The default swap is scored on all documents, as the choice is compared with it.
     """
-    spec, finalists = evaluator.spec, candidates
-    first: list[DocumentScore] = []
+    finalists = candidates
+    first: list[Answer] = []
     early: dict[Condition, Values] = {}
-    if spec.tasks and spec.choose_by != Choice():
-        # A wrong name is refused before all are asked; calibration needs two documents.
-        evaluator.measure(evaluator.rows(DEVELOPMENT, candidates[:1], first=2, quiet=True))
-    if spec.screen is not None:
-        first = evaluator.rows(DEVELOPMENT, candidates, first=spec.screen.documents)
-        early = by_condition(first, evaluator.measure(first))
-        finalists = ranked(early)[: spec.screen.finalists]
+    if screen is not None:
+        first = documents.rows(DEVELOPMENT, candidates, first=screen.documents)
+        early = values_of(first, documents.measure(first))
+        finalists = ranked(early)[: screen.finalists]
     finalists = list(dict.fromkeys([*finalists, *([default] if default else [])]))
-    if spec.without_labels is not None:
-        values = signal_values(evaluator, finalists)
-        means = {one: float(values[one].mean()) for one in candidates}
-        return _Scored(means, values, f"{spec.without_labels.signal} (no labels)")
-    rows = evaluator.rows(DEVELOPMENT, finalists)
-    measure = evaluator.measure(rows)
-    finals = by_condition(rows, measure)
+    rows = documents.rows(DEVELOPMENT, finalists)
+    measure = documents.measure(rows)
+    finals = values_of(rows, measure)
     means = {one: float({**early, **finals}[one].mean()) for one in candidates}
     screening = None
     if early:
         size, whole = (len(next(iter(by.values()))) for by in (early, finals))
         screening = Screening(len(candidates), len(finals), size, whole)
         rows += [row for row in first if row.condition not in finals]
-    return _Scored(means, finals, " ".join(measure), rows, measure, screening)
-
-
-def _tested(
-    evaluator: Evaluator,
-    chosen: Condition,
-    others: Mapping[Condition, Plan],
-    measure: Measure | None,
-) -> tuple[dict[Condition, Values], list[DocumentScore], Measure | None]:
-    """Scores the chosen composition, as `CHOSEN`, and its contenders on the test split."""
-    if not evaluator.spec.tasks:
-        return {}, [], None
-    rows = [
-        replace(row, condition=CHOSEN) if row.condition == chosen else row
-        for row in evaluator.rows(TEST, [chosen, *others])
-    ]
-    measure = measure or evaluator.measure(rows)
-    return by_condition(rows, measure), rows, measure
+    return _Scored(means, finals, measure, rows, screening)

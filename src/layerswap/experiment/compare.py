@@ -22,7 +22,7 @@ from layerswap.evaluation.statistics import (
     mean_interval,
     paired_difference,
 )
-from layerswap.search.conditions import CHOSEN, Condition
+from layerswap.experiment.conditions import CHOSEN, Condition
 
 Values = npt.NDArray[np.float64]
 """One score per document."""

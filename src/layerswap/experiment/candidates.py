@@ -15,11 +15,11 @@ from random import Random
 
 from layerswap.compose import Recipe, Zones, zone_grid
 from layerswap.compose.schema import BASE, Override
+from layerswap.experiment.conditions import Condition, swap_of, swapped
+from layerswap.experiment.spec import Grid, RandomDraws
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Log
 from layerswap.merge import Plan
-from layerswap.search.conditions import Condition, swap_of, swapped
-from layerswap.search.spec import Grid, RandomDraws
 
 OUTSIDE = "outside"
 REPEAT = 0.75

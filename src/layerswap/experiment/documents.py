@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from layerswap.experiment.answers import values_of
+from layerswap.experiment.compare import Values, split_documents
+from layerswap.experiment.conditions import Condition
+from layerswap.experiment.evaluator import DEVELOPMENT, Evaluator
+from layerswap.experiment.spec import SweepSettings
 from layerswap.ground.errors import EvaluationError, RecipeError
-from layerswap.search.conditions import Condition
-from layerswap.search.evaluator import DEVELOPMENT, Evaluator, by_condition
-from layerswap.search.protocol import Values, split_documents
-from layerswap.search.spec import SweepSettings
 from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Tasks:
         rows = self._evaluator.rows(split, list(named))
         chosen = self._evaluator.measure(rows)
         self.measure = f"{chosen[1]} of {chosen[0]}"
-        scores = by_condition(rows, chosen)
+        scores = values_of(rows, chosen)
         return [scores[one] for one in named]
 
 

@@ -12,11 +12,12 @@ import layerswap as ls
 from layerswap.checkpoint import Place
 from layerswap.cli import app
 from layerswap.compose import Blend
-from layerswap.search.candidates import OUTSIDE, draw_plan, draw_sources
-from layerswap.search.conditions import CHOSEN, DEFAULT, Condition
-from layerswap.search.evaluator import DEVELOPMENT, Evaluator, by_condition
-from layerswap.search.spec import RandomDraws, read_sweep
-from layerswap.search.sweeps import run_sweep
+from layerswap.experiment.answers import values_of
+from layerswap.experiment.candidates import OUTSIDE, draw_plan, draw_sources
+from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition
+from layerswap.experiment.evaluator import DEVELOPMENT, Evaluator
+from layerswap.experiment.spec import RandomDraws, read_sweep
+from layerswap.experiment.sweeps import run_sweep
 
 LAYERS = 4
 
@@ -107,5 +108,5 @@ def test_scores_of_draws_are_those_of_the_compositions(world, tmp_path):
         alone = Condition("alone")
         evaluator = Evaluator(spec, {alone: draw_plan(start, board.sources[one])})
         rows = evaluator.rows(DEVELOPMENT, [alone])
-        scores = by_condition(rows, evaluator.measure(rows))[alone]
+        scores = values_of(rows, evaluator.measure(rows))[alone]
         assert scores.mean() == pytest.approx(board.development[one])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from layerswap.evaluation.harness import (
-    CALIBRATED,
     evaluate,
     labels_of,
     load_tasks,
@@ -18,75 +16,23 @@ from layerswap.evaluation.harness import (
     stratified_order,
 )
 from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
+from layerswap.evaluation.metrics import CALIBRATED
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.results import document_scores
-from layerswap.evaluation.statistics import Classified, classified_of
+from layerswap.experiment.answers import Answer, Measure, answers_to
+from layerswap.experiment.compare import split_documents
+from layerswap.experiment.conditions import Condition
+from layerswap.experiment.spec import Choice, SweepSettings
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log
 from layerswap.ground.yaml_file import nearest
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
-from layerswap.search.conditions import Condition
-from layerswap.search.protocol import Values, split_documents
-from layerswap.search.spec import Choice, SweepSettings
 
 if TYPE_CHECKING:
     from layerswap.engine.sweep import Sweep
     from layerswap.engine.vllm import VllmSweep
 
 DEVELOPMENT, TEST = "development", "test"
-Measure = tuple[str, str, str]
-"""Task, metric and filter."""
-
-
-@dataclass(frozen=True)
-class DocumentScore:
-    """The score of one composition on one document."""
-
-    split: str  # development or test
-    condition: Condition
-    task: str
-    metric: str
-    filter: str  # lm-eval's name for how the answer was read
-    document: int  # position in the task's documents
-    score: float
-    label: str = ""  # right label of a classification
-    predicted: str = ""  # label that the composition answers
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the columns on disk: the condition's name as `composition`, and all fields."""
-        plain = {name: value for name, value in vars(self).items() if name != "condition"}
-        return {"composition": str(self.condition), **self.condition.to_dict(), **plain}
-
-
-def by_condition(rows: Iterable[DocumentScore], measure: Measure) -> dict[Condition, Values]:
-    """Returns the scores of every composition under a measure, in the order of documents.
-
-    All rows are of one split.
-    """
-    by_document: dict[Condition, dict[int, float]] = {}
-    for row in rows:
-        if (row.task, row.metric, row.filter) == measure:
-            by_document.setdefault(row.condition, {})[row.document] = row.score
-    return {
-        condition: np.array([scores[document] for document in sorted(scores)])
-        for condition, scores in by_document.items()
-    }
-
-
-def classified_by_condition(
-    rows: Iterable[DocumentScore], measure: Measure
-) -> dict[Condition, Classified]:
-    """Returns the answers of every composition to a classification; empty for other tasks."""
-    answers: dict[Condition, dict[int, tuple[str, str]]] = {}
-    for row in rows:
-        if (row.task, row.metric, row.filter) == measure:
-            answers.setdefault(row.condition, {})[row.document] = row.label, row.predicted
-    found = {
-        one: classified_of([by_document[document] for document in sorted(by_document)])
-        for one, by_document in answers.items()
-    }
-    return {one: answered for one, answered in found.items() if answered is not None}
 
 
 class Objectives(NamedTuple):
@@ -98,7 +44,7 @@ class Objectives(NamedTuple):
 
 
 def objectives(
-    development: Mapping[Condition, float], rows: Iterable[DocumentScore]
+    development: Mapping[Condition, float], rows: Iterable[Answer]
 ) -> dict[Condition, Objectives]:
     """Returns both objectives of every composition that wrote enough text.
 
@@ -150,14 +96,13 @@ class Evaluator:
             "progress": progress,
         }
         self._documents = _split(spec)
-        self.tested: dict[Condition, Mapping[str, Any]] = {}  # lm-eval's results on the test split
         if spec.limit is not None:
             log(f"at most {spec.limit} documents of each task, drawn by label")
 
     def rows(
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None,
         quiet: bool = False,
-    ) -> list[DocumentScore]:  # fmt: skip
+    ) -> list[Answer]:  # fmt: skip
         """Scores compositions on a split, or on the `first` documents drawn of each task."""
         documents = self._documents[split]
         settings = {**self._settings, "log": lambda line: None} if quiet else self._settings
@@ -166,17 +111,19 @@ class Evaluator:
             samples={task: sorted(drawn[:first]) for task, drawn in documents.items()},
             members=[self.members[one] for one in conditions], **settings,
         )  # fmt: skip
-        if split == TEST:
-            self.tested |= dict(zip(conditions, scored, strict=True))
-        rows = []
+        rows: list[Answer] = []
         for condition, result in zip(conditions, scored, strict=True):
             for task, samples in result["samples"].items():
-                first_filter = samples[0]["filter"] if samples else ""
-                rows += [
-                    DocumentScore(split, condition, task, *numbers)
-                    for numbers in document_scores(samples, self.spec.answer_language, first_filter)
-                ]
+                rows += answers_to(
+                    samples, self.spec.answer_language, _first_measure(samples), task=task,
+                    benchmark=task, split=split, condition=condition, model=str(condition),
+                )  # fmt: skip
         return rows
+
+    def check_choice(self, condition: Condition) -> None:
+        """Refuses a wrong `choose_by` before all are asked; calibration needs two documents."""
+        if self.spec.choose_by != Choice():
+            self.measure(self.rows(DEVELOPMENT, [condition], first=2, quiet=True))
 
     def prompts(self, split: str, most: int) -> list[tuple[str, str | None]]:
         """Returns the first prompts of a split without examples, with answers that are texts."""
@@ -190,7 +137,7 @@ class Evaluator:
                 found.append((str(prompt), answer if isinstance(answer, str) else None))
         return found[:most]
 
-    def measure(self, rows: Sequence[DocumentScore]) -> Measure:
+    def measure(self, rows: Sequence[Answer]) -> Measure:
         """Returns the first measure of the tasks that fits `choose_by`."""
         fitting = list(dict.fromkeys(
             (row.task, row.metric, row.filter) for row in rows
@@ -208,6 +155,11 @@ class Evaluator:
                 raise EvaluationError(f"choose_by: no {key} {wanted!r}{hint}")
             fitting = [one for one in fitting if wanted in (None, one[i])]
         return fitting[0]
+
+
+def _first_measure(samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Returns the first metric and filter of a task."""
+    return (next(iter(samples[0]["metrics"]), ""), samples[0]["filter"]) if samples else ("", "")
 
 
 def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:

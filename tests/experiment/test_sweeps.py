@@ -19,13 +19,9 @@ import layerswap as ls
 from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts
-from layerswap.ground.errors import EvaluationError, RecipeError
-from layerswap.report.page import render
-from layerswap.report.stack import NOTHING_ON_TOP
-from layerswap.report.sweeps import lead, prepare_folder, sweep_report
-from layerswap.search import sweeps
-from layerswap.search.candidates import grid_plans, zone_sources
-from layerswap.search.conditions import (
+from layerswap.experiment.answers import Answer
+from layerswap.experiment.candidates import grid_plans, zone_sources
+from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
     LANGUAGE_EXPERT,
@@ -33,9 +29,13 @@ from layerswap.search.conditions import (
     TASK_EXPERT,
     Condition,
 )
-from layerswap.search.evaluator import DocumentScore, Evaluator, objectives
-from layerswap.search.spec import Grid, read_sweep
-from layerswap.search.sweeps import SweepResult, run_sweep
+from layerswap.experiment.evaluator import Evaluator, objectives
+from layerswap.experiment.spec import Grid, read_sweep
+from layerswap.experiment.sweep_page import lead, prepare_folder, sweep_report
+from layerswap.experiment.sweeps import SweepResult, run_sweep
+from layerswap.ground.errors import EvaluationError, RecipeError
+from layerswap.report.page import render
+from layerswap.report.stack import NOTHING_ON_TOP
 
 
 def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
@@ -75,10 +75,10 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
         done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
         assert done.exit_code == 0, done.output
         found = {f.name: f.read_bytes() for f in out.iterdir() if "sqlite" not in f.name}
-        assert set(found) == {"scores.parquet", "board.json", "best.yaml", "report.html"}
+        assert set(found) == {"answers.parquet", "board.json", "best.yaml", "report.html"}
     summary = json.loads(found["board.json"])
     assert summary["compositions_tried"] == 6
-    rows = pq.read_table(out / "scores.parquet").to_pylist()
+    rows = pq.read_table(out / "answers.parquet").to_pylist()
     best = Condition.from_dict(summary["chosen"]).zones
     again = [r["score"] for r in rows
              if Condition.from_dict(r) == CHOSEN and r["metric"] == "acc_norm"]  # fmt: skip
@@ -100,10 +100,9 @@ def test_answers_and_tasks_with_markup_are_text_in_the_report(world, tmp_path):
     board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")))
     hostile = "<script>window.hacked=1</script>&\"'"
     board = replace(
-        board, measure=(hostile, *board.measure[1:]), chosen_by=hostile,
-        rows=[replace(row, task=hostile) for row in board.rows if row.task == board.measure[0]],
-        answers=[replace(one, task=hostile, question=hostile, target=hostile, answer=hostile)
-                 for one in board.answers],
+        board, measure=(hostile, *board.measure[1:]),
+        rows=[replace(row, task=hostile, question=hostile, target=hostile, answer=hostile)
+              for row in board.rows if row.task == board.measure[0]],
     )  # fmt: skip
     page = render(sweep_report(board))
     assert page.count("<article") == 2
@@ -120,7 +119,8 @@ def planted(scores):
             zones = Zones(1, 1) if one == DEFAULT else one.zones
             right = scores[split].get(zones, 0)
             found += [
-                DocumentScore(split, one, "t", "acc", "none", i, float(i < right)) for i in range(5)
+                Answer("", "t", i, "acc", "none", float(i < right), split=split, condition=one)
+                for i in range(5)
             ]
         return found
 
@@ -158,7 +158,7 @@ def test_development_alone_decides_what_is_saved_and_headed(
 def test_a_layers_worth_is_the_difference_of_means():
     grid = {Zones(b, u): 0.1 * b + 0.01 * u for b in range(3) for u in range(2)}
     board = SweepResult(
-        {}, best=SimpleNamespace(composition=swap(4)), rows=[], measure=None, chosen_by="t",
+        {}, best=SimpleNamespace(composition=swap(4)), rows=[], measure=("t", "m", "f"),
         development={Condition("swap", zones=z): score for z, score in grid.items()},
         sources={Condition("swap", zones=z): zone_sources(z, 4) for z in grid},
         counts=LayerCounts(1, 1, 1),
@@ -173,7 +173,7 @@ def test_a_layers_worth_is_the_difference_of_means():
 MISTAKES = [
     ({"grid": {"bottom": "0-2", "top": -1}}, "grid.top[0]"),
     ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
-    ({"tasks": []}, "tasks: name at least one"),
+    ({"tasks": []}, "tasks: write at least one"),
     ({"grid": None}, "give either `grid` or `random`"),
     ({"random": 5}, "give either `grid` or `random`"),
     ({"grid": None, "random": {"draws": 5, "take": ["task"]}}, "random.take"),
@@ -181,22 +181,10 @@ MISTAKES = [
     ({"grid": None, "random": {"draws": 5, "take": ["task", "nobody"]}},
      "random.take: no expert 'nobody' in the recipe; it has language, task"),
     ({"screen": {"documents": 0}}, "screen.documents"),
-    ({"screen": {}, "without_labels": {"prompts": "x"}}, "screen needs labelled documents"),
-    ({"without_labels": {"by": "agreement", "prompts": "x"}}, "agreement` needs `parallel`"),
-    ({"without_labels": {}}, "without_labels.prompts: is missing"),
-    ({"without_labels": {"prompts": "nowhere.txt"}}, "without_labels.prompts: "),
-    ({"without_labels": {"prompts": "x", "answer": "("}}, "not a regular expression"),
-    ({"without_labels": {"prompts": "x", "answer": "x{1000000000000}"}}, "repetition number is"),
     ({"tasks": ["a", "a"]}, "task 'a' is listed twice"),
     ({"development": 1.0}, "development"),
     ({"metrics": 1}, "metrics"),
     ({"include": ["nowhere"]}, "include: "),
-    ({"halving": {"first": 50}},
-     "halving: was removed in 0.2; write `screen: {documents: 100, finalists: 9}`"),
-    ({"limit_order": "first"}, "limit_order: was removed in 0.2; documents within the limit are d"),
-    ({"item_response": {}}, "item_response: was removed in 0.2; write `screen"),
-    ({"grid": None, "search": {"trials": 9}}, "search: was removed in 0.2; write `random: 200`"),
-    ({"without_labels": {"by": "fluency", "prompts": "x"}}, "without_labels.by: 'fluency' is not"),
 ]  # fmt: skip
 
 
@@ -279,59 +267,6 @@ def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypa
 # --- without labels ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def texts(tmp_path):
-    """Prompts in two languages, line by line, and a shorter file."""
-    target = [f"Asha ana maembe {n} na Juma ana 3. Jumla ni ngapi?" for n in range(1, 7)]
-    source = [f"Asha has {n} mangoes and Juma has 3. How many in all?" for n in range(1, 7)]
-    for name, lines in (("sw.txt", target), ("en.txt", source), ("short.txt", target[:3])):
-        (tmp_path / name).write_text("\n".join(lines))
-    return tmp_path
-
-
-@pytest.mark.parametrize("signal", ["agreement", "consensus"])
-def test_a_choice_without_labels_and_without_tasks(world, texts, signal):
-    files = {"parallel": "en.txt"} if signal == "agreement" else {}
-    signals = {"prompts": "sw.txt", "answer": "[0-9a-z]", "max_new_tokens": 4, **files}
-    path = write_sweep(world, texts / "sweep.yaml", tasks=[], without_labels=signals, choose_by={})
-    out = texts / "out"
-    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    facts = json.loads((out / "board.json").read_text())
-    assert facts["chosen_by"] == f"{signal} (no labels)"
-    assert facts["test"] == []
-    values = {(d["bottom"], d["top"]): d["mean"] for d in facts["development"]}
-    chosen = facts["chosen"]["bottom"], facts["chosen"]["top"]
-    assert values[chosen] == max(values.values())
-    best = yaml.safe_load((out / "best.yaml").read_text())["swap"]
-    selected = (1, 1) if facts["selected"] == "swap, default" else chosen
-    assert (best["bottom"], best["top"]) == selected
-    assert "No task was given to compare it on." in done.output
-
-
-@pytest.mark.parametrize(("agrees", "zones"), [(6, Zones(2, 0)), (2, Zones(1, 1))])
-def test_a_signal_selects_only_a_clear_lead(world, texts, monkeypatch, agrees, zones):
-    """The default agrees on one prompt of six, bottom 2, top 0 on these many."""
-
-    def values(evaluator, conditions):
-        right = {Zones(2, 0): agrees, Zones(1, 1): 1}
-        return {one: (np.arange(6) < right.get(one.zones, 0)).astype(float) for one in conditions}
-
-    monkeypatch.setattr(sweeps, "signal_values", values)
-    path = write_sweep(world, texts / "sweep.yaml", without_labels={"prompts": "sw.txt"})
-    board = run_sweep(*read_sweep(path))
-    assert board.chosen.zones == Zones(2, 0)
-    assert board.best.recipe.swap.zones(4) == zones
-    assert board.measure == ("maembe_choose", "acc_norm", "none"), "tasks are reported"
-
-
-def test_files_that_are_not_parallel(world, texts):
-    signals = {"by": "agreement", "prompts": "sw.txt", "parallel": "short.txt"}
-    path = write_sweep(world, texts / "sweep.yaml", without_labels=signals)
-    with pytest.raises(EvaluationError, match=r"short.txt has 3 prompts and .*sw.txt 6"):
-        run_sweep(*read_sweep(path))
-
-
 # --- from Python ---------------------------------------------------------------------------------
 
 
@@ -347,7 +282,7 @@ def test_a_sweep_from_python_is_that_of_the_file(world, tmp_path):
     assert found.best.composition == by_file.best.composition
     table = found.to_pandas()
     assert len(table) == len(by_file.rows)
-    assert set(table[table.composition == str(CHOSEN)].split) == {"test"}
+    assert set(table[table.model == str(CHOSEN)].split) == {"test"}
     page = found.report(tmp_path / "report.html")
     assert page.read_text().startswith("<!DOCTYPE html>")
     shown = repr(found)
@@ -385,7 +320,7 @@ def test_mistakes_in_a_sweep_from_python(world):
     plan = ls.swap(task=world["task"], language=world["language"])
     for settings, message in (
         ({"tasks": "maembe_choose", "developmnt": 0.5}, "developmnt.*development"),
-        ({}, "tasks: name at least one"),
+        ({}, "tasks: write at least one"),
         ({"tasks": "maembe_choose", "seed": -1}, "seed"),
     ):
         with pytest.raises(RecipeError, match=message):
@@ -401,7 +336,16 @@ def test_the_front_holds_what_no_other_beats_in_both():
     scores = dict(zip(zones, (0.5, 0.6, 0.6, 0.4, 0.5, 0.9), strict=True))
     shares = ([0.9], [0.7, 0.9], [0.6], [0.9], [0.8, 1.0], [])
     rows = [
-        DocumentScore(split, one, "t", "answer_language_share", "none", document, share)
+        Answer(
+            str(one),
+            "t",
+            document,
+            "answer_language_share",
+            "none",
+            share,
+            split=split,
+            condition=one,
+        )
         for one, found in zip(zones, shares, strict=True)
         for document, share in enumerate(found)
         for split, share in (("development", share), ("test", 0.0))
@@ -421,9 +365,9 @@ def test_a_sweep_reports_the_language_of_the_answers(world, tmp_path):
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
     assert done.exit_code == 0, done.output
     board = json.loads((out / "board.json").read_text())
-    rows = pq.read_table(out / "scores.parquet").to_pandas()
+    rows = pq.read_table(out / "answers.parquet").to_pandas()
     shares = rows[(rows.metric == "answer_language_share") & (rows.split == "development")]
-    means = shares.groupby("composition").score.mean()
+    means = shares.groupby("condition").score.mean()
     assert len(board["objectives"]) == len(means) > 1
     for one in board["objectives"]:
         name = str(Condition.from_dict(one))

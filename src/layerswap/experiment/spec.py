@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,14 +18,6 @@ from layerswap.ground.types import EngineName
 from layerswap.ground.yaml_file import read_yaml
 
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
-SCREEN = "`screen: {documents: 100, finalists: 9}`"
-REMOVED = {
-    "halving": f"write {SCREEN}",
-    "limit_order": "documents within the limit are drawn at random",
-    "item_response": f"write {SCREEN}",
-    "search": "write `random: 200`, or `random: {draws: 200, take: [...]}`",
-}
-"""Keys of a sweep of 0.1, and the line that names their replacement."""
 
 
 def _read_sizes(value: object) -> object:
@@ -107,51 +98,15 @@ class Screen(Strict):
     finalists: PositiveInt = 9  # compositions in the second stage
 
 
-class WithoutLabels(Strict):
-    """Selection without labels in the target language; see `search.unlabelled`."""
-
-    # `agreement` with the task expert on the parallel prompts, or `consensus` of the compositions.
-    # By default agreement, where `parallel` is given.
-    by: Literal["agreement", "consensus"] | None = None
-    prompts: str  # a file of target-language prompts, written as the task writes them
-    parallel: str | None = None  # a file with the same prompts in the source language, line by line
-    # A regular expression, whose last match in a text is the answer. By default the whole text,
-    # without blanks around it.
-    answer: str | None = None
-    max_new_tokens: PositiveInt = 64  # largest number of tokens of an answer
-    stop: list[str] = []  # strings that end an answer
-
-    @property
-    def signal(self) -> Literal["agreement", "consensus"]:
-        """The signal that chooses."""
-        return self.by or ("consensus" if self.parallel is None else "agreement")
-
-    @field_validator("answer")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"not a regular expression ({error})") from None
-        return pattern
-
-    @model_validator(mode="after")
-    def _has_parallel(self) -> WithoutLabels:
-        if self.by == "agreement" and self.parallel is None:
-            raise ValueError("`by: agreement` needs `parallel`, the prompts in the source language")
-        return self
-
-
 class SweepSettings(EvaluationSettings):
     """How compositions are scored and one of them is chosen.
 
     `limit` is the largest number of documents of a task, both splits together.
     """
 
-    tasks: list[str] = []  # of lm-eval
+    tasks: Annotated[list[str], Field(min_length=1)]  # of lm-eval
     include: list[str] = []  # folders with further task YAMLs
     choose_by: Choice = Choice()
-    without_labels: WithoutLabels | None = None  # the tasks are then only reported
     screen: Screen | None = None
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
     # Share of each task's documents that compositions are chosen on; the others are for the report.
@@ -162,24 +117,6 @@ class SweepSettings(EvaluationSettings):
     seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
     engine: EngineName = "sweep"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, data: Any) -> Any:
-        key = next((key for key in REMOVED if isinstance(data, dict) and key in data), None)
-        if key is not None:
-            raise ValueError(f"{key}: was removed in 0.2; {REMOVED[key]}")
-        return data
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SweepSettings:
-        if not self.tasks and self.without_labels is None:
-            raise ValueError("tasks: name at least one")
-        if self.engine == "vllm" and self.without_labels:
-            raise ValueError("without_labels needs the engine sweep")
-        if self.screen and self.without_labels:
-            raise ValueError("screen needs labelled documents; leave out without_labels")
-        return self
 
     @field_validator("tasks")
     @classmethod
@@ -224,20 +161,8 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
             f"{path}: random.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
         )
 
-    def beside(key: str, name: str, found: Callable[[Path], bool], kind: str) -> str:
-        if not found(folder / name):
-            raise RecipeError(f"{path}: {key}: {folder / name}: no such {kind}")
-        return str(folder / name)
-
-    changes: dict[str, Any] = {
-        "include": [beside("include", name, Path.is_dir, "folder") for name in spec.include]
-    }
-    if (signal := spec.without_labels) is not None:
-        given = {key: getattr(signal, key) for key in ("prompts", "parallel")}
-        files = {
-            key: beside(f"without_labels.{key}", name, Path.is_file, "file")
-            for key, name in given.items()
-            if name is not None
-        }
-        changes["without_labels"] = signal.model_copy(update=files)
-    return spec.model_copy(update=changes), recipe
+    for name in spec.include:
+        if not (folder / name).is_dir():
+            raise RecipeError(f"{path}: include: {folder / name}: no such folder")
+    include = [str(folder / name) for name in spec.include]
+    return spec.model_copy(update={"include": include}), recipe

@@ -78,6 +78,8 @@ class Condition:
         return cls(**{**texts, "zones": zones})
 
 
+CHECKPOINT = Condition("")
+"""A whole checkpoint, which is known by its name."""
 BASE = Condition("base")
 TASK_EXPERT, LANGUAGE_EXPERT = Condition("task expert"), Condition("language expert")
 SOUP, MAGNITUDE_SOUP = Condition("soup"), Condition("magnitude soup")

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layerswap.checkpoint.loading import open_device, pick_device
-from layerswap.evaluation import results as files
 from layerswap.evaluation.harness import (
-    CALIBRATED,
     check_task_names,
     evaluate_models,
     open_models,
 )
 from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
+from layerswap.evaluation.metrics import ADDED, CALIBRATED
 from layerswap.evaluation.response_cache import (
     AnswerStore,
     composition_key,
@@ -28,6 +27,8 @@ from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
+from layerswap.experiment import answers as files
+from layerswap.experiment.runs import SideBySide, compare_runs
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
@@ -65,7 +66,7 @@ class Evaluation:
         return str(self.to_pandas().to_html(index=False))
 
 
-class ComparedModels(files.SideBySide):
+class ComparedModels(SideBySide):
     """The result of `layerswap.compare`: models on the same documents."""
 
     def to_pandas(self) -> pd.DataFrame:
@@ -179,7 +180,7 @@ def run_evaluation(
     store_of = open_store or (lambda path: closing(AnswerStore(path)))
     with nothing_if_refused(out / files.ANSWERS):
         folder = files.open_folder(out)
-        earlier = files.Earlier.read(folder)
+        earlier = files.earlier_answers(folder)
         task_folder = TaskFolder(folder / files.TASKS)
         written = [] if suite is None else write_suite(
             suite, languages, task_folder,
@@ -192,13 +193,16 @@ def run_evaluation(
                 settings=settings, store=store, log=log,
             )  # fmt: skip
     written = written or files.tasks_of(results, answer_language)
-    weights = {name: {"weights": composition_key(plan)} for name, plan in plans.items()}
-    kept, replaced = earlier.without(results, weights)
-    rows = files.write_results(folder, results, written, columns=weights, kept=kept)
+    weights = {name: composition_key(plan) for name, plan in plans.items()}
+    kept, replaced = files.kept_answers(earlier, results, weights)
+    rows = files.write_results(
+        folder, results, written, kept=kept,
+        of_model={name: {"weights": key} for name, key in weights.items()},
+    )  # fmt: skip
     if replaced:
         more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
         log(f"replaced earlier results in {out}: {', '.join(replaced[:3])}{more}")
-    if models_kept := sorted({row.model for row, _ in kept.scores}):
+    if models_kept := sorted({row.model for row in kept}):
         log(f"kept earlier results in {out} of {', '.join(models_kept)}")
     for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
         log(warning)
@@ -209,7 +213,7 @@ def run_evaluation(
 def _scores(
     results: Mapping[str, Mapping[str, Any]],
     tasks: Sequence[WrittenTask],
-    rows: Sequence[files.Score],
+    rows: Sequence[files.Answer],
     *,
     calibrated: bool,
 ) -> list[dict[str, Any]]:
@@ -225,7 +229,8 @@ def _scores(
         for (name, task), answers in files.classified(rows, tasks).items()
         for metric, interval in vars(answers.balanced).items()
     ]
-    metrics = (*([CALIBRATED] if calibrated else []), ANSWER, REASONING)
+    added = [name for name in ADDED if calibrated or name != CALIBRATED]
+    metrics = (*added, ANSWER, REASONING)
     shares = files.grouped(
         (row for row in rows if row.metric in metrics),
         lambda row: (row.model, row.task, row.metric),
@@ -260,5 +265,5 @@ def compare(
         compared = ls.compare(["results/base", "results/swap"], models=["base", "swap"])
         compared.to_pandas()
     """
-    found = files.compare_runs([Path(run) for run in listed(runs)], models=listed(models) or None)
+    found = compare_runs([Path(run) for run in listed(runs)], models=listed(models) or None)
     return ComparedModels(**vars(found))

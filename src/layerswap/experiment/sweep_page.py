@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.compose import Recipe, Zones, read_recipe
+from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval
-from layerswap.ground.errors import EvaluationError
-from layerswap.ground.types import Advance, Log, PathLike, listed
-from layerswap.ground.yaml_file import validate
-from layerswap.merge import Plan, make_plan
-from layerswap.report.charts import draw_grid
-from layerswap.report.page import Report, Section, side_by_side, write_report
-from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
-from layerswap.report.tables import (
-    BALANCED,
-    STAR,
-    Table,
-    balanced_words,
-    best_cells,
-    difference_words,
-    interval_words,
-    unit_of,
-)
-from layerswap.search.candidates import Sources
-from layerswap.search.conditions import (
+from layerswap.experiment.answers import ANSWERS_TABLE, Answer, fraction, write_answers
+from layerswap.experiment.candidates import Sources
+from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
     LANGUAGE_EXPERT,
@@ -39,15 +23,38 @@ from layerswap.search.conditions import (
     Condition,
     contenders,
 )
-from layerswap.search.evaluator import TEST
-from layerswap.search.spec import SweepSettings
-from layerswap.search.sweeps import SweepResult, sweep_plans
+from layerswap.experiment.evaluator import TEST
+from layerswap.experiment.old_files import remove_old
+from layerswap.experiment.spec import SweepSettings
+from layerswap.experiment.sweeps import SweepResult, sweep_plans
+from layerswap.ground.errors import EvaluationError
+from layerswap.ground.types import Advance, Log, PathLike, listed
+from layerswap.ground.yaml_file import validate
+from layerswap.merge import Plan, make_plan
+from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
+from layerswap.report.drawing import Drawing
+from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
+from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
+from layerswap.report.tables import (
+    BALANCED,
+    STAR,
+    Difference,
+    Table,
+    balanced_differences,
+    best_cells,
+    interval_words,
+    unit_of,
+)
 from layerswap.versions import __version__
 
 ANSWERS = "answers.sqlite"
+SHOWN = 300
+"""Most documents whose answers are shown together."""
+RIGHT = 0.5
+"""Score above which an answer counts as right."""
 TOP = 20
 """Draws that a report lists."""
-SCORES, SUMMARY, RECIPE, PAGE = "scores.parquet", "board.json", "best.yaml", "report.html"
+SUMMARY, RECIPE, PAGE = "board.json", "best.yaml", "report.html"
 
 
 def prepare_folder(out: Path) -> Path:
@@ -64,18 +71,11 @@ def prepare_folder(out: Path) -> Path:
 
 def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
     """Write the files of a sweep into a folder; return the content of `board.json`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     import yaml
 
     facts = summary(board)
-    texts = ("composition", "method", "variant", "outside", "regime", "pair", "split", "task",
-             "metric", "filter", "label", "predicted")  # fmt: skip
-    counts = (*vars(Zones(0, 0)), "document")
-    types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(counts, pa.int64())
-    schema = pa.schema({**types, "score": pa.float64()})
-    rows = [row.to_dict() for row in board.rows]
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / SCORES)
+    write_answers(folder / ANSWERS_TABLE, board.rows)
+    remove_old(folder)
     (folder / SUMMARY).write_bytes((json.dumps(facts, indent=2) + "\n").encode())
     (folder / RECIPE).write_bytes(yaml.safe_dump(board.best_recipe, sort_keys=False).encode())
     write_report(folder / PAGE, sweep_report(board, folder / RECIPE))
@@ -88,7 +88,7 @@ def summary(board: SweepResult) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "layerswap_version": __version__,
         "chosen_by": board.chosen_by,
-        "compared_by": board.measure and dict(zip(names, board.measure, strict=True)),
+        "compared_by": dict(zip(names, board.measure, strict=True)),
         "compositions_tried": len(board.development),
         "development": [{**c.to_dict(), "mean": score} for c, score in board.development.items()],
         "development_lead": board.lead and asdict(board.lead),
@@ -119,16 +119,17 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
         lead=lead(board),
         figure=draw_stack(board.best.composition, {name: str(one) for name, one in names.items()}),
         sections=[
-            *_contest(board),
+            *result_sections(board),
             _models(board.best_recipe, recipe),
-            *_front(board),
-            *_maps(board),
-            *_sources(board),
-            *_answers(board),
         ],
         colophon="; ".join(notes)
         + f"; {board.counts.distinct} layers run per batch instead of {board.counts.naive}.",
     )
+
+
+def result_sections(board: SweepResult) -> list[Section]:
+    """The test documents, the compositions on the development documents, and the answers."""
+    return [*_contest(board), *_front(board), *_maps(board), *_sources(board), *_answers(board)]
 
 
 def _draws(board: SweepResult) -> dict[Condition, Sources]:
@@ -169,14 +170,12 @@ def _sources(board: SweepResult) -> list[Section]:
     ]
 
 
-def results_table(board: SweepResult) -> Table | None:
-    """All models on the test split, with the selected one minus each; None without a task."""
-    if board.measure is None:
-        return None
+def results_table(board: SweepResult) -> Table:
+    """All models on the test split, with the selected one minus each."""
     task, metric, name = board.measure
     unit = unit_of(metric)
     rows: list[list[Any]] = [
-        [str(model), value, difference_words(board.differences.get(model), unit)]
+        [str(model), value, Difference(board.differences.get(model), unit)]
         for model, value in board.intervals.items()
     ]
     caption = (
@@ -197,7 +196,7 @@ def balanced_table(board: SweepResult) -> Table | None:
     differences = board.balanced_differences
     rows: list[list[Any]] = [
         [str(one), *vars(answers.balanced).values(),
-         *balanced_words(differences.get(one))]
+         *balanced_differences(differences.get(one))]
         for one, answers in board.classified.items()
     ]  # fmt: skip
     caption = (
@@ -214,19 +213,15 @@ def lead(board: SweepResult) -> str:
     chosen = _zones_in_words(board.chosen)
     default = board.selected == DEFAULT
     best = "the default swap" if default else chosen
-    parts = [f"The best is {best}."]
-    if board.measure is None:
-        parts.append("No task was given to compare it on.")
-    else:
-        score = board.intervals[board.selected]
-        parts.append(
-            f"On {score.n} documents that it was not chosen on, {' '.join(board.measure[:2])} is "
-            f"{_scored(score, board.measure[1])}."
-        )
+    score = board.intervals[board.selected]
+    parts = [
+        f"The best is {best}. On {score.n} documents that it was not chosen on, "
+        f"{' '.join(board.measure[:2])} is {_scored(score, board.measure[1])}."
+    ]
     if default and board.lead is not None:
         parts.append(
             f"On the development documents {chosen} is ahead of it by "
-            f"{_scored(board.lead, board.measure[1] if board.measure else '', ' points')}, which "
+            f"{_scored(board.lead, board.measure[1], ' points')}, which "
             "may be chance."
         )
     return " ".join(parts)
@@ -238,10 +233,13 @@ def _scored(score: Interval, metric: str, words: str = "%") -> str:
 
 
 def _contest(board: SweepResult) -> list[Section]:
-    """The conditions on the test split, if a task is given."""
-    table = results_table(board)
+    """The conditions on the test split."""
     note = f"The best of {len(board.development)} was chosen on other documents than these."
-    sections = [Section("On the test split", table=table, note=note)] if table else []
+    figure = draw_intervals(
+        [(str(one), interval) for one, interval in board.intervals.items()],
+        measure=board.measure[1], unit=unit_of(board.measure[1]), highlight=str(board.selected),
+    )  # fmt: skip
+    sections = [Section("On the test split", figure=figure, table=results_table(board), note=note)]
     balanced = balanced_table(board)
     return [*sections, *([Section("Balanced by label", table=balanced)] if balanced else [])]
 
@@ -280,16 +278,12 @@ def _models(recipe: Mapping[str, Any], file: Path | None) -> Section:
 
 
 def _answers(board: SweepResult) -> list[Section]:
-    """The answers of the models to the test documents, if a task is given."""
-    scores = {
-        (str(row.condition), row.task, row.document): row.score
-        for row in board.rows
-        if row.split == TEST and (row.task, row.metric, row.filter) == board.measure
-    }
+    """The answers of the models to the test documents."""
+    tested = [row for row in board.rows if row.split == TEST and row.measure == board.measure]
     others = [str(one) for one in board.intervals if one != board.selected]
     models = {name: name for name in [str(board.selected), *others]}
-    documents = sorted({(task, document) for _, task, document in scores})
-    answers = side_by_side(models, board.answers, scores, documents)
+    documents = sorted({(row.task, row.document) for row in tested if row.question})
+    answers = side_by_side(models, tested, documents)
     text = "Answers to test documents, grouped by the first two models: which of them is right."
     return [Section("Answers side by side", text, answers=answers)] if answers else []
 
@@ -318,6 +312,71 @@ def _zones_in_words(chosen: Condition | None) -> str:
     return f"{chosen.zones}, outside {chosen.outside}" if chosen.outside else str(chosen.zones)
 
 
+def side_by_side(
+    models: Mapping[str, str], answers: Iterable[Answer], documents: Iterable[tuple[str, int]]
+) -> Answers | None:
+    """The answers of models to the documents that all have answered, at most `SHOWN`.
+
+    Args:
+        models: headings, with the names of the models in `answers`.
+        answers: under one measure; with a score above `RIGHT` an answer counts as right.
+        documents: task and position of each document.
+    """
+    answered = {(one.model, one.task, one.document): one for one in answers}
+    shown = []
+    for task, document in documents:
+        keys = [(model, task, document) for model in models.values()]
+        if answered.keys() >= set(keys):
+            rows = [answered[key] for key in keys]
+            shown.append(ShownAnswer(
+                task, document, rows[0].question, rows[0].target,
+                tuple(one.answer for one in rows), tuple(fraction(one) > RIGHT for one in rows),
+            ))  # fmt: skip
+    return Answers(list(models), shown[:SHOWN]) if shown else None
+
+
+def draw_grid(
+    scores: Mapping[Condition, float],
+    *,
+    best: Condition | None,
+    default: Condition | None = None,
+    unit: str = "%",
+) -> dict[str, Drawing]:
+    """Draw heat maps over bottom and top layers, with one colour scale.
+
+    Conditions without zones are left out. Each drawing has a label for the other settings, such as
+    `transitions 1 and 0, outside blend`.
+    """
+    maps: dict[tuple[int, int, str], dict[GridCell, float]] = {}
+    for swap, value in scores.items():
+        if placed := _placed(swap):
+            maps.setdefault(placed[0], {})[placed[1]] = value
+    limits = (min(scores.values()), max(scores.values())) if maps else None
+    several = len({key[:2] for key in maps}) > 1
+    drawn = {}
+    for key, values in maps.items():
+        bottom, top, outside = key
+        words = [f"transitions {bottom} and {top}"] if several else []
+        words += [f"outside {outside}"] if outside else []
+        cells = [
+            placed[1] if (placed := _placed(swap)) and placed[0] == key else None
+            for swap in (best, default)
+        ]
+        drawn[", ".join(words)] = draw_heat_map(
+            values, row_label="bottom layers", column_label="top layers", best=cells[0],
+            default=cells[1], unit=unit, limits=limits,
+        )  # fmt: skip
+    return drawn
+
+
+def _placed(swap: Condition | None) -> tuple[tuple[int, int, str], GridCell] | None:
+    """The map of a swap, and its cell in it; None without zones."""
+    if swap is None or swap.zones is None:
+        return None
+    zones = swap.zones
+    return (zones.bottom_transition, zones.top_transition, swap.outside), (zones.bottom, zones.top)
+
+
 Composed = Plan | Recipe | PathLike
 """A composition of checkpoints: a plan, a recipe, or the path of a recipe file."""
 
@@ -330,7 +389,7 @@ class ReportedSweep(SweepResult):
         return write_report(Path(path).expanduser(), sweep_report(self))
 
     def __repr__(self) -> str:
-        return "\n".join(filter(None, (lead(self), str(results_table(self) or ""))))
+        return f"{lead(self)}\n{results_table(self)}"
 
 
 def sweep(

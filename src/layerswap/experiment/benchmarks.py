@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.languages import ANSWER, REASONING
-from layerswap.evaluation.results import Score, read_all_scores
 from layerswap.evaluation.statistics import (
     Classified,
     Friedman,
@@ -25,9 +24,8 @@ from layerswap.evaluation.statistics import (
     student_interval,
 )
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
-from layerswap.report.tables import BALANCED, STAR, Table, best_cells, difference_words
-from layerswap.search.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
-from layerswap.search.protocol import (
+from layerswap.experiment.answers import Answer, fraction, read_answers
+from layerswap.experiment.compare import (
     DocumentSplit,
     TestResult,
     Values,
@@ -35,6 +33,8 @@ from layerswap.search.protocol import (
     select,
     split_documents,
 )
+from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
+from layerswap.report.tables import BALANCED, STAR, Difference, Number, Spread, Table, best_cells
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
@@ -410,9 +410,9 @@ def study_results(folders: Mapping[str, Path], development: float | None) -> Stu
 def _written(found: BenchmarkResult, folder: Path) -> Table | None:
     """The share of the answers' letters in the language, by treatment; None without any."""
     shares: dict[tuple[Condition, str], list[float]] = defaultdict(list)
-    for one, score in read_conditions(folder):
+    for score in read_answers(folder):
         if score.metric in (ANSWER, REASONING) and score.benchmark == found.benchmark:
-            for name in found.names_of(one):
+            for name in found.names_of(score.condition):
                 if name != FLATTERED:
                     shares[name, score.metric].append(score.score)
     metrics = [one for one in (ANSWER, REASONING) if any(key[1] == one for key in shares)]
@@ -431,21 +431,26 @@ def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores
 
     Documents of a published development split come first.
     """
-    rows: dict[tuple[str, str], dict[Condition, list[Score]]] = {}
-    for condition, score in read_conditions(folder):
+    return condition_scores(read_answers(folder))
+
+
+def condition_scores(answers: Iterable[Answer]) -> dict[tuple[str, str], BenchmarkScores]:
+    """`read_condition_scores` of answers that are read."""
+    rows: dict[tuple[str, str], dict[Condition, list[Answer]]] = {}
+    for score in answers:
         if score.main:
             name = score.task if has_variants(score.benchmark) else score.benchmark
             by = rows.setdefault((name, score.language), defaultdict(list))
-            by[condition].append(score)
+            by[score.condition].append(score)
     return {key: _in_order(by) for key, by in rows.items()}
 
 
-def _in_order(by: Mapping[Condition, Sequence[Score]]) -> BenchmarkScores:
+def _in_order(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
     """The scores of one benchmark by condition, the published development split first."""
     first = next(iter(by.values()))
     published = development_tasks(score.task for score in first)
 
-    def place(score: Score) -> tuple[bool, str, int]:
+    def place(score: Answer) -> tuple[bool, str, int]:
         return score.task not in published, score.task, score.document
 
     ordered = {
@@ -463,17 +468,6 @@ def _in_order(by: Mapping[Condition, Sequence[Score]]) -> BenchmarkScores:
     return BenchmarkScores(ordered, count, labels, answers)
 
 
-def read_conditions(folder: Path) -> Iterator[tuple[Condition, Score]]:
-    """Every score of a folder of results, with the condition that its columns give."""
-    for score, columns in read_all_scores(folder):
-        yield Condition.from_dict(columns), score
-
-
-def fraction(score: Score) -> float:
-    """A score from 0 to 1; chrF is from 0 to 100 on disk."""
-    return score.score / (100 if "chrf" in score.metric else 1)
-
-
 def _by_pair(scores: Mapping[Condition, T]) -> dict[str, dict[Condition, T]]:
     """Group scores by pair and treatment; the pair of shared treatments is an empty name."""
     found: dict[str, dict[Condition, T]] = defaultdict(dict)
@@ -487,7 +481,7 @@ def _grid_table(found: BenchmarkResult) -> Table:
     columns = ["bottom", "top", "bottom transition", "top transition", "outside",
                "development, %", "chosen for"]  # fmt: skip
     cells: list[list[Any]] = [
-        [*map(str, vars(one.zones).values()), one.outside or "blend", score,
+        [*vars(one.zones).values(), one.outside or "blend", score,
          ", ".join(pair for pair, chosen in found.chosen.items() if chosen == one)]
         for one, score in found.grid.items()
     ]  # fmt: skip
@@ -549,7 +543,7 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     references = _references(treatments)
     cells: list[list[Any]] = [
         [str(one), *(_with_extremes(by, one) for by in found), over_languages(found, one),
-         *("" if one == reference else difference_words(over_languages(found, one, reference))
+         *("" if one == reference else Difference(over_languages(found, one, reference))
            for reference in references)]
         for one in treatments
     ]  # fmt: skip
@@ -573,11 +567,10 @@ def _references(treatments: Collection[Condition]) -> list[Condition]:
     return [one for one in (DEFAULT, CHOSEN) if one in treatments]
 
 
-def _with_extremes(found: BenchmarkResult, one: Condition) -> str | float | None:
+def _with_extremes(found: BenchmarkResult, one: Condition) -> Spread | None:
     if one not in found.over_pairs.scores:
         return None
-    mean, (low, high) = found.over_pairs.intervals[one].mean, found.extremes[one]
-    return mean if low == high else f"{100 * mean:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+    return Spread(found.over_pairs.intervals[one].mean, *found.extremes[one])
 
 
 def _in_detail(found: BenchmarkResult) -> Table:
@@ -589,7 +582,7 @@ def _in_detail(found: BenchmarkResult) -> Table:
                *(f"minus {one}" for one in references)]  # fmt: skip
     cells: list[list[Any]] = [
         [str(one), score, *(found.extremes[one] if several else ()),
-         *(difference_words(found.over_pairs.against(reference).get(one))
+         *(Difference(found.over_pairs.against(reference).get(one))
            for reference in references)]
         for one, score in intervals.items()
     ]  # fmt: skip
@@ -612,7 +605,7 @@ def _balanced_table(found: BenchmarkResult) -> Table:
     cells: list[list[Any]] = [
         [str(one), *vars(answers.balanced).values(),
          *("" if one == reference else
-           difference_words(answers.minus(classified[reference]).balanced_accuracy)
+           Difference(answers.minus(classified[reference]).balanced_accuracy)
            for reference in references)]
         for one, answers in classified.items()
     ]  # fmt: skip
@@ -639,7 +632,7 @@ def _rank_table(ranked: Friedman) -> Table:
         f"{ranked.kendall_w:.2f}; mean ranks further apart than {ranked.critical_difference:.2f} "
         "differ (Nemenyi)."
     )
-    cells = [[name, f"{rank:.2f}"] for name, rank in ranks]
+    cells = [[name, Number(rank, ".2f")] for name, rank in ranks]
     return Table(["treatment", "mean rank"], cells, caption=caption)
 
 

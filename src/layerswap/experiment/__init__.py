@@ -1,0 +1,1 @@
+"""One experiment: models on documents give answers; answers are chosen by, compared, reported."""

@@ -1,0 +1,390 @@
+"""The answers table: a row for every number about one document, with the answer of the model.
+
+`eval`, `sweep` and `study` write it as `answers.parquet`, and every comparison reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.evaluation.languages import known_language, sample_shares
+from layerswap.evaluation.statistics import Classified, Interval, classified_of, mean_interval
+from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.experiment.conditions import CHECKPOINT, Condition
+from layerswap.experiment.old_files import OLD_TABLE, read_old, remove_old
+from layerswap.ground.errors import EvaluationError, one_line
+
+ANSWERS_TABLE = "answers.parquet"
+RESULTS = "results.json"
+TASKS = "tasks"
+ANSWERS = "answers.sqlite"
+Results = Mapping[str, Mapping[str, Any]]
+"""The results of lm-eval by model, with `samples`."""
+Measure = tuple[str, str, str]
+"""Task, metric and filter."""
+Values = npt.NDArray[np.float64]
+"""One score per document."""
+KeyT = TypeVar("KeyT")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One number about one document, and the answer that it measures."""
+
+    model: str  # name in the run; of a composition its condition as text
+    task: str
+    document: int  # position in the task
+    metric: str
+    filter: str  # lm-eval's name for how the answer was read
+    score: float  # such as 0 or 1 for wrong and right
+    main: bool = False  # true for the headline metric of the benchmark
+    benchmark: str = ""
+    language: str = ""  # BCP 47 tag
+    label: str = ""  # right label of a classification; empty for other tasks
+    predicted: str = ""  # label that the model answers
+    split: str = ""  # development or test; empty if nothing is chosen
+    question: str = ""  # last block of the prompt, without exemplars
+    target: str = ""  # right answer, as the task has it
+    answer: str = ""  # text after the task's filter, or the choice of the model
+    weights: str = ""  # key of the model's weights
+    condition: Condition = CHECKPOINT
+
+    @property
+    def measure(self) -> Measure:
+        """Task, metric and filter."""
+        return self.task, self.metric, self.filter
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the columns on disk: all fields, and those of the condition."""
+        return {**vars(self), **self.condition.to_dict()} | {"condition": str(self.condition)}
+
+
+def fraction(answer: Answer) -> float:
+    """A score from 0 to 1; chrF is from 0 to 100 on disk."""
+    return answer.score / (100 if "chrf" in answer.metric else 1)
+
+
+def write_answers(path: Path, answers: Iterable[Answer]) -> None:
+    """Write the answers table; an existing one is replaced whole."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    schema = {one.name: types.get(str(one.type), pa.string()) for one in fields(Answer)}
+    schema |= {name: pa.string() if isinstance(value, str) else pa.int64()
+               for name, value in CHECKPOINT.to_dict().items()}  # fmt: skip
+    rows = [answer.to_dict() for answer in answers]
+    draft = path.with_name(f".{path.name}")
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(schema)), draft)
+    draft.replace(path)
+
+
+def read_answers(out: Path) -> list[Answer]:
+    """Read the answers in a folder of `layerswap eval`, `sweep` or `study`, or below it.
+
+    Of a sweep these are the answers on the test split.
+    """
+    names = (ANSWERS_TABLE, OLD_TABLE)
+    folders = [out] if any((out / name).is_file() for name in names) else sorted(
+        {path.parent for name in names for path in out.glob(f"**/{name}")}
+    )  # fmt: skip
+    if not folders:
+        raise EvaluationError(
+            f"{out}: no {ANSWERS_TABLE}; give a folder that `layerswap eval`, `sweep` or `study` "
+            "wrote"
+        )
+    answers: list[Answer] = []
+    for folder in folders:
+        path = folder / ANSWERS_TABLE
+        rows = read_table(path) if path.is_file() else read_old(folder, read_table)
+        answers += made(rows, path if path.is_file() else folder / OLD_TABLE)
+    return [answer for answer in answers if answer.split != "development"]
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a Parquet table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        why = one_line(error, 160)
+        raise EvaluationError(f"{path}: cannot be read ({why})") from None
+    return rows
+
+
+def made(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Answer]:
+    """Make answers of rows; refuse missing columns, and values of other types."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(list[Answer]).validate_python([
+            {**row, "condition": Condition.from_dict(row) if row.get("method") else CHECKPOINT}
+            for row in rows
+        ])  # fmt: skip
+    except ValidationError:
+        raise EvaluationError(f"{path}: not a table of `layerswap eval` or `sweep`") from None
+
+
+def values_of(answers: Iterable[Answer], measure: Measure) -> dict[Condition, Values]:
+    """Returns the scores of every condition under a measure, in the order of documents."""
+    return {
+        one: np.array([answer.score for answer in by_document])
+        for one, by_document in _under(answers, measure).items()
+    }
+
+
+def classified_under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, Classified]:
+    """Returns the answers of every condition to a classification; empty for other tasks."""
+    return {
+        one: classified
+        for one, by_document in _under(answers, measure).items()
+        if (classified := classified_of([(a.label, a.predicted) for a in by_document]))
+    }
+
+
+def _under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, list[Answer]]:
+    by = grouped((one for one in answers if one.measure == measure), lambda one: one.condition)
+    return {
+        condition: [*{a.document: a for a in sorted(same, key=lambda a: a.document)}.values()]
+        for condition, same in by.items()
+    }
+
+
+def open_folder(out: Path) -> Path:
+    """Open or create the folder of a run; refuse a folder with anything else."""
+    folder = out.expanduser().absolute()
+    try:
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / TASKS).is_dir():
+            raise EvaluationError(
+                f"{folder}: not written by `layerswap eval`; choose another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvaluationError(f"{folder}: cannot be written ({error.strerror})") from None
+    return folder
+
+
+def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
+    """Find the task that an lm-eval task belongs to: itself, or its group."""
+    own = [task for task in asked if task.name == name]
+    for task in own or [task for task in asked if name.startswith(f"{task.name}_")]:
+        return task
+    raise EvaluationError(f"task {name} is not part of this evaluation")
+
+
+def answers_to(
+    samples: Sequence[Mapping[str, Any]],
+    answer_language: str | None,
+    main: tuple[str, str],
+    **shared: Any,
+) -> Iterator[Answer]:
+    """Yield a row for every number about one document of lm-eval's samples of a task.
+
+    Metrics over a whole corpus, such as BLEU, have no such number: their rows have the answers
+    alone. The share of the answer in `answer_language`, if given, is another metric under the
+    filter of `main`. `shared` are fields of all rows.
+    """
+    for sample in samples:
+        name = sample["filter"]
+        more: dict[str, Any] = {**shared, "document": int(sample["doc_id"]), "filter": name}
+        if name == main[1]:
+            texts = {"question": _question(sample), "target": str(sample["target"])}
+            more |= {**texts, "answer": _answer(sample)}
+            for metric, share in (
+                sample_shares(sample, answer_language).items() if answer_language else ()
+            ):
+                yield Answer(metric=metric, score=share, **more)
+        for metric in sample["metrics"]:
+            value, headline = sample[metric], (metric, name) == main
+            if isinstance(value, bool | int | float):
+                label, predicted = sample.get("answered", {}).get(metric, ("", ""))
+                yield Answer(metric=metric, score=float(value), main=headline, label=label,
+                             predicted=predicted, **more)  # fmt: skip
+            elif headline:
+                yield Answer(metric=metric, score=float("nan"), **more)
+
+
+def answers_of(
+    results: Results, asked: Sequence[WrittenTask], of_model: Mapping[str, Mapping[str, Any]]
+) -> list[Answer]:
+    """List every answer of lm-eval's results; a group's documents include its members'.
+
+    `of_model` has further fields by model.
+    """
+    return [
+        answer
+        for model, result in results.items()
+        for name, samples in sorted(result["samples"].items())
+        for task in [task_of(name, asked)]
+        for answer in answers_to(
+            samples, known_language(task.language) if task.in_language else None,
+            task.document_metric or task.metric, model=model, task=name,
+            benchmark=task.benchmark, language=task.language, **of_model.get(model, {}),
+        )
+    ]  # fmt: skip
+
+
+def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
+    """List the tasks of results without a suite, each with its first metric as the headline."""
+    tasks: dict[str, WrittenTask] = {}
+    for result in results.values():
+        for task in sorted(result["samples"]):
+            values = result["results"].get(task, {})
+            key = next((k for k in values if "," in k and "_stderr" not in k), None)
+            if key is not None:
+                metric, _, name = key.partition(",")
+                tasks.setdefault(task, WrittenTask(task, task, language, (metric, name)))
+    return list(tasks.values())
+
+
+def classified(
+    scores: Sequence[Answer], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], Classified]:
+    """Collect the headline answers of classifications, by model and task."""
+    return {
+        key: found
+        for key, group in _headlines(scores, asked).items()
+        if (found := classified_of([(score.label, score.predicted) for score in group]))
+    }
+
+
+def uneven_labels(scores: Sequence[Answer], metric: str) -> Iterator[str]:
+    """Warn about tasks whose labels are not equally frequent, which calibration assumes."""
+    labels: dict[str, dict[int, str]] = {}
+    for score in scores:
+        if score.metric == metric and score.label:
+            labels.setdefault(score.task, {})[score.document] = score.label
+    for task, by_document in labels.items():
+        counts = Counter(by_document.values()).most_common()
+        (most, often), (least, seldom) = counts[0], counts[-1]
+        if often >= 1.5 * seldom:
+            yield (
+                f"{task}: calibration assumes equally frequent labels, but of "
+                f"{len(by_document):,} documents {often:,} are {most!r} and {seldom:,} {least!r}; "
+                "calibrated accuracy can be much lower"
+            )
+
+
+def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
+    """Return the headline score of a model on a task or group, as lm-eval aggregates it."""
+    key = ",".join(task.metric)
+    for part in ("results", "groups"):
+        values = result.get(part, {}).get(task.name, {})
+        if key in values:
+            return float(values[key])
+    raise EvaluationError(f"{task.name}: lm-eval has no {key}")
+
+
+def intervals_of(
+    scores: Sequence[Answer], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], Interval | None]:
+    """Compute the mean over documents with its interval, by model and task or group.
+
+    None if the headline score is of a whole corpus, such as BLEU.
+    """
+    corpus = {task.name for task in asked if task.document_metric is not None}
+    return {
+        (model, task): None if task in corpus else mean_interval(
+            np.array([score.score for score in group])
+        )
+        for (model, task), group in _headlines(scores, asked).items()
+    }  # fmt: skip
+
+
+def grouped(scores: Iterable[Answer], key: Callable[[Answer], KeyT]) -> dict[KeyT, list[Answer]]:
+    """Group scores by a key, in the order of its first scores."""
+    groups: dict[KeyT, list[Answer]] = {}
+    for score in scores:
+        groups.setdefault(key(score), []).append(score)
+    return groups
+
+
+def _headlines(
+    scores: Sequence[Answer], asked: Sequence[WrittenTask]
+) -> dict[tuple[str, str], list[Answer]]:
+    main = (score for score in scores if score.main)
+    return grouped(main, lambda score: (score.model, task_of(score.task, asked).name))
+
+
+def write_results(
+    out: Path,
+    results: Results,
+    asked: Sequence[WrittenTask],
+    *,
+    of_model: Mapping[str, Mapping[str, Any]] | None = None,
+    kept: Sequence[Answer] = (),
+) -> list[Answer]:
+    """Write `<model>/results.json` for each model, and `answers.parquet`, whose rows it returns.
+
+    `of_model` has further fields of a model's rows. The table also has the rows of `kept`.
+    """
+    from lm_eval.utils import handle_non_serializable
+
+    for model, result in results.items():
+        folder = out / model
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = {key: value for key, value in result.items() if key != "samples"}
+        if any(row.model == model for row in kept) and (folder / RESULTS).is_file():
+            old = json.loads((folder / RESULTS).read_text("utf-8"))
+            whole |= {key: {**old[key], **value} for key, value in whole.items()
+                      if key != "config" and isinstance(value, dict) and key in old}  # fmt: skip
+        text = json.dumps(whole, indent=2, default=handle_non_serializable, ensure_ascii=False)
+        (folder / RESULTS).write_bytes((text + "\n").encode())
+    answers = answers_of(results, asked, of_model or {})
+    write_answers(out / ANSWERS_TABLE, [*answers, *kept])
+    remove_old(out)
+    return answers
+
+
+def lost_paths(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what models did not allow to share (see `Sweep.lost_paths`), each line once."""
+    return list(dict.fromkeys(line for one in results for line in one.get("lost_paths", ())))
+
+
+def earlier_answers(out: Path) -> list[Answer]:
+    """Read the answers of earlier evaluations in a folder, which may have none."""
+    there = any((out / name).is_file() for name in (ANSWERS_TABLE, OLD_TABLE))
+    return read_answers(out) if there else []
+
+
+def kept_answers(
+    earlier: Sequence[Answer], results: Results, weights: Mapping[str, str]
+) -> tuple[list[Answer], list[str]]:
+    """Drop the rows that `results` replaces; also return the replaced models and tasks.
+
+    All rows of a model go if its weights differ: another model has its name now.
+    """
+    others = {row.model for row in earlier if row.weights != weights.get(row.model, row.weights)}
+
+    def stays(row: Answer) -> bool:
+        again = row.model in results and row.task in results[row.model]["samples"]
+        return not again and row.model not in others
+
+    replaced = dict.fromkeys(f"{row.model} on {row.task}" for row in earlier if not stays(row))
+    return list(filter(stays, earlier)), list(replaced)
+
+
+def _question(sample: Mapping[str, Any]) -> str:
+    """Cut exemplars from the prompt, which all choices of a document share."""
+    first = sample["arguments"][0]
+    prompt = str(first[0] if isinstance(first, list | tuple) else first)
+    return prompt.rstrip().rpartition("\n\n")[2]
+
+
+def _answer(sample: Mapping[str, Any]) -> str:
+    answers = sample["filtered_resps"]
+    if answers and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in answers):
+        scores = [float(logprob) for logprob, _ in answers]  # of the choices
+        chosen = sample["arguments"][scores.index(max(scores))]
+        return str(chosen[1]).strip()
+    return str(answers[0]) if len(answers) == 1 else "; ".join(map(str, answers))

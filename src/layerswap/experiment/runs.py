@@ -1,0 +1,255 @@
+"""Compares the models of several runs side by side, on the documents that all of them answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.checkpoint.remote import local_name
+from layerswap.evaluation.statistics import (
+    Balanced,
+    Classified,
+    Comparison,
+    Interval,
+    classified_of,
+    compare,
+    disagreements,
+    holm,
+    mean_interval,
+    mean_over_groups,
+    paired_over_groups,
+)
+from layerswap.evaluation.suites.suites import has_variants
+from layerswap.experiment.answers import Answer, read_answers
+from layerswap.ground.errors import EvaluationError
+
+
+@dataclass(frozen=True)
+class ScoreCell:
+    """One model on one benchmark in one language."""
+
+    score: Interval  # mean over the common documents with its bootstrap interval
+    against: Comparison | None  # comparison with the first model; None for the first itself
+    p: float | None  # of the comparison, corrected by Holm over the whole table
+    best: bool  # true if no other model has a higher mean; false where documents are left out
+    documents: int  # of the model, of which `score.n` are common to all models
+    balanced: Balanced | None = None  # of a classification
+    balanced_against: Balanced | None = None  # its paired differences to the first model
+
+    @property
+    def significant(self) -> bool:
+        """True if the model differs from the first after the correction."""
+        return self.p is not None and self.p < 0.05
+
+
+@dataclass(frozen=True)
+class LanguageMean:
+    """The means of a benchmark over its languages."""
+
+    benchmark: str
+    metric: str
+    scores: tuple[Interval | None, ...]  # by model; None if it lacks a language
+    against: tuple[Interval | None, ...]  # paired differences to the first model
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Models on the same documents."""
+
+    models: tuple[str, ...]  # the reference first
+    rows: tuple[tuple[str, str, str], ...]  # benchmark, language and metric
+    cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row and model; None without scores
+    means: tuple[LanguageMean, ...]  # of benchmarks with several languages
+    notes: tuple[str, ...]  # about documents that are left out
+    disagreement: str  # where accuracy and balanced accuracy disagree; empty if nowhere
+
+
+def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
+    """Compare the models of one or several runs on their common documents.
+
+    Runs are folders of `layerswap eval`, `sweep` (the test split) or `study`. The first of the
+    models (all when None) is the reference. A model that two runs evaluated is one model. Another
+    name that two runs share is prefixed with the run's folder.
+    """
+    scores, flattered = _documents(runs)
+    names = list(models or scores)
+    unknown = next((name for name in names if name not in scores), None)
+    if unknown is not None:
+        raise EvaluationError(f"no model {unknown!r}; there are {', '.join(scores)}")
+    if len(names) < 2:
+        raise EvaluationError("a comparison needs two models; there is " + ", ".join(names))
+    rows = list(dict.fromkeys(row for name in names for row in scores[name]))
+    table = {row: _compared([scores[name].get(row) for name in names], row) for row in rows}
+    given = [cell.p for line in table.values() for cell in line if cell and cell.p is not None]
+    corrected = iter(holm(given))
+    cells = []
+    for line in table.values():
+        honest = {
+            name: cell.score.mean for name, cell in zip(names, line, strict=True)
+            if cell and name not in flattered
+        }  # fmt: skip
+        whole = all(cell is None or cell.documents == cell.score.n for cell in line)
+        cells.append(tuple(
+            cell and replace(
+                cell, p=None if cell.p is None else next(corrected),
+                best=whole and name in honest and honest[name] == max(honest.values()),
+            )
+            for name, cell in zip(names, line, strict=True)
+        ))  # fmt: skip
+    means = _means({name: scores[name] for name in names}, rows)
+    notes = tuple(_left_out(names, dict(zip(rows, cells, strict=True))))
+    gaps = {
+        f"{' '.join(filter(None, row[:2]))}, {name} against {names[0]}": (
+            cell.against.difference, cell.balanced_against.balanced_accuracy
+        )
+        for row, line in zip(rows, cells, strict=True)
+        for name, cell in zip(names, line, strict=True)
+        if cell is not None and cell.against is not None and cell.balanced_against is not None
+    }  # fmt: skip
+    return SideBySide(
+        tuple(names), tuple(rows), tuple(cells), tuple(means), notes, disagreements(gaps)
+    )
+
+
+_Row = tuple[str, str, str]
+
+
+class Answered(NamedTuple):
+    """One document of a comparison."""
+
+    score: float
+    label: str
+    predicted: str
+
+
+_Documents = dict[tuple[str, int], Answered]
+"""By task and document."""
+
+
+def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]], set[str]]:
+    """Read the scores of every document by model and row of the table, and flattered models.
+
+    Flattered are the compositions of a study's grid, the best of which is the best of many.
+    """
+    read: dict[str, dict[tuple[str, Path], dict[_Row, _Documents]]] = {}
+    flattered = set()
+    for run in runs:
+        for score in read_answers(run):
+            if score.main:
+                # Without a record of the weights, a model is one only within its run.
+                key = score.weights, run
+                documents = read.setdefault(score.model, {}).setdefault(key, {})
+                answered = Answered(score.score, score.label, score.predicted)
+                documents.setdefault(_row(score), {})[score.task, score.document] = answered
+                if score.condition.zones is not None:
+                    flattered.add(score.model)
+    by_model: dict[str, dict[_Row, _Documents]] = {}
+    for name, places in read.items():
+        if len(places) == 1 or _is_one(places):
+            merged = by_model.setdefault(name, {})
+            for rows in places.values():
+                for row, by_document in rows.items():
+                    merged.setdefault(row, {}).update(by_document)
+        else:
+            by_model |= {f"{local_name(run)}/{name}": rows for (_, run), rows in places.items()}
+    return by_model, flattered
+
+
+def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> bool:
+    """True if runs of one name had equal weights, and equal scores wherever both have a score."""
+    weights = {weights for weights, _ in places}
+    found: dict[tuple[_Row, tuple[str, int]], float] = {}
+    same = all(
+        found.setdefault((row, document), one.score) == one.score
+        for rows in places.values() for row, by in rows.items() for document, one in by.items()
+    )  # fmt: skip
+    return same and len(weights) == 1 and "" not in weights
+
+
+def _means(
+    scores: Mapping[str, Mapping[_Row, _Documents]], rows: Sequence[_Row]
+) -> Iterator[LanguageMean]:
+    """Average every benchmark that has several languages over them, for models that have all."""
+    for benchmark, metric in dict.fromkeys((row[0], row[2]) for row in rows):
+        same = [row for row in rows if (row[0], row[2]) == (benchmark, metric)]
+        if len(same) == 1:
+            continue
+        values = [
+            [_values(by[row], _common(scores.values(), row)) for row in same]
+            if all(row in by for row in same) else None
+            for by in scores.values()
+        ]  # fmt: skip
+        first = values[0]
+        yield LanguageMean(
+            benchmark, metric,
+            tuple(mean_over_groups(one) if one else None for one in values),
+            tuple(paired_over_groups(one, first) if one and first and number else None
+                  for number, one in enumerate(values)),
+        )  # fmt: skip
+
+
+def _left_out(
+    names: Sequence[str], table: Mapping[_Row, Sequence[ScoreCell | None]]
+) -> Iterator[str]:
+    """Describe the documents that are left out because a model lacks them."""
+    for (benchmark, language, _), cells in table.items():
+        counts = {name: c.documents for name, c in zip(names, cells, strict=True) if c is not None}
+        common = next(cell.score.n for cell in cells if cell is not None)
+        if set(counts.values()) != {common}:
+            has = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+            yield (
+                f"{' '.join(filter(None, [benchmark, language]))}: compared on the {common:,} "
+                f"documents that all models have; {has}"
+            )
+
+
+def _row(score: Answer) -> _Row:
+    # Each direction of a translation is a benchmark.
+    variants = has_variants(score.benchmark)
+    benchmark = score.task.rpartition("_")[0] if variants else score.benchmark
+    return benchmark, score.language, score.metric
+
+
+def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell | None]:
+    """Compare each model with the first, on the documents that all models of a row share.
+
+    The p-values are not corrected yet.
+    """
+    common = _common([{row: documents} for documents in models if documents], row)
+    if not common:
+        raise EvaluationError(f"{' '.join(row)}: the models share no document")
+    first = None if models[0] is None else _values(models[0], common)
+    reference = None if models[0] is None else _classified(models[0], common)
+    cells: list[ScoreCell | None] = []
+    for number, documents in enumerate(models):
+        if documents is None:
+            cells.append(None)
+            continue
+        values = _values(documents, common)
+        against = compare(values, first) if number and first is not None else None
+        p = None if against is None else against.p_bootstrap
+        answers = _classified(documents, common)
+        cells.append(ScoreCell(
+            mean_interval(values), against, p, best=False, documents=len(documents),
+            balanced=None if answers is None else answers.balanced,
+            balanced_against=answers.minus(reference) if number and answers and reference else None,
+        ))  # fmt: skip
+    return cells
+
+
+def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
+    """List the documents that all models of a row answered."""
+    return sorted(set.intersection(*(set(by[row]) for by in scores if row in by)))
+
+
+def _values(documents: _Documents, common: Sequence[tuple[str, int]]) -> npt.NDArray[np.float64]:
+    return np.array([documents[document].score for document in common])
+
+
+def _classified(documents: _Documents, common: Sequence[tuple[str, int]]) -> Classified | None:
+    return classified_of([documents[document][1:] for document in common])
