@@ -85,10 +85,7 @@ def test_text_files_have_one_encoding_and_one_line_ending():
             words = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
             values = [getattr(value, "value", None) for value in node.args]
             where = f"{path.name}:{node.lineno}"
-            if node.func.attr == "read_text" and not {*values, *words.values()} & {
-                "utf-8",
-                "ascii",
-            }:
+            if node.func.attr == "read_text" and not {*values, *words.values()} & ENCODINGS:
                 named = isinstance(node.func.value, ast.Name) and node.func.value.id == "yaml_file"
                 wrong += [] if named else [where]
             if node.func.attr == "write_text" and path.name not in LINUX_ONLY:
