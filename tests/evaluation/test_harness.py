@@ -529,3 +529,28 @@ def test_a_killed_evaluation_gives_the_same_results_when_run_again(world, tmp_pa
             process.wait()
         assert start(out).wait() == 0
         assert written(out) == expected
+
+
+class Reader:
+    """A model of lm-eval that reads ten words, and writes four if not told."""
+
+    max_length, max_gen_toks = 10, 4
+
+    def tok_encode(self, text):
+        return text.split()
+
+
+def test_prompts_that_lose_their_beginning_are_counted():
+    words = " ".join("abcdefghij")
+    choices = [[("a b", " c"), ("a b", f" {words}")], [(words, " k"), (f"{words} k", " l")]]
+    written = [[("a b c d e f", {})], [("a b c d e f g", {})], [(words, {"max_gen_toks": 1})]]
+    samples = {
+        "choose": [{"arguments": requests} for requests in choices],
+        "write": [{"arguments": requests} for requests in written],
+        "roll": [{"arguments": [(words * 9,)]}],
+    }
+    notes = list(harness.cut_prompts(Reader(), {"samples": samples}))
+    assert [note.partition(" tokens")[0] for note in notes] == [
+        "warning: choose: 2 of 2 prompts are longer than the 10",
+        "warning: write: 2 of 3 prompts are longer than the 10",
+    ]

@@ -208,3 +208,21 @@ def test_items_that_share_five_words_with_training_are_counted_not_dropped(tmp_p
     text = (out / "README.md").read_text()
     assert "share 5 words in a row with the training text |" in text
     assert "| items | 5 | 8 words | 1 | 4 |" in text
+
+
+def test_rows_that_a_trainer_cuts_are_counted():
+    from datasets import Dataset
+
+    from layerswap.lab.world import make_tokenizer, make_world
+    from layerswap.training.mix.card import length_warning
+
+    tokenizer = make_tokenizer(make_world())
+    texts = [("a b", "c"), ("a b", "c " * 30), ("a " * 30, "b")]
+    rows = Dataset.from_list([{"prompt": p, "completion": c} for p, c in texts])
+    assert length_warning(rows, tokenizer, None) is None
+    sizes = [len(tokenizer(p + c)["input_ids"]) + 1 for p, c in texts]
+    assert length_warning(rows, tokenizer, max(sizes)) is None
+    assert length_warning(rows, tokenizer, 20) == (
+        "2 of 3 rows are longer than max_length (20 tokens): 1 lose their end, and 1 are left out, "
+        f"as their prompt alone fills it; hyperparameters.max_length: {max(sizes)} keeps all"
+    )

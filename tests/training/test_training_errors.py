@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from small_experts import data_files, train_expert
 
 from layerswap.ground.errors import LayerswapError
-from layerswap.training.expert import job
+from layerswap.training.expert import job, trainer
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainer import train
 
@@ -27,6 +27,7 @@ SPECS = [
     ({"data": "D", "hyperparameters": {"max_length": 0}}, "must be at least 1; found 0"),
     ({"data": "D", "hyperparameters": {"save_steps": 5}}, "cannot be set here; give `save_every`"),
     ({"data": "D", "hyperparameters": {"lr_scheduler_type": "x"}}, "hyperparameters: x is not"),
+    ({"data": "D", "hyperparameters": {"lr_scheduler_type": "cosine_with_min_lr"}}, "min_lr"),
     ({"data": "D", "hyperparameters": {"report_to": "wandb"}}, "wandb"),
     ({"data": "D", "hyperparameters": {"max_length": 2}}, "no row has a label within"),
     ({"data": "D", "train": {"partition": "A"}}, "give the part that trains"),
@@ -154,4 +155,35 @@ def test_a_chat_template_that_fails_names_the_row(tmp_path, base, template, mess
     assert expected in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_without_a_row_in_the_embedding_are_named_before_the_model_loads(tmp_path, base):
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(base, tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    size = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|extra|>"]})
+    tokenizer.save_pretrained(folder)
+    lines = [{"prompt": "a", "completion": text} for text in ("b", "b <|extra|>")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    spec = {"base": str(folder), "data": {"train": str(tmp_path / "rows.jsonl")}}
+    message = f"row 2 has the token '<|extra|>', which has no row; .*{size} rows; enlarge it"
+    with pytest.raises(LayerswapError, match=message.replace("|", r"\|")):
+        train(check_expert(spec), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_named_whatever_the_library_says(tmp_path, base, rows, monkeypatch):
+    def fail(job, log):
+        raise RuntimeError("PytorchStreamWriter failed writing file")
+
+    monkeypatch.setattr(trainer, "_fit", fail)
+    spec = check_expert({"base": str(base), "data": data_files(rows, "task")})
+    with pytest.raises(RuntimeError, match="PytorchStreamWriter"):
+        train(spec, tmp_path / "out")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+    with pytest.raises(LayerswapError, match=r"the disk is full; make room .* and run it again"):
+        train(spec, tmp_path / "out")
     assert not (tmp_path / "out").exists()

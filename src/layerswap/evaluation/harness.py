@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import chain, count
 from math import prod
 from pathlib import Path
@@ -108,6 +108,8 @@ def evaluate(
         for number in range(len(chosen)):
             model.number = number
             results.append(run_tasks(model, loaded, settings, samples))
+            for note in cut_prompts(model, results[0]) if number == 0 else ():
+                log(note)
             if progress is not None:
                 progress(1)
     return [{**result, "lost_paths": [*sweep.lost_paths]} for result in results]
@@ -279,6 +281,34 @@ def run_tasks(
     return dict(result)
 
 
+def cut_prompts(model: Any, result: Mapping[str, Any]) -> Iterator[str]:
+    """Count the prompts of each task that a model cannot read whole; lm-eval cuts their beginning.
+
+    `model` is one of lm-eval's, and `result` its evaluation with samples.
+    """
+    for task, samples in result["samples"].items():
+        lengths = [max(map(partial(_excess, model), sample["arguments"])) for sample in samples]
+        longest = max(lengths, default=0)
+        if longest > 0:
+            yield (
+                f"warning: {task}: {sum(excess > 0 for excess in lengths):,} of {len(samples):,} "
+                f"prompts are longer than the {model.max_length:,} tokens that the model reads and "
+                f"lose their beginning, up to {longest:,} tokens; keep them by fewer exemplars "
+                "(--num-fewshot) or a model with a longer context"
+            )
+
+
+def _excess(model: Any, request: Sequence[Any]) -> int:
+    """Number of tokens of a request beyond the model's context."""
+    prompt, rest = (*request, None)[:2]
+    if isinstance(rest, Mapping):
+        room = model.max_length - int(rest.get("max_gen_toks", model.max_gen_toks))
+        return len(model.tok_encode(prompt)) - room
+    if rest is None:
+        return 0  # a rolling window reads every token
+    return len(model.tok_encode(prompt + rest)) - 1 - model.max_length
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence lm-eval's warnings, which are about its command line; errors stay."""
@@ -369,7 +399,10 @@ def evaluate_models(
     if settings.engine == "hf":
         for name, plan in models.items():
             loaded = load_tasks(tasks, include=include, prompts=settings)
-            results[name] = run_tasks(_transformers(plan, settings), loaded, settings)
+            model = _transformers(plan, settings)
+            results[name] = run_tasks(model, loaded, settings)
+            for note in cut_prompts(model, results[name]):
+                log(f"{name}: {note}")
             if progress is not None:
                 progress(1)
         return results

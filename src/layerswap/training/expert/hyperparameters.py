@@ -71,10 +71,30 @@ def sft_config(
             decay = 0.1 if decay is None else decay
             values["lr_scheduler_kwargs"] = {"num_decay_steps": 0, **schedule}
     try:
-        return SFTConfig(output_dir=str(folder), **values), decay
-    except (TypeError, ValueError) as error:
-        why = one_line(error)
+        config = SFTConfig(output_dir=str(folder), **values)
+        _try_libraries(config)
+    except Exception as error:  # of accelerate, DeepSpeed, bitsandbytes and others
+        why = one_line(error, 300) or type(error).__name__
         raise TrainingError(f"hyperparameters: {why}") from None
+    return config, decay
+
+
+def _try_libraries(config: Any) -> None:
+    """Ask for the optimizer, the schedule and the kernels, which the trainer makes much later."""
+    from importlib.util import find_spec
+
+    import torch
+    from transformers import Trainer, get_scheduler
+
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    Trainer.get_optimizer_cls_and_kwargs(config)
+    get_scheduler(
+        config.lr_scheduler_type, torch.optim.SGD([weight]), num_warmup_steps=1,
+        num_training_steps=9, scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
+    )  # fmt: skip
+    for name, library in (("use_liger_kernel", "liger_kernel"), ("deepspeed", "deepspeed")):
+        if getattr(config, name, None) and find_spec(library) is None:
+            raise TrainingError(f"{name} needs {library}; run `pip install {library}`")
 
 
 def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:

@@ -146,6 +146,7 @@ def plan_training(
         raise TrainingError(f"{base.source}: its tokenizer has no end-of-sequence token")
     for rows in sets:
         _check_template(base, tokenizer, rows)
+        _check_tokens(base, tokenizer, rows)
     return TrainingJob(spec, base, tokenizer, sets, tuple(parts), config, decay, target)
 
 
@@ -175,6 +176,30 @@ def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> Non
                     f"with the roles {', '.join(turn['role'] for turn in turns)} ({reason}); "
                     f"{remedy}"
                 ) from None
+
+
+def _check_tokens(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> None:
+    """Refuse tokens without a row in the embedding, such as those added and never trained."""
+    size = base.vocabulary_size
+    if not size or len(tokenizer) <= size:
+        return
+    remedy = (
+        f"the tokenizer has {len(tokenizer):,} tokens and the embedding {size:,} rows; enlarge it "
+        "in transformers (model.resize_token_embeddings(len(tokenizer))) and save the base"
+    )
+    for role in ("pad_token", "eos_token", "bos_token"):
+        if (getattr(tokenizer, f"{role}_id") or 0) >= size:
+            token = getattr(tokenizer, role)
+            raise TrainingError(f"{base.source}: {role} {token!r} has no row; {remedy}")
+    for number, row in enumerate(rows.train, start=1):
+        values = [value for value in row.values() if value]
+        turns = [turn for value in values if isinstance(value, list) for turn in value]
+        text = tokenizer.apply_chat_template(turns, tokenize=False) if turns else "".join(values)
+        if strange := [i for i in tokenizer(text)["input_ids"] if i >= size]:
+            token = tokenizer.convert_ids_to_tokens(strange[0])
+            raise TrainingError(
+                f"{rows.name}: row {number} has the token {token!r}, which has no row; {remedy}"
+            )
 
 
 def load_rows(data: Data, *, folder: Path, limit: int | None = None) -> TrainingRows:

@@ -27,7 +27,7 @@ from layerswap.training.expert.save import (
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
 from layerswap.training.expert.trainable import adapter_targets, names_by_part, parameter_places
-from layerswap.training.mix.card import boundary_warning
+from layerswap.training.mix.card import boundary_warning, length_warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,12 +85,24 @@ def train(
             # TRL, PEFT and transformers warn about each other.
             warnings.simplefilter("ignore", FutureWarning)
             _fit(job, log)
-    except BaseException:
+    except BaseException as error:
+        full = isinstance(error, OSError | RuntimeError) and _is_full(job)
         # A training that ends before its first checkpoint cannot be resumed, so it leaves nothing.
         if not checkpoints(job.out / CHECKPOINTS) and not resume:
             shutil.rmtree(job.out, ignore_errors=True)
+        if full:
+            what = "pass --resume" if job.out.is_dir() else "run it again"
+            raise TrainingError(
+                f"{job.out}: cannot be written, the disk is full; make room for several "
+                f"checkpoints of {job.base.nbytes / 1e6:,.0f} MB and {what}"
+            ) from None
         raise
     return job.out
+
+
+def _is_full(job: TrainingJob) -> bool:
+    """True if the disk has no room for a file of weights; libraries name other causes."""
+    return shutil.disk_usage(job.out).free < 2 * job.base.nbytes
 
 
 def _fit(job: TrainingJob, log: Log) -> None:
@@ -240,9 +252,12 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             "matrix products in bfloat16, weights and steps in float32 "
             "(`hyperparameters: {bf16: false}` computes all in float32)"
         )
+    longest = None if trainer.args.packing else trainer.args.max_length
     for data in job.sets:
-        if warning := boundary_warning(data.train, job.tokenizer):
-            yield f"warning: {data.name}: {warning}"
+        for warning in (boundary_warning(data.train, job.tokenizer),
+                        length_warning(data.train, job.tokenizer, longest)):  # fmt: skip
+            if warning:
+                yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
 

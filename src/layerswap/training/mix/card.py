@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +199,43 @@ def boundary_warning(rows: Dataset, tokenizer: Any | None = None) -> str | None:
         "prompt and completion; end prompts without a space and begin completions with one "
         '(separator: "", completion: " {answer}")'
     )
+
+
+def length_warning(rows: Dataset, tokenizer: Any, longest: int | None) -> str | None:
+    """Warn of rows with more than `longest` tokens, whose rest a trainer cuts off."""
+    if longest is None:
+        return None
+    sizes = list(_sizes(rows, tokenizer))
+    cut = sum(prompt < longest < whole for prompt, whole in sizes)
+    lost = sum(longest <= prompt for prompt, _ in sizes)
+    if not cut + lost:
+        return None
+    return (
+        f"{cut + lost:,} of {len(sizes):,} rows are longer than max_length ({longest:,} tokens): "
+        f"{cut:,} lose their end, and {lost:,} are left out, as their prompt alone fills it; "
+        f"hyperparameters.max_length: {max(whole for _, whole in sizes):,} keeps all"
+    )
+
+
+def _sizes(rows: Dataset, tokenizer: Any) -> Iterator[tuple[int, int]]:
+    """Yield the tokens of each row's prompt, and of the whole row with its end."""
+
+    def count(text: str, **options: Any) -> int:
+        return len(tokenizer(text, verbose=False, **options)["input_ids"])
+
+    for row in rows:
+        prompt, whole = row.get("prompt", ""), "".join(map(str, row.values()))
+        if isinstance(next(iter(row.values())), list):
+            turns = [turn for column in row.values() for turn in column]
+            whole = tokenizer.apply_chat_template(turns, tokenize=False)
+            if prompt:
+                prompt = tokenizer.apply_chat_template(
+                    prompt, tokenize=False, add_generation_prompt=True
+                )
+            options = {"add_special_tokens": False}
+            yield count(prompt, **options) if prompt else 0, count(whole, **options)
+        else:
+            yield count(prompt) if prompt else 0, count(whole) + 1
 
 
 def markdown(card: dict[str, Any]) -> str:
