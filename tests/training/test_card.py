@@ -212,12 +212,15 @@ def test_items_that_share_five_words_with_training_are_counted_not_dropped(tmp_p
 
 def test_rows_that_a_trainer_cuts_are_counted():
     from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
-    from layerswap.lab.world import make_tokenizer, make_world
     from layerswap.training.mix.card import length_warning
 
-    tokenizer = make_tokenizer(make_world())
-    texts = [("a b", "c"), ("a b", "c " * 30), ("a " * 30, "b")]
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "?": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    texts = [("a b", " c"), ("a b", " c" * 30), ("a " * 30, "b")]
     rows = Dataset.from_list([{"prompt": p, "completion": c} for p, c in texts])
     assert length_warning(rows, tokenizer, None) is None
     sizes = [len(tokenizer(p + c)["input_ids"]) + 1 for p, c in texts]

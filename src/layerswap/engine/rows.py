@@ -171,7 +171,7 @@ def check_tokens(texts: Sequence[Sequence[int]], vocabulary: int, label: str) ->
             if not 0 <= token < vocabulary:
                 raise EvaluationError(
                     f"{label} {number} holds token {token}, but the model has {vocabulary}; "
-                    "tokenise with the experts' tokenizer"
+                    "tokenise with the experts' tokenizer, or enlarge an embedding that lacks it"
                 )
 
 
