@@ -22,7 +22,7 @@ import layerswap as ls
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation import harness
 from layerswap.evaluation.harness import evaluate, open_models, stratified_order
-from layerswap.evaluation.metrics import CALIBRATED
+from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 from layerswap.evaluation.suites.folders import Function, TaskFolder
@@ -59,9 +59,10 @@ def with_lm_eval(world, model, names=NAMES, tokenizer=None, **settings) -> dict:
 
 def comparable(results: dict) -> dict:
     return {
-        task: {k: value for k, value in found.items() if "stderr" not in k and CALIBRATED not in k}
+        task: {key: value for key, value in found.items()
+               if "stderr" not in key and key.partition(",")[0] not in ADDED}
         for task, found in results["results"].items()
-    }
+    }  # fmt: skip
 
 
 def assert_same(found: dict, expected: dict) -> None:

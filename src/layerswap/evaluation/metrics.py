@@ -8,6 +8,7 @@ a study's `metric` take it from there.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ import numpy.typing as npt
 
 CALIBRATED = "acc_calibrated"
 """Name of the metric of accuracy after batch calibration."""
+NORMALISED = "exact_match_normalised"
+"""Name of the metric of exact match after normalisation."""
 OPTION = re.compile(r"\W*[A-Za-z]\W*")
 """A letter that stands for an option of a question, which is no label to balance."""
 
@@ -107,6 +110,42 @@ def _choice(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], in
     return (labels, logprobs, int(target)) if counted == float(sample["acc"]) else None
 
 
+# --- exact match after normalisation ---
+
+
+def normalised(text: str) -> str:
+    """A text without case, punctuation, Unicode variants and runs of white space.
+
+    A sign and a separator before a digit stay: -3 is not 3, and 1.5 is not 15.
+    """
+    plain = unicodedata.normalize("NFKC", text).casefold().replace("\N{MINUS SIGN}", "-")
+    letters = unicodedata.normalize("NFKC", plain)
+    return " ".join("".join(
+        " " if unicodedata.category(letter).startswith("P") and not after.isdigit() else letter
+        for letter, after in zip(letters, [*letters[1:], " "], strict=False)
+    ).split())  # fmt: skip
+
+
+def add_normalised(result: Mapping[str, Any]) -> None:
+    """Add `exact_match_normalised` to the tasks that generate and have `exact_match`, in place.
+
+    The answer counts if it equals the target, or one of several, after `normalised`.
+    """
+    for task, samples in result["samples"].items():
+        scores: dict[str, list[float]] = {}
+        for sample in samples:
+            answers = sample["filtered_resps"]
+            if "exact_match" not in sample["metrics"] or not isinstance(answers[0], str):
+                continue
+            targets = sample["target"] if isinstance(sample["target"], list) else [sample["target"]]
+            right = normalised(answers[0]) in [normalised(str(target)) for target in targets]
+            sample[NORMALISED] = float(right)
+            sample["metrics"] = [*sample["metrics"], NORMALISED]
+            scores.setdefault(sample["filter"], []).append(float(right))
+        for name, values in scores.items():
+            result["results"][task][f"{NORMALISED},{name}"] = float(np.mean(values))
+
+
 class Added(NamedTuple):
     """A metric that is added to the tasks that have another."""
 
@@ -114,5 +153,8 @@ class Added(NamedTuple):
     add: Callable[[Mapping[str, Any]], None]  # to a result of lm-eval, in place
 
 
-ADDED = {CALIBRATED: Added("acc", add_calibrated)}
+ADDED = {
+    CALIBRATED: Added("acc", add_calibrated),
+    NORMALISED: Added("exact_match", add_normalised),
+}
 """The metrics by name."""
