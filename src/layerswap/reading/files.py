@@ -366,7 +366,11 @@ def _quoted(
 
     def wanted() -> Iterator[str]:
         nonlocal taken
-        while taken < len(ahead) or (ahead.extend(islice(lines, 1)) or taken < len(ahead)):
+        while True:
+            if taken == len(ahead):
+                ahead.extend(islice(lines, 1))
+            if taken == len(ahead):
+                return
             if taken == LONGEST_FIELD:
                 raise csv.Error(f"a quoted field has more than {LONGEST_FIELD} lines")
             taken += 1
