@@ -208,7 +208,7 @@ def test_fisher_from_data_to_a_merge(layerswap, fisher, tmp_path):
         ('{"prompt": "a", "completion": "b \\udfff"}', ", line 2: has a lone surrogate"),
         ('{"text": "a', ", line 2: is not JSON (Unterminated string"),
         ('{"text": ["a"]}', ", row 2: needs a `text`, or a `prompt` and a `completion`"),
-        ("1" * 5000, ", line 2: is not JSON (Exceeds the limit"),
+        ("1" * 5000, f", line 2: {'1' * 40} is not a JSON object"),
     ],
     ids=lambda text: text[:24],
 )

@@ -39,6 +39,7 @@ ASKED = {
     "plan": ["--task", "{task}", "--language", "{language}"],
     "merge": ["--task", "{task}", "--language", "{language}", "--out", "merged"],
     "verify": ["merged"],
+    "deploy": ["{base}"],
     "delta": ["--base", "{base}", "--expert", "{task}", "--out", "map"],
     "analyse linearity": ["--base", "{base}", "--task-expert", "{task}", "--language-expert",
                           "{language}", "--text", "t.txt", "--out", "out"],

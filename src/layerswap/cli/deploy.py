@@ -23,8 +23,7 @@ def deploy(
         list[str] | None,
         typer.Option(
             "--type", metavar="TYPE", show_default="as in --like",
-            help="Type of the weights: F32, BF16, F16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, or one of "
-            "llama-quantize, such as Q4_K_M. Repeatable.",
+            help="Type of the weights, such as Q8_0, or Q4_K_M with llama-quantize. Repeatable.",
         ),
     ] = None,
     text: Annotated[
@@ -70,6 +69,7 @@ def deploy(
     elif like is None:
         if out or kind:
             raise RecipeError("a GGUF file needs --like BASE.gguf, the base in the same format")
+        need_extras("the check of a folder", "models")
         done = api.check_folder(merged)
     else:
         if out is None:

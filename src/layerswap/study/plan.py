@@ -25,6 +25,7 @@ from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.evaluation.suites.suites import suite_files
 from layerswap.experiment.conditions import JOINT, Condition
 from layerswap.ground.errors import RecipeError, StudyError
+from layerswap.ground.system import check_names
 from layerswap.study.conditions import REGIMES
 from layerswap.study.spec import TASK, Experts, StepKind, StudySpec, TrainingRun
 from layerswap.study.steps import Graph, Resources, Step
@@ -46,6 +47,7 @@ TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
 
 def plan_study(spec: StudySpec, folder: Path) -> Graph:
     """Plan the steps of a study, whose paths are relative to a folder."""
+    check_names(spec.languages)  # names of files
     graph = Graph(list(_Planner(spec, folder).steps()))
     first: dict[str, str] = {}
     for name, key in graph.keys.items():

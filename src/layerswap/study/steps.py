@@ -14,7 +14,6 @@ from pydantic import Field
 
 from layerswap.ground.errors import StudyError
 from layerswap.ground.strict import Strict
-from layerswap.ground.system import check_names
 
 
 class Resources(Strict):
@@ -52,7 +51,6 @@ class Graph:
             if step.name in by_name:
                 raise StudyError(f"step {step.name} is defined twice")
             by_name[step.name] = step
-        check_names([*by_name])
         TopologicalSorter({step.name: step.needs for step in steps}).prepare()  # refuses circles
         self._steps: dict[str, Step] = {}
 
