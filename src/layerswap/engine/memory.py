@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerswap.engine.transformers_inside import holds_attention_scores
 from layerswap.ground import system
@@ -97,12 +97,12 @@ def free_bytes(device: torch.device) -> int:
     """Return the memory that is free on a device, in bytes."""
     import torch
 
-    module = getattr(torch, device.type, None)
+    module: Any = getattr(torch, device.type, None)
     if hasattr(module, "mem_get_info"):  # not of devices that share the main memory
         return int(module.mem_get_info(device)[0])
     if hasattr(module, "recommended_max_memory"):  # mps may take only a share
         share = module.recommended_max_memory() - module.driver_allocated_memory()
-        return max(0, min(share, system.free_memory()))
+        return max(0, min(int(share), system.free_memory()))
     return system.free_memory()
 
 

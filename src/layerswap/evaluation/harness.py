@@ -303,10 +303,10 @@ def _excess(model: Any, request: Sequence[Any]) -> int:
     prompt, rest = (*request, None)[:2]
     if isinstance(rest, Mapping):
         room = model.max_length - int(rest.get("max_gen_toks", model.max_gen_toks))
-        return len(model.tok_encode(prompt)) - room
+        return int(len(model.tok_encode(prompt)) - room)
     if rest is None:
         return 0  # a rolling window reads every token
-    return len(model.tok_encode(prompt + rest)) - 1 - model.max_length
+    return int(len(model.tok_encode(prompt + rest)) - 1 - model.max_length)
 
 
 @contextmanager

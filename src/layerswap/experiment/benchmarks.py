@@ -632,7 +632,7 @@ def _rank_table(ranked: Friedman) -> Table:
         f"{ranked.kendall_w:.2f}; mean ranks further apart than {ranked.critical_difference:.2f} "
         "differ (Nemenyi)."
     )
-    cells = [[name, Number(rank, ".2f")] for name, rank in ranks]
+    cells = list[list[Any]]([name, Number(rank, ".2f")] for name, rank in ranks)
     return Table(["treatment", "mean rank"], cells, caption=caption)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from layerswap.engine.sweep import Sweep
     from layerswap.engine.vllm import VllmSweep
 
-DEVELOPMENT, TEST = "development", "test"
+DEVELOPMENT: Final = "development"
+TEST: Final = "test"
 
 
 class Objectives(NamedTuple):

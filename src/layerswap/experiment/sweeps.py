@@ -192,8 +192,13 @@ def sweep_plans(
 class Scorer(Protocol):
     """Documents on which the compositions of a sweep are scored."""
 
-    sweep: Sweep | VllmSweep
-    members: Mapping[Condition, int]
+    @property
+    def sweep(self) -> Sweep | VllmSweep:
+        """The models in memory."""
+
+    @property
+    def members(self) -> Mapping[Condition, int]:
+        """The number of each condition in the sweep."""
 
     def rows(
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None

@@ -123,7 +123,7 @@ def _answers(
         {"question": one.prompt, "target": one.completion.strip(), "answer": text}
         for one, text in shown
     ]
-    answer = partial(Answer, str(condition), measure, split=split, condition=condition)
+    answer: Any = partial(Answer, str(condition), measure, split=split, condition=condition)
     return [
         answer(number, *MEASURE, float(score), main=True, **more)
         for number, (score, more) in enumerate(

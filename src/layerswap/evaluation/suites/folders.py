@@ -81,7 +81,8 @@ def hub_rows(name: str, config: str | None, split: str, data: DataFolder, *, wan
     try:
         origin = Origin(id=name, config=config, split=split)
         rows = read_files(_parquet(copy, config, split), origin) if copy else read_hub(origin)
-        return rows.to_list()
+        found: Rows = rows.to_list()
+        return found
     except Exception as error:  # transports and parsers share no class of error
         why = one_line(error, 160)
         where = str(copy) if copy else f"{name} on the Hub"

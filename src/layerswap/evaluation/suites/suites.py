@@ -436,9 +436,9 @@ def _write_task(
                 parts[row[group.by]][split].append(row)
         scored = benchmark.splits[-1]
         members = {f"{name}_{part}": of for part, of in sorted(parts.items()) if of[scored]}
-    for member, rows in members.items():
-        files = tasks.rows(member, rows)
-        config = _fill(benchmark.task, {**values, "files": files}, written=rows)
+    for member, written in members.items():
+        files = tasks.rows(member, written)
+        config = _fill(benchmark.task, {**values, "files": files}, written=written)
         if "include" in config:
             config["include"] = lm_eval_file(config["include"])
         tasks.task(member, config)
