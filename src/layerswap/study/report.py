@@ -513,8 +513,8 @@ def provenance(
     """A section with a row for each step that is done; `which` says where the numbers are from."""
     seeds = seeds or {}
     rows: list[list[Any]] = [
-        [record.name, record.key[:16], seeds.get(record.name, ""), Number(record.seconds or 0.0, ".1f"),
-         record.where]
+        [record.name, record.key[:16], seeds.get(record.name, ""),
+         Number(record.seconds or 0.0, ".1f"), record.where]
         for record in records
     ]  # fmt: skip
     versions: dict[str, set[str]] = {}
