@@ -208,6 +208,12 @@ def test_the_reference_has_every_public_name():
     assert max(text.count("\n::: ") for text in pages.values()) < 18
 
 
+def test_the_page_of_support_is_that_of_the_tests():
+    import support_page
+
+    assert support_page.PAGE.read_text("utf-8") == support_page.page()
+
+
 def test_no_page_is_longer_than_4000_words():
     """Without the rules of tables."""
     for page in ROOT.glob("docs/**/*.md"):

@@ -1,0 +1,124 @@
+"""Writes docs/support.md from what the tests run: `python tests/helpers/support_page.py`."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "support.md"
+HEAD = """\
+# What is supported
+
+Made from the tests by `python tests/helpers/support_page.py`; a test compares it. CI runs three lanes: the tested versions,
+the newest of the day, and the lowest that `pyproject.toml` allows.
+
+## Libraries
+
+| library | lowest | tested |
+|---|---|---|
+"""
+PLATFORMS = """
+`pip install layerswap` takes the newest version of each; the lane *newest* tests them. vLLM needs
+[an environment of its own](sweeps.md): its versions of torch and transformers exclude those above.
+
+## Pythons and platforms
+
+| | state |
+|---|---|
+| Linux, x86-64, Python 3.11 | every test |
+| Python 3.12, 3.13, 3.14 | in the workflow of the repository |
+| macOS, Windows | simulated on Linux: the calls that they lack are taken away, and the bytes are equal; in the workflow |
+| CUDA | tests that need a GPU are there, and none was at hand for this release |
+| a device that cannot mix tensors with the CPU's | a second device of PyTorch in the tests, also without float64 |
+| Apple and Intel GPUs, AMD | nobody has run them |
+"""
+FAMILIES = """
+## Model families
+
+Every test has tiny models of the real configuration classes. *By role*: each tensor's layer and role are compared with
+transformers' model. *Merged*: disk, memory and a merge by hand give the same logits. *Swept*: joint scoring and generation
+equal each composition alone. *GGUF*: read beside safetensors, written by `deploy`, and run by llama.cpp.
+
+| family | by role | merged | swept | GGUF in and out, llama.cpp |
+|---|---|---|---|---|
+"""
+TAIL = """
+- **By role only**: {others}.
+- **LoRA adapters** are tested over Llama and GPT-2.
+- **Copied by whole layers**, because no roles are known: {numbered}. Recipes that name roles are refused; place the
+  tensors with [`patterns`](recipes.md#families).
+- **GGUF beside GGUF** is merged for every architecture, by whole layers where roles are not known.
+- **vLLM** loads merged folders; only its interface is tested here, with a stand-in.
+- **Refused**: a checkpoint's own code, always; a layer list that no name reveals, unless `patterns` place it.
+"""
+
+
+def load(path: str) -> ModuleType:
+    """Import a test module by its path."""
+    spec = spec_from_file_location(Path(path).stem, ROOT / "tests" / path)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def libraries() -> list[str]:
+    """A row for each library: its lowest and its tested version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"]]
+    for name, requirements in extras.items():
+        asked += requirements if name not in ("dev", "docs") else []
+    tested = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if "==" in line and not line.startswith("#")
+    )
+    lowest = {}
+    for requirement in asked:
+        found = re.match(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)", requirement)
+        if found and found[1] != "layerswap":
+            lowest[found[1].lower().replace("_", "-")] = found[2]
+    return [f"| {name} | {low} | {tested.get(name, '')} |" for name, low in sorted(lowest.items())]
+
+
+def families() -> tuple[list[str], str]:
+    """A row for each family, and the names of those whose layers are only numbered."""
+    import gguf_conversion
+    import tiny_models
+
+    places, merged = load("checkpoint/test_places.py"), load("merge/test_merge_families.py")
+    by_role = {family.model_type for family in places.FAMILIES.values()}
+    columns = [
+        by_role,
+        {name if name != "gemma3" else "gemma3" for name in merged.FAMILIES},
+        {("gemma3_text" if name == "gemma3" else "gemma4_text" if name == "gemma4" else name)
+         for name in (*tiny_models.FAMILIES, *tiny_models.MORE)},
+        {("gemma3_text" if name == "gemma3" else name.split("-")[0]) for name in gguf_conversion.FAMILIES},
+    ]  # fmt: skip
+    rows = [
+        f"| {name} | " + " | ".join("tested" if name in column else "" for column in columns) + " |"
+        for name in sorted(set().union(*columns[1:]))
+    ]
+    others = sorted(by_role - set().union(*columns[1:]))
+    return rows, TAIL.format(others=", ".join(others), numbered=", ".join(sorted(merged.NUMBERED)))
+
+
+def page() -> str:
+    """The whole page."""
+    rows, tail = families()
+    parts = [HEAD, *libraries(), PLATFORMS, FAMILIES, *rows, tail]
+    return "".join(
+        part if part.startswith(("#", "\n")) or part is HEAD else f"{part}\n" for part in parts
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8", newline="\n")
