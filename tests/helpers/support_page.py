@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Writes docs/support.md from what the tests run: `python tests/helpers/support_page.py`."""
 
 from __future__ import annotations
