@@ -177,7 +177,8 @@ def test_simultaneous_sft_moves_the_part_whose_turn_it_is(
     class Watching(sft.AlternatingTurns):
         def __init__(self, parameters, every):
             super().__init__(parameters, every)
-            parts.extend(parameters)
+            parts.extend([module.get_parameter(name) for module, name in part]
+                         for part in parameters)  # fmt: skip
 
         def on_step_begin(self, *args, **kwargs):
             self.before = [[p.detach().clone() for p in part] for part in parts]

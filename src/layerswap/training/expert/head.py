@@ -15,6 +15,7 @@ import types
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from layerswap.training.expert.trl_inside import FusedCausalLMOutput
 
@@ -136,6 +137,7 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
             fused_lm_head
             and labels is not None
             and "shift_labels" not in kwargs
+            and not isinstance(head.weight, DTensor)  # a shard: FSDP gathers it in the head itself
             and head.weight.dtype == torch.float32
             and head.weight.device.type == labels.device.type == "cpu"
             and not getattr(config, "output_router_logits", False)

@@ -17,6 +17,8 @@ from layerswap.ground.errors import RecipeError, StudyError, TrainingError, one_
 from layerswap.ground.yaml_file import nearest
 from layerswap.training.expert.spec import DECAY, EFFECTIVE_BATCH, PRESETS, ExpertSpec
 
+PRECISION = "ACCELERATE_MIXED_PRECISION"
+"""Variable in which accelerate passes `mixed_precision` of its launch configuration."""
 LARGE = 50_000_000
 """Parameters from which the matrix products are the main cost of a step."""
 REPEATED = 500
@@ -60,8 +62,12 @@ def sft_config(
     chosen = check_hyperparameters(spec)
     decay = chosen.pop(DECAY, None)
     values = {**_defaults(spec, rows, parameters), **chosen}
+    if chosen.get("bf16") and "fp16" not in chosen:
+        values["fp16"] = False
     if "bf16" not in chosen:
-        values["bf16"] = values["bf16"] and not chosen.get("fp16") if bf16 is None else bf16
+        values["bf16"] = values["bf16"] and not values.get("fp16") if bf16 is None else bf16
+    if os.environ.get(PRECISION) in ("no", "fp16", "bf16"):  # accelerate obeys it before SFTConfig
+        os.environ[PRECISION] = next((name for name in ("fp16", "bf16") if values.get(name)), "no")
     values |= _batch_sizes(spec, chosen, processes)
     if values.get("lr_scheduler_type") == "warmup_stable_decay":
         schedule = values.get("lr_scheduler_kwargs") or {}
@@ -160,6 +166,8 @@ def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
         "seed": spec.seed,
         "data_seed": spec.seed,
     }
+    if (launched := os.environ.get(PRECISION)) in ("fp16", "bf16"):
+        values |= {"bf16": False, launched: True}
     if device is not None and device.type == "cuda" and launched_with("deepspeed"):
         values["tf32"] = True
     if rows == "text":
@@ -181,7 +189,7 @@ def _batch_sizes(
         raise TrainingError(
             "give effective_batch or hyperparameters.gradient_accumulation_steps, not both"
         )
-    world = int(os.environ.get("WORLD_SIZE", "1")) if processes is None else processes
+    world = _replicas() if processes is None else processes
     each, rest = divmod(batch, world)
     if rest:
         raise TrainingError(f"effective_batch: {batch} is not a multiple of {world} processes")
@@ -193,6 +201,18 @@ def _batch_sizes(
             f"per_device_train_batch_size {device}"
         )
     return {"per_device_train_batch_size": device, "gradient_accumulation_steps": each // device}
+
+
+def _replicas() -> int:
+    """Copies of the model that train: one a process, or one a GPU if nothing launched several."""
+    import torch
+
+    return int(os.environ.get("WORLD_SIZE") or torch.cuda.device_count() or 1)
+
+
+def rows_of_step(config: Any) -> int:
+    """Count the rows in an optimiser step, over all processes."""
+    return int(config.train_batch_size * config.gradient_accumulation_steps * config.world_size)
 
 
 def autocast_pays(parameters: int) -> bool:
@@ -232,7 +252,12 @@ def launched_with(engine: str) -> bool:
 
 
 def check_distributed(spec: ExpertSpec) -> None:
-    """Refuse turns under DeepSpeed, which shards parameters for good."""
+    """Reject alternating turns under DeepSpeed, and FSDP checkpoints in shards."""
+    if launched_with("fsdp") and os.environ.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
+        raise TrainingError(
+            "the launch configuration saves shards, which nothing loads; set fsdp_config: "
+            "fsdp_state_dict_type: FULL_STATE_DICT"
+        )
     if spec.simultaneous and launched_with("deepspeed"):
         raise TrainingError(
             "simultaneous: DeepSpeed cannot change the trained part; launch with ddp or fsdp2"

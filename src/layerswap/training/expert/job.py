@@ -20,7 +20,11 @@ from layerswap.ground.errors import DataError, LayerswapError, TrainingError, on
 from layerswap.ground.types import PathLike
 from layerswap.merge.target import check_apart
 from layerswap.reading.origins import Origin, matching_files, open_rows
-from layerswap.training.expert.hyperparameters import check_distributed, sft_config
+from layerswap.training.expert.hyperparameters import (
+    check_distributed,
+    rows_of_step,
+    sft_config,
+)
 from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training
 from layerswap.training.expert.spec import Data, ExpertSpec, Files
 from layerswap.training.expert.trainable import Part, trained_parts
@@ -76,10 +80,23 @@ class TrainingJob:
         return {file.name: fingerprint(file) for file in self.base.files}
 
     @property
+    def processes(self) -> int:
+        """Number of processes of the training."""
+        return int(self.config.world_size)
+
+    @property
+    def batch(self) -> int:
+        """Examples of an optimiser step, over all processes."""
+        return rows_of_step(self.config)
+
+    @property
     def key(self) -> str:
         """SHA-256 of everything that determines the trained weights."""
         inputs = {
-            "spec": self.spec.model_dump(mode="json", exclude={"base", "save_minutes"}),
+            "spec": self.spec.model_dump(
+                mode="json", exclude={"base", "save_minutes", "effective_batch"}
+            ),
+            "batch": self.batch,
             "base": self.base_fingerprints,
             "data": [rows.fingerprints for rows in self.sets],
             "parts": [sorted(map(str, part)) for part in self.parts],
@@ -93,6 +110,8 @@ class TrainingJob:
         return {
             "key": self.key,
             "finished": False,
+            "processes": self.processes,
+            "batch": self.batch,
             "spec": self.spec.model_dump(mode="json", exclude_defaults=True),
             "base": {
                 "source": self.base.source,

@@ -25,8 +25,10 @@ _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", _ADAPTER, CONFIG)
 STATE = "trainer_state.json"
 """The last file of a checkpoint; a checkpoint that has it is complete."""
-_OPTIMIZER = ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*")
-"""Optimiser states of a checkpoint; the last two are folders of shards."""
+_OPTIMIZER = {"": "optimizer.pt", "fsdp": "optimizer.bin", "deepspeed": "global_step*"}
+"""Optimiser state of a checkpoint, by the engine that shards it."""
+_TO_RESUME = (*_OPTIMIZER.values(), "scheduler.pt", "pytorch_model_fsdp*")
+"""Files and folders that only serve to resume; the last is FSDP's second copy of the weights."""
 _NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)
 
 
@@ -49,8 +51,14 @@ def trainer_state(checkpoint: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def resumable(folder: Path) -> Path | None:
-    """Return the newest checkpoint, or None if there is none; remove incomplete ones."""
+def resumable(folder: Path, engine: str = "") -> Path | None:
+    """Return the newest checkpoint, or None if there is none; remove incomplete ones.
+
+    `engine` shards the training: `fsdp`, `deepspeed`, or none.
+
+    Raises:
+        TrainingError: another engine saved the checkpoint, or it has no optimiser state.
+    """
     complete = list(checkpoints(folder).values())
     for path in folder.iterdir() if folder.is_dir() else ():
         if _NAME.fullmatch(path.name) and path not in complete:
@@ -58,15 +66,22 @@ def resumable(folder: Path) -> Path | None:
     if not complete:
         return None
     newest = complete[-1]
-    if not any(any(newest.glob(name)) for name in _OPTIMIZER):
+    saved = [name for name, pattern in _OPTIMIZER.items() if any(newest.glob(pattern))]
+    if not saved:
         raise TrainingError(f"{newest}: has no optimiser state, so training cannot resume from it")
+    if engine not in saved:
+        before, now = (name or "neither FSDP nor DeepSpeed" for name in (saved[0], engine))
+        raise TrainingError(
+            f"{newest}: was saved with {before}, and this is {now}; resume with the launch "
+            "configuration that it was started with"
+        )
     return newest
 
 
 def forget_older_states(folder: Path) -> None:
-    """Remove optimiser states, two thirds of a checkpoint, from all but the newest checkpoint."""
+    """Remove what only serves to resume from all but the newest checkpoint."""
     for path in list(checkpoints(folder).values())[:-1]:
-        for name in (*_OPTIMIZER, "scheduler.pt"):
+        for name in _TO_RESUME:
             for state in path.glob(name):
                 shutil.rmtree(state) if state.is_dir() else state.unlink()
 

@@ -5,6 +5,7 @@ Imports TRL when it is imported; import this module inside functions only.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
 from layerswap.ground.types import Log, duration
 from layerswap.training.expert.head import use_labelled_positions
+from layerswap.training.expert.hyperparameters import rows_of_step
 from layerswap.training.expert.save import checkpoints, forget_older_states
 from layerswap.training.expert.trl_inside import OpenTrainer
 
@@ -67,17 +70,18 @@ class AlternatingTurns(TrainerCallback):
 
     A frozen parameter has no gradient, so AdamW neither steps it nor updates its moments, and
     clipping sees only the active part (paper 2, section 4.5, "Optimizer"). A turn is `every` steps.
+    FSDP2 replaces every parameter, so `parts` holds the modules and the names of their parameters.
     """
 
-    def __init__(self, parts: Sequence[Sequence[torch.nn.Parameter]], every: int) -> None:
+    def __init__(self, parts: Sequence[Sequence[tuple[torch.nn.Module, str]]], every: int) -> None:
         self.parts, self.every = parts, every
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Change the active part before the first forward pass of an optimiser step."""
         active = state.global_step // self.every % 2
         for number, parameters in enumerate(self.parts):
-            for parameter in parameters:
-                parameter.requires_grad_(number == active)
+            for module, name in parameters:
+                module.get_parameter(name).requires_grad_(number == active)
 
 
 class Checkpointing(TrainerCallback):
@@ -194,6 +198,8 @@ class ExpertTrainer(OpenTrainer):
         if self.args.loss_type == "nll":  # its gradient is that of a sum
             adapted = hasattr(self.model, "get_base_model")
             use_labelled_positions(self.model.get_base_model() if adapted else self.model)
+        if self.is_fsdp_enabled:
+            _sum_in_float32(self.accelerator.state.fsdp_plugin)
         prepared = [self.train_dataset, *(self._prepare(s, "train") for s in train_sets[1:])]
         self.sizes = (len(prepared[0]), len(prepared[-1]))
         self.train_dataset = _join(prepared)
@@ -246,7 +252,10 @@ def _join(sets: Sequence[Dataset]) -> Dataset:
     return concatenate_datasets([rows.select_columns(columns) for rows in sets])
 
 
-def rows_of_step(args: Any) -> int:
-    """Count the rows in an optimiser step, over all processes."""
-    rows: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    return rows * int(args.world_size)
+def _sum_in_float32(plugin: Any) -> None:
+    """Let FSDP2 reduce gradients and return losses in float32; by default it rounds them too."""
+    policy = plugin.mixed_precision_policy
+    if isinstance(policy, MixedPrecisionPolicy):
+        plugin.mixed_precision_policy = dataclasses.replace(
+            policy, reduce_dtype=torch.float32, output_dtype=torch.float32
+        )

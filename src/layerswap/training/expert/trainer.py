@@ -16,6 +16,7 @@ from layerswap.ground import system
 from layerswap.ground.commit import refuse_target, write_json
 from layerswap.ground.errors import TrainingError, one_line
 from layerswap.ground.types import Log, PathLike
+from layerswap.training.expert.hyperparameters import launched_with
 from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
 from layerswap.training.expert.save import (
     CHECKPOINTS,
@@ -176,7 +177,9 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     for name, parameter in named.items():
         parameter.requires_grad_(name in trained)
     if spec.simultaneous:
-        by_part = [[named[name] for name in part] for part in parts]
+        owners = dict(trainer.model.named_modules())
+        by_part = [[(owners[owner], own) for name in part
+                    for owner, _, own in [name.rpartition(".")]] for part in parts]  # fmt: skip
         trainer.add_callback(AlternatingTurns(by_part, spec.simultaneous.every))
     trainer.add_callback(Checkpointing(spec.save_every, spec.save_minutes, validate=validate))
     # Both print dictionaries on standard output.
@@ -187,7 +190,8 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
 
 
 def _run(trainer: Any) -> None:
-    checkpoint = resumable(Path(trainer.args.output_dir))
+    engine = next((name for name in ("fsdp", "deepspeed") if launched_with(name)), "")
+    checkpoint = resumable(Path(trainer.args.output_dir), engine)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     # The logged loss skips NaN, so check the weights: all of them, because the part that is frozen
     # at the end of alternating turns has trained too.
@@ -285,6 +289,12 @@ def _open_output(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
 def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
     if resume and job.out.is_dir():
         record = read_training(job.out)
+        if record.get("batch", job.batch) != job.batch:
+            raise TrainingError(
+                f"{job.out}: started with {record['batch']} examples in a step, and "
+                f"{job.processes} processes would make {job.batch}; give as many processes as "
+                f"before, or effective_batch: {record['batch']}"
+            )
         if record["key"] != job.key:
             raise TrainingError(
                 f"{job.out}: holds another training (its settings, data or base differ); "
