@@ -126,7 +126,8 @@ def test_bfloat16_rounds_no_loss(base, rows, sharded):
 
 @pytest.mark.parametrize(("launched", "chosen", "precision"), [
     ("bf16", {"bf16": False}, "no"), ("bf16", {}, "bf16"), ("fp16", {}, "fp16"),
-    ("no", {"bf16": True}, "bf16"), ("bf16", {"fp16": True}, "fp16"), ("fp16", {"bf16": True}, "bf16"),
+    ("no", {"bf16": True}, "bf16"), ("bf16", {"fp16": True}, "fp16"),
+    ("fp16", {"bf16": True}, "bf16"),
 ])  # fmt: skip
 def test_the_specification_decides_on_precision(tmp_path, monkeypatch, launched, chosen, precision):
     monkeypatch.setenv(PRECISION, launched)
