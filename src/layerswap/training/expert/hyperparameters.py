@@ -143,7 +143,7 @@ def _check(name: str, value: Any, fields: Mapping[str, dataclasses.Field[Any]]) 
 
 def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
     import torch
-    from transformers.utils.import_utils import is_torch_bf16_gpu_available
+    from transformers.utils import is_torch_bf16_gpu_available  # type: ignore[attr-defined]
     from trl import SFTConfig
 
     device = torch.accelerator.current_accelerator(check_available=True)
