@@ -34,9 +34,9 @@ def path(tmp_path_factory):
         for i in range(30)
     ]
     ranked = friedman({n: [i + k / 9 for k in range(4)] for i, n in enumerate(("a", "b", "c"))})
-    rows = [("soup", Interval(0.3, 0.2, 0.4, 9), "-20.0 [-30.0 to -10.0] *", "x"),
+    rows = [("soup", Interval(0.3, 0.2, 0.4, 9), Difference(Interval(-0.2, -0.3, -0.1, 9)), "x"),
             ("swap", Interval(0.5, 0.4, 0.6, 9), "", "y"),
-            ("base", None, "+1.0 [-3.0 to 2.5]", "z")]  # fmt: skip
+            ("base", None, Difference(Interval(0.01, -0.03, 0.025, 9)), "z")]  # fmt: skip
     results = Table(("model", "score", "to the swap", "note"), rows, "A caption.", 1, bold={(1, 1)})
     apart = {"soup": Interval(-0.2, -0.3, -0.1, 9), "base": Interval(0.01, -0.03, 0.025, 9)}
     sections = [
