@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +107,8 @@ def simulated(name: str) -> Iterator[None]:
 
             patch.setattr(ctypes, "CDLL", open_library)
         else:
+            with suppress(ImportError):  # it would ask the simulated library for its console
+                import colorama  # noqa: F401
             patch.setattr(system, "signal", Lacking(signal, SIGNALS))
             patch.setattr(system, "WINDOWS", True)
             patch.setattr(system, "fcntl", None)
