@@ -12,6 +12,7 @@ from layerswap.report.charts import draw_heat_map, draw_intervals, draw_ranks
 from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, ShownAnswer
 from layerswap.report.stack import draw_stack
+from layerswap.report.tables import Difference
 
 pytestmark = pytest.mark.slow
 COMMAND = "layerswap merge 'a folder/best.yaml' --out merged"
