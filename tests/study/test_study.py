@@ -675,7 +675,9 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
     context = Context(graph["evaluate/nela"], tmp_path / "evaluate", inputs, lambda line: None)
     context.folder.mkdir()
     evaluate_language(context)
-    (sample, _) = read_answers(context.folder / "results")
+    answers = read_answers(context.folder / "results")
+    assert len({answer.document for answer in answers}) == 2
+    sample = answers[0]
     (results,) = (context.folder / "results").glob("*/results.json")
     facts = json.loads(results.read_text())
     assert facts["configs"]["lab_problem_nela"]["num_fewshot"] == 1
