@@ -71,7 +71,9 @@ def check_dtype(dtype: str | None) -> None:
 
 
 @contextmanager
-def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
+def _refusing(
+    source: PathLike, named: str | None, part: str, *, gguf: bool = False
+) -> Iterator[None]:
     """Reduce transformers' errors to one line, without the advice to trust remote code."""
     try:
         yield
@@ -79,7 +81,7 @@ def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
         raise
     except Exception as error:  # the Hub, tokenizers and odd configurations: no common class
         name = named or os.fspath(source)
-        if is_gguf(name):
+        if is_gguf(name) and not gguf:
             message = "a GGUF file, where a transformers checkpoint is needed"
             raise CheckpointError(f"{name}: {message}") from None
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -90,12 +92,16 @@ def _refusing(source: PathLike, named: str | None, part: str) -> Iterator[None]:
         raise CheckpointError(f"{name}: {part} cannot be loaded ({reason[:200]})") from None
 
 
-def load_tokenizer(source: PathLike, *, named: str | None = None) -> Any:
-    """Load the tokenizer in a folder or on the Hub; errors name it `named`."""
+def load_tokenizer(source: PathLike, *, named: str | None = None, gguf: str | None = None) -> Any:
+    """Load the tokenizer in a folder or on the Hub; errors name it `named`.
+
+    `gguf` names a file in the folder whose header has the tokenizer.
+    """
     from transformers import AutoTokenizer
 
-    with _refusing(source, named, "its tokenizer"):
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    options = {"gguf_file": gguf} if gguf else {}
+    with _refusing(source, named, "its tokenizer", gguf=gguf is not None):
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
 
 
 def load_config(
@@ -146,16 +152,21 @@ def load_causal_lm(
     revision: str | None = None,
     dtype: str | torch.dtype = "auto",
     named: str | None = None,
+    gguf: str | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Load a causal language model on the CPU, in evaluation mode.
 
-    Further options go to `from_pretrained`, such as `quantization_config`.
+    `gguf` names a file in the folder that has configuration and weights. Further options go to
+    `from_pretrained`, such as `quantization_config`.
     """
     from transformers import AutoModelForCausalLM
 
-    config = load_config(source, revision=revision, named=named)
-    with _refusing(source, named, "the model"), without_progress_bars():
+    if gguf:
+        options |= {"gguf_file": gguf}
+    config = None if gguf else load_config(source, revision=revision, named=named)
+    refusing = _refusing(source, named, "the model", gguf=gguf is not None)
+    with refusing, without_progress_bars():
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,

@@ -33,6 +33,7 @@ EVALUATE, ANALYSE = "Choose and evaluate", "Analyse and experiment"
 COMMANDS = {
     "quickstart": ("lab:quickstart", START, False),
     "new": ("new:new", START, False),
+    "bases": ("bases:bases", START, True),
     "play": ("play:play", START, False),
     "plan": ("merge:plan", MERGE, True),
     "merge": ("merge:merge", MERGE, True),

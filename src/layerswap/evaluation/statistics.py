@@ -122,6 +122,22 @@ def paired_over_groups(a: Sequence[Values], b: Sequence[Values]) -> Interval:
     return mean_over_groups(differences)
 
 
+def ratio_interval(parts: Values, wholes: Values) -> Interval:
+    """Compute `sum(parts) / sum(wholes)` over examples, with its 95% bootstrap interval.
+
+    Examples are drawn with both their numbers, such as the tokens and the words of a line.
+
+    Raises:
+        RecipeError: as `mean_interval`, the two differ in length, or the wholes add up to nothing.
+    """
+    first, second = _vector(parts), _vector(wholes)
+    if len(first) != len(second) or second.sum() <= 0:
+        raise RecipeError("a ratio needs two numbers per example, and wholes above zero")
+    counts = _resampled_counts(len(first)).astype(np.float64)
+    ratios = (counts @ first) / np.maximum(counts @ second, np.finfo(float).tiny)
+    return Interval(float(first.sum() / second.sum()), *_percentiles(ratios[1:]), len(first))
+
+
 def student_interval(means: Values) -> Interval:
     """Compute the mean of means, such as one per language, with Student's 95% interval.
 

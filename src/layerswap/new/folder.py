@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder
+from layerswap.evaluation.bases import glance
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log, duration
 from layerswap.new.inputs import Inputs, Request, check_request
@@ -63,7 +65,8 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         settings, costs, words = _fitting(inputs, folder)
         check_disk(target, costs.disk_gb + costs.passing_gb)
         log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
-        speed = measure(expert(inputs, settings), inputs.task_rows, inputs.device)
+        speed = measure(expert(inputs, settings), inputs.task_rows, inputs.device,
+                        partial(_look, inputs, found, log))  # fmt: skip
         hours = _hours(costs, speed)
         if request.seeds is None and sum(hours.values()) > HOUR:
             settings = Settings(1, settings.lora)
@@ -80,6 +83,15 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         }  # fmt: skip
         (folder / "README.md").write_bytes(render("README.md", words).encode())
     return made
+
+
+def _look(inputs: Inputs, found: list[str], log: Log, model: Any, tokenizer: Any) -> None:
+    """Say how the base reads each language."""
+    for one in inputs.languages:
+        reading = glance(inputs.request.base, model, tokenizer, one.own_texts())
+        if reading is not None:
+            found.append(reading.line(one.name))
+            log(found[-1])
 
 
 def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[str, Any]]:

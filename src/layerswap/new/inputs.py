@@ -86,6 +86,11 @@ class LanguageInput:
                 lines += [f"  {short(one)!r}" for one in full[:1]]
         return lines
 
+    def own_texts(self) -> list[str]:
+        """Return the texts in the language itself, as read."""
+        tables = ((self.text, "text"), (self.parallel, self.code))
+        return [str(row[column] or "") for table, column in tables if table for row in table.rows]
+
     def texts(self) -> list[str]:
         """Return the first texts of every source, formatted as in training."""
         return [

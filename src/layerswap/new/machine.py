@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,10 +56,16 @@ def check_disk(folder: Path, needed_gb: float) -> None:
         )
 
 
-def measure(expert: dict[str, Any], rows: Sequence[tuple[str, str]], device: str) -> Measured:
+def measure(
+    expert: dict[str, Any],
+    rows: Sequence[tuple[str, str]],
+    device: str,
+    look: Callable[[Any, Any], None] = lambda model, tokenizer: None,
+) -> Measured:
     """Train a few steps of the real training on real rows, and read them; writes nothing.
 
-    `expert` has the keys of an `EXPERT.yaml` without data.
+    `expert` has the keys of an `EXPERT.yaml` without data. `look` gets the untrained model and its
+    tokenizer.
     """
     import torch
     from transformers import TrainerCallback
@@ -93,6 +99,7 @@ def measure(expert: dict[str, Any], rows: Sequence[tuple[str, str]], device: str
         model = load_causal_lm(job.base.folder, dtype="auto" if frozen else "float32",
                                named=job.base.source)  # fmt: skip
         trainer, clock = make_trainer(job, model, lambda line: None), Clock()
+        look(trainer.model.eval(), job.tokenizer)
         trainer.add_callback(clock)
         trainer.train()
         (first, before), (last, after) = clock.marks[0], clock.marks[-1]

@@ -1,0 +1,101 @@
+"""`layerswap bases`: which base reads a language."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from layerswap.cli import options, output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layerswap.evaluation.bases import Reading
+    from layerswap.report.tables import Table
+
+
+def bases(
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="Text in the language, line by line.")
+    ],
+    base: Annotated[
+        list[str], typer.Argument(metavar="BASE...", help="Folders, GGUF files or Hub ids.")
+    ],
+    *,
+    parallel: Annotated[
+        str | None, typer.Option(metavar="FILE", help="English translation of TEXT, line by line.")
+    ] = None,
+    lines: Annotated[
+        int, typer.Option(min=10, help="Lines to read, evenly spaced over TEXT.")
+    ] = 200,
+    tokenizer_only: Annotated[
+        bool, typer.Option("--tokenizer-only", help="Count tokens alone, without weights.")
+    ] = False,
+    device: options.Device = None,
+) -> None:
+    """Compare how bases read a language: tokens, byte tokens and bits per byte of a text.
+
+    Prints a table with 95% intervals over lines; nothing is written. The best base is marked only
+    if its interval to every other one allows it.
+
+    Example: layerswap bases wolof.txt google/gemma-3-270m HuggingFaceTB/SmolLM2-135M
+    """
+    from layerswap.evaluation.bases import count_base, describe, find_best, read_sample
+    from layerswap.ground.errors import RecipeError
+    from layerswap.versions import need_extras
+
+    need_extras("reading a base", "models")
+    if twice := next((one for one in base if base.count(one) > 1), None):
+        raise RecipeError(f"{twice}: is given twice; name each base once")
+    sample = read_sample(text, parallel, lines)
+    texts = [sample.lines, *([sample.english] if sample.english else [])]
+    counts = []
+    with output.step_progress("reading", len(base), "bases") as step:
+        for one in base:
+            counts.append(count_base(one, texts, weights=not tokenizer_only, device=device))
+            step(1)
+    readings = [describe(one, sample, found) for one, found in zip(base, counts, strict=True)]
+    best = find_best(sample, [found[0] for found in counts])
+    facts = {
+        "lines": len(sample.lines),
+        "best": None if best is None else base[best],
+        "bases": [{**asdict(one), "verdict": one.verdict} for one in readings],
+    }
+    notes = [f"note: {one.base}: {one.note}" for one in readings if one.note]
+    lead = [] if best is None else [f"fewest bits: {base[best]}"]
+    output.finish("bases", facts, [base_table(readings, best), *notes, *lead])
+
+
+def base_table(readings: Sequence[Reading], best: int | None = None) -> Table:
+    """Bases down, measures across; columns without a value are left out."""
+    from layerswap.report.tables import Number, Share, Table
+
+    measures = {
+        "tokens per word": ("per_word", ""),
+        "tokens per character": ("per_character", ""),
+        "byte tokens": ("byte_tokens", "%"),
+        "tokens / English": ("tokens_to_english", ""),
+        "bits per byte": ("bits_per_byte", ""),
+        "spelling alone": ("spelling", ""),
+        "English bits per byte": ("english_bits_per_byte", ""),
+        "bits / English": ("bits_to_english", ""),
+        "verdict": ("verdict", ""),
+    }
+    kept = {name: one for name, one in measures.items()
+            if any(getattr(reading, one[0]) not in (None, "") for reading in readings)}  # fmt: skip
+
+    def cell(reading: Reading, field: str, unit: str) -> Any:
+        value = getattr(reading, field)
+        if value is None or isinstance(value, str):
+            return value
+        return Number(value, ".3f") if isinstance(value, float) else Share(value, unit)
+
+    rows = [[one.base, *(cell(one, *of) for of in kept.values())] for one in readings]
+    caption = (
+        "with 95% bootstrap intervals over lines; byte tokens in %. A base reads the text if it "
+        "needs fewer bits than character trigrams of the text's other lines (spelling alone)"
+    )
+    bold = set() if best is None else {(best, 1 + list(kept).index("bits per byte"))}
+    return Table(["base", *kept], rows, caption, bold=bold)

@@ -1,0 +1,356 @@
+"""Measures how a base reads a text: tokens, byte tokens, and bits per byte.
+
+Tokens of different tokenizers do not compare, bytes do. A base reads a language if it predicts a
+text better than character trigrams that have seen nothing but other lines of that text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.evaluation.statistics import Interval, ratio_interval
+from layerswap.ground.errors import DataError
+from layerswap.reading.files import check_text, lines_of
+
+LINES = 200
+"""Lines that are read of a text, evenly spaced."""
+FEWEST_LINES = 10
+GLANCE, GLANCE_CHARACTERS = 50, 400
+"""Lines, and characters of each, that a glance reads."""
+WINDOW = 512
+"""Tokens that a model reads at once; a longer line is read in pieces."""
+ORDER = 2
+"""Characters of context of the spelling model."""
+FOLDS = 5
+LONGEST_WORD = 15.0
+"""Mean characters of a word above which a script writes no spaces between words."""
+MOST_BYTES = 0.5
+"""Share of byte tokens above which a tokenizer spells a language."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Lines of a text, with their English translation if there is one."""
+
+    lines: Sequence[str]
+    english: Sequence[str] = ()
+
+    @property
+    def spaced(self) -> bool:
+        """True if the script writes spaces between words."""
+        words = sum(len(line.split()) for line in self.lines)
+        return sum(map(len, self.lines)) <= LONGEST_WORD * words
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a base makes of each line, float64 `(lines,)`."""
+
+    tokens: npt.NDArray[np.float64]
+    byte_tokens: npt.NDArray[np.float64]
+    unknown: int  # tokens that stand for any unknown character
+    bits: npt.NDArray[np.float64] | None = None  # None without weights
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a base reads a sample; ratios over all lines, with 95% intervals over lines."""
+
+    base: str
+    per_word: Interval | None  # tokens; None for a script without spaces
+    per_character: Interval  # tokens
+    byte_tokens: Interval  # share of the tokens
+    tokens_to_english: Interval | None  # tokens of the text / tokens of its translation
+    bits_per_byte: Interval | None
+    english_bits_per_byte: Interval | None
+    bits_to_english: Interval | None  # bits of the text / bits of its translation
+    spelling: float | None  # bits per byte of `spelling_bits`
+    better_than_spelling: Interval | None  # bits per byte of the spelling model minus the base's
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Say in words whether the base reads the text; empty if the measures do not tell."""
+        if (better := self.better_than_spelling) is not None:
+            return (
+                "reads it"
+                if better.low > 0
+                else "does not read it"
+                if better.high < 0
+                else "unclear"
+            )
+        if self.byte_tokens.mean > MOST_BYTES:
+            return "spells it in bytes"
+        return ""
+
+    def line(self, language: str) -> str:
+        """Describe the reading of a language in one line."""
+        words = self.per_word or self.per_character
+        unit = "word" if self.per_word else "character"
+        parts = [f"{words.mean:.2f} tokens per {unit}", f"{self.byte_tokens.mean:.1%} byte tokens"]
+        if self.bits_per_byte and self.spelling is not None:
+            parts += [f"{self.bits_per_byte.mean:.2f} bits per byte ({self.spelling:.2f} from the "
+                      "spelling alone)"]  # fmt: skip
+        verdict = {
+            "does not read it": f"the base does not read {language}; compare others by `layerswap "
+            "bases`",
+            "unclear": f"the base hardly reads {language}",
+            "reads it": f"the base reads {language}",
+            "spells it in bytes": f"the base spells {language} in bytes",
+        }  # fmt: skip
+        end = f"; {verdict[self.verdict]}" if self.verdict else ""
+        return f"{self.base}: {', '.join(parts)}{end}"
+
+
+# --- texts ---
+
+
+def read_sample(text: str, english: str | None = None, count: int = LINES) -> Sample:
+    """Read evenly spaced lines of a text, and the same lines of its translation.
+
+    Raises:
+        DataError: a file is not plain text, the two are not aligned, or there are too few lines.
+    """
+    files = [text, english] if english else [text]
+    for file in files:
+        check_text(file)
+    columns = [list(lines_of(file)) for file in files]
+    if english and len(columns[0]) != len(columns[1]):
+        raise DataError(
+            f"{text} and {english}: {len(columns[0]):,} and {len(columns[1]):,} lines; a text and "
+            "its translation are aligned by line"
+        )
+    rows = [row for row in zip(*columns, strict=True) if all(line.strip() for line in row)]
+    if len(rows) < FEWEST_LINES:
+        raise DataError(
+            f"{text}: {len(rows)} lines, too few for an interval; give at least {FEWEST_LINES}, "
+            "one sentence each"
+        )
+    taken = [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else rows
+    lines, *translated = (tuple(map(str.strip, column)) for column in zip(*taken, strict=True))
+    return Sample(lines, *translated)
+
+
+# --- tokens and bits ---
+
+
+def count_tokens(tokenizer: Any, lines: Sequence[str]) -> Counts:
+    """Count the tokens of lines, and tokens that are a part of a character's bytes."""
+    ids = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
+    spelt = {one: "\N{REPLACEMENT CHARACTER}" in tokenizer.decode([one])
+             for one in set().union(*ids)}  # fmt: skip
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    tokens = np.array([len(line) for line in ids], float)
+    parts = np.array([sum(spelt[one] or one == unknown for one in line) for line in ids], float)
+    return Counts(tokens, parts, sum(line.count(unknown) for line in ids))
+
+
+def bits_of(model: Any, tokenizer: Any, lines: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Compute the bits of each line under a model, as lm-eval's rolling log-likelihood.
+
+    A line begins after the beginning-of-sequence token, or after the end-of-sequence token if the
+    tokenizer has no other. Pieces of a long line are independent.
+    """
+    import torch
+
+    first = tokenizer.bos_token_id
+    first = tokenizer.eos_token_id if first is None else first
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or WINDOW
+    pieces = list(_pieces(tokenizer, lines, first, min(WINDOW, longest)))
+    bits = np.zeros(len(lines))
+    with torch.inference_mode():
+        for batch in _batches(pieces):
+            width = max(len(ids) for _, ids in batch)
+            ids = torch.tensor([one + [one[0]] * (width - len(one)) for _, one in batch])
+            mask = torch.tensor([[1] * len(one) + [0] * (width - len(one)) for _, one in batch])
+            ids, mask = ids.to(model.device), mask.to(model.device)
+            logits = model(ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+            for (line, one), scores, target in zip(batch, logits, ids[:, 1:], strict=True):
+                own = slice(len(one) - 1)
+                loss = torch.nn.functional.cross_entropy(
+                    scores[own].float(), target[own], reduction="sum"
+                )
+                bits[line] += float(loss) / math.log(2)
+    return bits
+
+
+def _pieces(
+    tokenizer: Any, lines: Sequence[str], first: int, longest: int
+) -> Iterator[tuple[int, list[int]]]:
+    for number, line in enumerate(lines):
+        ids = tokenizer(line, add_special_tokens=False)["input_ids"]
+        for start in range(0, len(ids), longest - 1):
+            yield number, [first, *ids[start : start + longest - 1]]
+
+
+def _batches(pieces: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
+    """Group pieces of like length: logits of a large vocabulary take a megabyte a token."""
+    batch: list[tuple[int, list[int]]] = []
+    for piece in sorted(pieces, key=lambda piece: len(piece[1])):
+        if batch and (len(batch) + 1) * len(piece[1]) > WINDOW:
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def spelling_bits(lines: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Compute the bits of each line under character trigrams of the other lines.
+
+    Trigrams are smoothed by Witten & Bell (1991); an unseen character costs its UTF-8 bytes. Lines
+    are predicted in `FOLDS` parts, each from the lines of the other parts.
+    """
+    texts = ["\n" * ORDER + line for line in lines]
+    bits = np.zeros(len(texts))
+    for fold in range(FOLDS):
+        seen: dict[str, Counter[str]] = defaultdict(Counter)
+        for text in (text for i, text in enumerate(texts) if i % FOLDS != fold):
+            for at in range(ORDER, len(text)):
+                for order in range(ORDER + 1):
+                    seen[text[at - order : at]][text[at]] += 1
+        totals = {context: found.total() for context, found in seen.items()}
+        for i in range(fold, len(texts), FOLDS):
+            for at in range(ORDER, len(texts[i])):
+                bits[i] -= math.log2(_share(seen, totals, texts[i][at - ORDER : at], texts[i][at]))
+    return bits
+
+
+def _share(
+    seen: dict[str, Counter[str]], totals: dict[str, int], before: str, character: str
+) -> float:
+    """Mix the shares of a character after longer and longer contexts."""
+    share = 256.0 ** -len(character.encode())
+    for order in range(ORDER + 1):
+        found = seen.get(before[ORDER - order :])
+        if found is None:
+            break
+        total = totals[before[ORDER - order :]]
+        share = (found[character] + len(found) * share) / (total + len(found))
+    return share
+
+
+# --- bases ---
+
+
+def count_base(
+    source: str,
+    samples: Sequence[Sequence[str]],
+    *,
+    weights: bool = True,
+    device: str | None = None,
+) -> list[Counts]:
+    """Count the tokens of several texts under a base, and with `weights` their bits.
+
+    Args:
+        source: folder, GGUF file or Hub id; without `weights` no weights are downloaded or read.
+        samples: texts as lines.
+        weights: load the model.
+        device: device of the model; a GPU if there is one.
+
+    Raises:
+        CheckpointError: the base or its tokenizer cannot be loaded.
+    """
+    from layerswap.checkpoint.loading import (
+        load_causal_lm,
+        load_tokenizer,
+        open_device,
+        pick_device,
+    )
+
+    folder, gguf = _located(source, weights=weights)
+    tokenizer = load_tokenizer(folder, named=source, gguf=gguf)
+    counts = [count_tokens(tokenizer, lines) for lines in samples]
+    if not weights:
+        return counts
+    on = open_device(pick_device(device))
+    dtype = "float32" if on.type == "cpu" else "auto"
+    model: Any = load_causal_lm(folder, dtype=dtype, named=source, gguf=gguf)
+    return measured(model.to(on), tokenizer, samples)
+
+
+def measured(model: Any, tokenizer: Any, samples: Sequence[Sequence[str]]) -> list[Counts]:
+    """Count tokens and bits of several texts under a model in memory."""
+    made = []
+    for lines in samples:
+        one = count_tokens(tokenizer, lines)
+        # An unknown token stands for many characters, so its bits are too few.
+        bits = None if one.unknown else bits_of(model, tokenizer, lines)
+        made.append(Counts(one.tokens, one.byte_tokens, one.unknown, bits))
+    return made
+
+
+def _located(source: str, *, weights: bool) -> tuple[str, str | None]:
+    """Return a base's local folder, and the name of its GGUF file."""
+    from pathlib import Path
+
+    from layerswap.checkpoint.folder import fetch_checkpoint, open_checkpoint
+    from layerswap.checkpoint.header import is_gguf
+
+    if not is_gguf(source):
+        return str(fetch_checkpoint(source, weights=weights)[0]), None
+    file = Path(str(next(iter(open_checkpoint(source).tensors.values())).file))
+    return str(file.parent), file.name
+
+
+def describe(base: str, sample: Sample, counts: Sequence[Counts]) -> Reading:
+    """Compute ratios with intervals from the counts of a sample's lines and translations."""
+    text, english = counts[0], counts[1] if sample.english else None
+    words = np.array([len(line.split()) for line in sample.lines], float)
+    size = _bytes(sample.lines)
+    to_english = english and ratio_interval(text.tokens, english.tokens)
+    floor = None if text.bits is None else spelling_bits(sample.lines)
+    both = None if english is None or english.bits is None or text.bits is None else english.bits
+    return Reading(
+        base=base,
+        per_word=ratio_interval(text.tokens, words) if sample.spaced else None,
+        per_character=ratio_interval(text.tokens, np.array([*map(len, sample.lines)], float)),
+        byte_tokens=ratio_interval(text.byte_tokens, text.tokens),
+        tokens_to_english=to_english,
+        bits_per_byte=None if text.bits is None else ratio_interval(text.bits, size),
+        english_bits_per_byte=None
+        if english is None or english.bits is None
+        else ratio_interval(english.bits, _bytes(sample.english)),
+        bits_to_english=None if both is None or text.bits is None
+        else ratio_interval(text.bits, both),
+        spelling=None if floor is None else float(floor.sum() / size.sum()),
+        better_than_spelling=None if floor is None or text.bits is None
+        else ratio_interval(floor - text.bits, size),
+        note=f"{text.unknown:,} tokens stand for unknown characters, so it has no bits per byte"
+        if text.unknown
+        else "",
+    )  # fmt: skip
+
+
+def find_best(sample: Sample, counts: Sequence[Counts]) -> int | None:
+    """Find the base with the fewest bits; None unless it is below each other one with 95%.
+
+    All bases are compared on the same resampled lines.
+    """
+    if len(counts) < 2 or any(one.bits is None for one in counts):
+        return None
+    size, bits = _bytes(sample.lines), [np.asarray(one.bits) for one in counts]
+    best = min(range(len(bits)), key=lambda i: float(bits[i].sum()))
+    others = [bits[i] for i in range(len(bits)) if i != best]
+    return best if all(ratio_interval(bits[best] - one, size).high < 0 for one in others) else None
+
+
+def glance(base: str, model: Any, tokenizer: Any, texts: Sequence[str]) -> Reading | None:
+    """Describe how a model in memory reads a few texts; None for fewer than ten."""
+    full = [" ".join(text.split())[:GLANCE_CHARACTERS].strip() for text in texts if text.strip()]
+    if len(full) < FEWEST_LINES:
+        return None
+    taken = [full[i * len(full) // GLANCE] for i in range(GLANCE)] if len(full) > GLANCE else full
+    sample = Sample(taken)
+    return describe(base, sample, measured(model, tokenizer, [taken]))
+
+
+def _bytes(lines: Sequence[str]) -> npt.NDArray[np.float64]:
+    return np.array([len(line.encode()) for line in lines], float)
