@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import TensorInfo, read_header
+from layerswap.checkpoint.names import canonical, without_training_words
 from layerswap.checkpoint.places import LONGEST_NAME, compile_pattern
 from layerswap.checkpoint.read import FLOAT_DTYPES, read_matrix
 from layerswap.ground.errors import CheckpointError, error_context
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 KEY = re.compile(
-    r"base_model\.model\.(?P<module>.+?)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?"
+    r"base_model\.model\.(?P<module>.+?)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])"
+    r"(?:\.default)?(?:\.weight)?"
 )
 BLOCK_ROWS = 256
 """Rows of a delta to multiply together. The grid is fixed, so that a value does not depend on the
@@ -170,18 +172,26 @@ def _sort(
     """Separate LoRA matrices, by module and side, from tensors that are saved whole."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     saved = {}
-    for name, info in tensors.items():
+    for stored, info in tensors.items():
+        name = without_training_words(stored)
         match = KEY.fullmatch(name)
         if match:
             side = match["side"] + ("e" if match["embedding"] else "")
             pairs.setdefault(match["module"], {})[side] = info
         elif name.startswith("base_model.model.") and ".lora_" not in name:
-            # PEFT also stores the own weight of an adapted embedding, as its base_layer.
-            bare = name.replace(".modules_to_save", "").replace(".base_layer", "")
-            saved[bare.removeprefix("base_model.model.")] = info
+            saved[saved_name(name)] = info
         else:
             raise CheckpointError(f"tensor {quoted(name)} is not part of a LoRA adapter")
     return pairs, saved
+
+
+def saved_name(name: str) -> str:
+    """Return the name in the model of a tensor that an adapter saves whole.
+
+    PEFT also stores the own weight of an adapted embedding, as its base_layer.
+    """
+    bare = without_training_words(name).replace(".modules_to_save", "").replace(".base_layer", "")
+    return bare.removeprefix("base_model.model.")
 
 
 def _check_targets(config: Mapping[str, Any], paths: Iterable[str]) -> None:
@@ -241,10 +251,12 @@ def _number(config: Mapping[str, Any], key: str, path: str) -> float:
 def match_tensors(adapter: Adapter, names: Iterable[str]) -> dict[str, str]:
     """Find the weight of every module of an adapter among the tensors of a checkpoint.
 
-    Names on disk may lack, or add, the outer words of the names in memory.
+    Names on disk may lack, or add, the outer words of the names in memory, and have them in another
+    order.
     """
     by_ending: dict[str, list[str]] = {}
     for name in names:
+        by_ending.setdefault(f"canonical {canonical(name)}", []).append(name)
         words = name.split(".")
         for i in range(len(words)):
             by_ending.setdefault(".".join(words[i:]), []).append(name)
@@ -252,6 +264,9 @@ def match_tensors(adapter: Adapter, names: Iterable[str]) -> dict[str, str]:
 
 
 def _match(adapter: Adapter, weight: str, by_ending: Mapping[str, list[str]]) -> str:
+    same = by_ending.get(f"canonical {canonical(weight)}", [])
+    if len(same) == 1:
+        return same[0]
     words = weight.split(".")
     for i in range(len(words) - 1):
         ending = ".".join(words[i:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
+from layerswap.checkpoint.names import computed_buffers, predicting, renaming, unwrapped
 from layerswap.checkpoint.places import (
     Numbered,
     Pattern,
@@ -87,6 +88,9 @@ class Checkpoint:
         gguf: the metadata of a GGUF file; `folder` is then that file, and `config` comes from its
             header.
         numbered: how layers were identified when names do not reveal every role; else None.
+        ignored: tensors that transformers does not load: of multi-token prediction, and buffers.
+        borrowed: ignored tensors of other checkpoints, which this one lacks.
+        notes: remarks on how the files were read.
 
     Example:
         >>> import layerswap as ls
@@ -105,6 +109,9 @@ class Checkpoint:
     low_rank: Mapping[str, LowRank] = field(default_factory=dict)
     gguf: Metadata | None = None
     numbered: Numbered | None = None
+    ignored: frozenset[str] = frozenset()
+    borrowed: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         size = f"{len(self.tensors)} tensors, {self.nbytes / 1e6:,.1f} MB"
@@ -118,7 +125,7 @@ class Checkpoint:
     @property
     def files(self) -> list[WeightFile]:
         """The weight files; for an adapter, without the base's."""
-        tensors: list[TensorInfo] = list(self.tensors.values())
+        tensors = [info for n, info in self.tensors.items() if n not in self.borrowed]
         tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
             lows = self.adapter.modules.values()
@@ -128,7 +135,8 @@ class Checkpoint:
     @property
     def all_files(self) -> list[WeightFile]:
         """All weight files; for an adapter, with the base's."""
-        return sorted({*self.files, *(tensor.file for tensor in self.tensors.values())}, key=str)
+        stored = {info.file for n, info in self.tensors.items() if n not in self.borrowed}
+        return sorted({*self.files, *stored}, key=str)
 
     @property
     def in_place(self) -> bool:
@@ -261,8 +269,13 @@ def open_checkpoint(
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
     with error_context(source):
+        plain, wrappers = unwrapped(tensors)
+        tensors = {plain[stored]: info for stored, info in tensors.items()}
         places, numbered = _place_all(tensors, config, patterns)
-    return Checkpoint(name, commit, folder, config, tensors, places, numbered=numbered)
+    return Checkpoint(
+        name, commit, folder, config, tensors, places, numbered=numbered,
+        ignored=_ignored(tensors, config, patterns), notes=_wrapper_notes(wrappers),
+    )  # fmt: skip
 
 
 def _open_gguf(
@@ -338,7 +351,31 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
             return replace(info, file=file, stored=here(info.stored))
         return replace(info, file=file)
 
-    return replace(checkpoint, tensors={n: here(info) for n, info in checkpoint.tensors.items()})
+    own = {n: i for n, i in checkpoint.tensors.items() if n not in checkpoint.borrowed}
+    tensors = {n: here(info) for n, info in own.items()}
+    return replace(checkpoint, tensors=tensors, borrowed=frozenset())
+
+
+def renamed_like(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with another's names for tensors that transformers reads as the same."""
+    if checkpoint.gguf is not None or like.gguf is not None or not like.tensors:
+        return checkpoint
+    new = renaming(checkpoint.places.keys(), like.places.keys())
+    if not new:
+        return checkpoint
+    first = min(new)
+    note = (
+        f"{len(new)} names of {checkpoint.identity} are read as in {like.identity} "
+        f"({first!r} as {new[first]!r}), as transformers reads them"
+    )
+    return replace(
+        checkpoint,
+        tensors={new.get(n, n): info for n, info in checkpoint.tensors.items()},
+        places={new.get(n, n): place for n, place in checkpoint.places.items()},
+        low_rank={new.get(n, n): low for n, low in checkpoint.low_rank.items()},
+        ignored=frozenset(new.get(n, n) for n in checkpoint.ignored),
+        notes=(*checkpoint.notes, note),
+    )
 
 
 def is_adapter(folder: Path) -> bool:
@@ -489,7 +526,41 @@ def _place_all(
     names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
 ) -> tuple[dict[str, Place], Numbered | None]:
     """Place all tensors by patterns and tables; otherwise by the only list of layers."""
-    layers = _configured_layers(config)
+    listed, layers = list(names), _configured_layers(config)
+    predicted = _predicted(listed, config, patterns)
+    stored = [name for name in listed if name not in predicted]
+    places, numbered = _place_stored(stored, config, layers, patterns)
+    return {name: places.get(name, Place(None, "other")) for name in listed}, numbered
+
+
+def _predicted(
+    names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
+) -> frozenset[str]:
+    """Find the tensors of multi-token prediction that no pattern places."""
+    found = predicting(names, _configured_layers(config))
+    return frozenset(n for n in found if not any(pattern.place(n) for pattern in patterns))
+
+
+def _ignored(
+    names: Collection[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
+) -> frozenset[str]:
+    """Find the tensors that transformers does not load."""
+    return _predicted(names, config, patterns) | computed_buffers(names, config)
+
+
+def _wrapper_notes(words: Sequence[str]) -> tuple[str, ...]:
+    """A note on removed words of training wrappers."""
+    if not words:
+        return ()
+    return (f"{', '.join(words)}: a training wrapper's words in its names are left out",)
+
+
+def _place_stored(
+    names: Sequence[str],
+    config: Mapping[str, Any],
+    layers: int | None,
+    patterns: Sequence[Pattern],
+) -> tuple[dict[str, Place], Numbered | None]:
     try:
         return place_tensors(names, layers=layers, patterns=patterns), None
     except CheckpointError:

@@ -18,10 +18,12 @@ from layerswap.checkpoint.folder import (
     fetch_checkpoint,
     is_adapter,
     open_checkpoint,
+    renamed_like,
     text_config,
 )
 from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.names import canonical, renaming
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
 from layerswap.ground.errors import CheckpointError, MergeError, error_context
 from layerswap.ground.strict_json import quoted
@@ -53,6 +55,7 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
             f"{checkpoint.identity}: its layers are identified by number alone, so none can move; "
             "place its tensors with `patterns` in the recipe"
         )
+    checkpoint = without_layer_behind(checkpoint)
     names = restacked_names(checkpoint.places, taken)
     tensors, low_rank = checkpoint.tensors, checkpoint.low_rank
     return replace(
@@ -61,6 +64,23 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
         tensors={new: tensors[old] for new, (old, _) in names.items() if old in tensors},
         places={new: place for new, (_, place) in names.items()},
         low_rank={new: low_rank[old] for new, (old, _) in names.items() if old in low_rank},
+    )
+
+
+def without_layer_behind(checkpoint: Checkpoint) -> Checkpoint:
+    """Leave out the predicting layers behind the last one, whose numbers another depth needs."""
+    behind = {n for n in checkpoint.ignored if canonical(n).startswith("layers.")}
+    behind = {n for n in behind if checkpoint.places[n].layer is None}
+    if not behind:
+        return checkpoint
+    note = f"{min(behind)!r} and the other tensors behind its last layer are left out"
+    return replace(
+        checkpoint,
+        tensors={n: info for n, info in checkpoint.tensors.items() if n not in behind},
+        places={n: place for n, place in checkpoint.places.items() if n not in behind},
+        ignored=checkpoint.ignored - behind,
+        borrowed=checkpoint.borrowed - behind,
+        notes=(*checkpoint.notes, note),
     )
 
 
@@ -127,11 +147,13 @@ def adapt(
     """
     with error_context(source):
         _refuse_tied(base, adapter)
-        weights = (
-            match_tensors(adapter, base.tensors)
-            if base.tensors
-            else {path: f"{path}.weight" for path in adapter.modules}
-        )
+        if base.tensors:
+            weights = match_tensors(adapter, base.tensors)
+            new = renaming(adapter.saved.keys(), base.tensors.keys())
+            saved = {new.get(name, name): info for name, info in adapter.saved.items()}
+            adapter = replace(adapter, saved=saved)
+        else:
+            weights = {path: f"{path}.weight" for path in adapter.modules}
         low_rank = {weights[path]: low for path, low in adapter.modules.items()}
         places = base.places or _module_places({*low_rank, *adapter.saved}, patterns)
         low_rank = {
@@ -145,8 +167,9 @@ def adapt(
             _check_shape(name, shape, base)
     tensors = {**base.tensors, **adapter.saved}
     return Checkpoint(
-        source, revision, adapter.folder, base.config, tensors, places, adapter, low_rank
-    )
+        source, revision, adapter.folder, base.config, tensors, places, adapter, low_rank,
+        ignored=base.ignored,
+    )  # fmt: skip
 
 
 def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:
@@ -212,6 +235,7 @@ def open_expert(
         return opened if base.gguf is not None else as_transformers(opened, base)
     folder, commit = fetch_checkpoint(source, revision)
     if not is_adapter(folder):
-        return open_checkpoint(source, revision=revision, patterns=patterns)
+        opened = open_checkpoint(source, revision=revision, patterns=patterns)
+        return renamed_like(opened, base)
     name = source.partition("@")[0] if commit else source
     return adapt(base, read_adapter(folder), source=name, revision=commit, patterns=patterns)

@@ -286,6 +286,7 @@ def open_subjects(base: PathLike, *experts: Experts, patterns: Sequence[Pattern]
     }
     for name, expert in named.items():
         differing = set(opened.tensors) ^ set(expert.tensors)
+        differing -= opened.ignored | expert.ignored
         if differing - _heads(opened) - _heads(expert):
             raise CheckpointError(
                 f"{name} and the base have different tensors: {min(differing)!r}"

@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import LowRank, Place, TensorInfo, atomic_folder, header_bytes
-from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY
+from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY, saved_name
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm
+from layerswap.checkpoint.names import without_training_words
 from layerswap.checkpoint.read import (
     FLOAT_NAMES,
     is_finite,
@@ -167,7 +168,7 @@ def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
             if name in plan.experts[expert].low_rank
         ]
         if parts:
-            match = KEY.fullmatch(parts[0][0].a.name)
+            match = KEY.fullmatch(without_training_words(parts[0][0].a.name))
             assert match is not None, "the adapter reader let another name through"
             yield match["module"], parts
 
@@ -220,17 +221,18 @@ def write_adapter(folder: Path, plan: Plan, *, allow_non_finite: bool) -> None:
             factors = truncate(factors, plan.recipe.rank)
         ranks[path], lost[path] = factors.a.shape[0], factors.lost
         for side, matrix in (("A", factors.a), ("B", factors.b)):
-            tensors[_key(parts[0][0], side)] = narrowed(matrix, dtype)
+            tensors[_key(path, parts[0][0], side)] = narrowed(matrix, dtype)
     whole = dict(saved_tensors(plan))
     for name, inputs in whole.items():
         read = [widened(read_tensor(info), info.dtype) for info, _ in inputs]
         value = blend(read, [weight for _, weight in inputs])
-        tensors[f"base_model.model.{name}"] = narrowed(value, dtype)
+        tensors[f"base_model.model.{_in_memory(plan, name)}"] = narrowed(value, dtype)
     for name, tensor in tensors.items():
         if not allow_non_finite and not is_finite(tensor, dtype):
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
     _write_weights(folder / ADAPTER_WEIGHTS, tensors, dtype)
-    config = json.dumps(_config(plan, ranks, list(whole)), indent=2, ensure_ascii=False)
+    memory = [_in_memory(plan, name) for name in whole]
+    config = json.dumps(_config(plan, ranks, memory), indent=2, ensure_ascii=False)
     (folder / ADAPTER_CONFIG).write_bytes((config + "\n").encode())
     write_adapter_documents(folder, plan, max(lost.values(), default=0.0))
 
@@ -246,10 +248,17 @@ def _write_weights(path: Path, tensors: Mapping[str, Stored], dtype: str) -> Non
             file.write(np.ascontiguousarray(tensors[name]).data)
 
 
-def _key(low: LowRank, side: str) -> str:
+def _key(path: str, low: LowRank, side: str) -> str:
     """The name under which PEFT stores side `A` or `B` of the module."""
-    name = low.a.name
-    return f"{name[: name.rindex('_A')]}_{side}{name[name.rindex('_A') + 2 :]}"
+    embedding = ".lora_embedding_" in low.a.name
+    kind = f"embedding_{side}" if embedding else f"{side}.weight"
+    return f"base_model.model.{path}.lora_{kind}"
+
+
+def _in_memory(plan: Plan, name: str) -> str:
+    """The name in memory of a tensor that is saved whole; on disk it may have another prefix."""
+    adapters = (c.adapter for c in plan.used.values() if c.adapter and name in c.adapter.saved)
+    return saved_name(next(adapters).saved[name].name)
 
 
 def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from layerswap.merge.compatibility import (
     numbered_notes,
     tied_notes,
 )
+from layerswap.merge.completion import borrowing_notes, completed
 from layerswap.merge.layout import (
     SMALLEST_RUN,
     OutputTensor,
@@ -156,7 +157,9 @@ class Plan:
             return []
         places, composition = self.reference.places, self.composition
         copied = [tensor.name for tensor in self.tensors if tensor.verbatim]
-        return [name for name in copied if len(composition[places[name]].members) > 1]
+        borrowed = frozenset[str]().union(*(c.borrowed for c in self.used.values()))
+        own = (name for name in copied if name not in borrowed)
+        return [name for name in own if len(composition[places[name]].members) > 1]
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -201,7 +204,7 @@ class Plan:
         names = {tensor.name for tensor in self.tensors}
         sources = {}
         for name, checkpoint in with_base(self.used, self.base).items():
-            inputs = set(checkpoint.tensors)
+            inputs = checkpoint.tensors.keys() - checkpoint.borrowed
             sources[name] = {
                 **names_digest(inputs),
                 "not_in_output": sorted(inputs - names),
@@ -246,7 +249,7 @@ class Plan:
         if not any(checkpoint.in_place for checkpoint in self.opened.values()):
             return self
         experts = {name: downloaded(checkpoint) for name, checkpoint in self.experts.items()}
-        base = downloaded(self.base) if self.base else None
+        experts, base = completed(experts, downloaded(self.base) if self.base else None)
         sources = [*with_base(experts, base).values(), *fisher_sources(self.fishers).values()]
         return replace(self, experts=experts, base=base, stamps=stamps_of(sources))
 
@@ -495,7 +498,10 @@ class Format(ABC):
     def notes(self, plan: Plan) -> list[str]:
         """Warnings and remarks on the merge."""
         copies = copy_notes(plan.used, plan.base)
+        sources = with_base(plan.used, plan.base)
         return [
+            *(f"{n}: {note}" for n, c in sources.items() for note in c.notes),
+            *borrowing_notes(sources),
             *numbered_notes(plan.reference),
             *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),

@@ -27,6 +27,7 @@ from layerswap.checkpoint.folder import (
     downloaded,
     fetch_checkpoint,
     is_folder,
+    renamed_like,
 )
 from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
@@ -39,6 +40,7 @@ from layerswap.ground.commit import PARTIAL
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import quoted
 from layerswap.ground.types import Log
+from layerswap.merge.completion import completed
 from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
@@ -65,6 +67,11 @@ class Sources:
 
         experts = {name: whole(name, checkpoint) for name, checkpoint in self.experts.items()}
         return replace(self, experts=experts, base=self.base and whole("base", self.base))
+
+    def completed(self) -> Sources:
+        """Return the sources with all tensors that transformers ignores."""
+        experts, base = completed(self.experts, self.base)
+        return replace(self, experts=experts, base=base)
 
     def restacked(self, taken: Sequence[int]) -> Sources:
         """Return the sources restacked to these layers."""
@@ -180,15 +187,15 @@ class _Opener:
 def _in_one_layout(
     experts: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
-    """Translate GGUF files to the names of the recipe's safetensors."""
+    """Give all checkpoints the names of the recipe's first safetensors; translate GGUF files."""
     opened = [*experts.values(), *([base] if base is not None else [])]
     like = next((c for c in opened if c.gguf is None and c.tensors), None)
-    if like is None or all(c.gguf is None for c in opened):
+    if like is None:
         return dict(experts), base
 
     def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.gguf is None:
-            return checkpoint
+            return renamed_like(checkpoint, like)
         with error_context(name):
             view = as_transformers(checkpoint, like)
         check_gguf_vocabulary(name, checkpoint, like)

@@ -1,0 +1,134 @@
+"""Names of stored tensors as transformers reads them: kept, renamed or ignored.
+
+One tensor has several names: bare (`h.0`), with the prefix of its class (`transformer.h.0`), with
+the prefix of a version of transformers (`language_model.model` or `model.language_model`), and with
+words of a training wrapper (`_orig_mod`). The tables here need neither torch nor transformers;
+`tests/checkpoint/test_names.py` compares them with transformers' own mapping.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from layerswap.checkpoint.places import WRAPPERS
+from layerswap.ground.errors import CheckpointError
+from layerswap.ground.strict_json import quoted
+
+TRAINING_WORDS = frozenset(
+    {
+        "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module",
+        "_forward_module", "_ddp_module",
+    }
+)  # fmt: skip
+"""Words that torch.compile, FSDP, activation checkpointing and DeepSpeed add anywhere in a name."""
+TRAINING_PREFIXES = ("module.", "base_model.model.")
+"""Prefixes that DataParallel and PEFT add to every name of a model."""
+SAME_WORDS = {"embed_out": "lm_head", "block_sparse_moe": "mlp"}
+"""Words of stored names that transformers 5 replaces in memory (GPT-NeoX, Mixtral)."""
+TOWERS = frozenset(["vision_tower", "audio_tower", "vision_model"])
+PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
+"""Matches names of multi-token prediction (Qwen3.5 and later, MiMo, ERNIE 4.5)."""
+PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head"])
+"""Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
+BUFFERS = re.compile(r".*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|.*\.position_ids")
+"""Matches buffers that older versions of transformers stored and all versions compute."""
+MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
+MASKED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "gpt_bigcode", "imagegpt")
+"""Model types whose older checkpoints store the causal mask as `attn.bias`."""
+UNMERGED = re.compile(r"\.(?:lora_(?:embedding_)?[AB]|base_layer|lora_magnitude_vector)(?:\.|$)")
+
+
+def canonical(name: str) -> str:
+    """Return the part of a name that does not depend on class, version or layout.
+
+    Example: `language_model.model.layers.0.mlp.up_proj.weight` and
+    `model.language_model.layers.0.mlp.up_proj.weight` give `layers.0.mlp.up_proj.weight`.
+    """
+    words = name.split(".")
+    while len(words) > 1 and words[0] in WRAPPERS:
+        del words[0]
+    if len(words) > 1 and words[0] in TOWERS and words[1] == "vision_model":
+        del words[1]
+    return ".".join(SAME_WORDS.get(word, word) for word in words)
+
+
+def renaming(names: Collection[str], like: Collection[str]) -> dict[str, str]:
+    """Map names to the names that another checkpoint has for the same tensors.
+
+    Names that both have, and names without exactly one counterpart, stay.
+    """
+    left, taken = [n for n in names if n not in like], [n for n in like if n not in names]
+    ours, theirs = (Counter(map(canonical, several)) for several in (left, taken))
+    by_core = {core: n for n in taken if theirs[core := canonical(n)] == 1}
+    return {n: by_core[core] for n in left if ours[core := canonical(n)] == 1 and core in by_core}
+
+
+def unwrapped(names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Map stored names to names without training wrappers; also return the removed words.
+
+    Raises a CheckpointError for two names that differ by wrappers only, and for unmerged adapters.
+    """
+    inner = {name: without_training_words(name) for name in names}
+    removed = sorted({w for name in names for w in name.split(".")} & TRAINING_WORDS)
+    while prefix := _common_prefix(inner.values()):
+        removed.append(prefix.rstrip("."))
+        inner = {stored: name.removeprefix(prefix) for stored, name in inner.items()}
+    unmerged = next((name for name in names if UNMERGED.search(name)), None)
+    if unmerged is not None:
+        raise CheckpointError(
+            f"holds an adapter that is not merged ({quoted(unmerged)}); merge it with PEFT's "
+            "merge_and_unload and save the model again"
+        )
+    twice = next((name for name, n in Counter(inner.values()).items() if n > 1), None)
+    if twice is not None:
+        raise CheckpointError(
+            f"stores {quoted(twice)} twice, with and without the words of a training wrapper "
+            f"({', '.join(removed)}); save the unwrapped model again"
+        )
+    return inner, removed
+
+
+def without_training_words(name: str) -> str:
+    """Remove the words that training wrappers add inside a name."""
+    return ".".join(word for word in name.split(".") if word not in TRAINING_WORDS)
+
+
+def _common_prefix(names: Collection[str]) -> str | None:
+    """Return a wrapper's prefix that all names have; None if they have none."""
+    for prefix in TRAINING_PREFIXES:
+        if names and all(name.startswith(prefix) for name in names):
+            return prefix
+    # A Lightning module called `model` around a model of transformers.
+    nested = names and all(name.startswith(("model.model.", "model.lm_head.")) for name in names)
+    return "model." if nested else None
+
+
+def predicting(names: Iterable[str], layers: int | None) -> frozenset[str]:
+    """Find the tensors of multi-token prediction, which transformers does not load.
+
+    They are called `mtp`, or belong to layers behind the last of `layers`.
+    """
+    found, beyond = set(), {}
+    predictors = set()
+    for name in names:
+        if PREDICTION.search(name):
+            found.add(name)
+            continue
+        words = canonical(name).split(".")
+        if layers is None or len(words) < 3 or words[0] != "layers" or not words[1].isdecimal():
+            continue
+        if int(words[1]) >= layers:
+            beyond[name] = words[1]
+            if not PREDICTION_WORDS.isdisjoint(words):
+                predictors.add(words[1])
+    return frozenset(found | {name for name, layer in beyond.items() if layer in predictors})
+
+
+def computed_buffers(names: Iterable[str], config: Mapping[str, object]) -> frozenset[str]:
+    """Find stored buffers that transformers ignores, as it computes them."""
+    masked = config.get("model_type") in MASKED_TYPES
+    return frozenset(
+        name for name in names if BUFFERS.fullmatch(name) or (masked and MASKS.fullmatch(name))
+    )
