@@ -84,7 +84,7 @@ def test_tokens_that_fine_tuning_added(pair, tmp_path):
     plan = plan_conversion(str(folder), str(like))
     rows = len(tokenizer) - 1
     assert plan.notes == (
-        "added tokens of the folder: 'mwalimu'",
+        f"added tokens of the folder that {like} lacks: 'mwalimu'",
         f"320 rows of the folder, in place of {rows}",
     )
     written = open_checkpoint(str(plan.write(tmp_path / "model.gguf", MergeOptions()))).gguf
@@ -130,6 +130,8 @@ def test_refusals_before_anything_is_written(pair, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LayerswapError, match=r"type Q4_K_M: llama-quantize of llama.cpp is not on"):
         plan_conversion(str(folder), str(like), "Q4_K_M")
+    with pytest.raises(LayerswapError, match=r"unknown type 'Q9'; there are like, F32.*Q4_K_M"):
+        plan_conversion(str(folder), str(like), "Q9")
     with pytest.raises(LayerswapError, match="--like takes a GGUF file of the base"):
         plan_conversion(str(folder), str(folder))
     with pytest.raises(LayerswapError, match="is a GGUF file already"):
@@ -139,3 +141,19 @@ def test_refusals_before_anything_is_written(pair, tmp_path, monkeypatch):
     write_like(folder, bare, tokens=tokens)
     with pytest.raises(LayerswapError, match="not the same tokenizer"):
         plan_conversion(str(folder), str(bare))
+
+
+def test_another_family_is_refused_with_both_names(pair, tmp_path):
+    folder = save_model(tmp_path / "gemma", "gemma3")
+    with pytest.raises(
+        LayerswapError, match=r"gemma with .*base.gguf: GGUF architecture is 'llama'"
+    ):
+        plan_conversion(str(folder), str(pair[1]))
+
+
+def test_a_rope_base_that_the_file_lacks_is_llama_cpps(pair, tmp_path):
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    folder = save_chat_model(tmp_path / "other", **rope)
+    like = write_like(pair[0], tmp_path / "no-rope.gguf", rope=None)
+    note = "rope.freq_base: 500000 of the folder, in place of 10000"
+    assert note in plan_conversion(str(folder), str(like)).notes

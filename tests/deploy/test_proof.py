@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from deployed import LINES, TEMPLATE, save_chat_model, write_like
@@ -30,7 +31,8 @@ def test_an_equal_file_is_equal(folder, tmp_path):
                   material=Material(LINES, ["2 + 3?"]), positions=6)  # fmt: skip
     assert done.problems == []
     whole, coarse = done.proofs
-    assert [check.tried for check in whole.checks if check.name in ("tokens", "template")] == [5, 4]
+    tried = [check.tried for check in whole.checks if check.name in ("tokens", "template")]
+    assert tried == [5 + 4 + 3, 4]  # the lines and the prompt, fixed texts, added tokens
     assert {a.language for a in whole.agreements} == {"sw", "en"}
     for exact, rounded in zip(whole.agreements, coarse.agreements, strict=True):
         assert exact.same.mean == 1
@@ -40,6 +42,12 @@ def test_an_equal_file_is_equal(folder, tmp_path):
     assert json.loads((tmp_path / "out" / "deploy.json").read_text())["equal"] is True
     with pytest.raises(LayerswapError, match="overwrite"):
         deploy(str(folder), tmp_path / "out", like=str(like))
+
+
+def rows(tensors):
+    embedding = tensors["token_embd.weight"].copy()
+    embedding[[250, 300]] = embedding[[300, 250]]
+    return {**tensors, "token_embd.weight": embedding}
 
 
 def swapped(tensors):
@@ -57,18 +65,17 @@ def unshifted(tensors):
     [
         ({"template": TEMPLATE.replace("<|turn|>", "<|halt|>")}, "template: user: from"),
         ({"template": TEMPLATE.replace("'role'] }}\n", "'role'] }} ")}, "template: user"),
-        ({"bos": True}, "tokens: 'Habari ya asubuhi': token 0.*adds a BOS that"),
+        ({"bos": True}, "tokens: 'Answer in one.*: token 0.*adds a BOS that.*more texts"),
         ({"eos": 0}, "stop: the answer goes on after '<|halt|>'"),
         ({"pre": "llama-bpe"}, "tokens: .*another pre-tokenizer or other merges"),
-        ({"tensors": swapped}, "tensors: model.layers.0.mlp.gate_proj.weight: differs by 1"),
+        ({"tensors": swapped}, "tensors: .*0.mlp.gate_proj.*: differs by.*; it holds .*2.mlp.gate"),
         ({"tensors": unshifted}, "tensors: model.layers.0.input_layernorm.weight: differs by"),
+        ({"tensors": rows}, "tensors: model.embed_tokens.weight: differs by up to"),
         ({"rope": 500_000.0}, "metadata: rope.freq_base: 10000 of the folder, in place of 500000"),
     ],
-    ids=["role", "space", "bos", "stop", "split", "swapped", "norm", "rope"],
+    ids=["role", "space", "bos", "stop", "split", "swapped", "norm", "rows", "rope"],
 )  # fmt: skip
 def test_a_fault_is_named(folder, tmp_path, change, named):
-    import re
-
     file = write_like(folder, tmp_path / "wrong.gguf", **change)
     found = problems(folder, file)
     assert any(re.match(named, line) for line in found), found
@@ -76,22 +83,29 @@ def test_a_fault_is_named(folder, tmp_path, change, named):
 
 @pytest.mark.slow
 def test_a_lost_added_token_is_named(folder, tmp_path):
-    import shutil
+    file = write_like(folder, tmp_path / "lost.gguf", tokens=tokens_but(folder, 2, "[PAD2]"))
+    found = prove(str(folder), file, Material({}), positions=0).problems
+    assert any(re.search(r"tokens of the folder that .* lacks: '<\|turn\|>'", x) for x in found)
 
+
+@pytest.mark.slow
+def test_another_tokenizer_is_named(folder, tmp_path):
+    file = write_like(folder, tmp_path / "other.gguf", tokens=tokens_but(folder, 290, "<lost>"))
+    found = prove(str(folder), file, Material({}), positions=0).problems
+    assert any("not the same tokenizer" in line for line in found)
+
+
+def tokens_but(folder, number, text):
     from transformers import AutoTokenizer
 
-    richer = tmp_path / "richer"
-    shutil.copytree(folder, richer)
-    tokenizer = AutoTokenizer.from_pretrained(richer)
-    own = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    lost = [*own[:-1], "<lost>"]
-    tokenizer.add_tokens(["Rafiki yangu"])
-    tokenizer.save_pretrained(richer)
-    file = write_like(folder, tmp_path / "lost.gguf", tokens=lost)
-    found = prove(
-        str(folder), file, Material({"sw": [own[-1].replace("\u0120", " ")]}), positions=0
-    )
-    assert any("not the same tokenizer" in line for line in found.problems)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return [*tokens[:number], text, *tokens[number + 1 :]]
+
+
+def test_a_folder_is_no_file_to_check(folder):
+    with pytest.raises(LayerswapError, match="not a GGUF file"):
+        prove(str(folder), folder, Material({}))
 
 
 @pytest.mark.slow

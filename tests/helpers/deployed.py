@@ -75,7 +75,8 @@ def write_like(folder: Path, path: Path, *, kind: str = "F32", **changes: Any) -
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(16)
-    writer.add_rope_freq_base(changes.get("rope", 10_000.0))
+    if rope := changes.get("rope", 10_000.0):
+        writer.add_rope_freq_base(rope)
     tokens = changes.get("tokens") or tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
@@ -104,6 +105,8 @@ def write_like(folder: Path, path: Path, *, kind: str = "F32", **changes: Any) -
         tensors[names.get_name(name, (".weight",))] = values
     for name, values in changes.get("tensors", lambda found: found)(tensors).items():
         own = kind if values.ndim > 1 else "F32"
+        if name == "output.weight" and kind[:2] in ("Q4", "Q5"):
+            own = "Q8_0"  # as llama-quantize keeps the output matrix finer
         data = encoded(np.ascontiguousarray(values, np.float32), own)
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[own])
     close(writer)

@@ -10,6 +10,9 @@ import typer
 from layerswap.cli import options, output
 from layerswap.ground.errors import MergeError, RecipeError
 
+SHOWN = 8
+"""Most differences that are printed."""
+
 
 def deploy(
     merged: Annotated[str, typer.Argument(metavar="MERGED", help="Folder or Hub id to deploy.")],
@@ -89,4 +92,5 @@ def deploy(
         shown.append(api.agreement_table(done.proofs))
     output.finish("deploy", done.to_dict(), [*shown, *done.commands])
     if done.problems:
-        raise MergeError(*done.problems)
+        more = len(done.problems) - SHOWN
+        raise MergeError(*done.problems[:SHOWN], *[f"and {more} more (--json)"] * (more > 0))

@@ -12,7 +12,7 @@ from layerswap.checkpoint.folder import fetch_checkpoint
 from layerswap.checkpoint.loading import load_generation_config, load_tokenizer
 from layerswap.deploy.convert import LIKE, plan_conversion
 from layerswap.deploy.modelfile import modelfile
-from layerswap.deploy.proof import POSITIONS, Check, Material, Proof, end_of_turn, prove
+from layerswap.deploy.proof import POSITIONS, Check, Material, Proof, Reference, end_of_turn, prove
 from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import MergeError
 from layerswap.ground.types import Log
@@ -79,17 +79,18 @@ def deploy(
     """
     options = options or MergeOptions()
     refuse_target(out, marker=RECORD, overwrite=options.overwrite)
+    kinds = [kind if kind == LIKE else kind.upper() for kind in kinds]
     planned = {kind: plan_conversion(source, like, kind) for kind in dict.fromkeys(kinds)}
     notes = [*dict.fromkeys(note for conversion in planned.values() for note in conversion.notes)]
     folder = next(iter(planned.values())).folder.folder
     names = {kind: "model.gguf" if len(planned) == 1 else f"model-{kind}.gguf" for kind in planned}
     with atomic_folder(out, marker=RECORD, overwrite=options.overwrite) as draft:
-        proofs = []
+        proofs, reference = [], Reference(source)
         for kind, conversion in planned.items():
             log(f"writing {names[kind]}")
             file = conversion.write(draft / names[kind], options)
             if material is not None:
-                proof = prove(source, file, material, positions=positions, log=log)
+                proof = prove(reference, file, material, positions=positions, log=log)
                 shown = proof.kind if kind == LIKE else kind
                 proofs.append(replace(proof, file=names[kind], kind=shown))
         first = next(iter(names.values()))
@@ -194,7 +195,8 @@ def read_material(texts: Mapping[str, Path], prompts: Path | None) -> Material:
         try:
             found = [line.strip("\r") for line in path.read_text("utf-8-sig").split("\n")]
         except (OSError, UnicodeDecodeError) as error:
-            raise MergeError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+            why = getattr(error, "strerror", None) or error
+            raise MergeError(f"{path}: cannot be read as UTF-8 text ({why})") from None
         found = [line for line in found if line.strip()]
         if not found:
             raise MergeError(f"{path}: has no text")

@@ -33,6 +33,13 @@ TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32}
 """llama.cpp's numbers of the types of whole files."""
 QUANTISER = "llama-quantize"
+QUANTISED_BY_LLAMA = re.compile(
+    r"Q2_K(_S)?|Q3_K(_[SML])?|Q[45]_K(_[SM])?|Q6_K|IQ1_[SM]|IQ2_(XXS|XS|S|M)|IQ3_(XXS|XS|S|M)"
+    r"|IQ4_(NL|XS)|TQ[12]_0|MXFP4_MOE"
+)
+"""Types of llama-quantize that layerswap does not write."""
+HEAD_TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1"}
+"""Types with which the output matrix is `Q8_0`, as llama-quantize keeps it finer too."""
 SINGLE = re.compile(r"norm|ffn_gate_inp|rope_f")
 """Names of tensors that llama.cpp needs in float32."""
 
@@ -114,6 +121,9 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
     """
     if not is_gguf(like):
         raise MergeError(f"{like}: --like takes a GGUF file of the base")
+    if kind not in known_types() and not QUANTISED_BY_LLAMA.fullmatch(kind):
+        raise MergeError(f"unknown type {kind!r}; there are {', '.join(known_types())}, and with "
+                         f"{QUANTISER} K and IQ types such as Q4_K_M")  # fmt: skip
     if kind not in known_types() and shutil.which(QUANTISER) is None:
         raise MergeError(
             f"type {kind}: {QUANTISER} of llama.cpp is not on the path; without it there are "
@@ -124,11 +134,14 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
         raise MergeError(f"{source}: is a GGUF file already; deploy takes a folder")
     model = open_checkpoint(like, in_place=True)
     sources, description = describe(folder, model)
+    head = "output.weight" if "output.weight" in sources else "token_embd.weight"
     tensors = []
     written: dict[str, list[str]] = {}
     for name, infos in sources.items():
         stored = model.tensors.get(name)
         wanted = kind if kind != LIKE else stored.dtype if stored else infos[0].dtype
+        if kind in HEAD_TYPES and name == head:
+            wanted = "Q8_0"
         dtype = _writable(name, wanted, infos, "BF16" if kind not in known_types() else None)
         if dtype != wanted and kind == LIKE:
             written.setdefault(f"{wanted} of the file is written as {dtype}", []).append(name)

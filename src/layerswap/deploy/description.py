@@ -18,15 +18,19 @@ from layerswap.checkpoint.folder import text_config
 from layerswap.checkpoint.gguf import Entry, number_entry, text_entry, texts_entry
 from layerswap.checkpoint.gguf_view import SETTINGS, as_gguf, check_family
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.ground.errors import MergeError
+from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import clipped
-from layerswap.merge.gguf import REPLACED, REPLACED_PREFIXES, metadata_of
+from layerswap.merge.gguf import DEFAULTS, REPLACED, REPLACED_PREFIXES, metadata_of
 from layerswap.merge.target import RECORD_KEY
 
 TAKEN = {
     "rope_theta": "rope.freq_base", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon", "sliding_window": "attention.sliding_window",
     "max_position_embeddings": "context_length",
+    "num_experts_per_tok": "expert_used_count", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "logit_scale": "logit_scale",
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
 }  # fmt: skip
 """Settings that a file may have from the folder; the others of `SETTINGS` decide shapes."""
 TEMPLATE = "tokenizer.chat_template"
@@ -47,14 +51,14 @@ class Description:
     notes: list[str] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)  # keys of `like` that the file does not have
 
-    computed: list[str] = field(default_factory=list)  # notes of settings that change the results
+    differences: list[str] = field(default_factory=list)  # notes that change a model's answers
 
-    def take(self, entry: Entry, note: str, *, computed: bool = False) -> None:
-        """Take an entry from the folder; `computed` if it changes what the model computes."""
+    def take(self, entry: Entry, note: str, *, differs: bool = False) -> None:
+        """Take an entry from the folder; `differs` if the answers of `like` are others."""
         self.entries[entry[0]] = entry
         self.notes.append(note)
-        if computed:
-            self.computed.append(note)
+        if differs:
+            self.differences.append(note)
 
 
 def describe(
@@ -67,7 +71,8 @@ def describe(
             sizes or another kind of rotary scaling.
     """
     description = Description()
-    check_family(like, folder)
+    with error_context(f"{folder.identity} with {like.source}"):
+        check_family(like, folder)
     _compare_settings(folder, like, description)
     sources = as_gguf(folder, like)
     tokenizer = load_tokenizer(folder.folder, named=folder.identity)
@@ -118,7 +123,7 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
     config = {**config, "rope_theta": rope.get("rope_theta")}
     architecture = str(metadata_of(like).get("general.architecture"))
     for key, gguf_key in {"num_hidden_layers": "block_count", **SETTINGS, **TAKEN}.items():
-        value, stored = config.get(key), header.get(gguf_key)
+        value, stored = config.get(key), header.get(gguf_key, DEFAULTS.get(gguf_key))
         if not isinstance(value, int | float) or not isinstance(stored, int | float):
             continue
         if math.isclose(value, stored, rel_tol=1e-5):
@@ -135,7 +140,7 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
             else _number_entry(name, float(value))
         )
         note = f"{gguf_key}: {value:g} of the folder, in place of {stored:g}"
-        description.take(entry, note, computed=key != "max_position_embeddings")
+        description.take(entry, note, differs=key != "max_position_embeddings")
     kind, known = (
         rope.get("rope_type", rope.get("type", "default")),
         header.get("rope.scaling.type"),
@@ -150,7 +155,7 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
     if isinstance(factor, int | float) and isinstance(stored, float) and factor != stored:
         key = f"{architecture}.rope.scaling.factor"
         note = f"rope.scaling.factor: {factor:g} of the folder, in place of {stored:g}"
-        description.take(_number_entry(key, float(factor)), note, computed=True)
+        description.take(_number_entry(key, float(factor)), note, differs=True)
 
 
 def _compare_tokens(
@@ -206,7 +211,9 @@ def _compare_tokens(
     named = [text for number, text in changed.items() if number in added]
     if named:
         shown = ", ".join(map(repr, named[:3])) + (f" and {len(named) - 3} more" * (len(named) > 3))
-        description.notes.append(f"added tokens of the folder: {shown}")
+        note = f"added tokens of the folder that {like.source} lacks: {shown}"
+        description.notes.append(note)
+        description.differences.append(note)
     if rows != len(tokens):
         description.notes.append(f"{rows:,} rows of the folder, in place of {len(tokens):,}")
 

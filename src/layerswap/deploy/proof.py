@@ -11,15 +11,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, open_checkpoint
+from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from layerswap.checkpoint.gguf_view import as_transformers
+from layerswap.checkpoint.header import Translated, is_gguf
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_floats
-from layerswap.deploy.description import added_bos, describe
+from layerswap.deploy.description import describe
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
 from layerswap.ground.types import Log
@@ -28,6 +30,7 @@ from layerswap.versions import need_extras
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from transformers import PreTrainedModel
 
 LIKELIEST = 1000
 """Tokens of which llama.cpp reports the likelihood; the others count together."""
@@ -35,19 +38,25 @@ LONGEST = 64
 """Most tokens of a line in which likelihoods are compared."""
 POSITIONS = 200
 """Positions of a language in which likelihoods are compared."""
-SAMPLE = 1 << 16
-"""Elements of a tensor that are compared."""
+PIECE, BATCH = 4096, 1 << 20
+"""Elements whose error is measured together, and elements that are read at once."""
+SHOWN = 8
+"""Most wrong tensors that another wrong tensor is compared with."""
+ADDED = 256
+"""Most added tokens that are compared as texts."""
 ROUNDING = {
     "F64": 1e-4, "F32": 1e-4, "F16": 1e-2, "BF16": 1e-2, "Q8_0": 0.02, "Q5_1": 0.1, "Q5_0": 0.1,
     "Q6_K": 0.05, "Q5_K": 0.1,
 }  # fmt: skip
-"""Largest error of a tensor that its type explains, as a share of the tensor's norm."""
+"""Largest error of `PIECE` elements that their type explains, as a share of their norm."""
 COARSE = 0.5
 """The same for types of four bits and fewer."""
 DIVERGENT = 1.0
 """Mean divergence in nats above which no type explains the difference."""
 SYSTEM, USER, ANSWER = "Answer in one sentence.", "What is 2 + 3?", "2 + 3 is 5."
 """Messages that every chat template is tried with."""
+TRICKY = "It's 12345.67%:  x_1 = f(y)\n\n\tNdió मैं 日本語 తెలుగు"
+"""Text that pre-tokenizers split differently: digits, spaces, line ends, letters and marks."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,25 @@ class Material:
     prompts: Sequence[str] = ()
 
 
+class Reference:
+    """A folder of safetensors with its tokenizer and its model in float32, loaded once."""
+
+    def __init__(self, source: str) -> None:
+        self.folder = open_checkpoint(source)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of transformers."""
+        return load_tokenizer(self.folder.folder, named=self.folder.identity)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model in float32."""
+        return load_causal_lm(self.folder.folder, dtype="float32", named=self.folder.identity)
+
+
 def prove(
-    source: str,
+    source: str | Reference,
     file: Path,
     material: Material,
     *,
@@ -113,7 +139,7 @@ def prove(
     """Compare a GGUF file with a folder of safetensors.
 
     Args:
-        source: the folder, or a Hub id.
+        source: the folder, or a Hub id; a `Reference` to load it once for several files.
         file: the GGUF file, converted by any program.
         material: texts to compare.
         positions: positions of each language whose likelihoods are compared; 0 for none.
@@ -123,25 +149,39 @@ def prove(
         LayerswapError: one of the two cannot be read, or an extra is missing.
     """
     need_extras("the proof", "deploy")
-    folder, opened = open_checkpoint(source), open_checkpoint(str(file))
+    if not is_gguf(str(file)):
+        raise EvaluationError(f"{file}: not a GGUF file (.gguf)")
+    reference = source if isinstance(source, Reference) else Reference(source)
+    folder, opened = reference.folder, open_checkpoint(str(file))
     log(f"{file.name}: comparing metadata and tensors")
     checks, agreements = list(_stored(folder, opened)), []
-    tokenizer = load_tokenizer(folder.folder, named=folder.identity)
-    with _served(file) as llama:
-        log(f"{file.name}: comparing tokens, chat and the end of a turn")
-        texts = [line for lines in material.lines.values() for line in lines]
-        chats = _chats(tokenizer, material.prompts)
-        checks += [
-            _tokens(tokenizer, llama, [*texts, *material.prompts]),
-            _template(tokenizer, llama, chats), _stop(tokenizer, llama),
-        ]  # fmt: skip
-        if positions and material.lines:
-            log(f"{file.name}: comparing likelihoods in float32")
-            model = load_causal_lm(folder.folder, dtype="float32", named=folder.identity)
-            for language, lines in material.lines.items():
-                tokenized = [tokenizer(line).input_ids[:LONGEST] for line in lines]
-                agreements.append(_agreement(language, tokenized, model, llama, positions))
+    is_pair = any(check.name == "tensors" for check in checks)
+    try:
+        with _served(file) as llama:
+            log(f"{file.name}: comparing tokens, chat and the end of a turn")
+            checks += _behaviour(reference.tokenizer, llama, material)
+            if positions and material.lines and is_pair:
+                log(f"{file.name}: comparing likelihoods in float32")
+                agreements = [
+                    _agreement(language, lines, reference, llama, positions)
+                    for language, lines in material.lines.items()
+                ]
+    except _LoadError as error:
+        checks.append(Check("load", 1, (str(error),)))
     return Proof(str(file), _type_of(opened), tuple(checks), tuple(agreements))
+
+
+class _LoadError(EvaluationError):
+    """llama.cpp refuses a file."""
+
+
+def _behaviour(tokenizer: Any, llama: Llama, material: Material) -> Iterator[Check]:
+    """Compare tokens, chat and the end of a turn."""
+    texts = [SYSTEM, USER, ANSWER, TRICKY, *_added_texts(tokenizer), *material.prompts]
+    texts += [line for lines in material.lines.values() for line in lines]
+    yield _tokens(tokenizer, llama, texts)
+    yield _template(tokenizer, llama, _chats(tokenizer, material.prompts))
+    yield _stop(tokenizer, llama)
 
 
 # --- what the file stores ---
@@ -162,31 +202,58 @@ def _stored(folder: Checkpoint, opened: Checkpoint) -> Iterator[Check]:
     except LayerswapError as error:
         yield Check("metadata", 1, (str(error),))
         return
-    others = "; ".join(note for note in description.notes if note not in description.computed)
+    others = "; ".join(note for note in description.notes if note not in description.differences)
     entries = len(opened.gguf.spans if opened.gguf else ())
-    yield Check("metadata", entries, tuple(description.computed), others)
-    problems = []
-    for name, info in folder.tensors.items():
+    yield Check("metadata", entries, tuple(description.differences), others)
+    floats = [name for name, info in folder.tensors.items() if info.dtype in FLOAT_DTYPES]
+    errors = {name: _relative_error(folder.tensors[name], view.tensors[name]) for name in floats}
+    wrong = {name: error for name, error in errors.items()
+             if not error <= _rounding(view.tensors[name])}  # fmt: skip
+    yield Check("tensors", len(folder.tensors), tuple(_causes(wrong, folder, view)))
+
+
+def _rounding(stored: TensorInfo) -> float:
+    return ROUNDING.get(getattr(stored, "stored", stored).dtype, COARSE)
+
+
+def _causes(wrong: Mapping[str, float], folder: Checkpoint, view: Checkpoint) -> Iterator[str]:
+    """Describe each wrong tensor, with its cause where that is a usual one."""
+
+    def holds(name: str, stored: TensorInfo) -> bool:
+        return _relative_error(folder.tensors[name], stored) <= _rounding(stored)
+
+    def is_unshifted(name: str) -> bool:
         stored = view.tensors[name]
-        dtype = getattr(stored, "stored", stored).dtype
-        if info.dtype in FLOAT_DTYPES:
-            change = _relative_error(info, stored)
-            if not change <= ROUNDING.get(dtype, COARSE):
-                problems.append(f"{name}: differs by {change:.0%} of its norm ({dtype})")
-    yield Check("tensors", len(folder.tensors), tuple(problems))
+        shifted = isinstance(stored, Translated) and bool(stored.shift)
+        return shifted and holds(name, replace(stored, shift=0.0))
+
+    unshifted = [name for name in wrong if is_unshifted(name)]
+    if unshifted:
+        yield f"{len(unshifted)} norms, such as {unshifted[0]}, lack the 1 that llama.cpp expects"
+    for name, error in wrong.items():
+        if name not in unshifted:
+            shape = folder.tensors[name].shape
+            same_shape = [o for o in wrong if o != name and folder.tensors[o].shape == shape]
+            held = next((o for o in same_shape[:SHOWN] if holds(o, view.tensors[name])), None)
+            cause = f"; it holds {held}" if held else ""
+            yield f"{name}: differs by up to {error:.0%} of its norm{cause}"
 
 
-def _relative_error(first: Any, second: Any) -> float:
-    """The norm of the difference of two tensors over the norm of the first, from a sample."""
+def _relative_error(first: TensorInfo, second: TensorInfo) -> float:
+    """The largest error of a piece of a tensor over the norm of the piece in `first`."""
     import numpy as np
 
-    stop = min(first.elements, SAMPLE)
+    squares = []
     with open_file(first.file) as a, open_file(second.file) as b:
-        expected = read_floats(a, first, 0, stop).astype(np.float64)
-        found = read_floats(b, second, 0, stop).astype(np.float64)
-    norm = float(np.linalg.norm(expected))
-    difference = float(np.linalg.norm(expected - found))
-    return difference / norm if norm else difference
+        for start in range(0, first.elements, BATCH):
+            stop = min(start + BATCH, first.elements)
+            expected = read_floats(a, first, start, stop).astype(np.float64)
+            change = expected - read_floats(b, second, start, stop)
+            pieces = np.arange(0, stop - start, PIECE)
+            squares.append([np.add.reduceat(x * x, pieces) for x in (change, expected)])
+    errors, norms = np.concatenate(squares, axis=1)
+    # Rounding in a piece of almost nothing counts against the tensor's usual piece.
+    return float(np.sqrt(np.max(errors / np.maximum(norms, 1e-4 * norms.mean() + 1e-30))))
 
 
 # --- what llama.cpp does ---
@@ -246,24 +313,37 @@ def _served(file: Path) -> Iterator[Llama]:
     settings = xllamacpp.CommonParams()
     settings.model.path = str(file)
     settings.n_ctx, settings.n_parallel, settings.warmup = 1024, 1, False
+    settings.cpuparams.poll = 0  # spinning halves the speed on a machine that others use too
     settings.verbosity, settings.port, settings.use_jinja = -1, 0, True
     try:
         server = xllamacpp.Server(settings)
     except Exception as error:  # of a C++ library: no common class
-        raise EvaluationError(f"{file}: llama.cpp cannot load it ({one_line(error)})") from None
+        raise _LoadError(f"llama.cpp cannot load the file ({one_line(error)})") from None
     try:
         yield Llama(server.listening_address)
     finally:
         del server
 
 
+def _added_texts(tokenizer: Any) -> list[str]:
+    """The added tokens as texts, those with a role in the folder first."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    named = [token for token in tokenizer.all_special_tokens if token in added]
+    return [*dict.fromkeys([*named, *sorted(added)])][:ADDED]
+
+
 def _tokens(tokenizer: Any, llama: Llama, texts: Sequence[str]) -> Check:
     """Compare the tokens of texts, id by id."""
-    problems = []
+    by_cause: dict[str, list[str]] = {}
     for text in texts:
         expected, found = tokenizer(text).input_ids, llama.tokens(text)
         if expected != found:
-            problems.append(_first_difference(tokenizer, text, expected, found))
+            line = _first_difference(tokenizer, text, expected, found)
+            by_cause.setdefault(line.rpartition(": ")[2], []).append(line)
+    problems = [
+        lines[0] + f" (and {len(lines) - 1} more texts)" * (len(lines) > 1)
+        for lines in by_cause.values()
+    ]
     return Check("tokens", len(texts), tuple(problems))
 
 
@@ -310,7 +390,7 @@ def _template(tokenizer: Any, llama: Llama, chats: Sequence[Sequence[Mapping[str
     if not chats:
         return Check("template", 0, note="the folder has no chat template")
     problems = []
-    bos = added_bos(tokenizer)
+    bos = tokenizer.bos_token or ""
     for chat in chats:
         expected = tokenizer.apply_chat_template(
             list(chat), tokenize=False, add_generation_prompt=True
@@ -323,7 +403,7 @@ def _template(tokenizer: Any, llama: Llama, chats: Sequence[Sequence[Mapping[str
             continue
         # llama.cpp leaves out a BOS that it adds itself when it reads the text.
         if expected.removeprefix(bos) != found.removeprefix(bos):
-            problems.append(f"{roles}: {_first_letter(expected, found)}")
+            problems.append(f"{roles}: {_first_letter(expected, found, bos)}")
             continue
         encoded = tokenizer(expected, add_special_tokens=False).input_ids
         read = llama.tokens(found)
@@ -332,7 +412,9 @@ def _template(tokenizer: Any, llama: Llama, chats: Sequence[Sequence[Mapping[str
     return Check("template", len(chats), tuple(problems))
 
 
-def _first_letter(expected: str, found: str) -> str:
+def _first_letter(expected: str, found: str, bos: str) -> str:
+    if bos and found == bos + expected:
+        return f"the file's template writes another {bos!r} (BOS)"
     pairs = enumerate(zip(expected, found, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
     return (
@@ -369,17 +451,22 @@ def _stop(tokenizer: Any, llama: Llama) -> Check:
 
 
 def _agreement(
-    language: str, texts: Sequence[list[int]], model: Any, llama: Llama, positions: int
+    language: str, lines: Sequence[str], reference: Reference, llama: Llama, positions: int
 ) -> Agreement:
     """Compare next-token distributions after the first tokens of some texts."""
     import numpy as np
 
     same: list[float] = []
     divergences: list[float] = []
-    for tokens in texts:
-        if len(tokens) > 1 and len(same) < positions:
-            rows = _log_likelihoods(model, tokens)[: positions - len(same)]
-            for stop, row in enumerate(rows, 1):
+    texts = [reference.tokenizer(line).input_ids[:LONGEST] for line in lines]
+    long_enough = [tokens for tokens in texts if len(tokens) > 1]
+    for number, tokens in enumerate(long_enough):
+        # Positions are spread over all lines: neighbours in one line tell less.
+        share = -(-(positions - len(same)) // (len(long_enough) - number))
+        stops = np.unique(np.linspace(1, len(tokens), min(share, len(tokens))).astype(int))
+        if len(stops):
+            rows = _log_likelihoods(reference.model, tokens)[stops - 1]
+            for stop, row in zip(stops.tolist(), rows, strict=True):
                 found = llama.next_tokens(tokens[:stop])
                 same.append(float(max(found, key=lambda token: found[token]) == int(row.argmax())))
                 divergences.append(divergence(row, found))
