@@ -150,6 +150,8 @@ def run_file(
     study = FinishedSteps(read_journal(root, storage))
     page = study.write()
     output.say(study.results.summary)
+    for lost in study.lost_paths():
+        output.say(f"note: {lost}")
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if study.settings["merge"]:
         _merge(root)

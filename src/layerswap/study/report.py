@@ -166,11 +166,11 @@ class FinishedSteps:
             lead="\n\n".join(line for line in lead if line),
             figure=_differences(self.results.benchmarks),
             sections=list(self._sections()),
-            colophon="; ".join([f"layerswap {__version__}", *self._lost_paths()]) + ".",
+            colophon="; ".join([f"layerswap {__version__}", *self.lost_paths()]) + ".",
         )
 
-    def _lost_paths(self) -> list[str]:
-        """Work that models of this study did not allow to share."""
+    def lost_paths(self) -> list[str]:
+        """Return what models of this study did not allow to share, a line each."""
         files = (
             file for folder in self.evaluations.values()
             for file in sorted((folder / RESULTS).glob(f"*/{MODEL_RESULTS}"))
