@@ -737,7 +737,8 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path, monke
     graph = spec(
         folder, task={"experts": [str(other), str(models / "language-furo-1")]}, pairs="same",
         languages={"nela": {"experts": [str(models / "language-nela-1"), str(models / "task-1")]}},
-        baselines=["experts", "soup"], grid={"bottom": [2, 4], "top": 0}, partitions=[], lora=None, evaluate=asked,
+        baselines=["experts", "soup"], grid={"bottom": [2, 4], "top": 0}, partitions=[], lora=None,
+        evaluate=asked,
     )  # fmt: skip
     assert [step.name for step in graph] == [
         "select/task", "select/nela", "evaluate/nela", "change/nela", "tables",
