@@ -18,7 +18,7 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "report": ("jinja2", "matplotlib", "pyarrow"),
     "lab": ("safetensors", "torch", "transformers", "jinja2", "matplotlib", "pyarrow"),
     "play": ("jinja2", "starlette", "torch", "transformers", "uvicorn"),
-    "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "trl"),
+    "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "sklearn", "trl"),
     "eval": (
         "babel", "langcodes", "lm_eval", "py3langid", "sacrebleu", "scikit_posthocs",
         "scipy", "statsmodels",

@@ -15,11 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerswap.evaluation.identifier import Identifier, learn_identifier
 from layerswap.ground.errors import DataError, error_context
 from layerswap.reading.origins import check_columns, open_rows, where_filter
 from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
 from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.schema import Mix
+from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +59,7 @@ class BuiltMix:
     filters: FilterPipeline
     index: ItemIndex | None  # None if the mix names no evaluation items
     examples: list[MixExample] = field(repr=False)  # of `train`, then of `validation`
+    identifier: Identifier | None = None  # None: py3langid, or no language filter
 
 
 def build_mix(
@@ -81,9 +84,9 @@ def build_mix(
     folder = folder or Path()
     if local is not None and not local.is_dir():
         raise DataError(f"--local {local}: no such folder")
-    _check_languages(mix)
+    identifier = _check_languages(mix, folder)
     index = _index_items(mix, folder, local)
-    filters = build_filters(mix.filters, index, mix.seed)
+    filters = build_filters(mix.filters, index, mix.seed, identifier)
     # Open every source before reading any, so that a missing one fails at once.
     streams, tallies = {}, {}
     for name, source in mix.sources.items():
@@ -100,7 +103,7 @@ def build_mix(
     examples = [drawn[i] for i in _order(len(drawn), mix.seed, mix.name)]
     split = len(examples) - _held_out(mix, len(examples))
     train, validation = mix_rows(mix, examples[:split]), mix_rows(mix, examples[split:])
-    return BuiltMix(mix, train, validation, tallies, filters, index, examples)
+    return BuiltMix(mix, train, validation, tallies, filters, index, examples, identifier)
 
 
 def _held_out(mix: Mix, count: int) -> int:
@@ -124,10 +127,17 @@ def share(total: int, weights: dict[str, float]) -> dict[str, int]:
     return shares
 
 
-def _check_languages(mix: Mix) -> None:
+def _check_languages(mix: Mix, folder: Path) -> Identifier | None:
+    """Check the codes of the language filter, and learn its identifier if it names texts."""
     settings = mix.filters.language
     if settings is None:
-        return
+        return None
+    identifier = None
+    if settings.texts:
+        need_extras("an identifier that is learned from texts", "train")
+        files = {code: folder / Path(file).expanduser() for code, file in settings.texts.items()}
+        with error_context("filters.language.texts"):
+            identifier = learn_identifier(files)
     named = {
         f"source {name!r}": [source.language]
         for name, source in mix.sources.items()
@@ -136,7 +146,8 @@ def _check_languages(mix: Mix) -> None:
     codes = named if settings.allow is None else {"filters.language.allow": settings.allow}
     for where, languages in codes.items():
         with error_context(where):
-            check_languages(languages)
+            check_languages(languages, identifier)
+    return identifier
 
 
 def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None:

@@ -112,6 +112,9 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         }
         if built.index
         else {},
+        "identifier": [built.identifier.describe(one) for one in built.identifier.languages]
+        if built.identifier
+        else [],
         "warnings": contaminated + ([boundary] if boundary else []),
         "note": mix.note,
         "unverified": [
@@ -253,6 +256,8 @@ def markdown(card: dict[str, Any]) -> str:
         "## Filters",
         _filters_table(card),
     ]
+    if card["identifier"]:
+        parts.append("\n".join(f"- {line}" for line in card["identifier"]))
     if card["evaluation_sets"]:
         sets = [
             (name, facts["items"], f"{facts['n']} {facts['unit']}", facts["too_short"],

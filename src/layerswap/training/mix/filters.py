@@ -14,15 +14,20 @@ import hashlib
 import math
 import re
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from layerswap.evaluation.identifier import NOTABLE
 from layerswap.ground.errors import DataError, EvaluationError
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.mathematics import math_probability
 from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
+
+if TYPE_CHECKING:
+    from layerswap.evaluation.identifier import Identifier
 
 SHOWN = 3
 """Number of dropped examples of each filter that the card shows."""
@@ -68,8 +73,13 @@ class FilterPipeline:
         return True
 
 
-def build_filters(settings: Filters, index: ItemIndex | None, seed: int) -> FilterPipeline:
-    """Build the filters of a mix from its settings, evaluation items and seed (of MinHash)."""
+def build_filters(
+    settings: Filters, index: ItemIndex | None, seed: int, identifier: Identifier | None = None
+) -> FilterPipeline:
+    """Build the filters of a mix from its settings, evaluation items and seed (of MinHash).
+
+    A learned `identifier` takes the place of py3langid.
+    """
     filters: dict[str, MixFilter] = {}
     if settings.length is not None:
         filters["length"] = length_filter(settings.length)
@@ -78,7 +88,7 @@ def build_filters(settings: Filters, index: ItemIndex | None, seed: int) -> Filt
     if settings.math is not None:
         filters["math"] = math_filter(settings.math.threshold)
     if settings.language is not None:
-        filters["language"] = language_filter(settings.language)
+        filters["language"] = language_filter(settings.language, identifier)
     if index is not None:
         filters["evaluation"] = evaluation_filter(index)
     if settings.near_duplicates is not None:
@@ -139,12 +149,12 @@ def math_filter(threshold: float) -> MixFilter:
     return reason
 
 
-def language_filter(settings: LanguageFilter) -> MixFilter:
-    """Drop examples that py3langid does not detect as one of the languages.
+def language_filter(settings: LanguageFilter, identifier: Identifier | None = None) -> MixFilter:
+    """Drop examples that py3langid, or a learned identifier, takes for none of the languages.
 
     A source without a language passes if the filter itself names none.
     """
-    from py3langid import rank
+    rank = _ranking(identifier)
 
     def reason(example: MixExample) -> str | None:
         allow = settings.allow or ([example.language] if example.language else None)
@@ -160,6 +170,22 @@ def language_filter(settings: LanguageFilter) -> MixFilter:
         return f"{languages} with probability {probability:.2f}; most like {ranked[0][0]}"
 
     return reason
+
+
+def _ranking(identifier: Identifier | None) -> Callable[[str], list[tuple[str, float]]]:
+    """Return a function that ranks languages by the log-likelihood of a text."""
+    if identifier is None:
+        from py3langid import rank
+
+        return lambda text: [(str(code), float(value)) for code, value in rank(text)]
+
+    def learned(text: str) -> list[tuple[str, float]]:
+        values = identifier.probabilities([" ".join(text.split())])[0]
+        ranked = zip(identifier.languages, values, strict=True)
+        return sorted(((one, math.log(max(value, 1e-300))) for one, value in ranked),
+                      key=lambda one: -one[1])  # fmt: skip
+
+    return learned
 
 
 def evaluation_filter(index: ItemIndex) -> MixFilter:
@@ -200,8 +226,20 @@ def near_duplicate_filter(settings: NearDuplicates, seed: int) -> MixFilter:
     return reason
 
 
-def check_languages(codes: Iterable[str]) -> None:
-    """Refuse language codes that py3langid does not know."""
+def check_languages(codes: Iterable[str], identifier: Identifier | None = None) -> None:
+    """Refuse language codes that py3langid, or a learned identifier, does not know.
+
+    Warns of a language of which the learned one takes more than a tenth for another.
+    """
+    if identifier is not None:
+        for code in codes:
+            if code not in identifier.languages:
+                raise DataError(f"the language filter learns {', '.join(identifier.languages)} "
+                                f"and not {code!r}; add its text to `texts`")  # fmt: skip
+            if identifier.error(code) > NOTABLE:
+                warnings.warn(f"the language filter drops text in its own language. "
+                              f"{identifier.describe(code)}", stacklevel=2)  # fmt: skip
+        return
     from py3langid import rank
 
     known = {language for language, _ in rank("a")}
@@ -221,7 +259,14 @@ def _near_code(code: str, known: set[str]) -> str:
         near = match(code, known)
     except EvaluationError:
         near = None
-    return f"write {near}" if near else "write skip: [language] in the source, or language: false"
+    return (
+        f"write {near}"
+        if near
+        else (
+            "learn it by texts: {CODE: FILE, ...}, or write skip: [language] in the source, or "
+            "language: false"
+        )
+    )
 
 
 def _joint_probability(ranked: list[tuple[str, float]], allow: Iterable[str]) -> float:

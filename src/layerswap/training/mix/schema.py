@@ -122,8 +122,9 @@ class MathFilter(Strict):
 
 
 class LanguageFilter(Strict):
-    """Keeps examples that py3langid detects as one of the languages."""
+    """Keeps examples in a language, by py3langid or an identifier learned from `texts`."""
 
+    texts: Annotated[dict[NonEmpty, NonEmpty], Field(min_length=2)] | None = None  # file by code
     allow: Annotated[list[NonEmpty], Field(min_length=1)] | None = None  # None: the source's own
     look_at: Literal["completion", "prompt", "all"] = "completion"
     min_probability: Fraction = 0.5  # of the allowed languages together
