@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from layerswap.evaluation.bases import Sample, count_tokens, measured, spelling_bits
@@ -30,7 +31,6 @@ FIGURE = HERE.parent / "docs" / "images" / "bases.svg"
 ARTICLES, ASKED = 30, (6, 12, 20, 28)
 SEED = 20261127
 NAMES = {"Gemma 3 270M": "#0072b2", "SmolLM2 135M": "#d55e00"}
-SHOWN = ("eng", "fra", "swh", "ibo", "tir", "bod", "yor", "hin", "quy", "cmn_hans", "khm")
 
 
 def articles_of(page: str) -> list[str]:
@@ -106,6 +106,63 @@ def save(rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def table() -> list[dict[str, str]]:
+    """The rows of `udhr.csv`."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary() -> str:
+    """The table of docs/questions.md."""
+    rows = table()
+    english = {row["base"]: int(row["tokens"]) for row in rows if row["code"] == "eng"}
+    lines = ["| base | languages | tokens, times English (median) | spelt in bytes | asked | "
+             "needs fewer bits than the spelling alone |", "|---|--:|--:|--:|--:|---|"]  # fmt: skip
+    for base in NAMES:
+        own = [row for row in rows if row["base"] == base]
+        times = median(int(row["tokens"]) / english[base] for row in own)
+        spelt = sum(int(row["byte_tokens"]) > int(row["tokens"]) / 2 for row in own)
+        asked = [row for row in own if row["bits"]]
+        read = sorted(row["language"] for row in asked
+                      if float(row["bits"]) < float(row["spelling_bits"]))  # fmt: skip
+        cells = [base, len(own), f"{times:.2f}", spelt, len(asked),
+                 f"{len(read)}: {'; '.join(read)}"]  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def figure() -> None:
+    """Draw tokens of all languages, and bits of those that were asked."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "layerswap"
+    from matplotlib import pyplot as plt
+
+    rows = table()
+    shape, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    for base, colour in NAMES.items():
+        own = {row["code"]: row for row in rows if row["base"] == base}
+        english = int(own["eng"]["tokens"])
+        times = sorted(int(row["tokens"]) / english for row in own.values())
+        left.step(times, [100 * (i + 1) / len(times) for i in range(len(times))], color=colour,
+                  label=base, where="post")  # fmt: skip
+        asked = [row for row in own.values() if row["bits"]]
+        right.scatter([float(row["spelling_bits"]) / int(row["asked_bytes"]) for row in asked],
+                      [float(row["bits"]) / int(row["asked_bytes"]) for row in asked],
+                      s=16, color=colour, alpha=0.8, label=base)  # fmt: skip
+    left.set(xscale="log", xlabel="tokens, times those of English", ylabel="% of languages",
+             title=f"{len({row['code'] for row in rows})} languages")  # fmt: skip
+    left.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    right.axline((1, 1), slope=1, color="#888888", linewidth=1)
+    right.set(xlabel="spelling alone, bits per byte", ylabel="base, bits per byte",
+              title="below the line, the base reads the language")  # fmt: skip
+    for axes in (left, right):
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    shape.savefig(FIGURE, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("measure", "figure"))
@@ -115,6 +172,9 @@ def main() -> None:
     if given.what == "measure":
         package, *bases = given.given
         measure(Path(package), bases, given.seconds)
+    else:
+        figure()
+        print(summary())
 
 
 if __name__ == "__main__":

@@ -71,8 +71,9 @@ def application(only: str | None = None) -> typer.Typer:
         run = getattr(import_module(f"layerswap.cli.{module}"), function)
         commands.command(app, name, panel=panel, json=json)(run)
     if only not in COMMANDS:
-        from layerswap.cli import analyse, lab, study
+        from layerswap.cli import analyse, ask, lab, study
 
+        app.add_typer(ask.app, name="ask", rich_help_panel=EVALUATE)
         app.add_typer(study.app, name="study", rich_help_panel=ANALYSE)
         app.add_typer(lab.app, name="lab", rich_help_panel=ANALYSE)
         analyses = commands.group("Run the papers' analyses of experts and merges.")

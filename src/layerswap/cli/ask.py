@@ -1,0 +1,239 @@
+"""`layerswap ask`: a speaker makes a test, or compares the answers of models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from layerswap.cli import commands, options, output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+app = commands.group("Ask speakers of a language: label a test, write answers, compare models.")
+Questions = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the questions.")]
+Count = Annotated[int, typer.Option(min=1, help="Number of texts or prompts, drawn at random.")]
+Seed = Annotated[int, typer.Option(help="Seed of the draw.")]
+
+
+@commands.command(app)
+def label(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Texts in the language, by lines.")],
+    *,
+    labels: Annotated[str, typer.Option(metavar="LABEL,...", help="Labels of the task, 2 to 9.")],
+    avoid: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Training text. Repeatable.")
+    ] = None,
+    count: Count = 100,
+    seed: Seed = 0,
+    out: options.OutFolder,
+) -> None:
+    """Write a page on which a speaker labels texts for a test.
+
+    Texts that share five words in a row with training text are left out. Writes the folder OUT;
+    mail its ask.html, or serve it by `layerswap ask serve`.
+
+    Example: layerswap ask label igbo-news.txt --labels sports,health --avoid igbo.txt --out topics
+    """
+    from layerswap.play.questions import label_items, write_questions
+
+    items = label_items(text, count, seed, avoid or [])
+    names = options.task_names([labels])
+    _wrote(out, write_questions(out, "label", items, title=Path(text).stem, labels=names))
+
+
+@commands.command(app)
+def answer(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="Column `question`, and `answer` to correct.")
+    ],
+    *,
+    count: Count = 100,
+    seed: Seed = 0,
+    out: options.OutFolder,
+) -> None:
+    """Write a page on which a speaker writes or corrects reference answers.
+
+    Writes the folder OUT; mail its ask.html, or serve it by `layerswap ask serve`.
+
+    Example: layerswap ask answer questions-ig.tsv --out references
+    """
+    from layerswap.play.questions import answer_items, write_questions
+
+    items = answer_items(table, count, seed)
+    _wrote(out, write_questions(out, "answer", items, title=Path(table).stem))
+
+
+@commands.command(app)
+def prefer(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="Column `prompt`, and the answers by model.")
+    ],
+    *,
+    models: Annotated[
+        str, typer.Option(metavar="COLUMN,...", help="Two or three models, the main pair first.")
+    ],
+    count: Count = 50,
+    seed: Seed = 0,
+    out: options.OutFolder,
+) -> None:
+    """Write a page on which a speaker compares the answers of models without their names.
+
+    Order and sides are random. Votes are looked at three times: after a third, two thirds and all
+    of the prompts. Writes the folder OUT; mail its ask.html, or serve it by `layerswap ask serve`.
+
+    Example: layerswap ask prefer answers.tsv --models swap,task,average --out preferences
+    """
+    from layerswap.play.questions import prefer_items, write_questions
+
+    names = options.task_names([models])
+    items, pairs = prefer_items(table, names, count, seed)
+    prompts = len({item["text"] for item in items})
+    key = {"models": names, "prompts": prompts, "pairs": pairs}
+    _wrote(out, write_questions(out, "prefer", items, title=Path(table).stem, key=key))
+
+
+@commands.command(app)
+def serve(
+    folder: Questions,
+    *,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on. Addresses of a network need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
+        ),
+    ] = None,
+) -> None:
+    """Serve the page of questions, and append every answer to answers.jsonl in its folder.
+
+    Prints the page's address; Ctrl-C stops it.
+
+    Example: layerswap ask serve topics
+    """
+    import secrets
+
+    from layerswap.play.ask_page import make_ask_server
+    from layerswap.play.security import is_local
+    from layerswap.play.serve import open_socket
+
+    token = token or (None if is_local(host) else secrets.token_urlsafe(24))
+    server = make_ask_server(folder, host, token)
+    socket = open_socket(host, port)
+    name = f"[{host}]" if ":" in host else host
+    output.say(f"http://{name}:{socket.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+    try:
+        server.run(sockets=[socket])
+    except KeyboardInterrupt:
+        output.log("stopped")
+
+
+@commands.command(app, json=True)
+def read(
+    folder: Questions,
+    answers: Annotated[
+        list[Path] | None, typer.Argument(help="Files that speakers sent back.")
+    ] = None,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Test to write, as TSV for `new --test`.")
+    ] = None,
+) -> None:
+    """Check the answers of speakers, and print agreement or preferences.
+
+    Writes a test into the file OUT, if it is given.
+
+    Example: layerswap ask read topics answers-ada.jsonl answers-obi.jsonl --out topics-ig.tsv
+    """
+    from layerswap.ground.errors import DataError
+    from layerswap.play.questions import as_test, read_answers, read_questions
+
+    asked = read_questions(folder)
+    lines, twice = read_answers(folder, answers or [])
+    facts: dict[str, Any] = {"kind": asked["kind"], "answers": len(lines), "twice": twice}
+    texts: list[object] = [f"{len(lines):,} answers, {twice:,} of them given twice"]
+    if asked["kind"] == "prefer":
+        if out is not None:
+            raise DataError("--out: votes are no test; leave it out")
+        found = _preferences(folder, lines)
+        output.finish("ask read", {**facts, **found[0]}, [*texts, *found[1]])
+        return
+    facts["agreement"], more = _agreement(lines) if asked["kind"] == "label" else ([], [])
+    texts += more
+    if out is not None:
+        table, facts["left_out"] = as_test(asked, lines)
+        if out.exists():
+            raise DataError(f"{out}: exists already; choose another name, or delete it")
+        out.write_bytes(table.encode())
+        texts.append(f"wrote {out}; {facts['left_out']:,} texts without a majority are left out")
+    output.finish("ask read", facts, texts)
+
+
+def _agreement(lines: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Compute the agreement of every two speakers on the texts of both."""
+    from itertools import combinations
+
+    from layerswap.evaluation.preferences import agreement
+
+    by: dict[str, dict[str, str]] = {}
+    for line in lines:
+        by.setdefault(line["speaker"], {})[line["item"]] = line["answer"]
+    facts, texts = [], []
+    for one, other in combinations(sorted(by), 2):
+        if shared := sorted({*by[one]} & {*by[other]}):
+            kappa = agreement([by[one][i] for i in shared], [by[other][i] for i in shared])
+            facts.append({"speakers": [one, other], "kappa": asdict(kappa)})
+            texts.append(f"{one} and {other}: kappa {kappa.mean:.2f} [{kappa.low:.2f}, "
+                         f"{kappa.high:.2f}] on {kappa.n:,} texts")  # fmt: skip
+    return facts, texts
+
+
+def _preferences(
+    folder: Path, lines: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[object]]:
+    from layerswap.evaluation.preferences import (
+        pairs_of,
+        position_bias,
+        preference,
+        stops,
+        strengths,
+    )
+    from layerswap.evaluation.statistics import holm
+    from layerswap.play.questions import read_key, votes_of
+    from layerswap.report.tables import Number, Table
+
+    key, votes = read_key(folder), votes_of(folder, lines)
+    names = list(key["models"])
+    pairs = [preference(votes, *pair) for pair in pairs_of(names)]
+    corrected = holm([one.p for one in pairs])
+    rows = [[f"{one.first} against {one.second}", one.wins, one.losses, one.ties, one.both_bad,
+             Number(p, ".3f")] for one, p in zip(pairs, corrected, strict=True)]  # fmt: skip
+    columns = ["pair", "prompts won", "lost", "even", "votes both bad", "p"]
+    table = Table(columns, rows, "exact sign test over prompts, corrected by Holm")
+    strong, bias = strengths(votes), position_bias(votes)
+    ranked = [[name, one] for name, one in strong.items()]
+    more = Table(["model", "strength"], ranked, "% won against an average model (Bradley-Terry), "
+                 "with 95% intervals over prompts and speakers")  # fmt: skip
+    stop = stops(votes, names[0], names[1], int(key["prompts"]))
+    notes = [f"the first answer won {100 * bias.mean:.0f}% of decided votes "
+             f"[{100 * bias.low:.0f}, {100 * bias.high:.0f}]" if bias else "no vote is decided",
+             f"stopping rule: {'stop' if stop else 'go on'}"]  # fmt: skip
+    facts = {"pairs": [{**asdict(one), "p_corrected": p}
+                       for one, p in zip(pairs, corrected, strict=True)],
+             "strengths": {name: asdict(one) for name, one in strong.items()},
+             "position": bias and asdict(bias), "stop": stop}  # fmt: skip
+    return facts, [table, "", more, *notes]
+
+
+def _wrote(folder: Path, shows: str) -> None:
+    output.say(shows)
+    output.say(f"wrote {folder}: mail {folder / 'ask.html'}, or serve it")
+    output.suggest(f"ask serve {folder}")

@@ -1,0 +1,199 @@
+"""Statistics of speakers' labels and votes: agreement, power, sign tests, Bradley-Terry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.evaluation.statistics import LEVEL, Interval
+
+DISAGREEING = 0.2
+"""Share of test documents on which two models that are compared differ in being right."""
+POWER_QUANTILE = 0.8416
+"""Normal quantile of a power of 80%."""
+DRAWS = 1000
+"""Bootstrap samples of Bradley-Terry strengths."""
+LOOKS = 3
+"""Times that a stopping rule looks at the votes."""
+
+
+def smallest_difference(labels: int, disagreeing: float = DISAGREEING) -> float:
+    """Return the difference in accuracy that a paired 95% interval finds with 80% power.
+
+    Two models disagree on a share of the documents. The variance of a paired difference d is then
+    (disagreeing - d^2) / labels.
+    """
+    reach = (1.96 + POWER_QUANTILE) ** 2 / labels
+    return math.sqrt(min(disagreeing, disagreeing * reach / (1 + reach)))
+
+
+def agreement(first: Sequence[str], second: Sequence[str]) -> Interval:
+    """Compute Cohen's kappa (1960) of two speakers on the same texts, with its 95% interval.
+
+    Without variation in the labels there is no kappa: the mean is 1 and the interval is [-1, 1].
+    """
+    from statsmodels.stats.inter_rater import cohens_kappa
+
+    labels = sorted({*first, *second})
+    table = np.zeros((len(labels), len(labels)))
+    for one, other in zip(first, second, strict=True):
+        table[labels.index(one), labels.index(other)] += 1
+    if len(labels) < 2:
+        return Interval(1.0, -1.0, 1.0, len(first))
+    found = cohens_kappa(table)
+    low, high = (float(one) for one in (found.kappa_low, found.kappa_upp))
+    return Interval(float(found.kappa), max(-1.0, low), min(1.0, high), len(first))
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A speaker's vote on two answers to a prompt."""
+
+    speaker: str
+    prompt: str
+    left: str  # model whose answer was shown first
+    right: str
+    winner: str  # a model, `equal` or `bad` (both bad)
+
+    @property
+    def margin(self) -> float:
+        """1 if the first answer won, -1 if the second did, else 0."""
+        return (self.winner == self.left) - (self.winner == self.right)
+
+
+@dataclass(frozen=True)
+class Preference:
+    """The votes on one pair of models."""
+
+    first: str
+    second: str
+    wins: int  # prompts on which most votes are for the first
+    losses: int
+    ties: int
+    both_bad: int  # votes
+    p: float  # exact sign test over prompts, two-sided
+
+    def decides(self, level: float) -> bool:
+        """True if the sign test rejects at a level."""
+        return self.p <= level
+
+
+def preference(votes: Sequence[Vote], first: str, second: str) -> Preference:
+    """Test two models by the sign of each prompt's votes.
+
+    Speakers who vote on one prompt are not independent, so a prompt counts once.
+    """
+    from scipy.stats import binomtest
+
+    sums: dict[str, float] = {}
+    pair = [one for one in votes if {one.left, one.right} == {first, second}]
+    for one in pair:
+        toward = one.margin if one.left == first else -one.margin
+        sums[one.prompt] = sums.get(one.prompt, 0) + toward
+    wins, losses = (sum(sign * value > 0 for value in sums.values()) for sign in (1, -1))
+    p = float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+    bad = sum(one.winner == "bad" for one in pair)
+    return Preference(first, second, wins, losses, len(sums) - wins - losses, bad, p)
+
+
+def looks(prompts: int) -> list[int]:
+    """Return the numbers of judged prompts at which a stopping rule looks."""
+    return sorted({math.ceil(prompts * (i + 1) / LOOKS) for i in range(LOOKS)})
+
+
+def stops(votes: Sequence[Vote], first: str, second: str, prompts: int) -> bool:
+    """True if the votes may stop: at a look, the sign test rejects at 5% over the looks.
+
+    `votes` are in the order they were given, and the prompts of a look are the first ones judged.
+    The error over all looks is at most 5% (Bonferroni), whatever the share of ties.
+    """
+    order = dict.fromkeys(one.prompt for one in votes)
+    for look in looks(prompts):
+        if len(order) < look:
+            return False
+        seen = {*[*order][:look]}
+        found = preference([one for one in votes if one.prompt in seen], first, second)
+        if found.decides((1 - LEVEL) / LOOKS):
+            return True
+    return True
+
+
+def position_bias(votes: Sequence[Vote]) -> Interval | None:
+    """Compute the share of decided votes for the answer shown first, with its exact interval."""
+    from scipy.stats import binomtest
+
+    decided = [one.margin > 0 for one in votes if one.margin]
+    if not decided:
+        return None
+    found = binomtest(sum(decided), len(decided))
+    low, high = found.proportion_ci(LEVEL, method="exact")
+    return Interval(sum(decided) / len(decided), float(low), float(high), len(decided))
+
+
+def strengths(votes: Sequence[Vote], seed: int = 0) -> dict[str, Interval]:
+    """Fit Bradley and Terry's model (1952): the probability to win against an average model.
+
+    Equal answers count as half a win each. Intervals resample prompts and speakers together, so
+    that they cover other prompts, and with several speakers other speakers.
+    """
+    models = sorted({one for vote in votes for one in (vote.left, vote.right)})
+    prompts, speakers = (sorted({getattr(one, name) for one in votes})
+                         for name in ("prompt", "speaker"))  # fmt: skip
+    of = np.array([(prompts.index(one.prompt), speakers.index(one.speaker),
+                    models.index(one.left), models.index(one.right)) for one in votes])  # fmt: skip
+    left = np.array([(1 + one.margin) / 2 for one in votes])
+    rng = np.random.default_rng(seed)
+    whole = _fit(of, left, np.ones(len(votes)), len(models))
+    drawn = []
+    for _ in range(DRAWS):
+        by_prompt = np.bincount(rng.integers(len(prompts), size=len(prompts)),
+                                minlength=len(prompts))  # fmt: skip
+        by_speaker = np.bincount(rng.integers(len(speakers), size=len(speakers)),
+                                 minlength=len(speakers))  # fmt: skip
+        weights = by_prompt[of[:, 0]] * by_speaker[of[:, 1]]
+        if weights.any():
+            drawn.append(_fit(of, left, weights.astype(float), len(models)))
+    ends = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return {model: Interval(float(whole[i]), float(ends[0, i]), float(ends[1, i]), len(prompts))
+            for i, model in enumerate(models)}  # fmt: skip
+
+
+def _fit(
+    of: npt.NDArray[np.int64],
+    left: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    models: int,
+) -> npt.NDArray[np.float64]:
+    """Fit by minorisation-maximisation (Hunter, 2004), with half a tie of every pair added."""
+    wins = np.full((models, models), 0.25) * (1 - np.eye(models))
+    np.add.at(wins, (of[:, 2], of[:, 3]), weights * left)
+    np.add.at(wins, (of[:, 3], of[:, 2]), weights * (1 - left))
+    games, strength = wins + wins.T, np.ones(models)
+    for _ in range(100):
+        new = wins.sum(1) / (games / (strength[:, None] + strength[None, :])).sum(1)
+        new /= np.exp(np.log(new).mean())
+        if np.abs(new - strength).max() < 1e-6:
+            break
+        strength = new
+    return strength / (1 + strength)
+
+
+def pairs_of(models: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every pair of models."""
+    return list(combinations(models, 2))
+
+
+def latest(lines: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Keep the last line of each speaker and item, and drop items that were taken back."""
+    kept: dict[tuple[object, object], Mapping[str, object]] = {}
+    for line in sorted(lines, key=lambda line: str(line["time"])):
+        key = line["speaker"], line["item"]
+        kept.pop(key, None)
+        if line["answer"] is not None:
+            kept[key] = line
+    return list(kept.values())

@@ -1,0 +1,263 @@
+"""Questions to speakers as a folder: one page to mail or serve, and the answers that come back.
+
+`ask.json` has the questions; models of `prefer` are named in `key.json` alone, which no page holds.
+Every answer is a line of JSON in `answers.jsonl`, or in a file that a speaker sends back.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from layerswap.checkpoint import atomic_folder, read_json_object
+from layerswap.evaluation.preferences import Vote, latest, smallest_difference
+from layerswap.ground.errors import DataError
+from layerswap.ground.strict import Strict
+from layerswap.ground.yaml_file import validate
+from layerswap.play.serve import _colours
+from layerswap.reading.files import check_text, lines_of, rows_of
+from layerswap.training.mix.filters import overlap
+
+QUESTIONS, KEY, ANSWERS, PAGE = "ask.json", "key.json", "answers.jsonl", "ask.html"
+PAGE_VERSION = 1
+MOST_LABELS = 9
+"""Labels of a question: each is one key."""
+Kind = Literal["label", "answer", "prefer"]
+Item = dict[str, Any]
+
+
+class Answer(Strict):
+    """A line of answers; `answer` is None where the speaker took it back."""
+
+    study: str
+    page: int
+    speaker: str
+    item: str
+    answer: str | int | None
+    time: str
+    left: int | None = None  # number of the answer that was shown first
+    skipped: bool = False
+
+
+# --- writing ---
+
+
+def label_items(file: str, count: int, seed: int, avoid: Sequence[str] = ()) -> list[Item]:
+    """Draw lines of a text at random, without lines that share a run of words with others."""
+    check_text(file)
+    texts = [*dict.fromkeys(line.strip() for line in lines_of(file) if line.strip())]
+    random.Random(seed).shuffle(texts)
+    known = {*overlap((line for one in avoid for line in lines_of(one)), texts)}
+    kept = [text for i, text in enumerate(texts) if i not in known]
+    if len(kept) < count:
+        raise DataError(f"{file}: {len(kept):,} different lines are not in the training text, and "
+                        f"{count:,} are to be asked; lower --count")  # fmt: skip
+    return [{"id": _id(text), "text": text} for text in kept[:count]]
+
+
+def answer_items(file: str, count: int, seed: int) -> list[Item]:
+    """Draw questions of a table at random, with the answers to correct if it has any."""
+    rows = _rows(file, ["question"])
+    drawn = random.Random(seed).sample(rows, min(count, len(rows)))
+    return [{"id": _id(row["question"]), "text": row["question"],
+             "reference": row.get("answer") or ""} for row in drawn]  # fmt: skip
+
+
+def prefer_items(
+    file: str, models: Sequence[str], count: int, seed: int
+) -> tuple[list[Item], dict[str, list[str]]]:
+    """Pair the models' answers to prompts, in a random order; return the pairs and their models."""
+    if not 2 <= len(models) <= 3 or len({*models}) < len(models):
+        raise DataError("--models: give two or three different columns")
+    rows, rng = _rows(file, ["prompt", *models]), random.Random(seed)
+    items, key = [], {}
+    for row in rng.sample(rows, min(count, len(rows))):
+        for pair in combinations(models, 2):
+            first, second = rng.sample(pair, 2)
+            item = _id(f"{row['prompt']}\0{first}\0{second}\0{seed}")
+            key[item] = [first, second]
+            items.append({"id": item, "text": row["prompt"], "flip": rng.randrange(2),
+                          "answers": [row[first], row[second]]})  # fmt: skip
+    rng.shuffle(items)
+    return items, key
+
+
+def write_questions(
+    folder: Path,
+    kind: Kind,
+    items: Sequence[Item],
+    *,
+    title: str,
+    labels: Sequence[str] = (),
+    key: Mapping[str, Any] | None = None,
+) -> str:
+    """Write a folder of questions with its page; return what the answers can show, in a line.
+
+    Raises:
+        LayerswapError: the folder exists, there is nothing to ask, or the labels are too many.
+    """
+    if not items:
+        raise DataError(f"{title}: nothing to ask")
+    if kind == "label" and not 2 <= len({*labels}) == len(labels) <= MOST_LABELS:
+        raise DataError(f"--labels: give 2 to {MOST_LABELS} different labels, not "
+                        f"{', '.join(labels) or 'none'}")  # fmt: skip
+    shows = f"{len(items):,} questions"
+    if kind == "label":
+        shows = (f"{len(items):,} labels: a test finds differences of "
+                 f"{100 * smallest_difference(len(items)):.0f} points or more")  # fmt: skip
+    about = {
+        "label": "Choose the label that fits each text: press its number, or tap it.",
+        "answer": "Write or correct the answer to each question. Ctrl+Enter keeps it.",
+        "prefer": "Choose the better of two answers: press its number, or tap it.",
+    }[kind]
+    body = {"kind": kind, "title": title, "labels": [*labels], "items": [*items],
+            "page": PAGE_VERSION, "about": f"{about} {shows}."}  # fmt: skip
+    asked = {"study": _id(json.dumps(body, sort_keys=True)), **body}
+    with atomic_folder(folder, marker=QUESTIONS) as made:
+        _write(made / QUESTIONS, json.dumps(asked, ensure_ascii=False, indent=1))
+        _write(made / PAGE, page_of(asked, alone=True))
+        if key is not None:
+            _write(made / KEY, json.dumps(key, ensure_ascii=False, indent=1))
+    return shows
+
+
+def page_of(asked: Mapping[str, Any], *, alone: bool) -> str:
+    """Return the page of questions; `alone`, with its script inside and all network refused."""
+    html = static("ask.html")
+    # A closing tag in a text must not end the block.
+    data = json.dumps(asked, ensure_ascii=False).replace("<", "\\u003c")
+    parts = {"policy": "", "style": '<link rel="stylesheet" href="ask.css">',
+             "script": '<script src="ask.js"></script>'}  # fmt: skip
+    if alone:
+        script, style = static("ask.js"), static("ask.css")
+        policy = (f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+                  "base-uri 'none'; form-action 'none'")  # fmt: skip
+        meta = '<meta http-equiv="Content-Security-Policy" content="{}">'
+        parts = {"policy": meta.format(policy), "style": f"<style>{style}</style>",
+                 "script": f"<script>{script}</script>"}  # fmt: skip
+    for name, text in parts.items():
+        html = html.replace(f"<!--{name}-->", text, 1)
+    return html.replace("<!--asked-->", data, 1)
+
+
+def static(name: str) -> str:
+    """Return a file of the page; the style begins with the colours of the reports."""
+    text = (resources.files("layerswap.play") / "asking" / name).read_text("utf-8")
+    return _colours() + text if name == "ask.css" else text
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _rows(file: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    rows = [{name: str(value) for name, value in row.items()} for row in rows_of(file)]
+    if missing := [name for name in columns if rows and name not in rows[0]]:
+        raise DataError(f"{file}: has no column {missing[0]!r}; it has {', '.join(rows[0])}")
+    full = [row for row in rows if all(row[name].strip() for name in columns)]
+    return list({tuple(row[name] for name in columns): row for row in full}.values())
+
+
+def _id(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(text.encode())
+
+
+# --- reading ---
+
+
+def read_questions(folder: Path) -> dict[str, Any]:
+    """Read the questions of a folder."""
+    if not (folder / QUESTIONS).is_file():
+        raise DataError(f"{folder}: has no {QUESTIONS}; give a folder that `layerswap ask` wrote")
+    return dict(read_json_object(folder / QUESTIONS))
+
+
+def check_answer(asked: Mapping[str, Any], line: Any, where: str) -> dict[str, Any]:
+    """Check a line of answers against the questions."""
+    answer = validate(Answer, line, where=where, expected="a line of answers")
+    if answer.study != asked["study"]:
+        raise DataError(f"{where}: answers the study {answer.study}, not {asked['study']}")
+    if answer.item not in {item["id"] for item in asked["items"]}:
+        raise DataError(f"{where}: the study has no question {answer.item!r}")
+    allowed = {"label": asked["labels"], "prefer": [0, 1, "equal", "bad"]}.get(asked["kind"])
+    fits = answer.answer in (allowed or []) if allowed else isinstance(answer.answer, str)
+    if answer.answer is not None and not answer.skipped and not fits:
+        raise DataError(f"{where}: {answer.answer!r} is no answer to its question")
+    if asked["kind"] == "prefer" and answer.answer is not None and not answer.skipped \
+            and answer.left not in (0, 1):  # fmt: skip
+        raise DataError(f"{where}: does not say which answer was shown first")
+    return answer.model_dump()
+
+
+def read_answers(folder: Path, files: Sequence[Path]) -> tuple[list[Mapping[str, Any]], int]:
+    """Read the answers of a folder and of files that came back; return them and those twice.
+
+    The last answer of a speaker to a question counts; skipped questions are left out.
+    """
+    asked = read_questions(folder)
+    every = [*([folder / ANSWERS] if (folder / ANSWERS).exists() else []), *files]
+    lines = [check_answer(asked, row, f"{file}, answer {number}")
+             for file in every for number, row in enumerate(rows_of(file), start=1)]  # fmt: skip
+    if not lines:
+        raise DataError(f"{folder}: has no answers yet; give the files that speakers sent back")
+    different = {json.dumps(line, sort_keys=True): line for line in lines}
+    kept: Iterable[Mapping[str, Any]] = latest(list(different.values()))
+    return [line for line in kept if not line["skipped"]], len(lines) - len(different)
+
+
+def as_test(asked: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
+    """Return the test as TSV that `new --test` reads, and the texts that speakers disagree on.
+
+    Of several speakers, most votes count; a text without a majority is left out.
+    """
+    texts = {item["id"]: item["text"] for item in asked["items"]}
+    votes: dict[str, Counter[Any]] = {}
+    for line in answers:
+        votes.setdefault(line["item"], Counter())[line["answer"]] += 1
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter="\t", lineterminator="\n")
+    writer.writerow(("text", "label") if asked["kind"] == "label" else ("question", "answer"))
+    left_out = 0
+    for item, text in texts.items():
+        if item in votes:
+            (best, count), *others = votes[item].most_common(2)
+            if others and others[0][1] == count:
+                left_out += 1
+            else:
+                writer.writerow((text, best))
+    return out.getvalue(), left_out
+
+
+def read_key(folder: Path) -> dict[str, Any]:
+    """Read the models behind the answers of `prefer`."""
+    if not (folder / KEY).is_file():
+        raise DataError(f"{folder}: has no {KEY}, which names the models behind the answers")
+    return dict(read_json_object(folder / KEY))
+
+
+def votes_of(folder: Path, answers: Sequence[Mapping[str, Any]]) -> list[Vote]:
+    """Return the votes on models, in the order they were given."""
+    asked, key = read_questions(folder), read_key(folder)["pairs"]
+    prompts = {item["id"]: item["text"] for item in asked["items"]}
+    made = []
+    for line in answers:
+        pair, left, answer = list(key[line["item"]]), int(line["left"]), line["answer"]
+        winner = pair[answer] if isinstance(answer, int) else str(answer)
+        made.append(
+            Vote(line["speaker"], prompts[line["item"]], pair[left], pair[1 - left], winner)
+        )
+    return made

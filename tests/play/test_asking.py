@@ -1,0 +1,233 @@
+"""Questions to speakers: drawn without training text, answered by hand in a browser, checked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import threading
+import time
+
+import pytest
+from accessibility import open_browser
+from typer.testing import CliRunner
+
+from layerswap.cli import app
+from layerswap.ground.errors import DataError, LayerswapError
+from layerswap.play.ask_page import make_ask_server
+from layerswap.play.questions import page_of, prefer_items, read_questions
+from layerswap.play.serve import open_socket
+
+EVIL = '</script><img src=x onerror="document.title=1"><b>ሰላም</b>'
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(0)
+    words = [
+        "ba",
+        "ak",
+        "nit",
+        "ñu",
+        "xam",
+        "naa",
+        "dem",
+        "bu",
+        "ci",
+        "ndax",
+        "waaw",
+        "yow",
+        "moom",
+        "jël",
+        "ëpp",
+    ]
+    lines = [" ".join(rng.choices(words, k=9)) + f" {i}" for i in range(60)]
+    (tmp_path / "texts.txt").write_text("\n".join([*lines, EVIL]), "utf-8")
+    (tmp_path / "train.txt").write_text("\n".join(lines[:20]), "utf-8")
+    with (tmp_path / "answers.tsv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t")
+        writer.writerow(("prompt", "swap", "task"))
+        writer.writerows((f"prompt {i}", f"swap {i}", f"task {i}") for i in range(6))
+    return tmp_path
+
+
+def ask(*arguments):
+    return CliRunner().invoke(app, ["ask", *map(str, arguments)])
+
+
+def label(count=41, labels="sports,health"):
+    return ask("label", "texts.txt", "--labels", labels, "--avoid", "train.txt",
+               "--count", count, "--out", "study")  # fmt: skip
+
+
+def answered(folder, speaker, choose, **changes):
+    asked = read_questions(folder)
+    return [{"study": asked["study"], "page": 1, "speaker": speaker, "item": item["id"],
+             "answer": choose(i, item), "time": f"2026-01-01T00:{i:02}", **changes}
+            for i, item in enumerate(asked["items"])]  # fmt: skip
+
+
+def write(path, lines):
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+
+
+def test_no_text_is_of_the_training_text_and_the_power_is_said(texts):
+    done = label()
+    assert done.exit_code == 0, done.output
+    assert "41 labels: a test finds differences of 18 points or more" in done.output
+    asked = read_questions(texts / "study")
+    training = set((texts / "train.txt").read_text("utf-8").splitlines())
+    assert len(asked["items"]) == 41
+    assert not training & {item["text"] for item in asked["items"]}
+
+
+@pytest.mark.parametrize(
+    ("count", "labels", "said"),
+    [(42, "a,b", "texts.txt: 41 different lines are not in the training text, and 42"),
+     (5, "a", "--labels: give 2 to 9 different labels, not a"),
+     (5, "a,a", "--labels: give 2 to 9 different labels")],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_nothing_is_written(texts, count, labels, said):
+    with pytest.raises(DataError, match=said):
+        raise label(count, labels).exception
+    assert not (texts / "study").exists()
+
+
+def test_two_speakers_agree_and_their_majority_is_a_test_that_new_reads(texts):
+    label()
+    names = ("sports", "health")
+    write(
+        texts / "a.jsonl", answered("study" and texts / "study", "ada", lambda i, _: names[i % 2])
+    )
+    other = answered(texts / "study", "obi", lambda i, _: names[(i % 2) ^ (i == 0)])
+    write(texts / "b.jsonl", [*other, other[-1]])
+    done = ask("read", "study", "a.jsonl", "b.jsonl", "--out", "test.tsv")
+    assert done.exit_code == 0, done.output
+    assert "ada and obi: kappa 0.95" in done.output
+    assert "1 of them given twice" in done.output
+    rows = list(csv.DictReader((texts / "test.tsv").open(encoding="utf-8"), delimiter="\t"))
+    assert len(rows) == 40
+    assert {row["label"] for row in rows} == {*names}
+    from layerswap.new.tables import read_table, recognise
+
+    assert recognise(read_table("test.tsv"), {}).kind == "labels"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"study": "other"}, "answers the study other, not"),
+     ({"item": "none"}, "has no question 'none'"),
+     ({"answer": "<b>"}, "'<b>' is no answer to its question"),
+     ({"extra": 1}, "extra")],
+)  # fmt: skip
+def test_a_file_that_came_back_is_checked(texts, changes, said):
+    label()
+    lines = answered(texts / "study", "ada", lambda i, _: "sports")
+    lines[3] |= changes
+    write(texts / "a.jsonl", lines)
+    with pytest.raises(LayerswapError, match=f"a.jsonl, answer 4.*{said}"):
+        raise ask("read", "study", "a.jsonl").exception
+
+
+def test_votes_name_the_models_whatever_the_sides(texts):
+    done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
+    assert done.exit_code == 0, done.output
+    page = (texts / "study" / "ask.html").read_text("utf-8")
+    assert '"models"' not in page
+    lines = answered(texts / "study", "ada",
+                     lambda i, item: int(item["answers"][1].startswith("swap")))  # fmt: skip
+    for i, line in enumerate(lines):
+        line["left"] = i % 2
+    write(texts / "a.jsonl", lines)
+    facts = json.loads(ask("read", "study", "a.jsonl", "--json").stdout)
+    (pair,) = facts["pairs"]
+    assert (pair["first"], pair["wins"], pair["losses"]) == ("swap", 6, 0)
+    assert facts["stop"]
+    firsts = [prefer_items("answers.tsv", ["swap", "task"], 6, seed)[1] for seed in range(20)]
+    share = sum(one[0] == "swap" for key in firsts for one in key.values()) / 120
+    assert 0.35 < share < 0.65
+
+
+def test_markup_ends_no_block_of_the_page(texts):
+    label()
+    page = (texts / "study" / "ask.html").read_text("utf-8")
+    assert page.count("</script>") == 2
+    assert 'onerror=\\"' in page
+    assert "default-src 'none'" in page
+    assert "onerror" not in page_of({"title": "x"}, alone=True)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [True, False])
+def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
+    label(5)
+    study, said = texts / "study", []
+    asked = read_questions(study)
+    asked["items"][0]["text"] = EVIL
+    (study / "ask.json").write_text(json.dumps(asked), "utf-8")
+    (study / "ask.html").write_text(page_of(asked, alone=True), "utf-8")
+    url = (study / "ask.html").as_uri()
+    if served:
+        socket, server = open_socket("127.0.0.1", 0), make_ask_server(study, "127.0.0.1")
+        thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{socket.getsockname()[1]}/"
+        until = time.monotonic() + 60
+        while not server.started and time.monotonic() < until:
+            time.sleep(0.05)
+    context = browser.new_context(viewport={"width": 390, "height": 800}, accept_downloads=True)
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(url)
+    page.wait_for_function("document.activeElement.id === 'speaker'")
+    page.keyboard.type("Ada")
+    page.keyboard.press("Enter")
+
+    def press(key, count):
+        page.keyboard.press(key)
+        page.wait_for_function(
+            f"document.getElementById('progress').textContent === '{count} of 5'"
+        )
+
+    page.wait_for_function("!document.getElementById('ask').hidden")
+    assert page.locator("#text").inner_text() == EVIL  # markup is text
+    assert page.locator("#text *").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    press("2", 1)
+    press("u", 0)
+    press("1", 1)
+    press("s", 2)
+    page.reload()  # nothing is lost
+    page.wait_for_function("document.getElementById('speaker').value === 'Ada'")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.getElementById('progress').textContent === '2 of 5'")
+    press("2", 3)
+    press("1", 4)
+    press("1", 5)
+    page.wait_for_function("!document.getElementById('done').hidden")
+    file = study / "answers.jsonl"
+    if not served:
+        file = texts / "back.jsonl"
+        with page.expect_download() as loaded:
+            page.keyboard.press("Enter")  # the focus is on Save
+        loaded.value.save_as(file)
+    context.close()
+    if served:
+        server.should_exit = True
+        thread.join(timeout=10)
+    assert said == []
+    done = ask("read", "study", *([] if served else ["back.jsonl"]), "--out", "test.tsv")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.reader((texts / "test.tsv").open(encoding="utf-8"), delimiter="\t"))
+    assert rows[0] == ["text", "label"]
+    assert rows[1] == [EVIL, "sports"]
+    assert [label for _, label in rows[2:]] == ["health", "sports", "sports"]
