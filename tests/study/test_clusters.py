@@ -1,17 +1,21 @@
-"""Steps on Ray, in a cluster of several nodes on this machine, and as Slurm jobs of submitit."""
+"""Steps on Ray, in a cluster of several nodes on this machine; and the owner of a step's folder."""
 
 import os
 import signal
+import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
+from cluster_steps import functions, graph
 
 from layerswap.ground.errors import StudyError
-from layerswap.study import runner
-from layerswap.study.journal import StudyJournal
-from layerswap.study.runner import OnRay, OnSlurm, run_graph
-from layerswap.study.steps import Graph, Resources, Step
+from layerswap.study import clusters, lease
+from layerswap.study.journal import INDEX, Storage, StudyJournal
+from layerswap.study.lease import Owner, held, living_owner
+from layerswap.study.on_ray import OnRay
+from layerswap.study.runner import run_graph, run_step
 
 
 @pytest.fixture
@@ -25,41 +29,6 @@ def cluster(monkeypatch):
     yield cluster
     ray.shutdown()
     cluster.shutdown()
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    pytest.importorskip("submitit")
-    monkeypatch.setattr(runner, "POLL", 0.05)
-    return OnSlurm(tmp_path / "jobs", cluster="local")
-
-
-def graph(width):
-    """As many data sets as trainings, each on its own, and tables of all."""
-    small = Resources(cpus=1, memory_gb=0.05)
-    data = [Step(f"data/{i}", "data", {"i": i}, resources=small) for i in range(width)]
-    trainings = [Step(f"train/{i}", "train", {"i": i}, (f"data/{i}",), resources=small)
-                 for i in range(width)]  # fmt: skip
-    needs = tuple(step.name for step in trainings)
-    return Graph([*data, *trainings, Step("tables", "tables", {}, needs, resources=small)])
-
-
-def functions(marks, broken="", seconds=0.0):
-    # Inside a function, so that workers, which cannot import this file, get it by value.
-    def work(context):
-        import os
-        import time
-        from pathlib import Path
-
-        if context.step.name == broken:
-            raise ValueError("no such data")
-        with (Path(marks) / context.step.name.replace("/", "-")).open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        time.sleep(seconds)
-        parts = [(folder / "out").read_text() for folder in context.inputs.values()]
-        (context.folder / "out").write_text("+".join([*sorted(parts), context.step.name]))
-
-    return dict.fromkeys(("data", "train", "tables"), work)
 
 
 @pytest.mark.slow
@@ -96,29 +65,114 @@ def test_a_study_on_ray_survives_a_killed_worker_and_a_lost_node(cluster, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ray", "slurm"])
-def test_a_failure_on_a_cluster_stops_only_its_followers(name, request, tmp_path):
-    if name == "ray":
-        executor = OnRay(request.getfixturevalue("cluster").address)
-    else:
-        executor = request.getfixturevalue("slurm")
+def test_failures_on_ray_are_one_line_and_stop_only_their_followers(cluster, tmp_path):
+    executor, lines = OnRay(cluster.address), []
     works = functions(tmp_path, broken="data/1")
     summary = run_graph(graph(2), tmp_path / "out", works, executor=executor)
     assert [record.why for record in summary.failed] == ["ValueError: no such data"]
     assert summary.blocked == {"train/1": "data/1", "tables": "data/1"}
     assert summary.records["train/0"].state == "done"
 
+    # A request that no node can meet, and a worker that does not see the folder.
+    executor.check(list(graph(1, gpus=4)), lines.append)
+    assert "no node of the Ray cluster has 1 CPU, 4 GPU, 0.2 GB of memory" in lines[0]
+    hidden = tmp_path / "hidden"
+    journal = StudyJournal(hidden, graph(1)).open()
+    (hidden / INDEX).unlink()
+    executor.run(journal, [graph(1)["data/0"]], works, lines.append, lambda step: None)
+    assert "does not see the study's folder" in journal.record("data/0").why
 
-def test_a_study_runs_as_jobs(slurm, tmp_path):
-    summary = run_graph(graph(1), tmp_path / "out", functions(tmp_path), executor=slurm)
+
+@pytest.mark.slow
+def test_steps_on_ray_pass_results_through_a_storage(cluster, tmp_path):
+    storage = Storage(f"file://{tmp_path}/storage")
+    summary = run_graph(graph(2), tmp_path / "out", functions(tmp_path),
+                        executor=OnRay(cluster.address), storage=storage)  # fmt: skip
     assert not summary.failed, [record.why for record in summary.failed]
-    journal = StudyJournal(tmp_path / "out", graph(1))
-    assert (journal.folder("tables") / "out").read_text() == "data/0+train/0+tables"
-    assert [record.state for record in journal.status()] == ["done"] * 3
+    name = f"steps/{graph(2).folder('tables')}"
+    assert storage.read(f"{name}/out") == b"data/0+train/0+data/1+train/1+tables"
+    assert storage.read(f"{name}/lease.json") is None
 
 
-def test_without_slurm_it_is_one_line(tmp_path, monkeypatch):
-    pytest.importorskip("submitit")
-    monkeypatch.setenv("PATH", str(tmp_path))  # no srun, wherever Slurm is installed
-    with pytest.raises(StudyError, match="Slurm cannot be reached"):
-        OnSlurm(tmp_path)
+def journal_of(tmp_path):
+    journal = StudyJournal(tmp_path / "out", graph(1)).open()
+    journal.folder("data/0").mkdir()
+    return journal
+
+
+def test_a_folder_has_one_owner(tmp_path):
+    journal = journal_of(tmp_path)
+    works, step = functions(tmp_path), graph(1)["data/0"]
+    other = Owner(job="12")
+    with held(journal.folder("data/0"), other):
+        assert living_owner(journal.folder("data/0")) == other
+        with pytest.raises(StudyError, match=rf"Slurm job 12, process \d+ on {other.where} writes"):
+            run_step(journal, step, works, print)
+        assert journal.record("data/0") is None
+    assert run_step(journal, step, works, print).state == "done"
+    assert not list(journal.folder("data/0").glob("*lease*"))
+
+
+@pytest.mark.parametrize("change", ["silent", "dead", "restarted", "damaged"])
+def test_a_lease_passes_on_when_its_owner_is_gone(change, tmp_path):
+    folder = journal_of(tmp_path).folder("data/0")
+    token, where = "t", "elsewhere"
+    with held(folder, replace(Owner(), token=token, where=where)):
+        file = folder / lease.LEASE
+        if change == "silent":
+            long_ago = time.time() - lease.SILENCE - 9
+            os.utime(file, (long_ago, long_ago))
+        elif change == "dead":
+            text = file.read_text().replace(where, socket.gethostname())
+            file.write_text(text.replace(f'"process": {os.getpid()}', '"process": 99999999'))
+        elif change == "damaged":
+            file.write_text("{")
+        new = Owner(token) if change == "restarted" else Owner()
+        with held(folder, new):
+            assert living_owner(folder) == new
+
+
+def test_of_many_that_take_a_stale_lease_one_gets_it(tmp_path):
+    folder, got, refused = journal_of(tmp_path).folder("data/0"), [], []
+    stale = folder / lease.LEASE
+    stale.write_text("{")
+    start, end = threading.Barrier(8), threading.Barrier(8)
+
+    def take():
+        start.wait()
+        try:
+            with held(folder, Owner()):
+                got.append(1)
+                end.wait()
+        except StudyError:
+            refused.append(1)
+            end.wait()
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(refused)) == (1, 7)
+
+
+def test_a_process_that_lost_its_lease_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
+    folder = journal_of(tmp_path).folder("data/0")
+
+    def lose():
+        (folder / lease.LEASE).unlink()
+        with held(folder, Owner()):
+            time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt), held(folder, Owner()):
+        lose()
+
+
+def test_other_versions_on_a_node_are_named_once(tmp_path):
+    lines = []
+    run = clusters._Run(None, journal_of(tmp_path), {}, lines.append, lambda step: None)
+    here = next(iter(run.versions.values()))
+    for where in ("node1", "node2", "node2"):
+        run.compare_versions(where, here if where == "node1" else {**here, "torch": "1.0"})
+    assert lines == [f"note: node2 has torch 1.0 instead of {here['torch']}"]

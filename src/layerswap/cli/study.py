@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from layerswap.study.steps import Graph, Step
 
 
+LAST_LINES = 5
+"""Lines of a failed step's log that the status shows."""
 WATCH = 2.0
 """Seconds between two reads of a study's state."""
 LARGE = 100.0
@@ -97,13 +100,22 @@ def run(
             output.say(f"with --keep-checkpoints selected: about {disk_gb} GB of disk")
     else:
         steps = cost_study(spec, graph).steps
-        run_file(graph, out, on=on, hours={name: step.hours for name, step in steps.items()})
+        hours = {name: step.hours for name, step in steps.items()}
+        run_file(graph, out, on=on, hours=hours, slurm=spec.slurm)
 
 
 def run_file(
-    graph: Graph, out: str, *, on: str | None, hours: Mapping[str, float] | None = None
+    graph: Graph,
+    out: str,
+    *,
+    on: str | None,
+    hours: Mapping[str, float] | None = None,
+    slurm: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run a planned study, and print its states and results; `hours` are estimates by step."""
+    """Run a planned study, and print its states and results.
+
+    `hours` are estimates by step, and `slurm` are the study's parameters of Slurm.
+    """
     from layerswap.cli.tables import status_table
     from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
@@ -130,9 +142,10 @@ def run_file(
         preflight.check_here(left, device=on is None, log=output.log)
         executor = None
         if on is not None:
-            from layerswap.study.runner import executor_of
+            from layerswap.study.executors import executor_of
 
-            executor = executor_of(on, StudyJournal(root, graph).root / "jobs")
+            jobs = StudyJournal(root, graph).root / "jobs"
+            executor = executor_of(on, jobs, slurm=slurm, hours=hours)
         summary = run_graph(
             graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
             hours=hours, ended=page_so_far,
@@ -250,7 +263,7 @@ def status(
         bool, typer.Option("--watch", help="Print the running steps until none runs.")
     ] = False,
 ) -> None:
-    """Show the state of every step of a study, its progress, or the reason of its failure.
+    """Show the state of every step of a study, its job, its progress, or why it failed.
 
     Prints a table; nothing is written.
 
@@ -258,6 +271,7 @@ def status(
     """
     from layerswap.cli.tables import status_table
     from layerswap.study.journal import place, read_journal
+    from layerswap.study.on_slurm import jobs_of, last_lines
 
     journal = read_journal(*place(folder))
     records = journal.status()
@@ -270,10 +284,21 @@ def status(
         time.sleep(WATCH)
         records = journal.status()
     keys = ("state", "seconds", "why", "blocked_by", "since", "progress")
-    steps = [
-        {"step": record.name, **{key: getattr(record, key) for key in keys}} for record in records
-    ]
-    output.finish("study status", {"steps": steps}, [status_table(records)])
+    jobs = jobs_of(journal)
+    steps: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for record in records:
+        job, log = jobs.get(record.name), journal.log(record.name)
+        if job and (record.state == "running" or record.why.startswith(f"job {job.job} ")):
+            log = Path(job.log)
+        last = last_lines(log, LAST_LINES) if record.state == "failed" else []
+        steps.append({
+            "step": record.name, **{key: getattr(record, key) for key in keys},
+            "job": asdict(job) if job else None, "log": str(log), "last_lines": last,
+        })  # fmt: skip
+        if record.state in ("running", "failed") and log.exists():
+            lines += [f"{record.name}: {log}", *(f"  {line}" for line in last)]
+    output.finish("study status", {"steps": steps}, [status_table(records, jobs), *lines])
 
 
 @commands.command(app)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from layerswap.lab.scoring import LabMeasure
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
+    from layerswap.study.on_slurm import JobState
     from layerswap.study.steps import Graph
     from layerswap.training.expert.select import FreezeOrRevert, Selection
 
@@ -114,17 +115,18 @@ def amount(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def status_table(rows: Sequence[StepRecord]) -> Table:
-    """The steps of a study and their states."""
+def status_table(rows: Sequence[StepRecord], jobs: Mapping[str, JobState] | None = None) -> Table:
+    """The steps of a study, their states, and the last Slurm job of each that had one."""
     done = sum(row.state == "done" for row in rows)
+    jobs = jobs or {}
     cells = [
-        [row.name, row.state, "" if row.seconds is None else Number(row.seconds, ".1f"),
+        [row.name, row.state, *([str(jobs.get(row.name, ""))] if jobs else []),
+         "" if row.seconds is None else Number(row.seconds, ".1f"),
          f"since {row.since}: {row.progress}" if row.since else row.why]
         for row in rows
     ]  # fmt: skip
-    return Table(
-        ["step", "state", "seconds", "progress, or why"], cells, f"{done} of {len(rows)} steps done"
-    )
+    columns = ["step", "state", *(["job"] if jobs else []), "seconds", "progress, or why"]
+    return Table(columns, cells, f"{done} of {len(rows)} steps done")
 
 
 def places_table(rows: Sequence[FreezeOrRevert]) -> Table:

@@ -162,6 +162,21 @@ def exchange(first: Path, second: Path) -> bool:
     return not failed
 
 
+def link_new(source: Path, target: Path) -> bool:
+    """Give a file a second name, atomically; return False if the name is taken."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return False
+    except OSError:  # the filesystem has no hard links
+        try:
+            with target.open("xb") as file:
+                file.write(source.read_bytes())
+        except FileExistsError:
+            return False
+    return True
+
+
 # --- names ---
 
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])( *\..*)?", re.I)

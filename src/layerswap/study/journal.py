@@ -25,14 +25,14 @@ from pydantic import TypeAdapter
 from layerswap.ground import system
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError, one_line
+from layerswap.study.lease import HEARTBEAT, LEASE, SILENCE, Owner, living_owner, remove_lease
 from layerswap.study.steps import Graph, Step
 from layerswap.versions import versions
 
 State = Literal["waiting", "running", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
-LOOK, HEARTBEAT, SILENCE = 0.5, 30.0, 300.0
-"""Seconds between two looks for new progress, between two writes of its record, and of silence
-after which a step on another machine counts as lost."""
+LOOK = 0.5
+"""Seconds between two looks for new progress."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
@@ -90,7 +90,8 @@ class Storage:
 
         A reader who finds that file finds the whole folder.
         """
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        paths = sorted(folder.rglob("*"))
+        files = [path for path in paths if path.is_file() and LEASE not in path.name]
         files.sort(key=lambda path: path == folder / last)
         for path in files:
             target = self._at(f"{name}/{path.relative_to(folder).as_posix()}")
@@ -182,6 +183,10 @@ class StudyJournal:
         """The folder of a step's output, which need not exist yet."""
         return self.root / STEPS / self.graph.folder(name)
 
+    def log(self, name: str) -> Path:
+        """The log of a step's lines on this machine, which need not exist yet."""
+        return self.folder(name) / LOG
+
     def record(self, name: str) -> StepRecord | None:
         """The record of a step that runs or ended; None if it was not tried."""
         here = self._here(name)
@@ -252,15 +257,39 @@ class StudyJournal:
             records.append(record)
         return records
 
+    def owner(self, name: str) -> Owner | None:
+        """The process that runs a step here or, by its record in the storage, elsewhere."""
+        owner = living_owner(self.folder(name))
+        if owner is None and self.storage is not None:
+            record = self.record(name)
+            if record is not None and record.alive:
+                return Owner(record.stamp, record.where, record.process, "")
+        return owner
+
+    def clear(self, name: str, token: str = "") -> None:
+        """Remove the record of a step that is not done, and the lease with this token."""
+        remove_lease(self.folder(name), token)
+        (self.folder(name) / RECORD).unlink(missing_ok=True)
+        if self.storage is not None:
+            self.storage.remove(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
+
+    def add_to_log(self, step: Step, text: str) -> None:
+        """Append text with the time to the step's log."""
+        with suppress(OSError), self.log(step.name).open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n")
+
     @contextmanager
-    def running(self, step: Step) -> Iterator[Callable[[str], None]]:
-        """Record that a step runs, until the block ends; yields the log of its progress."""
+    def running(self, step: Step, token: str = "") -> Iterator[Callable[[str], None]]:
+        """Record that a step runs, until the block ends; yields the log of its progress.
+
+        `token` names the run of the step while it has no stamp.
+        """
         folder = self.folder(step.name)
         folder.mkdir(parents=True, exist_ok=True)
         sign = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], "running",
             where=socket.gethostname(), since=datetime.now().astimezone().isoformat("T", "seconds"),
-            process=os.getpid(),
+            stamp=token, process=os.getpid(),
         )  # fmt: skip
         ended = threading.Event()
         progress = ""
@@ -268,6 +297,7 @@ class StudyJournal:
         def note(line: str) -> None:
             nonlocal progress
             progress = line
+            self.add_to_log(step, line)
 
         def beat() -> None:
             written, seen = "", 0.0
@@ -283,7 +313,7 @@ class StudyJournal:
                 if ended.wait(LOOK):
                     return
 
-        (folder / RECORD).unlink(missing_ok=True)
+        self.clear(step.name)
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
         try:
@@ -291,9 +321,9 @@ class StudyJournal:
         finally:
             ended.set()
             thread.join()
-            (folder / RECORD).unlink(missing_ok=True)
-            if self.storage is not None:
-                self.storage.remove(f"{STEPS}/{folder.name}/{RECORD}")
+            other = living_owner(folder)
+            if other is None or other.token == token:
+                self.clear(step.name)
 
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int

@@ -1,24 +1,22 @@
-"""Runs a graph of steps in this process, on Ray or on Slurm.
+"""Runs a graph of steps in this process, or by an executor of a cluster.
 
 Finished steps are kept, and a failure stops only the steps that need the failed one.
 """
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from layerswap.ground.errors import LayerswapError, StudyError, one_line
 from layerswap.ground.types import Log, duration
-from layerswap.study.journal import LOG, State, StepRecord, Storage, StudyJournal
+from layerswap.study.journal import State, StepRecord, Storage, StudyJournal
+from layerswap.study.lease import Owner, held
 from layerswap.study.steps import Graph, Step
-from layerswap.versions import install
 
 StepFunction = Callable[["Context"], None]
 Ended = Callable[[Step], None]
@@ -38,6 +36,20 @@ class Context:
     folder: Path  # may hold the output of an earlier attempt
     inputs: Mapping[str, Path]  # folders of the steps that it needs, by name
     log: Log
+
+
+class Executor(Protocol):
+    """Runs the steps of a study elsewhere, and returns when all have ended."""
+
+    def run(
+        self,
+        journal: StudyJournal,
+        steps: list[Step],
+        functions: Mapping[str, StepFunction],
+        log: Log,
+        ended: Ended,
+    ) -> None:
+        """Run these steps, each after those it needs, and record the end of each."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ def run_graph(
     root: Path,
     functions: Mapping[str, StepFunction],
     *,
-    executor: ClusterExecutor | None = None,
+    executor: Executor | None = None,
     storage: Storage | None = None,
     log: Log = lambda line: None,
     hours: Mapping[str, float] | None = None,
@@ -131,22 +143,31 @@ def _run_here(
 
 
 def run_step(
-    journal: StudyJournal, step: Step, functions: Mapping[str, StepFunction], log: Log
+    journal: StudyJournal,
+    step: Step,
+    functions: Mapping[str, StepFunction],
+    log: Log,
+    owner: Owner | None = None,
 ) -> StepRecord:
     """Run one step, retry it after `TRANSIENT` errors, and record its end.
 
     An interruption (Ctrl-C, a kill) leaves the step without a record.
+
+    Raises:
+        StudyError: another process runs the step.
     """
     started = time.monotonic()
-    folder = journal.folder(step.name)
-    with journal.running(step) as note:
+    folder, owner = journal.folder(step.name), owner or Owner()
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder, owner):
+        with journal.running(step, owner.token) as note:
 
-        def both(line: str) -> None:
-            log(line)
-            note(line)
+            def both(line: str) -> None:
+                log(line)
+                note(line)
 
-        state, why, attempts = _try(journal, Context(step, folder, {}, both), functions)
-    record = journal.finish(step, state=state, started=started, why=why, attempts=attempts)
+            state, why, attempts = _try(journal, Context(step, folder, {}, both), functions)
+        record = journal.finish(step, state=state, started=started, why=why, attempts=attempts)
     if state == "failed":
         log(f"{step.name} failed: {why}")
     return record
@@ -169,7 +190,7 @@ def _try(
         except LayerswapError as error:
             return "failed", str(error), attempt
         except Exception as error:  # the steps that do not need this one run on
-            (context.folder / LOG).write_bytes(traceback.format_exc().encode())
+            journal.add_to_log(step, traceback.format_exc())
             return "failed", _reason(error), attempt
         else:
             return "done", "", attempt
@@ -178,162 +199,3 @@ def _try(
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error, 300)}"
-
-
-SLURM_MINUTES = 3 * 24 * 60
-"""Time limit of a Slurm job."""
-POLL = 1.0
-"""Seconds between two looks at the jobs."""
-RETRIES = 3
-"""Restarts of a step whose worker or node was lost."""
-
-
-class ClusterExecutor(ABC):
-    """Starts each step as soon as those that it needs are done."""
-
-    def run(
-        self,
-        journal: StudyJournal,
-        steps: list[Step],
-        functions: Mapping[str, StepFunction],
-        log: Log,
-        ended: Ended,
-    ) -> None:
-        """Run these steps, each after those it needs, and record the end of each."""
-        waiting = {step.name: step for step in steps}
-        done = set(journal.finished())
-        running: dict[Any, tuple[Step, float]] = {}
-        while waiting or running:
-            for step in [one for one in waiting.values() if done.issuperset(one.needs)]:
-                log(step.name)
-                call = (str(journal.root), list(journal.graph), journal.storage, step,
-                        dict(functions))  # fmt: skip
-                running[self.submit(step, call)] = (step, time.monotonic())
-                del waiting[step.name]
-            if not running:
-                return  # the waiting steps need one that failed
-            for handle in self.wait(list(running)):
-                step, started = running.pop(handle)
-                if lost := self.lost(handle):
-                    journal.finish(step, state="failed", started=started, why=lost,
-                                   attempts=RETRIES + 1)  # fmt: skip
-                record = journal.record(step.name)
-                if record is not None and record.state == "done":
-                    done.add(step.name)
-                    ended(step)
-                else:
-                    log(f"{step.name} failed: {(record and record.why) or 'it left no record'}")
-
-    @abstractmethod
-    def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
-        """Start `run_remotely(*call)` with the step's resources; returns a handle."""
-
-    @abstractmethod
-    def wait(self, handles: list[Any]) -> list[Any]:
-        """Wait until a call ends; returns the calls that have ended."""
-
-    @abstractmethod
-    def lost(self, handle: Any) -> str:
-        """The error of a call that ended without a record; empty if it returned."""
-
-
-class OnRay(ClusterExecutor):
-    """Runs steps on a Ray cluster whose nodes share the study's folder or its storage.
-
-    A step whose worker or node is lost restarts on another, and resumes from its folder. Without
-    an address it takes a running cluster, or starts one here.
-    """
-
-    def __init__(self, address: str | None = None) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise StudyError(f"--on ray needs Ray; {install('ray')}") from None
-        if not ray.is_initialized():
-            try:
-                ray.init(address=address, include_dashboard=False, log_to_driver=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                why = one_line(error)
-                raise StudyError(f"the Ray cluster cannot be reached ({why})") from None
-        self._ray = ray
-
-    def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
-        """Start a step as a Ray task."""
-        remote = self._ray.remote(
-            num_cpus=step.resources.cpus,
-            num_gpus=step.resources.gpus,
-            memory=int(step.resources.memory_gb * 2**30),
-            max_retries=RETRIES,
-            max_calls=1,  # a step's process ends with it, and frees its memory and device
-        )(run_remotely)
-        return remote.options(name=step.name).remote(*call)
-
-    def wait(self, handles: list[Any]) -> list[Any]:
-        """Wait for a Ray task."""
-        return list(self._ray.wait(handles, num_returns=1)[0])
-
-    def lost(self, handle: Any) -> str:
-        """The error of a Ray task."""
-        try:
-            self._ray.get(handle)
-        except self._ray.exceptions.RayError as error:
-            return f"{type(error).__name__}: {one_line(error)}"
-        return ""
-
-
-class OnSlurm(ClusterExecutor):
-    """Submits each step as a Slurm job through submitit.
-
-    Nodes share the study's folder or its storage. A lost job is a failed step; the next run of
-    the study resumes it. With the cluster `local`, jobs are processes of this machine.
-    """
-
-    def __init__(self, logs: Path, *, cluster: str = "slurm") -> None:
-        try:
-            import submitit
-        except ImportError:
-            raise StudyError(f"--on slurm needs submitit; {install('slurm')}") from None
-        try:
-            self._executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
-        except RuntimeError as error:
-            raise StudyError(f"Slurm cannot be reached ({' '.join(str(error).split())})") from None
-
-    def submit(self, step: Step, call: tuple[Any, ...]) -> Any:
-        """Start a step as a job."""
-        self._executor.update_parameters(
-            name=step.name.replace("/", "-"),
-            cpus_per_task=math.ceil(step.resources.cpus),
-            gpus_per_node=math.ceil(step.resources.gpus),
-            mem_gb=step.resources.memory_gb,
-            timeout_min=SLURM_MINUTES,
-        )
-        return self._executor.submit(run_remotely, *call)
-
-    def wait(self, handles: list[Any]) -> list[Any]:
-        """Wait for a job."""
-        while not (ended := [job for job in handles if job.done()]):
-            time.sleep(POLL)
-        return ended
-
-    def lost(self, handle: Any) -> str:
-        """The error of a job."""
-        error = handle.exception()
-        return f"job {handle.job_id}: {' '.join(str(error).split())[-200:]}" if error else ""
-
-
-def executor_of(on: str, logs: Path) -> ClusterExecutor:
-    """The executor for `slurm`, `ray`, or the address of a Ray cluster."""
-    if on == "slurm":
-        return OnSlurm(logs)
-    return OnRay(None if on == "ray" else on)
-
-
-def run_remotely(
-    root: str,
-    steps: list[Step],
-    storage: Storage | None,
-    step: Step,
-    functions: Mapping[str, StepFunction],
-) -> None:
-    """Run a step in a worker of a cluster, and record its end in the journal."""
-    run_step(StudyJournal(Path(root), Graph(steps), storage), step, functions, lambda line: None)

@@ -263,6 +263,8 @@ class StudySpec(Strict):
         merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
         device: device of the evaluation.
+        slurm: parameters of jobs as submitit names them, such as `partition` and `account`; the
+            name of a kind of step holds those of its jobs alone.
         billions: parameters of the base in billions, for estimates; by default from its header
             or its name.
     """
@@ -295,6 +297,7 @@ class StudySpec(Strict):
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     billions: Annotated[float, Field(gt=0, strict=False)] | None = None
     resources: StudyResources = StudyResources()
+    slurm: dict[str, Any] = {}
     _notes: list[str] = PrivateAttr(default_factory=list)
 
     @property

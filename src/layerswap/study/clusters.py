@@ -1,0 +1,261 @@
+"""Runs steps on a cluster: starts each when those it needs are done, and records lost ones.
+
+A new run of a study adopts steps that an earlier run left running; it never starts one twice.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from layerswap.ground.errors import LayerswapError, StudyError
+from layerswap.ground.types import Log
+from layerswap.study.journal import INDEX, PACKAGES, StudyJournal
+from layerswap.study.lease import Owner
+from layerswap.study.runner import Ended, StepFunction, run_step
+from layerswap.study.steps import Step
+from layerswap.versions import versions
+
+POLL = 1.0
+"""Seconds between two looks at the jobs."""
+RETRIES = 3
+"""Restarts of a step whose worker or node was lost, or whose time was over."""
+LATE = 60.0
+"""Seconds until the record of a finished job is visible on a network file system."""
+
+
+@dataclass
+class Running:
+    """A step that runs on the cluster; without a handle, one that another process started."""
+
+    step: Step
+    handle: Any = None
+    token: str = field(default_factory=lambda: uuid4().hex)
+    started: float = field(default_factory=time.monotonic)
+    tries: int = 1
+    ended: float | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended: the reason if it failed, and whether another try can succeed."""
+
+    why: str = ""
+    again: bool = False
+
+
+class ClusterExecutor(ABC):
+    """Starts each step as soon as those that it needs are done."""
+
+    def run(
+        self,
+        journal: StudyJournal,
+        steps: list[Step],
+        functions: Mapping[str, StepFunction],
+        log: Log,
+        ended: Ended,
+    ) -> None:
+        """Run these steps, each after those it needs, and record the end of each."""
+        _Run(self, journal, functions, log, ended).run(steps)
+
+    @abstractmethod
+    def check(self, steps: Sequence[Step], log: Log) -> None:
+        """Check the requests of the steps before the first one starts.
+
+        Raises:
+            StudyError: the cluster refuses one.
+        """
+
+    @abstractmethod
+    def adopt(self, journal: StudyJournal, step: Step) -> tuple[Any, str] | None:
+        """The handle and the token of a step that an earlier run started; None without one."""
+
+    @abstractmethod
+    def submit(self, step: Step, folder: Path, call: tuple[Any, ...]) -> Any:
+        """Start `run_remotely(*call)` with the step's resources; returns a handle.
+
+        Raises:
+            StudyError: the cluster refuses it.
+        """
+
+    @abstractmethod
+    def wait(self, handles: Mapping[Any, str], log: Log) -> dict[Any, Ending]:
+        """Wait at most about `POLL` seconds; returns the calls that have ended.
+
+        `handles` has the name of each call's step.
+        """
+
+    def named(self, handle: Any) -> str:
+        """The name of a call for the user."""
+        return f"job {handle}"
+
+    @abstractmethod
+    def cancel(self, handles: Mapping[Any, str]) -> str:
+        """Cancel calls; returns the line for the user."""
+
+
+class _Run:
+    """One run of a study's steps on a cluster."""
+
+    def __init__(
+        self,
+        executor: ClusterExecutor,
+        journal: StudyJournal,
+        functions: Mapping[str, StepFunction],
+        log: Log,
+        ended: Ended,
+    ) -> None:
+        self.executor, self.journal, self.functions = executor, journal, functions
+        self.log, self.ended = log, ended
+        self.running: dict[str, Running] = {}
+        self.versions = {socket.gethostname(): versions(*PACKAGES)}
+
+    def run(self, steps: list[Step]) -> None:
+        self.executor.check(steps, self.log)
+        waiting = {step.name: step for step in steps}
+        done = set(self.journal.finished())
+        try:
+            while waiting or self.running:
+                for step in [one for one in waiting.values() if done.issuperset(one.needs)]:
+                    self.begin(waiting.pop(step.name))
+                if not self.running:
+                    return  # the waiting steps need one that failed
+                done.update(self.finished())
+        except KeyboardInterrupt:
+            if handles := self.handles():
+                self.log(self.executor.cancel(handles))
+            raise
+
+    def handles(self) -> dict[Any, str]:
+        named = self.running.items()
+        return {one.handle: name for name, one in named if one.handle is not None}
+
+    def begin(self, step: Step) -> None:
+        """Adopt or start a step."""
+        running = self.running[step.name] = Running(step)
+        if adopted := self.executor.adopt(self.journal, step):
+            running.handle, running.token = adopted
+            self.log(f"{step.name}: adopts {self.executor.named(running.handle)}")
+        elif owner := self.journal.owner(step.name):
+            self.log(f"{step.name}: waits for {owner}, which runs it already")
+        else:
+            self.submit(running)
+
+    def submit(self, running: Running) -> None:
+        journal, step = self.journal, running.step
+        folder = journal.folder(step.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        journal.clear(step.name)
+        call = (journal, step, dict(self.functions), running.token)
+        try:
+            running.handle = self.executor.submit(step, folder, call)
+        except StudyError as error:
+            self.fail(running, str(error))
+            return
+        again = f", try {running.tries}" if running.tries > 1 else ""
+        self.log(f"{step.name}: {self.executor.named(running.handle)}{again}")
+
+    def finished(self) -> list[str]:
+        """Wait for a while; returns the steps that are done since."""
+        ended = self.executor.wait(self.handles(), self.log)
+        done = []
+        for name, running in list(self.running.items()):
+            if running.handle is None:
+                if self.journal.owner(name) is None:
+                    done += self.settle(running, Ending(again=True))
+            elif running.handle in ended:
+                done += self.settle(running, ended[running.handle])
+        return done
+
+    def settle(self, running: Running, ending: Ending) -> list[str]:
+        """Handle the end of a job; returns the step's name if it is done."""
+        step, name = running.step, running.step.name
+        record = self.journal.record(name)
+        if record is not None and record.state == "done":
+            del self.running[name]
+            self.compare_versions(record.where, record.versions)
+            self.ended(step)
+            return [name]
+        if record is not None and record.state == "failed":
+            del self.running[name]
+            self.log(f"{name} failed: {record.why}")
+            return []
+        owner = self.journal.owner(name)
+        if owner is not None and owner.token != running.token:
+            running.handle = None  # another process runs it
+        elif ending.again and running.tries <= RETRIES:
+            self.log(f"{name}: {ending.why or 'its process ended'}; it runs again")
+            self.journal.clear(name, running.token)
+            running.tries += 1
+            self.submit(running)
+        elif ending.why or self.is_late(running):
+            self.fail(running, ending.why or "it ended without a record")
+        return []
+
+    @staticmethod
+    def is_late(running: Running) -> bool:
+        running.ended = running.ended or time.monotonic()
+        return time.monotonic() - running.ended > LATE
+
+    def fail(self, running: Running, why: str) -> None:
+        """Record that a job was lost or refused."""
+        del self.running[running.step.name]
+        self.journal.clear(running.step.name, running.token)
+        self.journal.finish(
+            running.step, state="failed", started=running.started, why=why, attempts=running.tries
+        )
+        self.log(f"{running.step.name} failed: {why}")
+
+    def compare_versions(self, where: str, there: Mapping[str, str]) -> None:
+        """Log the packages of a machine that differ from those here."""
+        here = self.versions[socket.gethostname()]
+        if where in self.versions:
+            return
+        self.versions[where] = dict(there)
+        differ = [
+            f"{name} {there.get(name, 'none')} instead of {here.get(name, 'none')}"
+            for name in PACKAGES
+            if there.get(name) != here.get(name)
+        ]
+        if differ:
+            self.log(f"note: {where} has {', '.join(differ)}")
+
+
+def run_remotely(
+    journal: StudyJournal, step: Step, functions: Mapping[str, StepFunction], token: str
+) -> None:
+    """Run a step in a worker of a cluster, and record its end in the journal.
+
+    Raises:
+        StudyError: this machine lacks the study's folder, or another process runs the step.
+    """
+    if journal.storage is None and not (journal.root / INDEX).is_file():
+        raise StudyError(
+            f"{socket.gethostname()} does not see the study's folder {journal.root}; choose a "
+            "folder that all nodes share, or give --out an fsspec URL"
+        )
+
+    def tell(line: str) -> None:
+        print(line, flush=True)  # noqa: T201  # into the job's own log
+
+    run_step(journal, step, functions, tell, Owner(token))
+
+
+def first_of_kinds(steps: Sequence[Step]) -> dict[str, Step]:
+    """The first step of each kind."""
+    first: dict[str, Step] = {}
+    for step in steps:
+        first.setdefault(step.kind, step)
+    return first
+
+
+def reason(error: BaseException) -> str:
+    """The one line of an error of ours, otherwise its type and text."""
+    text = " ".join(str(error).split())[-300:]
+    return text if isinstance(error, LayerswapError) else f"{type(error).__name__}: {text}"

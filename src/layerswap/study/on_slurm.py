@@ -1,0 +1,337 @@
+"""Runs steps as Slurm jobs: submitit submits them, `squeue` tells their states."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import StudyError, one_line
+from layerswap.ground.types import Log
+from layerswap.ground.yaml_file import nearest
+from layerswap.study import clusters
+from layerswap.study.clusters import ClusterExecutor, Ending, first_of_kinds, run_remotely
+from layerswap.study.journal import StudyJournal
+from layerswap.study.spec import StepKind
+from layerswap.study.steps import Step
+from layerswap.versions import install
+
+JOB = "job.json"
+"""File in a step's folder that names its job."""
+LOOK = 5.0
+"""Seconds between two calls of `squeue`."""
+SHORTEST, LONGEST, SPARE = 60, 3 * 24 * 60, 3
+"""Least and most minutes of a default time limit, and its ratio to the estimated time."""
+LIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING", "SUSPENDED",
+        "REQUEUE_HOLD", "REQUEUE_FED", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT",
+        "RESV_DEL_HOLD")  # fmt: skip
+"""States of jobs that have not ended."""
+LOST = ("TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED")
+"""States after which a step runs again and resumes."""
+QUEUED = ("None", "Priority", "Resources", "BeginTime", "Prolog", "Cleaning", "Licenses")
+"""Reasons of waiting that pass by themselves."""
+WITHOUT = {"mem": ("mem_per_cpu", "mem_per_gpu"), "cpus_per_task": ("cpus_per_gpu",),
+           "gpus_per_node": ("gres", "gpus_per_task")}  # fmt: skip
+"""Our parameters, and those of the study that replace them."""
+LAST = 300
+"""Most characters of a job's last line."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """State of a Slurm job; `squeue` knows it until minutes after its end."""
+
+    job: str
+    state: str = "UNKNOWN"
+    exit_code: int = 0
+    signal: int = 0
+    reason: str = ""
+    node: str = ""
+    log: str = ""
+
+    def __str__(self) -> str:
+        node = f" on {self.node}" if self.node else ""
+        code = f", exit code {self.exit_code}" if self.exit_code else ""
+        ended = f", signal {self.signal}" if self.signal else ""
+        why = f" ({self.reason})" if self.reason not in ("", "None", self.state) else ""
+        return f"job {self.job} {self.state}{node}{code}{ended}{why}"
+
+
+class _Resumable:
+    """Runs a step; before its time limit, or when preempted, submitit requeues its job."""
+
+    def __call__(self, *call: Any) -> None:
+        run_remotely(*call)
+
+    def checkpoint(self, *call: Any) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, *call)
+
+
+class OnSlurm(ClusterExecutor):
+    """Submits each step as a Slurm job through submitit.
+
+    Nodes share the study's folder or its storage. A job that Slurm lost or preempted, or whose
+    time was over, runs again, and resumes.
+
+    Args:
+        logs: folder of the jobs' own files, one folder a step.
+        parameters: of `submitit.SlurmExecutor`, whole and by kind of step.
+        hours: estimated hours by step, for the default time limit.
+    """
+
+    def __init__(
+        self, logs: Path, parameters: Mapping[str, Any], hours: Mapping[str, float]
+    ) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise StudyError(f"--on slurm needs submitit; {install('slurm')}") from None
+        self._submitit, self._logs = submitit, logs
+        kinds = {*get_args(StepKind), "tables"}
+        self._given = {key: value for key, value in parameters.items() if key not in kinds}
+        self._by_kind = {kind: parameters[kind] for kind in kinds & {*parameters}}
+        self._hours = hours
+        known = submitit.SlurmExecutor._valid_parameters()
+        named = {f"slurm.{kind}": given for kind, given in self._by_kind.items()}
+        for where, given in {"slurm": self._given, **named}.items():
+            _check_names(where, given, known)
+        try:
+            self._executor("check")
+            self._states = queue()
+        except (RuntimeError, OSError) as error:
+            raise StudyError(f"Slurm cannot be reached ({one_line(error)})") from None
+        self._looked, self._told, self._missed = time.monotonic(), set[str](), set[str]()
+
+    def _executor(self, name: str) -> Any:
+        return self._submitit.SlurmExecutor(folder=self._logs / name.replace("/", "-"))
+
+    def parameters(self, step: Step) -> dict[str, Any]:
+        """The parameters of a step's job by submitit's names; the study's precede ours."""
+        asked, hours = step.resources, self._hours.get(step.name)
+        ours: dict[str, Any] = {
+            "job_name": step.name.replace("/", "-"),
+            "cpus_per_task": math.ceil(asked.cpus),
+            "gpus_per_node": math.ceil(asked.gpus) or None,
+            "mem": f"{math.ceil(asked.memory_gb * 1024)}MB",
+            "time": LONGEST if hours is None
+            else min(LONGEST, max(SHORTEST, math.ceil(SPARE * 60 * hours))),
+        }  # fmt: skip
+        given = {**self._given, **self._by_kind.get(step.kind, {})}
+        ours = {key: value for key, value in ours.items()
+                if not any(given.get(other) for other in WITHOUT.get(key, ()))}  # fmt: skip
+        chosen = {key: value for key, value in {**ours, **given}.items() if value is not None}
+        if "time" in chosen:
+            chosen["time"] = minutes(chosen["time"])
+        return chosen
+
+    def check(self, steps: Sequence[Step], log: Log) -> None:
+        """Ask Slurm to test one job of each kind of step, without running it."""
+        for kind, step in first_of_kinds(steps).items():
+            executor = self._executor("check")
+            executor.update_parameters(**self.parameters(step))
+            script = executor._make_submission_file_text("true", "check")
+            tested = _run("sbatch", "--test-only", script=script)
+            if tested.returncode == 0:
+                continue
+            why = _refusal(tested.stderr)
+            if "node configuration" not in why:
+                raise StudyError(self._refused(step, why))
+            # It may be for now alone: Slurm says the same while fitting nodes are drained.
+            log(f"note: Slurm has no node for {kind} steps now ({why}; {self._asked(step)})")
+
+    def _asked(self, step: Step) -> str:
+        shown = self.parameters(step)
+        return ", ".join(f"{key}={value}" for key, value in shown.items() if key != "job_name")
+
+    def _refused(self, step: Step, why: str) -> str:
+        return (
+            f"Slurm refuses {step.name}: {why} ({self._asked(step)}); change "
+            f"resources.{step.kind} or slurm.{step.kind} of the study"
+        )
+
+    def adopt(self, journal: StudyJournal, step: Step) -> tuple[str, str] | None:
+        """The job of an earlier run that still waits or runs."""
+        folder = journal.folder(step.name)
+        noted = job_of(folder)
+        if noted is None:
+            return None
+        state = self._states.get(noted["job"])
+        if state is not None and state.state in LIVE:
+            return noted["job"], noted["token"]
+        journal.clear(step.name, noted["token"])  # Slurm knows that it has ended
+        return None
+
+    def submit(self, step: Step, folder: Path, call: tuple[Any, ...]) -> str:
+        """Start a step as a job."""
+        executor = self._executor(step.name)
+        executor.update_parameters(**self.parameters(step))
+        try:
+            with redirect_stderr(io.StringIO()):  # submitit repeats the error there
+                job = executor.submit(_Resumable(), *call)
+        except self._submitit.core.utils.FailedJobError as error:
+            raise StudyError(self._refused(step, _refusal(str(error)))) from None
+        log = str(self._logs / step.name.replace("/", "-") / f"{job.job_id}_0_log.out")
+        write_json(folder / JOB, {"job": job.job_id, "token": call[-1], "log": log})
+        return str(job.job_id)
+
+    def wait(self, handles: Mapping[Any, str], log: Log) -> dict[Any, Ending]:
+        """Look at the queue if the last look is `LOOK` seconds ago."""
+        time.sleep(min(clusters.POLL, LOOK))
+        if not handles or time.monotonic() - self._looked < LOOK:
+            return {}
+        self._looked = time.monotonic()
+        try:
+            self._states = queue()
+        except (RuntimeError, OSError) as error:  # the controller may come back
+            self._tell(f"squeue: {one_line(error)}; trying again", log)
+            return {}
+        endings = {}
+        for job, name in handles.items():
+            if (state := self._states.get(job)) is None:
+                if job in self._missed:
+                    endings[job] = Ending(f"job {job} is unknown to Slurm")
+                self._missed.add(job)
+            elif state.state == "PENDING" and state.reason not in QUEUED:
+                self._tell(f"{name}: {state}; see `scontrol show job {job}`", log)
+            elif state.state not in LIVE:
+                endings[job] = self._ending(state, name)
+        return endings
+
+    def _tell(self, line: str, log: Log) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            log(line)
+
+    def _ending(self, state: JobState, name: str) -> Ending:
+        if state.state == "COMPLETED":
+            return Ending()
+        log = self._logs / name.replace("/", "-") / f"{state.job}_0_log.out"
+        last = last_lines(log, 1)
+        if not log.exists() and state.node and state.state == "FAILED":
+            last = [f"it wrote no {log}; check that {state.node} sees this folder"]
+        return Ending(": ".join([str(state), *last]), again=state.state in LOST)
+
+    def cancel(self, handles: Mapping[Any, str]) -> str:
+        """Cancel jobs."""
+        named = ", ".join(f"{job} ({name})" for job, name in handles.items())
+        if _run("scancel", *handles).returncode == 0:
+            return f"cancelled the Slurm jobs {named}"
+        return f"these Slurm jobs run on: {named}; cancel them with: scancel {' '.join(handles)}"
+
+
+def queue() -> dict[str, JobState]:
+    """The user's jobs that wait, run or ended lately, by id.
+
+    Raises:
+        RuntimeError: `squeue` failed.
+    """
+    columns = "JobID:20,State:20,exit_code:12,Reason:80,NodeList:80"
+    done = _run("squeue", "-h", "-t", "all", "--me", "-O", columns)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    widths = [int(column.rpartition(":")[2]) for column in columns.split(",")]
+    jobs = {}
+    for line in done.stdout.splitlines():
+        cells, start = [], 0
+        for width in widths:
+            cells.append(line[start : start + width].strip())
+            start += width
+        job, state, status, why, node = cells
+        code = int(status) if status.isdigit() else 0  # a wait status
+        jobs[job] = JobState(job, state, code >> 8, code & 127, why, node)
+    return jobs
+
+
+def jobs_of(journal: StudyJournal) -> dict[str, JobState]:
+    """The last job of each step that had one, by step; without Slurm here, of unknown state."""
+    noted = {step.name: job_of(journal.folder(step.name)) for step in journal.graph}
+    if not any(noted.values()):
+        return {}
+    try:
+        states = queue()
+    except (RuntimeError, OSError):
+        states = {}
+    return {
+        name: replace(states.get(one["job"], JobState(one["job"])), log=one["log"])
+        for name, one in noted.items()
+        if one is not None
+    }
+
+
+def job_of(folder: Path) -> dict[str, str] | None:
+    """The job, token and log that a step's folder names; None without them."""
+    try:
+        noted = json.loads((folder / JOB).read_bytes())
+        return {key: str(noted[key]) for key in ("job", "token", "log")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last lines of a job's errors or, without any, of its output; not those of srun."""
+    for path in (log.with_suffix(".err"), log):
+        try:
+            lines = path.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            continue
+        told = [
+            line for line in lines if line.strip() and not line.startswith(("srun: ", "submitit"))
+        ]
+        if told:
+            return [one_line(line, LAST) for line in told[-count:]]
+    return []
+
+
+def minutes(time_limit: object) -> int:
+    """A time limit in minutes: a number, or a text of Slurm such as `1-12:00:00` or `90:00`.
+
+    Raises:
+        StudyError: it is neither.
+    """
+    if isinstance(time_limit, int | float) and not isinstance(time_limit, bool):
+        return math.ceil(time_limit)
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time_limit))
+    if found is None:
+        raise StudyError(f"slurm: time {time_limit!r} is no number of minutes, nor D-HH:MM:SS")
+    days, first, second, third = (int(part or 0) for part in found.groups())
+    if found[1] or found[4]:
+        return days * 1440 + first * 60 + second + (third > 0)
+    return first + (second > 0)
+
+
+def _check_names(where: str, given: object, known: Iterable[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise StudyError(f"{where}: write a mapping of submitit's parameters; found {given!r:.60}")
+    for name in given:
+        if name not in known:
+            hint = nearest(str(name), list(known)) or f"; known: {', '.join(sorted(known))}"
+            raise StudyError(
+                f"{where}: submitit has no parameter {name!r}{hint}; others of sbatch go to "
+                "additional_parameters"
+            )
+
+
+def _refusal(stderr: str) -> str:
+    """The facts in the messages of sbatch, on one line."""
+    prefix = re.compile(
+        r"^(sbatch: )?(error: |allocation failure: )*(Batch job submission failed: )?"
+    )
+    lines = [prefix.sub("", line).strip() for line in stderr.splitlines()]
+    return one_line("; ".join(filter(None, dict.fromkeys(lines))))
+
+
+def _run(*words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, input=script, capture_output=True, text=True, check=False, timeout=120
+    )

@@ -1,0 +1,233 @@
+"""Studies on a real Slurm of two nodes, which is started here, and its faults."""
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+from cluster_steps import functions, graph, start_driver
+from real_slurm import command, missing, real_slurm
+from typer.testing import CliRunner
+
+from layerswap.cli import app
+from layerswap.ground.errors import StudyError
+from layerswap.study import clusters, on_slurm
+from layerswap.study.journal import StudyJournal
+from layerswap.study.on_slurm import OnSlurm, job_of, minutes
+from layerswap.study.runner import run_graph
+
+pytest.importorskip("submitit")
+real = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    with real_slurm():
+        yield
+
+
+@pytest.fixture
+def study(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr(clusters, "POLL", 0.2)
+    monkeypatch.setattr(on_slurm, "LOOK", 0.3)
+    return Study(tmp_path)
+
+
+class Study:
+    """Runs of one small study, with their lines."""
+
+    def __init__(self, folder):
+        self.folder, self.lines, self.marks = folder, [], folder / "marks"
+        self.marks.mkdir()
+
+    def run(self, width=1, parameters=None, resources=None, **works):
+        self.graph = graph(width, **(resources or {}))
+        executor = OnSlurm(self.folder / "out" / "jobs", parameters or {}, {})
+        works = functions(self.marks, **works)
+        return run_graph(self.graph, self.folder / "out", works, executor=executor,
+                         log=self.lines.append)  # fmt: skip
+
+    def during(self, name, action):
+        """Call `action` with the job of a step as soon as the step runs."""
+
+        def act():
+            wait_for((self.marks / name.replace("/", "-")).exists)
+            action(self.job(name))
+
+        threading.Thread(target=act).start()
+
+    def step_folder(self, name):
+        return StudyJournal(self.folder / "out", graph(1)).folder(name)
+
+    def job(self, name):
+        return job_of(self.step_folder(name))["job"]
+
+    def told(self, words):
+        return any(words in line for line in self.lines)
+
+    def begun(self, name):
+        mark = self.marks / name.replace("/", "-")
+        return len(mark.read_text().split()) if mark.exists() else 0
+
+
+def invoke(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def wait_for(ready, seconds=60):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+class TestReal:
+    pytestmark = real
+
+    def test_a_study_equals_the_local_run_on_two_nodes(self, study, tmp_path):
+        summary = study.run(3, seconds=0.5)
+        assert not summary.failed, [record.why for record in summary.failed]
+        run_graph(study.graph, tmp_path / "here", functions(study.marks))
+        for step in study.graph:
+            there, here = (StudyJournal(tmp_path / name, study.graph).folder(step.name)
+                           for name in ("out", "here"))  # fmt: skip
+            assert (there / "out").read_text() == (here / "out").read_text()
+        used = {state.node for state in on_slurm.queue().values()}
+        assert {"node1", "node2"} <= used
+        log = StudyJournal(tmp_path / "out", study.graph).folder("tables") / "log.txt"
+        assert "half of tables" in log.read_text()
+        jobs = tmp_path / "out" / "jobs" / "tables"
+        assert "half of tables" in next(jobs.glob("*_log.out")).read_text()
+        before = len(on_slurm.queue())
+        study.run(3)
+        assert len(on_slurm.queue()) == before
+
+    def test_a_failure_stops_only_its_followers(self, study):
+        summary = study.run(2, broken="data/1")
+        assert [record.why for record in summary.failed] == ["ValueError: no such data"]
+        assert summary.blocked == {"train/1": "data/1", "tables": "data/1"}
+        assert summary.records["train/0"].state == "done"
+
+    def test_a_new_driver_adopts_the_job_of_a_killed_one(self, study):
+        driver = start_driver(study.folder, 6)
+        wait_for(lambda: study.begun("data/0"))
+        driver.kill()
+        driver.wait()
+        job = study.job("data/0")
+        with pytest.raises(StudyError, match=rf"Slurm job {job}, process \d+ on .* writes into it"):
+            run_graph(graph(1), study.folder / "out", functions(study.marks))
+        summary = study.run(seconds=0)
+        assert f"data/0: adopts job {job}" in study.lines
+        assert not summary.failed
+        assert study.begun("data/0") == 1
+
+    def test_ctrl_c_cancels_the_jobs(self, study):
+        driver = start_driver(study.folder, 60)
+        wait_for(lambda: study.begun("data/0"))
+        job = study.job("data/0")
+        driver.send_signal(signal.SIGINT)
+        lines = driver.communicate(timeout=30)[0]
+        assert f"cancelled the Slurm jobs {job} (data/0)" in lines
+        wait_for(lambda: on_slurm.queue()[job].state == "CANCELLED")
+        summary = study.run()  # its lease is void at once
+        assert not summary.failed
+        assert study.begun("data/0") == 2
+
+    def test_a_cancelled_job_is_noticed_with_its_state(self, study):
+        cancelled = []
+
+        def cancel(job):
+            cancelled.append(time.monotonic())
+            command("scancel", job)
+
+        study.during("data/0", cancel)
+        summary = study.run(seconds=60)
+        assert time.monotonic() - cancelled[0] < 15
+        (record,) = summary.failed
+        assert f"job {study.job('data/0')} CANCELLED on node" in record.why
+        assert "CANCELLED AT" in record.why
+
+    def test_a_job_at_its_time_limit_resumes(self, study):
+        summary = study.run(parameters={"data": {"time": 1}}, slow_first=60)
+        assert not summary.failed, [record.why for record in summary.failed]
+        assert study.begun("data/0") == 2
+        assert study.begun("train/0") == 1
+
+    def test_a_job_beyond_its_memory_fails_with_the_reason(self, study):
+        summary = study.run(seconds=20, swallow="data/0", resources={"memory_gb": 0.5})
+        (record,) = summary.failed
+        assert "memory" in record.why.lower() or "OUT_OF_ME" in record.why, record.why
+
+    def test_drained_nodes_are_named(self, study):
+        nodes = "nodename=node1,node2"
+        command("scontrol", "update", nodes, "state=drain", "reason=test")
+        try:
+
+            def resume():
+                wait_for(lambda: study.told("DRAINED"))
+                command("scontrol", "update", nodes, "state=resume")
+
+            threading.Thread(target=resume).start()
+            summary = study.run()
+        finally:
+            command("scontrol", "update", nodes, "state=resume")
+        assert not summary.failed
+        assert "note: Slurm has no node for data steps now" in study.lines[1]
+
+    def test_a_limit_beyond_the_partitions_is_told_at_once(self, study):
+        def cancel():
+            wait_for(lambda: study.told("PENDING (Partition"))
+            command("scancel", study.job("data/0"))
+
+        threading.Thread(target=cancel).start()
+        (record,) = study.run(parameters={"partition": "short", "time": 600}).failed
+        assert f"job {study.job('data/0')} CANCELLED" in record.why
+
+    def test_the_status_names_job_node_state_and_log(self, study):
+        def look(job):
+            shown.append((job, invoke("study", "status", study.folder / "out")))
+            command("scancel", job)
+
+        shown = []
+        study.during("data/0", look)
+        study.run(seconds=60)
+        job, running = shown[0]
+        log = study.folder / "out" / "jobs" / "data-0" / f"{job}_0_log.out"
+        assert f"job {job} RUNNING on node" in running
+        assert str(log) in running
+        steps = json.loads(invoke("study", "status", study.folder / "out", "--json"))["steps"]
+        assert steps[0]["job"]["state"] == "CANCELLED"
+        assert "CANCELLED AT" in steps[0]["last_lines"][-1]
+
+    @pytest.mark.parametrize(("parameters", "resources", "line"), [
+        ({"partition": "nope"}, {}, r"Slurm refuses data/0: invalid partition specified: nope"),
+        ({"data": {"constraint": "nope"}}, {}, "Invalid feature specification"),
+        ({}, {"gpus": 1}, r"Invalid generic resource \(gres\) specification .*gpus_per_node=1"),
+        ({"gpu": "a100"}, {}, r"slurm: submitit has no parameter 'gpu'"),
+        ({"train": {"time": "soon"}}, {}, "time 'soon' is no number of minutes"),
+    ])  # fmt: skip
+    def test_refusals_are_one_line_before_the_first_step(self, study, parameters, resources, line):
+        with pytest.raises(StudyError, match=line):
+            study.run(parameters=parameters, resources=resources)
+        assert not study.begun("data/0")
+
+    def test_memory_beyond_the_nodes_is_one_line(self, study):
+        summary = study.run(resources={"memory_gb": 9000})
+        (record,) = summary.failed
+        assert "Slurm refuses data/0: Memory specification can not be satisfied" in record.why
+
+
+def test_without_slurm_it_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no srun, wherever Slurm is installed
+    with pytest.raises(StudyError, match="Slurm cannot be reached"):
+        OnSlurm(tmp_path, {}, {})
+
+
+@pytest.mark.parametrize(("given", "number"), [
+    (90, 90), ("90", 90), ("90:30", 91), ("12:00:00", 720), ("1-12", 2160), ("2-00:30:01", 2911),
+])  # fmt: skip
+def test_time_limits_in_slurms_forms(given, number):
+    assert minutes(given) == number
