@@ -23,6 +23,7 @@ from layerswap.study.clusters import ClusterExecutor, Ending, first_of_kinds, ru
 from layerswap.study.journal import StudyJournal
 from layerswap.study.spec import StepKind
 from layerswap.study.steps import Step
+from layerswap.study.submitit_inside import job_script, known_parameters
 from layerswap.versions import install
 
 JOB = "job.json"
@@ -102,7 +103,7 @@ class OnSlurm(ClusterExecutor):
         self._given = {key: value for key, value in parameters.items() if key not in kinds}
         self._by_kind = {kind: parameters[kind] for kind in kinds & {*parameters}}
         self._hours = hours
-        known = submitit.SlurmExecutor._valid_parameters()
+        known = known_parameters()
         named = {f"slurm.{kind}": given for kind, given in self._by_kind.items()}
         for where, given in {"slurm": self._given, **named}.items():
             _check_names(where, given, known)
@@ -138,9 +139,7 @@ class OnSlurm(ClusterExecutor):
     def check(self, steps: Sequence[Step], log: Log) -> None:
         """Ask Slurm to test one job of each kind of step, without running it."""
         for kind, step in first_of_kinds(steps).items():
-            executor = self._executor("check")
-            executor.update_parameters(**self.parameters(step))
-            script = executor._make_submission_file_text("true", "check")
+            script = job_script(self._logs, self.parameters(step))
             tested = _run("sbatch", "--test-only", script=script)
             if tested.returncode == 0:
                 continue
