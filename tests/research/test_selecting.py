@@ -1,19 +1,15 @@
-"""The row of docs/questions.md on selecting among all models has the computed numbers."""
+"""The table of docs/questions.md on the model to save has the computed numbers."""
 
 from pathlib import Path
 
-from research.markdown import points
-from research.selection import gains
-
-from layerswap.evaluation.statistics import student_interval
+import pytest
+from research.selection import by_study, main
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
 
 
-def test_the_gains_of_the_page_are_those_of_the_recorded_scores():
-    (row,) = (one for one in PAGE.read_text("utf-8").splitlines() if "research/selection" in one)
-    found = gains()
-    assert len(found) == 2
-    for values in found.values():
-        assert len(values) == 9
-        assert points(student_interval(values)) in row
+@pytest.mark.slow
+def test_the_regrets_of_the_page_are_those_of_the_recorded_scores(capsys):
+    assert {len(rows) for rows in by_study().values()} == {3, 10}
+    main()
+    assert capsys.readouterr().out.strip() in PAGE.read_text("utf-8")

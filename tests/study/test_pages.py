@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,15 +48,19 @@ def test_the_verdict_is_one_sentence():
         "25.0 points higher."
     )
     assert verdict([result("sw", better=0.5), result("ha"), result("yo")]) == (
-        "Of 3 results, the selected swap is above the task expert in 1 (maths, sw) and below it in "
-        "none; no difference is detected in 2."
+        "Of 3 results, the selected model is above the task expert in 1 (maths, sw) and below it "
+        "in none; no difference is detected in 2."
     )
 
 
 def test_models_above_the_selected_swap_are_named():
     level, below = result("sw"), result("ha", better=-0.5)
-    assert surpassing([level]) == surpassing([result("sw", better=0.5)]) == ""
-    assert surpassing([level, below]) == "Models above the selected swap: maths, ha (task expert)."
+    root = Path("study")
+    assert surpassing([level], root) == surpassing([result("sw", better=0.5)], root) == ""
+    assert surpassing([level, below], root) == (
+        "Models above the selected model: maths, ha (task expert). "
+        "layerswap study merge study --model 'task expert' writes that model."
+    )
 
 
 def test_accuracy_and_balanced_accuracy_that_disagree_are_reported():

@@ -191,7 +191,7 @@ def test_the_page_of_a_study(finished):
     assert '<th scope="col"></th>' not in page
     for fact in ("Models and evaluation", str(shipped().base),
                  "at most 12 of a task, drawn by label", "lab_problem_{language}",
-                 "layerswap study merge", "Of 2 results, the selected swap", "selected in nela.",
+                 "layerswap study merge", "Of 2 results, the selected model", "selected in nela.",
                  'data-panel="maps"', "<details>",
                  "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
         assert fact in page
@@ -337,6 +337,27 @@ def disagreeing(development, test):
     scores |= {swapped(1, pair): other for pair in pairs}
     scores[swapped(2, "0-1")] = other + 0.01  # best of all, on both splits
     return benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
+
+
+def test_the_best_of_all_models_on_development_is_saved():
+    """An average or the task expert may win, and no test score plays a part."""
+    split = split_documents(40, 0.5)
+    better = np.empty(40)
+    better[split.development], better[split.test] = 0.9, 0.1
+    scores = {replace(DEFAULT, pair="0-0"): np.full(40, 0.5), BASE: np.ones(40)}
+    scores |= {swapped(1, "0-0"): np.full(40, 0.6), replace(SOUP, pair="0-0"): better}
+    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
+    assert found.selected == SOUP
+    assert found.best == replace(SOUP, pair="0-0")
+    assert found.best_score.mean == pytest.approx(0.1)
+    tuned = {Condition("weighted soup", f"task {share}", pair="0-0"): better + share / 100
+             for share in (0.3, 0.7)}  # fmt: skip
+    found = benchmark_result("sw", "mgsm", BenchmarkScores({**scores, **tuned}), 0.5)
+    assert str(found.selected) == "weighted soup, chosen on development"
+    assert str(found.best) == "0-0: weighted soup, task 0.7"
+    alone = {**scores, replace(SOUP, pair=""): better + 0.05}
+    found = benchmark_result("sw", "mgsm", BenchmarkScores(alone), 0.5)
+    assert found.best_score.n == 20
 
 
 def test_development_alone_decides_what_is_saved_and_headed():

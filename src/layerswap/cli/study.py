@@ -119,7 +119,13 @@ def run_file(
     from layerswap.cli.tables import status_table
     from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
-    from layerswap.study.report import BEST, FinishedSteps, write_study_report
+    from layerswap.study.report import (
+        BEST,
+        FinishedSteps,
+        next_commands,
+        surpassing,
+        write_study_report,
+    )
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
     from layerswap.versions import need_extras
@@ -166,8 +172,12 @@ def run_file(
     for lost in study.lost_paths():
         output.say(f"note: {lost}")
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
+    if above := surpassing(study.results.benchmarks, root):
+        output.say(above)
     if study.settings["merge"]:
         _merge(root)
+    languages = [one.language for one in study.results.benchmarks]
+    output.say("\n".join(["next:", *next_commands(root, languages)]))
 
 
 def _merge(root: Path, languages: Sequence[str] = (), model: str | None = None) -> None:
@@ -247,7 +257,7 @@ def merge(
         ),
     ] = None,
 ) -> None:
-    """Merge the selected composition of each language, or the model named by --model.
+    """Merge the selected model of each language, or the model named by --model.
 
     Writes a checkpoint with its card into DIR/merged/<language>.
 

@@ -29,8 +29,8 @@ from layerswap.experiment.compare import (
     DocumentSplit,
     TestResult,
     Values,
+    best_of_all,
     choose,
-    select,
     split_documents,
 )
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
@@ -88,11 +88,13 @@ class BenchmarkResult:
     flattered: Mapping[str, Condition]  # by pair, the best composition on test documents
     test: tuple[int, ...]  # positions of the test documents, in the order of task and document
     shared: frozenset[Condition]  # treatments that all pairs share
-    # By pair, `CHOSEN` and `DEFAULT` on development documents; empty if nothing is chosen.
+    # By pair, its treatments on development documents; empty without such documents.
     development: Mapping[str, Scores]
     chosen_on: str = ""  # the development documents, in words
     labels: Labels | None = None  # right labels of a classification, on test documents
     answers: Mapping[str, Mapping[Condition, Labels]] = field(default_factory=dict)  # as `pairs`
+    # By pair and treatment, the model that it reports: a setting or zones that were chosen.
+    reported: Mapping[str, Mapping[Condition, Condition]] = field(default_factory=dict)
 
     @property
     def heading(self) -> str:
@@ -119,12 +121,15 @@ class BenchmarkResult:
 
     @cached_property
     def selected(self) -> Condition:
-        """The swap to report and save, `CHOSEN` or `DEFAULT`, by `protocol.select` over pairs."""
-        if not self.chosen:
+        """The treatment to report and save, by `best_of_all` over pairs.
+
+        The default swap without development documents.
+        """
+        if not self.development:
             return DEFAULT
         scores = list(self.development.values())
-        means = {one: np.mean([by[one] for by in scores], axis=0) for one in scores[0]}
-        return select(means, CHOSEN, DEFAULT)
+        common = [one for one in scores[0] if all(one in by for by in scores)]
+        return best_of_all({one: np.mean([by[one] for by in scores], axis=0) for one in common})
 
     @cached_property
     def extremes(self) -> dict[Condition, tuple[float, float]]:
@@ -141,7 +146,7 @@ class BenchmarkResult:
 
     @property
     def best(self) -> Condition:
-        """The composition to save: `selected` of the pair that is best on development.
+        """The model to save: `selected` of the pair that is best on development.
 
         Without development documents, the first pair's.
         """
@@ -149,12 +154,14 @@ class BenchmarkResult:
             return replace(DEFAULT, pair=next(iter(self.pairs)))
         means = {pair: scores[self.selected] for pair, scores in self.development.items()}
         pair = max(means, key=lambda one: float(means[one].mean()))
-        return replace(self.chosen[pair] if self.selected == CHOSEN else DEFAULT, pair=pair)
+        model = self.reported[pair][self.selected]
+        return model if model in self.shared else replace(model, pair=pair)
 
     @property
     def best_score(self) -> Interval:
         """The score of `best` on the test documents."""
-        return mean_interval(self.pairs[self.best.pair][self.selected])
+        pair = self.best.pair or next(iter(self.pairs))
+        return mean_interval(self.pairs[pair][self.selected])
 
     @cached_property
     def _by_treatment(self) -> dict[Condition, list[Values]]:
@@ -188,6 +195,7 @@ def benchmark_result(
     flattered: dict[str, Condition] = {}
     grids: dict[Condition, list[Values]] = defaultdict(list)
     first: dict[str, Scores] = {}
+    names: dict[str, Mapping[Condition, Condition]] = {}
     for pair, own in by_pair.items():
         grid = {one: values for one, values in own.items() if one.zones is not None}
         tuned = _chosen_of_methods(own, split) if choosing else {}
@@ -207,10 +215,9 @@ def benchmark_result(
         every = {**shared, **own}
         kept = {name: every[one] for name, one in reported.items()}
         if choosing:
-            first[pair] = {
-                one: kept[one][split.development] for one in (CHOSEN, DEFAULT) if one in kept
-            }
+            first[pair] = {one: values[split.development] for one, values in kept.items()}
         pairs[pair] = {one: values[split.test] for one, values in kept.items()}
+        names[pair] = reported
         if found.labels is not None:
             given = {**shared_answers, **answers_by_pair[pair]}
             answers[pair] = {name: given[one][split.test] for name, one in reported.items()}
@@ -218,7 +225,7 @@ def benchmark_result(
     return BenchmarkResult(
         language, benchmark, pairs, grid_means, chosen, flattered, tuple(split.test.tolist()),
         frozenset(shared), first, _chosen_on(found, split),
-        None if found.labels is None else found.labels[split.test], answers,
+        None if found.labels is None else found.labels[split.test], answers, names,
     )  # fmt: skip
 
 

@@ -22,8 +22,10 @@ from layerswap.evaluation.statistics import (
     mean_interval,
     paired_difference,
 )
-from layerswap.experiment.conditions import CHOSEN, Condition
+from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, Condition
 
+NOT_SAVED = ("base", "joint", "simultaneous")
+"""Methods of models that are not saved: compared with merges, but no merges of the experts."""
 Values = npt.NDArray[np.float64]
 """One score per document."""
 
@@ -98,13 +100,25 @@ def select(
     return chosen if paired_difference(scores[chosen], scores[default]).low > 0 else default
 
 
+def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
+    """Returns the model to save: the highest mean score on development documents.
+
+    All merges and experts of a study compete, not only swaps; `NOT_SAVED` do not. Of equals the
+    default swap comes first, then the chosen one. Test scores play no part. The regret of this rule
+    and of others is in docs/questions.md.
+    """
+    competing = [one for one in scores if one.method not in NOT_SAVED and one != FLATTERED]
+    ordered = sorted(competing, key=lambda one: (one != DEFAULT, one != CHOSEN))
+    return choose({one: scores[one] for one in ordered}, of_equals="first")
+
+
 @dataclass(frozen=True)
 class TestResult:
     """Scores of conditions on the test documents, on which nothing was chosen."""
 
     scores: Mapping[Condition, Values]  # on the same documents for all
     chosen: Condition | None = None  # the best on the development documents, reported as CHOSEN
-    # The condition to save and to report first, CHOSEN or DEFAULT; see `select`.
+    # The condition to save and to report first; see `select` and `best_of_all`.
     selected: Condition = field(default=CHOSEN, kw_only=True)
     # The answers to a classification, on the same documents; empty for other tasks.
     classified: Mapping[Condition, Classified] = field(default_factory=dict, kw_only=True)

@@ -60,7 +60,7 @@ FIGURES, TABLES, BEST, MERGED = "figures", "tables", "best", "merged"
 BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
 """Treatments whose answers are shown, beside the chosen swap and TIES."""
 COMPARED = (TASK_EXPERT, JOINT, SOUP, LANGUAGE_EXPERT, BASE)
-"""Models that the selected swap is compared with at the head of the report."""
+"""Models that the selected model is compared with at the head of the report."""
 ROWS = 24
 """Most rows of the chart at the head, unless there are more results."""
 
@@ -151,7 +151,7 @@ class FinishedSteps:
         lead = [
             disagreements(both_differences(self.results.benchmarks)),
             verdict(self.results.benchmarks),
-            surpassing(self.results.benchmarks),
+            surpassing(self.results.benchmarks, self.journal.root),
             self.settings["description"],
             *self._cautions(),
         ]
@@ -210,8 +210,8 @@ class FinishedSteps:
         first = self.results.benchmarks[0]
         merge = shlex.join(["layerswap", "study", "merge", str(self.journal.root)])
         yield Section(
-            "The selected composition",
-            f"Drawn: {first.best}, selected in {first.language}. This command writes the selected "
+            "The selected model",
+            f"{first.best}, selected in {first.language}. This command writes the selected "
             "model of each language:",
             merge,
             figure=self._stack(first),
@@ -271,8 +271,10 @@ class FinishedSteps:
         ]
         return Section("Models and evaluation", table=Table(["setting", "value"], rows))
 
-    def _stack(self, first: BenchmarkResult) -> Drawing:
-        """The selected composition of the first language."""
+    def _stack(self, first: BenchmarkResult) -> Drawing | None:
+        """The selected composition of the first language; None for a model that is no swap."""
+        if first.best.method != "swap":
+            return None
         settings = self.journal.graph[f"evaluate/{first.language}"].settings
         names = {"task": "task expert", "language": f"{first.language} expert"}
         outside: Any = first.best.outside or "blend"
@@ -281,7 +283,7 @@ class FinishedSteps:
 
 
 def write_best(journal: StudyJournal, results: StudyResults) -> None:
-    """Write `best/<language>.yaml` for each language: the recipe of its selected composition.
+    """Write `best/<language>.yaml` for each language: the recipe of its selected model.
 
     This is `BenchmarkResult.best` on the language's first benchmark.
     """
@@ -336,19 +338,31 @@ def merge_models(
 def _recipe_of(root: Path, language: str, model: str) -> Recipe:
     """Return the recipe of a model in the tables."""
     found: dict[str, RecipeData] = {}
-    for condition, data in _recipes(read_journal(root), language):
+    journal = read_journal(root)
+    for condition, data in _recipes(journal, language):
         found.setdefault(str(condition.treatment), data)
+    if model not in found and model.endswith(CHOSEN.variant):
+        found |= _chosen_settings(FinishedSteps(journal).results, language, found)
     if model not in found:
         names = "; ".join(found)
         raise StudyError(f"{root}: no model is called {model!r} in {language}; there are {names}")
     return check_recipe({**found[model], "bake": True}, where=f"{root}")
 
 
-def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, dict[str, Any]]:
-    """The selected composition of a language, the language, and its evaluation's settings.
+def _chosen_settings(
+    results: StudyResults, language: str, recipes: Mapping[str, RecipeData]
+) -> dict[str, RecipeData]:
+    """The recipes of settings and zones that were chosen, by the names in the tables."""
+    first = next(one for one in results.benchmarks if one.language == language)
+    names = next(iter(first.reported.values()))
+    return {str(name): recipes[str(one)] for name, one in names.items() if str(one) in recipes}
 
-    The first language when None. Until the study has selected a composition, the first swap of its
-    first pair of experts.
+
+def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, dict[str, Any]]:
+    """The selected swap of a language, the language, and its evaluation's settings.
+
+    The first language when None. The first swap of the first pair of experts until the study has
+    selected a model, or if the selected model is no swap.
     """
     journal = read_journal(root)
     steps = {step.settings["language"]: step for step in journal.graph if step.kind == "evaluate"}
@@ -356,14 +370,15 @@ def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, st
     if chosen not in steps:
         raise StudyError(f"{root}: has no {chosen!r}; its languages are {', '.join(steps)}")
     settings, best = steps[chosen].settings, root / BEST / f"{chosen}.yaml"
-    if best.is_file():
-        return read_recipe(best), chosen, settings["evaluate"]
+    recipe = read_recipe(best) if best.is_file() else None
+    if recipe is not None and recipe.swap is not None:
+        return recipe, chosen, settings["evaluate"]
     swaps = (data for _, data in _recipes(journal, chosen) if "swap" in data)
     return check_recipe(next(swaps), where=f"{root}"), chosen, settings["evaluate"]
 
 
 def verdict(results: Sequence[BenchmarkResult]) -> str:
-    """The result in one sentence: the selected swap against the task expert, or another model."""
+    """The result in one sentence: the selected model against the task expert, or another model."""
     compared = [result.over_pairs.differences for result in results]
     other = next((one for one in COMPARED if all(one in by for by in compared)), None)
     first = results[0]
@@ -373,26 +388,47 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
         where = f"{first.benchmark} in {first.language}"
         return f"The {first.selected}, scores {100 * score:.1f}% on {where}{words}."
     if other is None:
-        return f"{len(results)} results, without a model to compare the selected swap with."
+        return f"{len(results)} results, without a model to compare the selected model with."
     above = [r.heading for r, by in zip(results, compared, strict=True) if by[other].low > 0]
     below = [r.heading for r, by in zip(results, compared, strict=True) if by[other].high < 0]
     counts = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
     like = len(results) - len(above) - len(below)
     return (
-        f"Of {len(results)} results, the selected swap is above the {other} in {counts[0]} and "
+        f"Of {len(results)} results, the selected model is above the {other} in {counts[0]} and "
         f"below it in {counts[1]}; no difference is detected in {like}."
     )
 
 
-def surpassing(results: Sequence[BenchmarkResult]) -> str:
-    """List the models above the selected swap in each result; empty text without such models."""
+def surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
+    """List the models above the selected model in each result, and how to write the first.
+
+    Empty text without such models.
+    """
     found = {result.heading: _by_sign(result)[-1] for result in results}
     parts = [f"{heading} ({'; '.join(names)})" for heading, names in found.items() if names]
-    return f"Models above the selected swap: {', '.join(parts)}." if parts else ""
+    if not parts:
+        return ""
+    other = next(name for names in found.values() for name in names)
+    command = shlex.join(["layerswap", "study", "merge", str(root), "--model", other])
+    return f"Models above the selected model: {', '.join(parts)}. {command} writes that model."
+
+
+def next_commands(root: Path, languages: Sequence[str]) -> list[str]:
+    """List the commands that a person types after a study."""
+    merged, best = root / MERGED / languages[0], root / BEST / f"{languages[0]}.yaml"
+    text = f"{languages[0]}=lines.txt"
+    commands = [
+        ["layerswap", "play", str(root)],
+        ["layerswap", "study", "merge", str(root)],
+        ["layerswap", "deploy", str(merged), "--like", "BASE.gguf", "--text", text,
+         "--out", "deployed"],
+        ["layerswap", "merge", str(best), "--out", "best", "--push", "OWNER/NAME"],
+    ]  # fmt: skip
+    return [shlex.join(one) for one in commands]
 
 
 def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:
-    """The selected swap minus every other, by accuracy and by balanced accuracy."""
+    """The selected model minus every other, by accuracy and by balanced accuracy."""
     return {
         f"{result.heading}, {result.selected} against {one}": (
             result.over_pairs.differences[one], gap.balanced_accuracy
@@ -403,7 +439,7 @@ def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Inte
 
 
 def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
-    """The selected swap minus the main baselines, for each language and benchmark."""
+    """The selected model minus the main baselines, for each language and benchmark."""
     several = len({result.benchmark for result in results}) > 1
     rows = []
     for result in results:
@@ -413,7 +449,7 @@ def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
         rows += [(f"{name}: {one}", apart[one]) for one in known]
     if not rows:
         return None
-    return draw_intervals(rows, measure="the selected swap minus the other", differences=True)
+    return draw_intervals(rows, measure="the selected model minus the other", differences=True)
 
 
 def _sentence(result: BenchmarkResult) -> str:
@@ -429,7 +465,7 @@ def _sentence(result: BenchmarkResult) -> str:
 
 
 def _by_sign(result: BenchmarkResult) -> dict[int, list[str]]:
-    """Group other models: 1 below the selected swap, -1 above, and 0 without a difference."""
+    """Group other models: 1 below the selected model, -1 above, and 0 without a difference."""
     others: dict[int, list[str]] = {1: [], -1: [], 0: []}
     for other, apart in result.over_pairs.differences.items():
         if other != FLATTERED:
