@@ -11,9 +11,10 @@ from tests.helpers.merging import (
     change_config,
     change_tensors,
     copied,
+    refusal,
     tensors_of,
 )
-from tests.helpers.plain_checkpoints import WIDTH, write_adapter, write_family
+from tests.helpers.plain_checkpoints import WIDTH, write_adapter, write_family, write_tokenizer
 
 import layerswap as ls
 
@@ -169,3 +170,134 @@ def test_moved_layers_leave_the_layer_behind_out(family, tmp_path):
     assert "behind its last layer are left out" in "\n".join(plan.notes)
     found = merged(plan, tmp_path / "out")
     assert not any("eh_proj" in name for name in found)
+
+
+# --- leftovers and other kinds ---
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 5123456789\n"
+PAGE = "<!DOCTYPE html><html><body>504 Gateway Time-out</body></html>"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (POINTER, "this is a Git LFS pointer, not the file; run `git lfs pull` in its folder"),
+        (PAGE, "this is a web page, not the file; download it again"),
+    ],
+    ids=["pointer", "page"],
+)
+def test_what_a_download_left_is_named(family, tmp_path, file, text, why):
+    task = copied(family["task"], tmp_path / "task")
+    (task / file).write_text(text)
+    assert refusal(plan_of, task, family["language"]) == f"task: {task / file}: {why}"
+
+
+def test_a_pointer_in_place_of_a_gguf_file_is_named(tmp_path):
+    file = tmp_path / "a.gguf"
+    file.write_text(POINTER)
+    assert "git lfs pull" in refusal(plan_of, file, file)
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_empty_matrices_are_refused(family, tmp_path, every):
+    task = copied(family["task"], tmp_path / "task")
+    empty = {n: torch.zeros(0) for n, t in tensors_of(task).items() if every or t.ndim > 1}
+    change_tensors(task, empty)
+    for call in (lambda: plan_of(task, task), lambda: ls.delta(task, task)):
+        assert "have no elements, such as 'lm_head.weight' of shape [0]; DeepSpeed" in refusal(call)
+
+
+def test_matrices_have_the_shapes_of_the_configuration(family, tmp_path):
+    """Both experts are one rank's part of a tensor-parallel checkpoint."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    part = {name: tensors_of(family["task"])[name][:48].clone()}
+    task = change_tensors(copied(family["task"], tmp_path / "task"), part)
+    assert f"{name!r} is [48, 64], but by config.json it is [96, 64]" in refusal(
+        plan_of, task, task
+    )
+
+
+def test_an_adapter_with_the_configuration_of_its_base(family, tmp_path):
+    """As Axolotl writes it."""
+    adapters = {}
+    for seed, name in enumerate(("task", "language")):
+        adapters[name] = write_adapter(tmp_path / name, family["base"], seed, 4)
+    plan_of(**adapters, base=family["base"]).save(tmp_path / "expected")
+    for folder in adapters.values():
+        (folder / "config.json").write_text((family["base"] / "config.json").read_text())
+    out = merged(plan_of(**adapters, base=family["base"]), tmp_path / "out")
+    assert same(out, tensors_of(tmp_path / "expected"))
+
+
+def test_an_adapter_left_in_a_merged_folder_is_noted(family, tmp_path):
+    task = copied(family["task"], tmp_path / "task")
+    adapter = write_adapter(tmp_path / "adapter", family["base"], 0, 4)
+    for file in adapter.iterdir():
+        (task / file.name).write_bytes(file.read_bytes())
+    plan = plan_of(task, family["language"])
+    assert any("also holds an adapter (adapter_config.json)" in note for note in plan.notes)
+    expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
+    assert same(merged(plan, tmp_path / "out"), expected)
+
+
+def test_folders_of_other_kinds_are_named(family, tmp_path):
+    run = tmp_path / "run"
+    for step in (500, 1000):
+        copied(family["task"], run / f"checkpoint-{step}")
+    cache = tmp_path / "models--owner--name"
+    snapshot = copied(family["task"], cache / "snapshots" / ("a" * 40))
+    gguf = tmp_path / "repo" / "model.gguf"
+    gguf.parent.mkdir()
+    gguf.write_bytes(b"GGUF")
+    for folder, inner in ((run, run / "checkpoint-1000"), (cache, snapshot), (gguf.parent, gguf)):
+        assert refusal(plan_of, folder, family["language"]).endswith(f"such as {str(inner)!r}")
+    blob = tmp_path / "sha256-abab"
+    blob.write_bytes(gguf.read_bytes())
+    assert "a GGUF file without the suffix" in refusal(plan_of, blob, family["language"])
+
+
+def test_infinity_in_a_configuration(family, tmp_path):
+    """As transformers 4 and 5 write it."""
+    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
+    change_config(experts["task"], time_step_limit=[0.0, float("inf")])
+    change_config(experts["language"], time_step_limit=[0.0, {"__float__": "Infinity"}])
+    merged(plan_of(**experts), tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["time_step_limit"] == [0.0, float("inf")]
+    change_config(experts["language"], time_step_limit=[0.0, 1.0])
+    assert "time_step_limit differs" in refusal(plan_of, *experts.values())
+
+
+def test_a_template_alone_is_no_tokenizer(family, tmp_path):
+    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
+    write_tokenizer(experts["language"], [f"w{i}" for i in range(20)])
+    for name, folder in experts.items():
+        (folder / "chat_template.jinja").write_text(f"the template of {name}")
+    plan_of(**experts).save(tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "the template of task"
+
+
+def test_settings_that_change_no_id_do_not_count(family, tmp_path):
+    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
+    for folder, trims in zip(experts.values(), (False, True), strict=True):
+        write_tokenizer(folder, [f"w{i}" for i in range(20)])
+        data = json.loads((folder / "tokenizer.json").read_text())
+        kind = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+        data["pre_tokenizer"] = {**kind, "trim_offsets": trims}
+        (folder / "tokenizer.json").write_text(json.dumps(data))
+    change_config(experts["task"], gradient_checkpointing=True)
+    change_config(experts["language"], gradient_checkpointing=False)
+    plan_of(**experts)
+    data["pre_tokenizer"]["add_prefix_space"] = True
+    (experts["language"] / "tokenizer.json").write_text(json.dumps(data))
+    assert "the pre-tokenizer is not the same" in refusal(plan_of, *experts.values())
+
+
+def test_close_models_with_other_tensors_are_told_what_to_do(family, tmp_path):
+    task = copied(family["task"], tmp_path / "task")
+    change_tensors(task, {"model.layers.0.self_attn.q_proj.bias": torch.zeros(WIDTH)})
+    message = refusal(plan_of, task, family["language"])
+    assert "otherwise they are close" in message
+    assert "not fine-tuned from one base" not in message

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PICKLED_ADAPTER = "adapter_model.bin"
+ZERO3 = (
+    "DeepSpeed ZeRO-3 writes such files; save again with "
+    "`stage3_gather_16bit_weights_on_model_save` or convert its checkpoint with zero_to_fp32.py"
+)
 KEY = re.compile(
     r"base_model\.model\.(?P<module>.+?)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])"
     r"(?:\.default)?(?:\.weight)?"
@@ -133,7 +138,7 @@ def read_adapter(folder: Path) -> Adapter:
     with error_context(str(folder)):
         _check_kind(config)
         if not (folder / ADAPTER_WEIGHTS).is_file():
-            if (folder / "adapter_model.bin").is_file():
+            if (folder / PICKLED_ADAPTER).is_file():
                 raise CheckpointError(
                     "has only pickled weights (.bin); load it with PEFT and save it again"
                 )
@@ -144,7 +149,8 @@ def read_adapter(folder: Path) -> Adapter:
         _check_targets(config, pairs)
         modules = {path: _low_rank(path, pair, config) for path, pair in pairs.items()}
         if not modules:
-            raise CheckpointError("the adapter has no LoRA weights")
+            why = "" if tensors else f"; {ZERO3}"
+            raise CheckpointError(f"the adapter has no LoRA weights{why}")
     return Adapter(folder, config, modules, saved)
 
 
@@ -218,6 +224,8 @@ def _low_rank(path: str, pair: Mapping[str, TensorInfo], config: Mapping[str, An
     a, b = (pair.get(side + ("e" if embedding else "")) for side in "AB")
     if a is None or b is None or len(pair) != 2:
         raise CheckpointError(f"{quoted(path)} needs exactly one lora_A and one lora_B")
+    if (0,) in (a.shape, b.shape):
+        raise CheckpointError(f"{quoted(path)} has empty matrices; {ZERO3}")
     shapes = f"lora_A {list(a.shape)}, lora_B {list(b.shape)}"
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
         raise CheckpointError(f"{quoted(path)}: shapes do not fit together, {shapes}")

@@ -13,7 +13,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint.adapter import ADAPTER_CONFIG, Adapter, LowRank
+from layerswap.checkpoint.adapter import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PICKLED_ADAPTER,
+    ZERO3,
+    Adapter,
+    LowRank,
+)
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
 from layerswap.checkpoint.names import computed_buffers, predicting, renaming, unwrapped
@@ -55,12 +62,16 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+MODEL_FILES = ("model*.safetensors", INDEX, "pytorch_model*.bin")
+"""Forms of the names of a full model's weights."""
 HUB_GGUF = re.compile(
     rf"(?P<id>{HUB_ID.pattern})(?:@(?P<revision>[^/]+))?/(?P<file>[^@]+\.gguf)", re.IGNORECASE
 )
 """A GGUF file on the Hub: `owner/name/file.gguf` or `owner/name@revision/file.gguf`."""
 MOST_INDEXED = 500_000
 """Most tensors of a checkpoint; Kimi K2 has 208,000 in its quantised form."""
+PLAIN_TYPES = ("llama", "mistral", "qwen2", "gemma", "gemma2", "gemma3_text")
+"""Model types whose matrices have the shapes of Llama's, and whose `head_dim` has no default."""
 CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
 """Model types whose matrices are stored [in, out] (transformers' Conv1D)."""
 
@@ -271,10 +282,12 @@ def open_checkpoint(
     with error_context(source):
         plain, wrappers = unwrapped(tensors)
         tensors = {plain[stored]: info for stored, info in tensors.items()}
+        _check_shapes(tensors, config)
         places, numbered = _place_all(tensors, config, patterns)
     return Checkpoint(
         name, commit, folder, config, tensors, places, numbered=numbered,
-        ignored=_ignored(tensors, config, patterns), notes=_wrapper_notes(wrappers),
+        ignored=_ignored(tensors, config, patterns),
+        notes=(*_wrapper_notes(wrappers), *_leftover_notes(folder)),
     )  # fmt: skip
 
 
@@ -379,8 +392,19 @@ def renamed_like(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
 
 
 def is_adapter(folder: Path) -> bool:
-    """True if a folder holds an adapter and not a full checkpoint."""
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+    """True if a folder holds an adapter and not a full checkpoint.
+
+    The weights decide: Axolotl writes the base's `config.json` next to an adapter.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return False
+    has_adapter = any((folder / name).is_file() for name in (ADAPTER_WEIGHTS, PICKLED_ADAPTER))
+    return not (folder / CONFIG).is_file() or (has_adapter and not _has_model(folder))
+
+
+def _has_model(folder: Path) -> bool:
+    """True if a folder holds files with a full model's weights."""
+    return any(path for form in MODEL_FILES for path in folder.glob(form))
 
 
 # --- fetching ---
@@ -423,7 +447,7 @@ def _fetch(
             raise CheckpointError(f"{source}: a local folder has no revision; leave it out")
         return folder, None
     if exists:
-        raise CheckpointError(f"{source}: a file; give the folder that holds the checkpoint")
+        raise CheckpointError(f"{source}: {_file_kind(folder)}")
     if is_url(source):
         return _fetch_url(source, revision, urls=urls)
     name, _, inline = source.partition("@")
@@ -437,6 +461,17 @@ def _fetch(
         return download(name, revision or inline or None, weights=weights)
     except CheckpointError as error:
         raise error if near is None else CheckpointError(f"{hint} (As a Hub id: {error})") from None
+
+
+def _file_kind(path: Path) -> str:
+    """What a file is in place of a folder, and what to give."""
+    try:
+        start = path.open("rb").read(4) if path.is_file() else b""
+    except OSError:
+        start = b""
+    if start == b"GGUF":
+        return "a GGUF file without the suffix; give a link to it, made with `ln -s`, as x.gguf"
+    return "a file; give the folder that holds the checkpoint"
 
 
 def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, None]:
@@ -495,8 +530,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if is_adapter(folder):
         raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
     if not (folder / CONFIG).is_file():
-        raise CheckpointError(f"{folder}: no {CONFIG}; not a Hugging Face checkpoint")
-    config = read_json_object(folder / CONFIG)
+        raise CheckpointError(f"{folder}: no {CONFIG}; {_other_kind(folder)}")
+    config = read_json_object(folder / CONFIG, infinities=True)
     if any(part.get("quantization_config") is not None for part in (config, text_config(config))):
         raise CheckpointError(
             f"{folder}: quantised weights cannot be merged; use the unquantised checkpoint"
@@ -511,6 +546,63 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder / CONFIG}: model_type is {quoted(config['model_type'])}, not a name"
         )
     return config
+
+
+def _other_kind(folder: Path) -> str:
+    """What a folder without a configuration is, and what to give in its place."""
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs:
+        return f"it holds GGUF files; give one of them, such as {str(ggufs[0])!r}"
+    for form in ("checkpoint-*/", "snapshots/*/"):
+        inner = [path for path in folder.glob(form) if (path / CONFIG).is_file()]
+        inner += [path for path in folder.glob(form) if (path / ADAPTER_CONFIG).is_file()]
+        if inner:
+            kind = "a trainer's folder" if form[0] == "c" else "the cache of a Hub repository"
+            newest = max(inner, key=lambda path: (len(path.name), path.name))
+            return f"it is {kind}; give a checkpoint in it, such as {str(newest)!r}"
+    if any(folder.glob("snapshots/*")) or any(folder.glob(".cache/**/*.incomplete")):
+        return "a download that was interrupted; download it again"
+    return "not a Hugging Face checkpoint"
+
+
+def _check_shapes(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
+    """Refuse empty tensors, and matrices of another shape than the configuration says."""
+    weights = ((name, info) for name, info in tensors.items() if name.endswith("weight"))
+    empty = [name for name, info in weights if 0 in info.shape]
+    if empty:
+        raise CheckpointError(
+            f"{len(empty)} of {len(tensors)} tensors have no elements, such as {quoted(empty[0])} "
+            f"of shape {list(tensors[empty[0]].shape)}; {ZERO3}"
+        )
+    expected = expected_shapes(config)
+    for name, info in tensors.items():
+        shape = expected.get(re.sub(r".*\.layers\.\d+\.", "", name))
+        if shape is not None and info.shape != shape:
+            raise CheckpointError(
+                f"{quoted(name)} is {list(info.shape)}, but by {CONFIG} it is {list(shape)}; the "
+                "file is a part of a sharded model, or the configuration is another model's"
+            )
+
+
+def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the shapes of a layer's matrices by their names in it, for plain families."""
+    keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    width, inner, heads, kv = (config.get(key) for key in keys)
+    if config.get("model_type") not in PLAIN_TYPES or any(
+        type(size) is not int for size in (width, inner, heads, kv)
+    ):
+        return {}
+    head = config.get("head_dim") or width // heads
+    queries, keys_values = (heads * head, width), (kv * head, width)
+    return {
+        "self_attn.q_proj.weight": queries,
+        "self_attn.k_proj.weight": keys_values,
+        "self_attn.v_proj.weight": keys_values,
+        "self_attn.o_proj.weight": queries[::-1],
+        "mlp.gate_proj.weight": (inner, width),
+        "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+    }
 
 
 def _configured_layers(config: Mapping[str, Any]) -> int | None:
@@ -553,6 +645,16 @@ def _wrapper_notes(words: Sequence[str]) -> tuple[str, ...]:
     if not words:
         return ()
     return (f"{', '.join(words)}: a training wrapper's words in its names are left out",)
+
+
+def _leftover_notes(folder: Path) -> tuple[str, ...]:
+    """A note on an adapter that lies next to full weights."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return ()
+    return (
+        f"its folder also holds an adapter ({ADAPTER_CONFIG}), which is not used; transformers "
+        "adds it to the full weights when it loads the folder, so remove it if it is merged",
+    )
 
 
 def _place_stored(

@@ -21,7 +21,7 @@ from layerswap.checkpoint.header import MAX_ELEMENTS, MAX_TENSORS, TensorInfo, b
 from layerswap.checkpoint.read import Handle, open_file, read_into
 from layerswap.checkpoint.remote import RemoteHandle, WeightFile
 from layerswap.ground.errors import CheckpointError, error_context
-from layerswap.ground.strict_json import MAX_JSON_BYTES, quoted
+from layerswap.ground.strict_json import MAX_JSON_BYTES, mistaken, quoted
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -307,7 +307,8 @@ class _Cursor:
 
 def _header(cursor: _Cursor, size: int) -> GGUFHeader:
     if cursor.data[cursor.take(min(size, 4)) :][:4] != MAGIC:
-        raise CheckpointError("does not begin with 'GGUF'; not a GGUF file")
+        start = bytes(cursor.data[:200])
+        raise CheckpointError(mistaken(start) or "does not begin with 'GGUF'; not a GGUF file")
     version = cursor.number("I")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS

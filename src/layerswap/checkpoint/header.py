@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.ground.errors import CheckpointError, error_context
-from layerswap.ground.strict_json import MAX_JSON_BYTES, open_source, parse_json, quoted
+from layerswap.ground.strict_json import (
+    LFS_POINTER,
+    MAX_JSON_BYTES,
+    mistaken,
+    open_source,
+    parse_json,
+    quoted,
+)
 
 DTYPE_BITS: dict[str, int] = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -146,6 +153,9 @@ def _header_length(prefix: bytes, size: int, path: WeightFile) -> int:
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: shorter than a safetensors header (8 bytes)")
     length = int.from_bytes(prefix, "little")
+    if prefix.lower().startswith((b"version ", b"<!doctyp", b"<html", b"<?xml")):
+        start = LFS_POINTER if prefix.startswith(b"version ") else prefix + b"e"
+        raise CheckpointError(f"{path}: {mistaken(start)}")
     if length > MAX_JSON_BYTES:
         raise CheckpointError(
             f"{path}: the header claims {length} bytes; at most {MAX_JSON_BYTES} allowed"

@@ -24,13 +24,21 @@ MAX_JSON_BYTES = 100_000_000
 """Largest JSON document to read, in bytes: the limit of the safetensors format for a header."""
 
 
-def parse_json(data: bytes, where: str) -> Any:
-    """Parse strict JSON; errors name the document `where`."""
+INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
+LFS_POINTER = b"version https://git-lfs"
+
+
+def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:
+    """Parse strict JSON; errors name the document `where`.
+
+    With `infinities`, accepts the words `Infinity` and `-Infinity`, which Python's writer and
+    transformers 4 write.
+    """
     try:
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_unique_pairs,
-            parse_constant=_refuse_constant,
+            parse_constant=_infinity if infinities else _refuse_constant,
             parse_float=_finite,
         )
         if b"\\ud" in data.lower():  # only an escape can be half of a pair
@@ -45,13 +53,23 @@ def parse_json(data: bytes, where: str) -> Any:
     except RecursionError:
         reason = "nested too deeply"
     except ValueError as error:
-        reason = f"not valid JSON ({error})"
+        reason = mistaken(data) or f"not valid JSON ({error})"
     raise CheckpointError(f"{where}: {reason}")
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a regular file of at most `MAX_JSON_BYTES`."""
-    value = parse_json(read_source(path), str(path))
+def mistaken(data: bytes) -> str | None:
+    """Return what a file is that a download left in place of another; None if unknown."""
+    start = data.lstrip()[:200].lower()
+    if start.startswith(LFS_POINTER):
+        return "this is a Git LFS pointer, not the file; run `git lfs pull` in its folder"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "this is a web page, not the file; download it again"
+    return None
+
+
+def read_json_object(path: Path, *, infinities: bool = False) -> dict[str, Any]:
+    """Read the JSON object in a regular file of at most `MAX_JSON_BYTES`; see `parse_json`."""
+    value = parse_json(read_source(path), str(path), infinities=infinities)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return value
@@ -122,6 +140,12 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         duplicate = next(key for key, count in counts.items() if count > 1)
         raise CheckpointError(f"key {quoted(duplicate)} is given twice")
     return mapping
+
+
+def _infinity(name: str) -> float:
+    if name not in INFINITIES:
+        _refuse_constant(name)
+    return INFINITIES[name]
 
 
 def _refuse_constant(name: str) -> NoReturn:

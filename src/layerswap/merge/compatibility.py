@@ -9,11 +9,12 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.places import pattern_advice
-from layerswap.checkpoint.read import same_bytes, same_sample
+from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
 from layerswap.ground.errors import MergeError, visible
+from layerswap.ground.strict_json import INFINITIES
 
 NOT_COMPUTED = frozenset(
     {
@@ -23,6 +24,13 @@ NOT_COMPUTED = frozenset(
         "experts_implementation", "tie_word_embeddings", "vocab_size", "initializer_range",
         "text_config", "id2label", "label2id", "num_labels", "problem_type", "pretraining_tp",
         "output_router_logits", "router_aux_loss_coef", "unsloth_version", "unsloth_fixed",
+        "gradient_checkpointing", "output_attentions", "output_hidden_states", "return_dict",
+        "torchscript", "chunk_size_feed_forward", "finetuning_task", "prefix", "tokenizer_class",
+        "task_specific_params", "remove_invalid_values", "use_bfloat16", "pruned_heads",
+        "model_max_length", "tokenizer_model_max_length", "temperature", "top_k", "top_p",
+        "do_sample", "num_beams", "repetition_penalty", "max_new_tokens", "min_length",
+        "num_nextn_predict_layers", "mtp_num_hidden_layers", "quantization_config", "name",
+        "use_flash_attn", "_flash_attn_2_enabled", "keys_to_ignore_at_inference",
         "rope_theta", "rope_parameters", "rope_scaling", "rope_local_base_freq",
     }
 )  # fmt: skip
@@ -149,10 +157,19 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
 def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
     for settings in zip(*map(_settings, pair.values()), strict=True):
         for key, value in settings[0].items():
-            both = value, settings[1].get(key)
+            both = _number(value), _number(settings[1].get(key))
             if None not in both and both[0] != both[1]:
                 each = (f"{_short(v)} in {name}" for v, name in zip(both, pair, strict=True))
                 raise MergeError(f"{key} differs: {', '.join(each)}")
+
+
+def _number(value: Any) -> Any:
+    """Read numbers in the form of transformers 5, such as `{"__float__": "Infinity"}`."""
+    if isinstance(value, list):
+        return [_number(each) for each in value]
+    if isinstance(value, dict) and value.keys() == {"__float__"}:
+        return INFINITIES.get(value["__float__"], value)
+    return value
 
 
 def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
@@ -173,10 +190,8 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
         if missing:
             _check_fused(a_name, set(a.tensors) - set(b.tensors), b_name, set(b.tensors))
             _check_fused(b_name, set(b.tensors) - set(a.tensors), a_name, set(a.tensors))
-            raise MergeError(
-                f"{lacks} lacks {some_tensors(missing)} that {has} has; they are not fine-tuned "
-                "from one base"
-            )
+            why = _relation(a, b)
+            raise MergeError(f"{lacks} lacks {some_tensors(missing)} that {has} has; {why}")
     rows = set(a.vocabulary_tensors) if aligned else set()
     for name, info in a.tensors.items():
         skip = 1 if name in rows else 0
@@ -184,6 +199,33 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
             shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
             kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
             raise MergeError(f"{kind} differ: {name!r} is {shapes}")
+
+
+def _relation(a: Checkpoint, b: Checkpoint) -> str:
+    """Say if two checkpoints have one base, by a sample of matrices, and what to do."""
+    import numpy as np
+
+    common = [
+        n for n, i in a.tensors.items()
+        if a.places[n].layer is not None and len(i.shape) == 2 and i.dtype in FLOAT_DTYPES
+        and n in b.tensors and b.tensors[n].shape == i.shape and b.tensors[n].dtype in FLOAT_DTYPES
+    ]  # fmt: skip
+    distances = {}
+    for name in [] if a.in_place or b.in_place else common[:: max(1, len(common) // SAMPLES)]:
+        size = min(a.tensors[name].elements, SAMPLE_ELEMENTS)
+        first, second = (c.elements(name, 0, size).astype(np.float64) for c in (a, b))
+        if norm := float(np.linalg.norm(second)):
+            distances[name] = float(np.linalg.norm(first - second)) / norm
+    if not distances:
+        return "save both with one class of transformers if they have one base"
+    name = min(distances, key=lambda each: distances[each])
+    measured = f"{name!r} differs by {distances[name]:.0%} of its norm"
+    if distances[name] > FARTHEST:
+        return f"they are not fine-tuned from one base ({measured})"
+    return (
+        f"otherwise they are close ({measured}); load and save one of them with the other's class "
+        "of transformers, so that both have these tensors or neither"
+    )
 
 
 def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None:
@@ -279,6 +321,9 @@ def some_tensors(names: Iterable[str]) -> str:
     return f"{first!r}" + (f" and {len(rest)} more tensors" if rest else "")
 
 
+SAMPLE_ELEMENTS, FARTHEST = 1 << 16, 1.2
+"""Elements of a sampled matrix, and the largest relative distance of fine-tuning: independent
+matrices differ by 141%, and the sampled deltas of full fine-tuning by a few percent."""
 SAMPLES, SAMPLE_BYTES = 4, 4096
 """Number and length of the blocks of each tensor that are compared to find copies."""
 

@@ -27,10 +27,11 @@ from layerswap.ground.strict_json import open_source, read_source
 from layerswap.ground.yaml_file import parse_yaml
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
-from layerswap.merge.tokenizers import add_tokens
+from layerswap.merge.tokenizers import RAW_FILES, add_tokens
 from layerswap.merge.writer import LOST_TO_DTYPE, rounding_note
 from layerswap.versions import __version__
 
+VOCABULARIES = frozenset({"tokenizer.json", *RAW_FILES})
 COPIED = (
     ("generation_config.json",),
     TOKENIZER_FILES,
@@ -231,10 +232,18 @@ def copy_document(source: Path, target: Path) -> None:
 
 
 def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
-    """The files of this group in the first source that has one of them."""
-    sources = [plan.tokenizer_owner, *plan.sources.values()]
-    groups = ([f for n in names if (f := c.folder / n).is_file()] for c in sources)
-    return next((files for files in groups if files), [])
+    """The files of this group in the first source that has one of them.
+
+    A template or settings alone are no tokenizer: the files come from the first source with a
+    vocabulary, and templates from the first source with a template.
+    """
+    folders = [c.folder for c in (plan.tokenizer_owner, *plan.sources.values())]
+    groups = [[f for n in names if (f := folder / n).is_file()] for folder in folders]
+    if names is not TOKENIZER_FILES:
+        return next((files for files in groups if files), [])
+    files = next((files for files in groups if VOCABULARIES & {f.name for f in files}), [])
+    alone = [] if files == groups[0] else [f for f in groups[0] if "template" in f.name]
+    return [*(f for f in files if f.name not in {f.name for f in alone}), *alone]
 
 
 def _config(plan: Plan) -> dict[str, Any]:

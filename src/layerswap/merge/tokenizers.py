@@ -24,6 +24,7 @@ RAW_FILES = (
 LARGEST_VOCABULARY = 1 << 24
 """Bound on ids, because tables as long as the largest id are built."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 """Parts of `tokenizer.json` that decide the tokens of a text."""
 
@@ -121,7 +122,7 @@ def _json_difference(*paths: Path) -> str | None:
         return _tokens_differ(a, b)
     first, second = (read_json_object(path) for path in paths)
     if any(first.get(component) != second.get(component) for component in COMPONENTS):
-        first, second = _canonical(first), _canonical(second)
+        first, second = (_by_function(_canonical(each)) for each in (first, second))
     for component in COMPONENTS:
         if first.get(component) != second.get(component):
             return f"the {component.replace('_', '-')} is not the same"
@@ -147,6 +148,20 @@ def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:
     except Exception:  # compared unchanged if the library cannot read it
         return tokenizer
     return cast("dict[str, Any]", json.loads(written))
+
+
+def _by_function(part: Any) -> Any:
+    """Return a tokenizer without settings that change no id: offsets, and empty affixes."""
+    if isinstance(part, list):
+        return [_by_function(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    affixes = AFFIXES if part.get("type") == "BPE" else ()
+    return {
+        key: None if key in affixes and value == "" else _by_function(value)
+        for key, value in part.items()
+        if key != "trim_offsets"
+    }
 
 
 def vocabulary_of(path: Path) -> dict[str, int]:

@@ -421,7 +421,9 @@ def _compare_file(report: Verification, expected: Path) -> None:
     if not _present(report, path) or path.read_bytes() == expected.read_bytes():
         return
     try:
-        if path.name == CONFIG and same_json(read_json_object(path), read_json_object(expected)):
+        if path.name == CONFIG and same_json(
+            *(read_json_object(each, infinities=True) for each in (path, expected))
+        ):
             return
     except CheckpointError as error:
         report.findings.append(str(error))
