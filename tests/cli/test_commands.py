@@ -34,8 +34,8 @@ def test_version(layerswap):
 def test_the_commands_of_the_help(layerswap):
     root = get_command(app)
     assert " ".join(root.commands) == (
-        "quickstart new play plan merge adapters instruct revert verify deploy data train sweep "
-        "eval compare delta study lab analyse"
+        "quickstart new bases play plan merge adapters instruct revert verify deploy data train "
+        "sweep eval compare delta ask study lab analyse"
     )
     analyses = ["linearity", "composability", "fisher", "freeze-or-revert", "select"]
     assert list(root.commands["analyse"].commands) == analyses

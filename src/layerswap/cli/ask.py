@@ -214,12 +214,14 @@ def _preferences(
     names = list(key["models"])
     pairs = [preference(votes, *pair) for pair in pairs_of(names)]
     corrected = holm([one.p for one in pairs])
-    rows = [[f"{one.first} against {one.second}", one.wins, one.losses, one.ties, one.both_bad,
-             Number(p, ".3f")] for one, p in zip(pairs, corrected, strict=True)]  # fmt: skip
+    rows: list[list[Any]] = [
+        [f"{one.first} against {one.second}", one.wins, one.losses, one.ties, one.both_bad,
+         Number(p, ".3f")] for one, p in zip(pairs, corrected, strict=True)
+    ]  # fmt: skip
     columns = ["pair", "prompts won", "lost", "even", "votes both bad", "p"]
     table = Table(columns, rows, "exact sign test over prompts, corrected by Holm")
     strong, bias = strengths(votes), position_bias(votes)
-    ranked = [[name, one] for name, one in strong.items()]
+    ranked: list[list[Any]] = [[name, one] for name, one in strong.items()]
     more = Table(["model", "strength"], ranked, "% won against an average model (Bradley-Terry), "
                  "with 95% intervals over prompts and speakers")  # fmt: skip
     stop = stops(votes, names[0], names[1], int(key["prompts"]))
@@ -236,4 +238,3 @@ def _preferences(
 def _wrote(folder: Path, shows: str) -> None:
     output.say(shows)
     output.say(f"wrote {folder}: mail {folder / 'ask.html'}, or serve it")
-    output.suggest(f"ask serve {folder}")

@@ -44,9 +44,7 @@ def bases(
     """
     from layerswap.evaluation.bases import count_base, describe, find_best, read_sample
     from layerswap.ground.errors import RecipeError
-    from layerswap.versions import need_extras
 
-    need_extras("reading a base", "models")
     if twice := next((one for one in base if base.count(one) > 1), None):
         raise RecipeError(f"{twice}: is given twice; name each base once")
     sample = read_sample(text, parallel, lines)

@@ -46,7 +46,9 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "quickstart": ("lab",), "lab score": ("lab",), "compare": ("eval",), "study report": ("eval",),
     "analyse linearity": ("lab",), "analyse composability": ("eval",),
     "analyse fisher": ("models",), "analyse freeze-or-revert": ("train", "eval"),
-    "analyse select": ("eval",),
+    "analyse select": ("eval",), "bases": ("models",), "ask label": ("play",),
+    "ask answer": ("play",), "ask prefer": ("play",), "ask serve": ("play",),
+    "ask read": ("eval",),
 }  # fmt: skip
 """Extras without which a command cannot begin; other commands check theirs after their options."""
 
@@ -246,6 +248,9 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
     "sweep": "merge {out}/best.yaml --out {merged}",
     "eval": lambda given: "compare {out}" if len(given["models"]) > 1 else None,
     "delta": _delta,
+    "ask label": "ask serve {out}",
+    "ask answer": "ask serve {out}",
+    "ask prefer": "ask serve {out}",
     "study run": _study_run,
     "study list": "study show topic-transfer",
     "study show": "study run {name} --out {study} --dry-run",

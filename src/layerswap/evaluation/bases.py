@@ -305,7 +305,7 @@ def describe(base: str, sample: Sample, counts: Sequence[Counts]) -> Reading:
     text, english = counts[0], counts[1] if sample.english else None
     words = np.array([len(line.split()) for line in sample.lines], float)
     size = _bytes(sample.lines)
-    to_english = english and ratio_interval(text.tokens, english.tokens)
+    to_english = None if english is None else ratio_interval(text.tokens, english.tokens)
     floor = None if text.bits is None else spelling_bits(sample.lines)
     both = None if english is None or english.bits is None or text.bits is None else english.bits
     return Reading(
