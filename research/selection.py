@@ -9,13 +9,13 @@ docs/questions.md: four data sets, each of three or ten languages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from layerswap.experiment.benchmarks import RESULTS, BenchmarkScores, read_condition_scores
-from layerswap.experiment.compare import NOT_SAVED, best_of_all, choose, select
+from layerswap.experiment.compare import NOT_SAVED, Values, best_of_all, choose, select
 from layerswap.experiment.conditions import DEFAULT, SOUP, Condition
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ STUDIES = {
     "sentences, three pairs": "topic-seeds",
     "tweets": "sentiment-transfer",
 }
-RULES = {
+RULES: Mapping[str, Callable[[Mapping[Condition, Values]], Condition]] = {
     "best of all models": best_of_all,
     "the same, if clearly above the default swap": lambda tried: select(
         tried, best_of_all(tried), DEFAULT
