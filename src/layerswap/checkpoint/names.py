@@ -110,8 +110,9 @@ def predicting(names: Iterable[str], layers: int | None) -> frozenset[str]:
 
     They are called `mtp`, or belong to layers behind the last of `layers`.
     """
-    found, beyond = set(), {}
-    predictors = set()
+    found: set[str] = set()
+    predictors: set[str] = set()
+    beyond: dict[str, str] = {}
     for name in names:
         if PREDICTION.search(name):
             found.add(name)
