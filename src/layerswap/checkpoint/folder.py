@@ -587,11 +587,11 @@ def _check_shapes(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the shapes of a layer's matrices by their names in it, for plain families."""
     keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    width, inner, heads, kv = (config.get(key) for key in keys)
-    if config.get("model_type") not in PLAIN_TYPES or any(
-        type(size) is not int for size in (width, inner, heads, kv)
-    ):
+    given = (config.get(key) for key in keys)
+    sizes = [size for size in given if type(size) is int and size > 0]
+    if config.get("model_type") not in PLAIN_TYPES or len(sizes) < len(keys):
         return {}
+    width, inner, heads, kv = sizes
     head = config.get("head_dim") or width // heads
     queries, keys_values = (heads * head, width), (kv * head, width)
     return {

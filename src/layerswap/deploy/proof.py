@@ -224,8 +224,9 @@ def _causes(wrong: Mapping[str, float], folder: Checkpoint, view: Checkpoint) ->
 
     def is_unshifted(name: str) -> bool:
         stored = view.tensors[name]
-        shifted = isinstance(stored, Translated) and bool(stored.shift)
-        return shifted and holds(name, replace(stored, shift=0.0))
+        if not isinstance(stored, Translated) or not stored.shift:
+            return False
+        return holds(name, replace(stored, shift=0.0))
 
     unshifted = [name for name in wrong if is_unshifted(name)]
     if unshifted:
