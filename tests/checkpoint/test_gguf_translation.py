@@ -119,8 +119,8 @@ def test_rows_of_groups():
         ({"model_type": "qwen2"}, "GGUF architecture is 'llama'; the safetensors model is 'qwen2'"),
         ({"model_type": "gpt2"}, "GGUF beside safetensors is not supported for 'gpt2'"),
         (
-            {"num_key_value_heads": 1},
-            "attention.head_count_kv is 2; in the safetensors model num_key_value_heads is 1",
+            {"rope_theta": 5e5},
+            "rope.freq_base is 10000; in the safetensors model rope_theta is 500000",
         ),
         (
             {"rms_norm_eps": 1e-3},

@@ -59,7 +59,7 @@ def merged(
         write = {
             folder: write_checkpoint(
                 root / folder, _tensors(values, name, shape), num_hidden_layers=1,
-                intermediate_size=shape[0], tie_word_embeddings=True,
+                hidden_size=shape[-1], intermediate_size=shape[0], tie_word_embeddings=True,
             )
             for folder, values in {"base": base, **dict(zip(names, parts, strict=True))}.items()
         }  # fmt: skip

@@ -77,7 +77,7 @@ def test_dare_draws_by_seed_name_expert_and_position():
     parts = deltas(2)
     reference = sum(drop(wide(parts), 0.3, seed=7))
     close(merged("dare_linear", parts, density=0.3, seed=7), reference)
-    for other in ({"seed": 8}, {"seed": 7, "name": NAME.replace("up", "down")}):
+    for other in ({"seed": 8}, {"seed": 7, "name": NAME.replace("up", "gate")}):
         assert not np.allclose(merged("dare_linear", parts, density=0.3, **other), reference)
 
 

@@ -177,7 +177,8 @@ def changed(mix, **changes):
          r"^source 'a': the language filter \(py3langid, \d+ languages\) does not know 'swa'; "
          "write sw$"),
         ({"a": {"language": "lua"}, "filters": {"language": True}},
-         r"does not know 'lua'; write skip: \[language\] in the source, or language: false$"),
+         r"does not know 'lua'; learn it by texts: \{CODE: FILE, \.\.\.\}, or write "
+         r"skip: \[language\] in the source, or language: false$"),
         ({"filters": {"language": {"allow": ["sw", "lua"]}}},
          r"^filters\.language\.allow: the language filter"),
         ({"filters": {"length": {"min_text": 1000}}},

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.play.questions import (
     ANSWERS,
@@ -82,7 +82,7 @@ def _append(file: Path, line: dict[str, Any]) -> None:
     with file.open("ab") as stream:
         stream.write(f"{json.dumps(line, ensure_ascii=False)}\n".encode())
         stream.flush()
-        os.fsync(stream.fileno())
+        system.flush_handle(stream.fileno())
 
 
 def make_ask_server(folder: Path, host: str, token: str | None = None) -> uvicorn.Server:

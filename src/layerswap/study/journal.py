@@ -275,8 +275,8 @@ class StudyJournal:
 
     def add_to_log(self, step: Step, text: str) -> None:
         """Append text with the time to the step's log."""
-        with suppress(OSError), self.log(step.name).open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n")
+        with suppress(OSError), self.log(step.name).open("ab") as file:
+            file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n".encode())
 
     @contextmanager
     def running(self, step: Step, token: str = "") -> Iterator[Callable[[str], None]]:

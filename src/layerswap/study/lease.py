@@ -80,7 +80,7 @@ def remove_lease(folder: Path, token: str) -> None:
 
 def _take(folder: Path, owner: Owner) -> None:
     lease, fresh = folder / LEASE, folder / f".{LEASE}-{uuid4().hex}"
-    fresh.write_text(json.dumps(asdict(owner)), "utf-8")
+    fresh.write_bytes(json.dumps(asdict(owner)).encode())
     try:
         while not system.link_new(fresh, lease):
             # The age by the clock of the file system, which all machines share.
