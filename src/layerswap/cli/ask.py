@@ -119,17 +119,14 @@ def serve(
 
     Example: layerswap ask serve topics
     """
-    import secrets
-
     from layerswap.play.ask_page import make_ask_server
-    from layerswap.play.security import is_local
-    from layerswap.play.serve import open_socket
+    from layerswap.play.security import new_token
+    from layerswap.play.serve import open_socket, url_of
 
-    token = token or (None if is_local(host) else secrets.token_urlsafe(24))
+    token = token or new_token(host)
     server = make_ask_server(folder, host, token)
     socket = open_socket(host, port)
-    name = f"[{host}]" if ":" in host else host
-    output.say(f"http://{name}:{socket.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+    output.say(url_of(host, socket.getsockname()[1], token))
     try:
         server.run(sockets=[socket])
     except KeyboardInterrupt:
@@ -199,8 +196,9 @@ def _agreement(lines: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]]
 def _preferences(
     folder: Path, lines: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[object]]:
+    from itertools import combinations
+
     from layerswap.evaluation.preferences import (
-        pairs_of,
         position_bias,
         preference,
         stops,
@@ -212,7 +210,7 @@ def _preferences(
 
     key, votes = read_key(folder), votes_of(folder, lines)
     names = list(key["models"])
-    pairs = [preference(votes, *pair) for pair in pairs_of(names)]
+    pairs = [preference(votes, *pair) for pair in combinations(names, 2)]
     corrected = holm([one.p for one in pairs])
     rows: list[list[Any]] = [
         [f"{one.first} against {one.second}", one.wins, one.losses, one.ties, one.both_bad,

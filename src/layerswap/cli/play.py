@@ -73,25 +73,22 @@ def play(
 
     Example: layerswap play --task-expert math-expert --language-expert swahili-expert
     """
-    import secrets
-
     from layerswap.play.open import read_prompts
     from layerswap.play.player import Player
-    from layerswap.play.security import is_local
-    from layerswap.play.serve import make_server, open_socket
+    from layerswap.play.security import new_token
+    from layerswap.play.serve import make_server, open_socket, url_of
     from layerswap.versions import need_extras
 
     need_extras("the page", "play")
-    token = served.token or (None if is_local(served.host) else secrets.token_urlsafe(24))
+    token = served.token or new_token(served.host)
     plan, documents, length = _opened(described, shown)
     prompts = read_prompts(shown.prompts) if shown.prompts else []
     player = Player(plan, documents=documents, prompts=prompts, history=served.history,
                     device=device, length=length)  # fmt: skip
     socket = open_socket(served.host, served.port)
     server = make_server(player, served.host, token=token)
-    name = f"[{served.host}]" if ":" in served.host else served.host
-    url = f"http://{name}:{socket.getsockname()[1]}/" + (f"?token={token}" if token else "")
-    output.say(f"{url}")
+    url = url_of(served.host, socket.getsockname()[1], token)
+    output.say(url)
     output.log("Ctrl-C stops the page")
     if served.browser and sys.stdout.isatty():
         import webbrowser

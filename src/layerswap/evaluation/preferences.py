@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -181,11 +180,6 @@ def _fit(
             break
         strength = new
     return strength / (1 + strength)
-
-
-def pairs_of(models: Sequence[str]) -> list[tuple[str, str]]:
-    """Return every pair of models."""
-    return list(combinations(models, 2))
 
 
 def latest(lines: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:

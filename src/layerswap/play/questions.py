@@ -24,7 +24,7 @@ from layerswap.evaluation.preferences import Vote, latest, smallest_difference
 from layerswap.ground.errors import DataError
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import validate
-from layerswap.play.serve import _colours
+from layerswap.play.serve import colours
 from layerswap.reading.files import check_text, lines_of, rows_of
 from layerswap.training.mix.filters import overlap
 
@@ -123,6 +123,8 @@ def write_questions(
     body = {"kind": kind, "title": title, "labels": [*labels], "items": [*items],
             "page": PAGE_VERSION, "about": f"{about} {shows}."}  # fmt: skip
     asked = {"study": _id(json.dumps(body, sort_keys=True)), **body}
+    if folder.exists():
+        raise DataError(f"{folder}: exists already; choose another name, or delete it")
     with atomic_folder(folder, marker=QUESTIONS) as made:
         _write(made / QUESTIONS, json.dumps(asked, ensure_ascii=False, indent=1))
         _write(made / PAGE, page_of(asked, alone=True))
@@ -153,7 +155,7 @@ def page_of(asked: Mapping[str, Any], *, alone: bool) -> str:
 def static(name: str) -> str:
     """Return a file of the page; the style begins with the colours of the reports."""
     text = (resources.files("layerswap.play") / "asking" / name).read_text("utf-8")
-    return _colours() + text if name == "ask.css" else text
+    return colours() + text if name == "ask.css" else text
 
 
 def _hash(text: str) -> str:

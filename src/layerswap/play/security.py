@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import secrets
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
     from starlette.middleware.base import DispatchFunction as Dispatch
@@ -40,8 +43,19 @@ def is_local(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def new_token(host: str) -> str | None:
+    """Return a random token for an address of a network; None for this machine alone."""
+    return None if is_local(host) else secrets.token_urlsafe(24)
+
+
 def guard(host: str, token: str | None = None, frames: str = "'none'") -> Dispatch:
-    """A middleware that refuses requests, and adds the headers of every answer."""
+    """A middleware that refuses requests, and adds the headers of every answer.
+
+    Raises:
+        RecipeError: an address of a network has no token.
+    """
+    if token is None and not is_local(host):
+        raise RecipeError(f"{host}: an address that other machines reach needs a token")
     from starlette.responses import PlainTextResponse, RedirectResponse
 
     def fits(given: str | None) -> bool:

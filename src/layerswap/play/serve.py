@@ -16,7 +16,7 @@ from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
 from layerswap.play.desk import MOST_PAGES, Desk, Events, explain
 from layerswap.play.player import OfComposition, PageRequest, Player, Question
-from layerswap.play.security import NOTEBOOKS, guard, is_local
+from layerswap.play.security import NOTEBOOKS, guard
 from layerswap.report.drawing import EXPERTS, variables
 from layerswap.versions import need_extras
 
@@ -46,8 +46,8 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     def refused(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 400)
 
-    def colours(request: Request) -> Response:
-        return Response(_colours(), media_type="text/css")
+    def style(request: Request) -> Response:
+        return Response(colours(), media_type="text/css")
 
     async def events(request: Request) -> Response:
         if len(desk.pages) >= MOST_PAGES:
@@ -98,7 +98,7 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
         desk.close()
 
     routes = [
-        Route("/colours.css", colours),
+        Route("/colours.css", style),
         Route("/api/events", events),
         Route("/api/composition", composition),
         work("ask", Question, player.ask),
@@ -116,7 +116,18 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
 
 
 async def _read(request: Request, request_type: type[PageRequest], desk: Desk) -> Any:
-    """Read and check the body of an open page's request, up to a size limit."""
+    """Read and check the body of an open page's request."""
+    from starlette.exceptions import HTTPException
+
+    data = await read_body(request)
+    body = validate(request_type, data, where="request", expected="a request is an object")
+    if body.page not in desk.pages:
+        raise HTTPException(409, "this page's stream has ended; reload it")
+    return body
+
+
+async def read_body(request: Request) -> Any:
+    """Read the JSON of a request, up to a size limit."""
     from starlette.exceptions import HTTPException
 
     content = b""
@@ -125,16 +136,12 @@ async def _read(request: Request, request_type: type[PageRequest], desk: Desk) -
         if len(content) > LARGEST_BODY:
             raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
     try:
-        data = json.loads(content)
+        return json.loads(content)
     except (ValueError, RecursionError):
         raise RecipeError("the request is not JSON") from None
-    body = validate(request_type, data, where="request", expected="a request is an object")
-    if body.page not in desk.pages:
-        raise HTTPException(409, "this page's stream has ended; reload it")
-    return body
 
 
-def _colours() -> str:
+def colours() -> str:
     """The colours of the reports, as CSS variables, and a class for each expert's."""
     experts = "".join(f"--e{i}:{colour};" for i, colour in enumerate(EXPERTS))
     dark = f"@media (prefers-color-scheme:dark){{:root{{{variables(dark=True)}}}}}"
@@ -153,6 +160,12 @@ def open_socket(host: str, port: int | None) -> socket.socket:
     raise LayerswapError(f"{host}:{port or 8765}: cannot be used ({why}); choose --port")
 
 
+def url_of(host: str, port: int, token: str | None = None) -> str:
+    """Return the address of a page, with its token."""
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
 def make_server(
     player: Player, host: str, *, token: str | None = None, frames: str = "'none'"
 ) -> uvicorn.Server:
@@ -160,8 +173,6 @@ def make_server(
     need_extras("the page", "play")
     import uvicorn
 
-    if token is None and not is_local(host):
-        raise RecipeError(f"{host}: an address that other machines reach needs a token")
     desk = Desk()
     app = make_app(player, desk, guard(host, token, frames))
 
@@ -181,7 +192,7 @@ class Served:
 
     def __init__(self, player: Player, port: int | None = None) -> None:
         self._socket = open_socket("127.0.0.1", 0 if port is None else port)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
+        self.url = url_of("127.0.0.1", self._socket.getsockname()[1])
         self._server = make_server(player, "127.0.0.1", frames=NOTEBOOKS)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="layerswap-play", daemon=True
