@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -283,10 +284,11 @@ def open_checkpoint(
         plain, wrappers = unwrapped(tensors)
         tensors = {plain[stored]: info for stored, info in tensors.items()}
         _check_shapes(tensors, config)
-        places, numbered = _place_all(tensors, config, patterns)
+        predicted = _predicted(tensors, config, patterns)
+        places, numbered = _place_all(tensors, predicted, config, patterns)
     return Checkpoint(
         name, commit, folder, config, tensors, places, numbered=numbered,
-        ignored=_ignored(tensors, config, patterns),
+        ignored=predicted | computed_buffers(tensors, config),
         notes=(*_wrapper_notes(wrappers), *_leftover_notes(folder)),
     )  # fmt: skip
 
@@ -315,7 +317,9 @@ def _open_gguf(
     header = read_gguf(file, find)
     with error_context(source):
         config = configuration(header, any_architecture=bool(patterns))
-        places, numbered = _place_all(header.tensors, config, patterns)
+        places, numbered = _place_all(
+            header.tensors, _predicted(header.tensors, config, patterns), config, patterns
+        )
     return Checkpoint(
         source, commit, folder if find else Path(str(file)), config, header.tensors, places,
         gguf=header.metadata, numbered=numbered,
@@ -465,10 +469,9 @@ def _fetch(
 
 def _file_kind(path: Path) -> str:
     """What a file is in place of a folder, and what to give."""
-    try:
-        start = path.open("rb").read(4) if path.is_file() else b""
-    except OSError:
-        start = b""
+    start = b""
+    with suppress(OSError), path.open("rb") as file:
+        start = file.read(4)
     if start == b"GGUF":
         return "a GGUF file without the suffix; give a link to it, made with `ln -s`, as x.gguf"
     return "a file; give the folder that holds the checkpoint"
@@ -575,7 +578,7 @@ def _check_shapes(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) 
             f"of shape {list(tensors[empty[0]].shape)}; {ZERO3}"
         )
     expected = expected_shapes(config)
-    for name, info in tensors.items():
+    for name, info in tensors.items() if expected else ():
         shape = expected.get(re.sub(r".*\.layers\.\d+\.", "", name))
         if shape is not None and info.shape != shape:
             raise CheckpointError(
@@ -615,14 +618,18 @@ def _configured_layers(config: Mapping[str, Any]) -> int | None:
 
 
 def _place_all(
-    names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
+    names: Collection[str],
+    predicted: frozenset[str],
+    config: Mapping[str, Any],
+    patterns: Sequence[Pattern],
 ) -> tuple[dict[str, Place], Numbered | None]:
-    """Place all tensors by patterns and tables; otherwise by the only list of layers."""
-    listed, layers = list(names), _configured_layers(config)
-    predicted = _predicted(listed, config, patterns)
-    stored = [name for name in listed if name not in predicted]
-    places, numbered = _place_stored(stored, config, layers, patterns)
-    return {name: places.get(name, Place(None, "other")) for name in listed}, numbered
+    """Place all tensors by patterns and tables; otherwise by the only list of layers.
+
+    Tensors of multi-token prediction have no layer.
+    """
+    stored = [name for name in names if name not in predicted]
+    places, numbered = _place_stored(stored, config, _configured_layers(config), patterns)
+    return {name: places.get(name, Place(None, "other")) for name in names}, numbered
 
 
 def _predicted(
@@ -631,13 +638,6 @@ def _predicted(
     """Find the tensors of multi-token prediction that no pattern places."""
     found = predicting(names, _configured_layers(config))
     return frozenset(n for n in found if not any(pattern.place(n) for pattern in patterns))
-
-
-def _ignored(
-    names: Collection[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
-) -> frozenset[str]:
-    """Find the tensors that transformers does not load."""
-    return _predicted(names, config, patterns) | computed_buffers(names, config)
 
 
 def _wrapper_notes(words: Sequence[str]) -> tuple[str, ...]:

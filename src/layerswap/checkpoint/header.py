@@ -17,7 +17,6 @@ from typing import Any, Literal
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.ground.errors import CheckpointError, error_context
 from layerswap.ground.strict_json import (
-    LFS_POINTER,
     MAX_JSON_BYTES,
     mistaken,
     open_source,
@@ -153,9 +152,8 @@ def _header_length(prefix: bytes, size: int, path: WeightFile) -> int:
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: shorter than a safetensors header (8 bytes)")
     length = int.from_bytes(prefix, "little")
-    if prefix.lower().startswith((b"version ", b"<!doctyp", b"<html", b"<?xml")):
-        start = LFS_POINTER if prefix.startswith(b"version ") else prefix + b"e"
-        raise CheckpointError(f"{path}: {mistaken(start)}")
+    if (what := mistaken(prefix)) is not None:
+        raise CheckpointError(f"{path}: {what}")
     if length > MAX_JSON_BYTES:
         raise CheckpointError(
             f"{path}: the header claims {length} bytes; at most {MAX_JSON_BYTES} allowed"

@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +25,8 @@ MAX_JSON_BYTES = 100_000_000
 
 
 INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
-LFS_POINTER = b"version https://git-lfs"
+LFS_POINTER, WEB_PAGE = (b"version https://git-lfs",), (b"<!doctype", b"<html", b"<?xml")
+"""First bytes of a Git LFS pointer and of a web page, in lower case."""
 
 
 def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:
@@ -58,11 +59,21 @@ def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:
 
 
 def mistaken(data: bytes) -> str | None:
-    """Return what a file is that a download left in place of another; None if unknown."""
+    """Return what a file is that a download left in place of another; None if unknown.
+
+    `data` are at least the first eight bytes of the file; more are compared as far as they go.
+    """
     start = data.lstrip()[:200].lower()
-    if start.startswith(LFS_POINTER):
+
+    def begins(words: Iterable[bytes]) -> bool:
+        return any(
+            len(start) >= min(8, len(word)) and start[: len(word)] == word[: len(start)]
+            for word in words
+        )
+
+    if begins(LFS_POINTER):
         return "this is a Git LFS pointer, not the file; run `git lfs pull` in its folder"
-    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+    if begins(WEB_PAGE):
         return "this is a web page, not the file; download it again"
     return None
 
