@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from layerswap.evaluation.statistics import Interval, ratio_interval
 from layerswap.ground.errors import DataError
-from layerswap.reading.files import check_text, lines_of
+from layerswap.reading.files import check_text, evenly_spaced, lines_of
 
 LINES = 200
 """Lines that are read of a text, evenly spaced."""
@@ -27,7 +27,7 @@ GLANCE, GLANCE_CHARACTERS = 50, 400
 WINDOW = 512
 """Tokens that a model reads at once; a longer line is read in pieces."""
 ORDER = 2
-"""Characters of context of the spelling model."""
+"""Length of the context of the spelling model, in characters."""
 FOLDS = 5
 LONGEST_WORD = 15.0
 """Mean characters of a word above which a script writes no spaces between words."""
@@ -77,18 +77,13 @@ class Reading:
 
     @property
     def verdict(self) -> str:
-        """Say in words whether the base reads the text; empty if the measures do not tell."""
-        if (better := self.better_than_spelling) is not None:
-            return (
-                "reads it"
-                if better.low > 0
-                else "does not read it"
-                if better.high < 0
-                else "unclear"
-            )
-        if self.byte_tokens.mean > MOST_BYTES:
-            return "spells it in bytes"
-        return ""
+        """Whether the base reads the text, in words; empty if that was not measured."""
+        better = self.better_than_spelling
+        if better is None:
+            return "spells it in bytes" if self.byte_tokens.mean > MOST_BYTES else ""
+        if better.low > 0:
+            return "reads it"
+        return "does not read it" if better.high < 0 else "unclear"
 
     def line(self, language: str) -> str:
         """Describe the reading of a language in one line."""
@@ -133,7 +128,7 @@ def read_sample(text: str, english: str | None = None, count: int = LINES) -> Sa
             f"{text}: {len(rows)} lines, too few for an interval; give at least {FEWEST_LINES}, "
             "one sentence each"
         )
-    taken = [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else rows
+    taken = evenly_spaced(rows, count)
     lines, *translated = (tuple(map(str.strip, column)) for column in zip(*taken, strict=True))
     return Sample(lines, *translated)
 
@@ -191,7 +186,7 @@ def _pieces(
 
 
 def _batches(pieces: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
-    """Group pieces of like length: logits of a large vocabulary take a megabyte a token."""
+    """Group pieces of similar length. Logits of a large vocabulary take a megabyte a token."""
     batch: list[tuple[int, list[int]]] = []
     for piece in sorted(pieces, key=lambda piece: len(piece[1])):
         if batch and (len(batch) + 1) * len(piece[1]) > WINDOW:
@@ -305,28 +300,31 @@ def describe(base: str, sample: Sample, counts: Sequence[Counts]) -> Reading:
     text, english = counts[0], counts[1] if sample.english else None
     words = np.array([len(line.split()) for line in sample.lines], float)
     size = _bytes(sample.lines)
-    to_english = None if english is None else ratio_interval(text.tokens, english.tokens)
+    english_bits = None if english is None else english.bits
     floor = None if text.bits is None else spelling_bits(sample.lines)
-    both = None if english is None or english.bits is None or text.bits is None else english.bits
+    better = None if floor is None or text.bits is None else floor - text.bits
     return Reading(
         base=base,
         per_word=ratio_interval(text.tokens, words) if sample.spaced else None,
         per_character=ratio_interval(text.tokens, np.array([*map(len, sample.lines)], float)),
         byte_tokens=ratio_interval(text.byte_tokens, text.tokens),
-        tokens_to_english=to_english,
-        bits_per_byte=None if text.bits is None else ratio_interval(text.bits, size),
-        english_bits_per_byte=None
-        if english is None or english.bits is None
-        else ratio_interval(english.bits, _bytes(sample.english)),
-        bits_to_english=None if both is None or text.bits is None
-        else ratio_interval(text.bits, both),
+        tokens_to_english=_ratio(text.tokens, None if english is None else english.tokens),
+        bits_per_byte=_ratio(text.bits, size),
+        english_bits_per_byte=_ratio(english_bits, _bytes(sample.english)),
+        bits_to_english=_ratio(text.bits, english_bits),
         spelling=None if floor is None else float(floor.sum() / size.sum()),
-        better_than_spelling=None if floor is None or text.bits is None
-        else ratio_interval(floor - text.bits, size),
+        better_than_spelling=_ratio(better, size),
         note=f"{text.unknown:,} tokens stand for unknown characters, so it has no bits per byte"
         if text.unknown
         else "",
-    )  # fmt: skip
+    )
+
+
+def _ratio(
+    parts: npt.NDArray[np.float64] | None, wholes: npt.NDArray[np.float64] | None
+) -> Interval | None:
+    """Compute a ratio over lines; None if one of the two was not measured."""
+    return None if parts is None or wholes is None else ratio_interval(parts, wholes)
 
 
 def find_best(sample: Sample, counts: Sequence[Counts]) -> int | None:
@@ -347,9 +345,8 @@ def glance(base: str, model: Any, tokenizer: Any, texts: Sequence[str]) -> Readi
     full = [" ".join(text.split())[:GLANCE_CHARACTERS].strip() for text in texts if text.strip()]
     if len(full) < FEWEST_LINES:
         return None
-    taken = [full[i * len(full) // GLANCE] for i in range(GLANCE)] if len(full) > GLANCE else full
-    sample = Sample(taken)
-    return describe(base, sample, measured(model, tokenizer, [taken]))
+    sample = Sample(evenly_spaced(full, GLANCE))
+    return describe(base, sample, measured(model, tokenizer, [sample.lines]))
 
 
 def _bytes(lines: Sequence[str]) -> npt.NDArray[np.float64]:

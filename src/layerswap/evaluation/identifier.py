@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.ground.errors import DataError
-from layerswap.reading.files import check_text, lines_of
+from layerswap.reading.files import check_text, evenly_spaced, lines_of
 
 MOST_LINES = 4000
 """Lines that are read of each language, evenly spaced."""
@@ -43,7 +43,7 @@ class Identifier:
         return np.asarray(self.model.predict_proba([*texts]))
 
     def error(self, language: str) -> float:
-        """Return the share of a language's held-out lines that is taken for another."""
+        """Return the share of a language's held-out lines that get another language."""
         return 1 - self.confusion[language].get(language, 0.0)
 
     def describe(self, language: str) -> str:
@@ -100,6 +100,4 @@ def _lines(file: str) -> list[str]:
     if len(full) < FEWEST_LINES:
         raise DataError(f"{file}: {len(full)} different lines of {SHORTEST} letters or more; an "
                         f"identifier needs at least {FEWEST_LINES}")  # fmt: skip
-    if len(full) <= MOST_LINES:
-        return full
-    return [full[i * len(full) // MOST_LINES] for i in range(MOST_LINES)]
+    return [*evenly_spaced(full, MOST_LINES)]

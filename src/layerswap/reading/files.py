@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from layerswap.ground.errors import DataError, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
+
+RowT = TypeVar("RowT")
 
 FORMATS = {
     ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
@@ -54,6 +56,13 @@ def format_of(file: str) -> str:
             "give format: jsonl, json, csv, parquet, text or paragraphs"
         )
     return FORMATS[suffix.lower()]
+
+
+def evenly_spaced(rows: Sequence[RowT], count: int) -> Sequence[RowT]:
+    """Return at most `count` rows, evenly spaced from the first one on."""
+    if len(rows) <= count:
+        return rows
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def lines_of(file: str | Path) -> Iterator[str]:
