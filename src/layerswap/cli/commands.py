@@ -67,6 +67,8 @@ class PlainCommand(TyperCommand):
         result = super().invoke(ctx)
         if (following := next_command(name, ctx.params)) is not None:
             output.suggest(following)
+            for command in MORE[name](ctx.params) if name in MORE else ():
+                output.suggest(command)
         return result
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -232,6 +234,21 @@ def _merged(study: str) -> str | None:
     return None if folder is None else f"verify {shlex.quote(str(folder))}"
 
 
+def _uses(given: Given) -> list[str]:
+    """The uses of a finished study's model: ask it, deploy it, upload it."""
+    study = Path(given["out"])
+    best = next(iter(sorted(study.glob("best/*.yaml"))), None)
+    if best is None or given["dry_run"]:
+        return []
+    merged, text = study / "merged" / best.stem, f"{best.stem}=lines.txt"
+    commands = (
+        ["play", study],
+        ["deploy", merged, "--like", "BASE.gguf", "--text", text, "--out", "deployed"],
+        ["merge", best, "--out", "best", "--push", "OWNER/NAME"],
+    )
+    return [shlex.join(map(str, words)) for words in commands]
+
+
 NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
     "quickstart": "verify {out}/merged",
     "new": lambda given: (
@@ -266,6 +283,8 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
 """Maps a command to the next command, if a user can type the next command as printed.
 
 A word in braces is an option of the first command, or a free name for an output."""
+MORE: Mapping[str, Callable[[Given], list[str]]] = {"study run": _uses}
+"""Maps a command to further commands, in which a user replaces the words in capitals."""
 
 
 class _Words(dict[str, str]):

@@ -119,13 +119,7 @@ def run_file(
     from layerswap.cli.tables import status_table
     from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
-    from layerswap.study.report import (
-        BEST,
-        FinishedSteps,
-        next_commands,
-        surpassing,
-        write_study_report,
-    )
+    from layerswap.study.report import BEST, FinishedSteps, surpassing, write_study_report
     from layerswap.study.runner import run_graph
     from layerswap.study.step_functions import step_functions
     from layerswap.versions import need_extras
@@ -176,8 +170,6 @@ def run_file(
         output.say(above)
     if study.settings["merge"]:
         _merge(root)
-    languages = [one.language for one in study.results.benchmarks]
-    output.say("\n".join(["next:", *next_commands(root, languages)]))
 
 
 def _merge(root: Path, languages: Sequence[str] = (), model: str | None = None) -> None:

@@ -115,13 +115,21 @@ class OnSlurm(ClusterExecutor):
         self._looked, self._told, self._missed = time.monotonic(), set[str](), set[str]()
 
     def _executor(self, name: str) -> Any:
-        return self._submitit.SlurmExecutor(folder=self._logs / name.replace("/", "-"))
+        return self._submitit.SlurmExecutor(folder=self._folder(name))
+
+    def _folder(self, name: str) -> Path:
+        """The folder of the logs of a step's jobs."""
+        return self._logs / file_name(name)
+
+    def _log(self, name: str, job: str) -> Path:
+        """The file of a job's output, which submitit names."""
+        return self._folder(name) / f"{job}_0_log.out"
 
     def parameters(self, step: Step) -> dict[str, Any]:
         """The parameters of a step's job by submitit's names; the study's precede ours."""
         asked, hours = step.resources, self._hours.get(step.name)
         ours: dict[str, Any] = {
-            "job_name": step.name.replace("/", "-"),
+            "job_name": file_name(step.name),
             "cpus_per_task": math.ceil(asked.cpus),
             "gpus_per_node": math.ceil(asked.gpus) or None,
             "mem": f"{math.ceil(asked.memory_gb * 1024)}MB",
@@ -180,8 +188,8 @@ class OnSlurm(ClusterExecutor):
                 job = executor.submit(_Resumable(), *call)
         except self._submitit.core.utils.FailedJobError as error:
             raise StudyError(self._refused(step, _refusal(str(error)))) from None
-        log = str(self._logs / step.name.replace("/", "-") / f"{job.job_id}_0_log.out")
-        write_json(folder / JOB, {"job": job.job_id, "token": call[-1], "log": log})
+        log = self._log(step.name, job.job_id)
+        write_json(folder / JOB, {"job": job.job_id, "token": call[-1], "log": str(log)})
         return str(job.job_id)
 
     def wait(self, handles: Mapping[Any, str], log: Log) -> dict[Any, Ending]:
@@ -215,7 +223,7 @@ class OnSlurm(ClusterExecutor):
     def _ending(self, state: JobState, name: str) -> Ending:
         if state.state == "COMPLETED":
             return Ending()
-        log = self._logs / name.replace("/", "-") / f"{state.job}_0_log.out"
+        log = self._log(name, state.job)
         last = last_lines(log, 1)
         if not log.exists() and state.node and state.state == "FAILED":
             last = [f"it wrote no {log}; check that {state.node} sees this folder"]
@@ -277,8 +285,16 @@ def job_of(folder: Path) -> dict[str, str] | None:
         return None
 
 
+def file_name(step: str) -> str:
+    """The name of a step as a job and as a folder."""
+    return step.replace("/", "-")
+
+
 def last_lines(log: Path, count: int) -> list[str]:
-    """The last lines of a job's errors or, without any, of its output; not those of srun."""
+    """The last lines of a job's errors, or of its output if it wrote no errors.
+
+    Lines of srun and submitit are left out.
+    """
     for path in (log.with_suffix(".err"), log):
         try:
             lines = path.read_text("utf-8", "replace").splitlines()

@@ -413,20 +413,6 @@ def surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
     return f"Models above the selected model: {', '.join(parts)}. {command} writes that model."
 
 
-def next_commands(root: Path, languages: Sequence[str]) -> list[str]:
-    """List the commands that a person types after a study."""
-    merged, best = root / MERGED / languages[0], root / BEST / f"{languages[0]}.yaml"
-    text = f"{languages[0]}=lines.txt"
-    commands = [
-        ["layerswap", "play", str(root)],
-        ["layerswap", "study", "merge", str(root)],
-        ["layerswap", "deploy", str(merged), "--like", "BASE.gguf", "--text", text,
-         "--out", "deployed"],
-        ["layerswap", "merge", str(best), "--out", "best", "--push", "OWNER/NAME"],
-    ]  # fmt: skip
-    return [shlex.join(one) for one in commands]
-
-
 def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:
     """The selected model minus every other, by accuracy and by balanced accuracy."""
     return {
