@@ -192,7 +192,7 @@ def _sort(
 
 
 def saved_name(name: str) -> str:
-    """Return the name in the model of a tensor that an adapter saves whole.
+    """Return a whole saved tensor's name in the model.
 
     PEFT also stores the own weight of an adapted embedding, as its base_layer.
     """

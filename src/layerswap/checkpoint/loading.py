@@ -93,7 +93,7 @@ def _refusing(
 
 
 def load_tokenizer(source: PathLike, *, named: str | None = None, gguf: str | None = None) -> Any:
-    """Load the tokenizer in a folder or on the Hub; errors name it `named`.
+    """Load the tokenizer of a folder or of the Hub. Errors call its source `named`.
 
     `gguf` names a file in the folder whose header has the tokenizer.
     """

@@ -33,7 +33,7 @@ PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head"])
 """Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
 BUFFERS = re.compile(r".*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|.*\.position_ids")
-"""Matches buffers that older versions of transformers stored and all versions compute."""
+"""Matches names of buffers that transformers computes. Older versions also stored them."""
 MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
 MASKED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "gpt_bigcode", "imagegpt")
 """Model types whose older checkpoints store the causal mask as `attn.bias`."""

@@ -48,7 +48,7 @@ ROUNDING = {
     "F64": 1e-4, "F32": 1e-4, "F16": 1e-2, "BF16": 1e-2, "Q8_0": 0.02, "Q5_1": 0.1, "Q5_0": 0.1,
     "Q6_K": 0.05, "Q5_K": 0.1,
 }  # fmt: skip
-"""Largest error of `PIECE` elements that their type explains, as a share of their norm."""
+"""Largest rounding error by type: the norm of the error of `PIECE` elements over their norm."""
 COARSE = 0.5
 """The same for types of four bits and fewer."""
 DIVERGENT = 1.0
@@ -217,7 +217,7 @@ def _rounding(stored: TensorInfo) -> float:
 
 
 def _causes(wrong: Mapping[str, float], folder: Checkpoint, view: Checkpoint) -> Iterator[str]:
-    """Describe each wrong tensor, with its cause where that is a usual one."""
+    """Describe each wrong tensor, and its cause if the cause is a common one."""
 
     def holds(name: str, stored: TensorInfo) -> bool:
         return _relative_error(folder.tensors[name], stored) <= _rounding(stored)
