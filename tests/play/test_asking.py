@@ -167,6 +167,8 @@ def browser():
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [True, False])
 def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
+    from playwright.sync_api import expect
+
     label(5)
     study, said = texts / "study", []
     asked = read_questions(study)
@@ -184,21 +186,20 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
             time.sleep(0.05)
     context = browser.new_context(viewport={"width": 390, "height": 800}, accept_downloads=True)
     context.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
     page = context.new_page()
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(url)
-    page.wait_for_function("document.activeElement.id === 'speaker'")
+    expect(page.locator("#speaker")).to_be_focused()
     page.keyboard.type("Ada")
     page.keyboard.press("Enter")
 
     def press(key, count):
         page.keyboard.press(key)
-        page.wait_for_function(
-            f"document.getElementById('progress').textContent === '{count} of 5'"
-        )
+        expect(page.locator("#progress")).to_have_text(f"{count} of 5")
 
-    page.wait_for_function("!document.getElementById('ask').hidden")
+    expect(page.locator("#ask")).to_be_visible()
     assert page.locator("#text").inner_text() == EVIL  # markup is text
     assert page.locator("#text *").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -207,13 +208,13 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
     press("1", 1)
     press("s", 2)
     page.reload()  # nothing is lost
-    page.wait_for_function("document.getElementById('speaker').value === 'Ada'")
+    expect(page.locator("#speaker")).to_have_value("Ada")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('progress').textContent === '2 of 5'")
+    expect(page.locator("#progress")).to_have_text("2 of 5")
     press("2", 3)
     press("1", 4)
     press("1", 5)
-    page.wait_for_function("!document.getElementById('done').hidden")
+    expect(page.locator("#done")).to_be_visible()
     file = study / "answers.jsonl"
     if not served:
         file = texts / "back.jsonl"
