@@ -143,7 +143,7 @@ def test_a_merge_passes_through_few_modules(tmp_path):
     walked = modules_run("merge", f"--out={out}", *experts)
     assert (out / "model.safetensors").is_file()
     assert "layerswap.merge.writer" in walked
-    assert len(walked) <= 33, walked
+    assert len(walked) <= 32, walked
 
 
 @pytest.mark.slow

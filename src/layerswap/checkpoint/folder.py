@@ -373,6 +373,36 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors=tensors, borrowed=frozenset())
 
 
+def completed(
+    experts: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
+    """Return experts and base with all ignored tensors; who lacks one borrows it from the first.
+
+    The Hub's base has layers of multi-token prediction, and its fine-tunes lost them when
+    transformers saved them. Older checkpoints store buffers that newer ones compute.
+    """
+    owners: dict[str, Checkpoint] = {}
+    for checkpoint in (*experts.values(), *([base] if base else [])):
+        for tensor in sorted(checkpoint.ignored - checkpoint.borrowed):
+            if tensor in checkpoint.tensors:
+                owners.setdefault(tensor, checkpoint)
+    whole = {name: _completed(expert, owners) for name, expert in experts.items()}
+    return whole, base and _completed(base, owners)
+
+
+def _completed(checkpoint: Checkpoint, owners: Mapping[str, Checkpoint]) -> Checkpoint:
+    lacks = {n: owner for n, owner in owners.items() if n not in checkpoint.tensors}
+    if not lacks or not checkpoint.tensors or checkpoint.gguf is not None:
+        return checkpoint
+    return replace(
+        checkpoint,
+        tensors={**checkpoint.tensors, **{n: c.tensors[n] for n, c in lacks.items()}},
+        places={**checkpoint.places, **{n: c.places[n] for n, c in lacks.items()}},
+        ignored=checkpoint.ignored.union(lacks),
+        borrowed=checkpoint.borrowed.union(lacks),
+    )
+
+
 def renamed_like(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
     """Return a checkpoint with another's names for tensors that transformers reads as the same."""
     if checkpoint.gguf is not None or like.gguf is not None or not like.tensors:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.checkpoint import Checkpoint, Place
-from layerswap.checkpoint.folder import downloaded
+from layerswap.checkpoint.folder import completed, downloaded
 from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
@@ -27,6 +27,7 @@ from layerswap.ground.commit import existing_parent
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.types import Advance, Log, PathLike
 from layerswap.merge.compatibility import (
+    borrowing_notes,
     check_roles,
     check_tied,
     copy_notes,
@@ -34,7 +35,6 @@ from layerswap.merge.compatibility import (
     numbered_notes,
     tied_notes,
 )
-from layerswap.merge.completion import borrowing_notes, completed
 from layerswap.merge.layout import (
     SMALLEST_RUN,
     OutputTensor,

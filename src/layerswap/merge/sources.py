@@ -24,6 +24,7 @@ from layerswap.checkpoint import (
 from layerswap.checkpoint.folder import (
     INDEX,
     SINGLE,
+    completed,
     downloaded,
     fetch_checkpoint,
     is_folder,
@@ -40,7 +41,6 @@ from layerswap.ground.commit import PARTIAL
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import quoted
 from layerswap.ground.types import Log
-from layerswap.merge.completion import completed
 from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
