@@ -73,9 +73,12 @@ def living_owner(folder: Path) -> Owner | None:
 
 def remove_lease(folder: Path, token: str) -> None:
     """Remove the lease of an owner that is known to have ended."""
-    owner = _read(folder / LEASE)
-    if owner is not None and owner.token == token:
-        (folder / LEASE).unlink(missing_ok=True)
+    lease = folder / LEASE
+    if not _has_token(lease, token):
+        return
+    with _removing(lease):
+        if _has_token(lease, token):
+            lease.unlink(missing_ok=True)
 
 
 def _take(folder: Path, owner: Owner) -> None:
@@ -83,26 +86,43 @@ def _take(folder: Path, owner: Owner) -> None:
     fresh.write_bytes(json.dumps(asdict(owner)).encode())
     try:
         while not system.link_new(fresh, lease):
-            # The age by the clock of the file system, which all machines share.
-            other = _living(lease, fresh.stat().st_mtime)
-            if other is not None and other.token != owner.token:
-                raise StudyError(
-                    f"{folder}: {other} writes into it; wait for its end, or end it, and run the "
-                    "command again"
-                )
-            _move_away(lease)
+            with _removing(lease):
+                if not lease.exists():  # another process may take it from now on
+                    continue
+                os.utime(fresh)
+                # The age by the clock of the file system, which all machines share.
+                other = _living(lease, fresh.stat().st_mtime)
+                if other is not None and other.token != owner.token:
+                    raise StudyError(
+                        f"{folder}: {other} writes into it; wait for its end, or end it, and run "
+                        "the command again"
+                    )
+                lease.unlink()
     finally:
         fresh.unlink()
 
 
-def _move_away(lease: Path) -> None:
-    """Remove a lease without removing the one that another process takes at the same time."""
-    before, old = _read(lease), lease.with_name(f".{LEASE}-{uuid4().hex}")
-    with suppress(FileNotFoundError):
-        lease.rename(old)
-        if _read(old) != before:
-            system.link_new(old, lease)
-        old.unlink()
+@contextmanager
+def _removing(lease: Path) -> Iterator[None]:
+    """Hold the right to remove a lease, which one process has at a time.
+
+    Otherwise a process that has read an old lease could remove the new one of another process.
+    """
+    right, mine = (lease.with_name(f".{LEASE}-{end}") for end in ("removing", uuid4().hex))
+    mine.touch()
+    try:
+        while not system.link_new(mine, right):
+            os.utime(mine)
+            with suppress(FileNotFoundError):
+                if mine.stat().st_mtime - right.stat().st_mtime > SILENCE:
+                    right.unlink()  # its process was killed within a millisecond's work
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            right.unlink(missing_ok=True)
+    finally:
+        mine.unlink()
 
 
 def _living(lease: Path, now: float) -> Owner | None:
@@ -113,6 +133,11 @@ def _living(lease: Path, now: float) -> Owner | None:
         here = owner.where == socket.gethostname()
         return owner if not here or system.is_running(owner.process) else None
     return None
+
+
+def _has_token(lease: Path, token: str) -> bool:
+    owner = _read(lease)
+    return owner is not None and owner.token == token
 
 
 def _read(lease: Path) -> Owner | None:
