@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -301,3 +302,70 @@ def test_close_models_with_other_tensors_are_told_what_to_do(family, tmp_path):
     message = refusal(plan_of, task, family["language"])
     assert "otherwise they are close" in message
     assert "not fine-tuned from one base" not in message
+
+
+# --- settings and templates ---
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "shown"),
+    [
+        ({"rope_theta": 10000.0}, {"rope_theta": 500000.0}, "10000.0 by default in task"),
+        ({"attention_bias": False}, {"attention_bias": True}, "False by default in task"),
+        ({"hidden_act": "silu"}, {"hidden_act": "gelu"}, "silu by default in task"),
+        (
+            {"rope_scaling": {"rope_type": "default"}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "default in task, linear in language",
+        ),
+    ],
+)
+def test_a_missing_setting_has_the_default_of_its_class(family, tmp_path, default, other, shown):
+    language = change_config(copied(family["language"], tmp_path / "language"), **default)
+    plan = plan_of(family["task"], language)
+    assert not any("not compared" in note for note in plan.notes)
+    change_config(language, **other)
+    (key,) = other
+    message = refusal(plan_of, family["task"], language)
+    assert shown in message
+    assert ("rope_type" if key == "rope_scaling" else key) in message
+
+
+def test_without_transformers_a_missing_setting_is_noted(family, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    language = copied(family["language"], tmp_path / "language")
+    change_config(language, rope_theta=500000.0, attention_bias=True)
+    notes = "\n".join(plan_of(family["task"], language).notes)
+    assert "only one of task and language gives attention_bias, rope_theta, and" in notes
+
+
+def test_named_templates_are_compared_and_copied(family, tmp_path):
+    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
+    for name, folder in experts.items():
+        write_tokenizer(folder, [f"w{i}" for i in range(20)])
+        (folder / "chat_template.jinja").write_text("plain")
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tools.jinja").write_text(f"tools of {name}")
+    plan = plan_of(**experts)
+    assert any("the chat templates of task and language differ" in note for note in plan.notes)
+    plan.save(tmp_path / "out")
+    inner = tmp_path / "out" / "additional_chat_templates" / "tools.jinja"
+    assert inner.read_text() == "tools of task"
+    (experts["language"] / "additional_chat_templates" / "tools.jinja").write_text("tools of task")
+    assert not any("templates" in note for note in plan_of(**experts).notes)
+
+
+def test_templates_in_a_list_are_compared(family, tmp_path):
+    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
+
+    def give(name, text):
+        write_tokenizer(experts[name], [f"w{i}" for i in range(20)])
+        listed = [{"name": "default", "template": "a"}, {"name": "tools", "template": text}]
+        config = experts[name] / "tokenizer_config.json"
+        config.write_text(json.dumps({"chat_template": listed}))
+
+    give("task", "b")
+    give("language", "c")
+    assert any("the chat templates of task and language" in n for n in plan_of(**experts).notes)
+    give("language", "b")
+    assert not any("templates" in note for note in plan_of(**experts).notes)

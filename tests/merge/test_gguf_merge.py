@@ -290,8 +290,13 @@ def test_files_that_do_not_fit_together(files, tmp_path):
     ):  # fmt: skip
         with pytest.raises(LayerswapError, match=message):
             ls.swap(task=files["task"], language=path)
-    note = ls.swap(task=renamed_scores(tmp_path / "c.gguf"), language=files["language"]).notes
-    assert not any("chat_template" in line for line in note)  # only one of them has one
+    templated = renamed_scores(tmp_path / "c.gguf")
+    note = ls.swap(task=templated, language=files["language"]).notes
+    assert not any("chat_template" in line for line in note)  # the first has one, which is written
+    plan = ls.swap(task=files["task"], language=templated)
+    assert "tokenizer.chat_template: only language has this; copied" in plan.notes
+    out = ls.open_checkpoint(plan.save(tmp_path / "templated.gguf"))
+    assert out.gguf["tokenizer.chat_template"] == "{{ x }}"
     same = ls.swap(task=files["task"], language=files["task"], outside="task").notes
     assert same == [
         "task and language have the same weights: no composition of them changes anything"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,22 @@ def load_config(
         )
         _forget_kernels(config)
     return config
+
+
+def filled_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a configuration with the defaults of its class filled in.
+
+    None if transformers is not installed, has no such class, or refuses the values.
+    """
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return None
+    given = {key: value for key, value in config.items() if key != "quantization_config"}
+    with suppress(Exception), _without_report():  # odd configurations: no common class
+        filled = CONFIG_MAPPING[str(config.get("model_type"))].from_dict(deepcopy(given))
+        return dict(filled.to_dict())
+    return None
 
 
 def _forget_kernels(config: PreTrainedConfig) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
+from layerswap.checkpoint.loading import filled_config
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
@@ -16,6 +18,8 @@ from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
 from layerswap.ground.errors import MergeError, visible
 from layerswap.ground.strict_json import INFINITIES
 
+OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+"""Settings that None turns off; elsewhere None may stand for a value from other settings."""
 NOT_COMPUTED = frozenset(
     {
         "_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "auto_map",
@@ -169,12 +173,54 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
 
 
 def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
-    for settings in zip(*map(_settings, pair.values()), strict=True):
-        for key, value in settings[0].items():
-            both = _number(value), _number(settings[1].get(key))
-            if None not in both and both[0] != both[1]:
-                each = (f"{_short(v)} in {name}" for v, name in zip(both, pair, strict=True))
-                raise MergeError(f"{key} differs: {', '.join(each)}")
+    for key, both, given in _compared(pair):
+        if both and both[0] != both[1] and (None not in both or key in OFF_IF_NONE):
+            each = ", ".join(
+                f"{_short(value)}{'' if known else ' by default'} in {name}"
+                for name, value, known in zip(pair, both, given, strict=True)
+            )
+            lost = [name for name, known in zip(pair, given, strict=True) if not known]
+            remedy = (
+                f"; if {lost[0]} was trained with it, add it to its config.json" if lost else ""
+            )
+            raise MergeError(f"{key} differs: {each}{remedy}")
+
+
+def _compared(pair: Mapping[str, Checkpoint]) -> Iterator[tuple[str, list[Any], list[bool]]]:
+    """Each setting of two checkpoints: its key, both values, and which of them are given.
+
+    The default of its class replaces a missing value; no values if it is unknown.
+    """
+    filled: list[list[dict[str, Any]]] | None = None
+    for kind, settings in enumerate(zip(*(_settings(c) for c in pair.values()), strict=True)):
+        for key in {**settings[0], **settings[1]}:
+            both = [_number(each.get(key)) for each in settings]
+            given = [value is not None for value in both]
+            if kind and any(given) and not all(given):
+                filled = _filled(pair) if filled is None else filled
+                both = [_number(each[kind].get(key)) for each in filled]
+            yield key, both, given
+
+
+def _filled(pair: Mapping[str, Checkpoint]) -> list[list[dict[str, Any]]]:
+    """The settings with their classes' defaults; empty if those are unknown."""
+    configs = [None if c.gguf else filled_config(c.config) for c in pair.values()]
+    views = zip(pair.values(), configs, strict=True)
+    return [[*_settings(replace(c, config=full))] for c, full in views if full and all(configs)]
+
+
+def default_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
+    """A note on settings that only one configuration has and whose defaults are unknown."""
+    first, *others = checkpoints
+    for other in others if checkpoints[first].gguf is None else ():
+        pair = {name: checkpoints[name] for name in (first, other)}
+        keys = [key for key, both, _ in _compared(pair) if not both]
+        if keys:
+            return [
+                f"only one of {first} and {other} gives {', '.join(keys)}, and the default is not "
+                "known without transformers' class; not compared"
+            ]
+    return []
 
 
 def _number(value: Any) -> Any:

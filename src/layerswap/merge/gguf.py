@@ -51,6 +51,7 @@ FALLBACKS = ("Q8_0", "F16")
 REPLACED = ("general.name", "general.finetune", "general.tags", "general.languages",
             "general.quantization_version", RECORD_KEY)  # fmt: skip
 REPLACED_PREFIXES = ("general.base_model.", "split.")
+TEMPLATE = "tokenizer.chat_template"
 VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 """Keys that two files must agree on: the text of each row of the embedding."""
 COMPUTED = re.compile(
@@ -100,6 +101,11 @@ class GGUFFormat(Format):
             differ = [k for k in keys if k in other and first.stored(k) != other.stored(k)]
             if differ:
                 notes.append(f"{_few(differ)} of {owner} and {name} differ; taken from {owner}")
+            extra = [k for k in other.spans if k.startswith("tokenizer.") and k not in first]
+            copied = [key for key in extra if key in _lent_templates(plan)]
+            for keys_of, what in ((copied, "copied"), (sorted({*extra} - {*copied}), "left out")):
+                if keys_of:
+                    notes.append(f"{_few(keys_of)}: only {name} has this; {what}")
         return notes + fetch_notes(plan)
 
     def facts(self, plan: Plan) -> dict[str, Any]:
@@ -270,6 +276,7 @@ def _entries(plan: Plan) -> Iterator[Entry]:
     for key, (value_type, start, stop) in metadata.spans.items():
         if key not in REPLACED and not key.startswith(REPLACED_PREFIXES):
             yield key, value_type, metadata.raw[start:stop]
+    yield from _lent_templates(plan).values()
     yield text_entry("general.name", " x ".join(_name(c) for c in plan.used.values()))
     origins = [plan.base] if plan.base else list(plan.used.values())
     yield number_entry("general.base_model.count", len(origins))
@@ -287,6 +294,17 @@ def _entries(plan: Plan) -> Iterator[Entry]:
     if any(tensor.dtype in BLOCKS for tensor in plan.tensors):
         yield number_entry("general.quantization_version", 2)
     yield text_entry(RECORD_KEY, json.dumps(record(plan), ensure_ascii=False))
+
+
+def _lent_templates(plan: Plan) -> dict[str, Entry]:
+    """The chat templates of the first expert that has one, if the reference has none."""
+    for checkpoint in plan.used.values():
+        metadata = metadata_of(checkpoint)
+        spans = {k: span for k, span in metadata.spans.items() if k.startswith(TEMPLATE)}
+        if spans:
+            lent = {} if checkpoint is plan.reference else spans
+            return {k: (k, kind, metadata.raw[i:j]) for k, (kind, i, j) in lent.items()}
+    return {}
 
 
 def _name(checkpoint: Checkpoint) -> str:

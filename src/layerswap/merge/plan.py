@@ -31,6 +31,7 @@ from layerswap.merge.compatibility import (
     check_roles,
     check_tied,
     copy_notes,
+    default_notes,
     equal_notes,
     numbered_notes,
     tied_notes,
@@ -502,6 +503,7 @@ class Format(ABC):
         return [
             *(f"{n}: {note}" for n, c in sources.items() for note in c.notes),
             *borrowing_notes(sources),
+            *default_notes(sources),
             *numbered_notes(plan.reference),
             *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
