@@ -15,7 +15,6 @@ from layerswap.compose import soup as everywhere
 from layerswap.compose import swap as layers_of
 from layerswap.compose.presets import partition_zones
 from layerswap.compose.recipe import check_recipe
-from layerswap.experiment.compare import select
 from layerswap.experiment.conditions import DEFAULT as DEFAULT_SWAP
 from layerswap.lab.assets import shipped
 from layerswap.lab.tasks import SPLITS, LabExample
@@ -23,6 +22,7 @@ from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
 from layerswap.study.runner import Context
 from research.questions import trainings_of
+from research.selection import select
 
 if TYPE_CHECKING:
     import numpy as np

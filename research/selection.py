@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from layerswap.evaluation.statistics import paired_difference
 from layerswap.experiment.benchmarks import RESULTS, BenchmarkScores, read_condition_scores
-from layerswap.experiment.compare import NOT_SAVED, Values, best_of_all, choose, select
+from layerswap.experiment.compare import NOT_SAVED, Values, best_of_all, choose
 from layerswap.experiment.conditions import DEFAULT, SOUP, Condition
 
 HERE = Path(__file__).parent
@@ -25,6 +26,23 @@ STUDIES = {
     "sentences, three pairs": "topic-seeds",
     "tweets": "sentiment-transfer",
 }
+
+
+def select(
+    scores: Mapping[Condition, Values], chosen: Condition, default: Condition | None
+) -> Condition:
+    """Returns the composition to save and to report first: the chosen one, or the default swap.
+
+    The chosen composition is selected if it is clearly better than the default swap on the
+    development documents: the 95% interval of the paired difference lies above zero. Test scores
+    play no part, so the test score of the selected composition is unbiased. Without a default swap,
+    because the candidates are no swaps, the chosen composition is selected.
+    """
+    if default is None or default not in scores or chosen == default:
+        return chosen
+    return chosen if paired_difference(scores[chosen], scores[default]).low > 0 else default
+
+
 RULES: Mapping[str, Callable[[Mapping[Condition, Values]], Condition]] = {
     "best of all models": best_of_all,
     "the same, if clearly above the default swap": lambda tried: select(

@@ -40,10 +40,11 @@ from layerswap.experiment.benchmarks import (
     read_condition_scores,
     study_results,
 )
-from layerswap.experiment.compare import Values, choose, select
+from layerswap.experiment.compare import Values, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from research import dose, ten_languages
 from research.markdown import per_cent, points, table
+from research.selection import select
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"

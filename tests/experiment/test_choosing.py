@@ -11,7 +11,7 @@ import pytest
 import layerswap as ls
 from layerswap.compose import Zones
 from layerswap.evaluation.statistics import mean_interval, paired_difference
-from layerswap.experiment.compare import TestResult, choose, ranked, select, split_documents
+from layerswap.experiment.compare import TestResult, choose, ranked, split_documents
 from layerswap.experiment.conditions import (
     BASE,
     CHOSEN,
@@ -119,19 +119,6 @@ def test_of_equals_the_one_nearest_to_the_task_expert_is_chosen():
     assert choose({**shares, grid[0]: 0.6}) == grid[0]
     assert choose(shares, of_equals="first") == grid[0]
     assert ranked(shares) == [grid[2], grid[3], grid[1], grid[0]]
-
-
-@pytest.mark.parametrize(
-    ("right", "selected"),
-    [(range(40), CHOSEN), (range(20), CHOSEN), (range(10, 23), DEFAULT), ((), DEFAULT)],
-)
-def test_the_chosen_one_is_selected_if_it_is_clearly_better(right, selected):
-    """The default answers the first 10 of 40 development documents."""
-    default, chosen = np.zeros(40), np.zeros(40)
-    default[:10] = 1
-    chosen[list(right)] = 1
-    assert select({DEFAULT: default, CHOSEN: chosen}, CHOSEN, DEFAULT) == selected
-    assert select({CHOSEN: chosen}, CHOSEN, DEFAULT) == CHOSEN, "without a default"
 
 
 def test_a_result_compares_with_the_selected_condition():

@@ -33,7 +33,7 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.evaluator import Evaluator, objectives
 from layerswap.experiment.spec import Grid, read_sweep
-from layerswap.experiment.sweep_page import lead, prepare_folder, sweep_report
+from layerswap.experiment.sweep_page import lead, prepare_folder, sweep_report, write_result
 from layerswap.experiment.sweeps import SweepResult, run_sweep
 from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.report.page import render
@@ -44,9 +44,9 @@ def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
     lines: list[str] = []
     board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")), log=lines.append)
     assert lines[0].startswith("6 compositions: ")
-    scoring = "scoring 256 at a time with 6 compositions: about"
+    scoring = "scoring 256 at a time with 9 compositions: about"
     assert any(line.startswith(scoring) for line in lines)
-    assert any(line.startswith("generating 42 at a time with 6 compositions:") for line in lines)
+    assert any(line.startswith("generating 28 at a time with 9 compositions:") for line in lines)
     assert len(board.development) == 6
     for task in ("maembe_choose", "maembe_generate"):
         development, test = (
@@ -90,7 +90,7 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
     plan = ls.make_plan(ls.read_recipe(out / "best.yaml"))
     leads = Zones(1, 1) if summary["selected"] == "swap, default" else best
     assert plan.recipe.swap.zones(4) == leads
-    assert "The best is " in done.output
+    assert "The selected model is " in done.output
     page = found["report.html"].decode()
     assert f"<code>layerswap merge {out / 'best.yaml'} --out merged</code>" in page
     assert "Where each of 4 layers comes from" in page
@@ -153,7 +153,8 @@ def planted(scores):
 
 CASES = [
     ({"development": {Zones(2, 0): 5}, "test": {Zones(1, 1): 5}}, Zones(2, 0)),
-    ({"development": {Zones(2, 0): 3, Zones(1, 1): 2}, "test": {Zones(2, 0): 5}}, Zones(1, 1)),
+    ({"development": {Zones(2, 0): 3, Zones(1, 1): 2}, "test": {Zones(1, 1): 5}}, Zones(2, 0)),
+    ({"development": {Zones(2, 0): 3, Zones(1, 1): 3}, "test": {Zones(2, 0): 5}}, Zones(1, 1)),
     ({"development": {Zones(1, 1): 5}, "test": {Zones(2, 0): 5}}, Zones(1, 1)),
 ]
 """Right answers by split and zones, and the zones that are to be saved and headed."""
@@ -173,10 +174,41 @@ def test_development_alone_decides_what_is_saved_and_headed(
     assert board.best_recipe["swap"]["bottom"] == zones.bottom
     named = "the default swap" if zones == Zones(1, 1) else "bottom 2, top 0"
     score = scores["test"].get(zones, 0) / 5
-    assert lead(board).startswith(f"The best is {named}. On 5 documents that it was not chosen on")
-    assert f"acc is {100 * score:.1f} [" in lead(board)
+    above, _, rest = lead(board, tmp_path).partition("The selected model is ")
+    assert rest.startswith(f"{named}, the best of ")
+    assert " on the development documents. On 5 other documents, t acc is " in rest
+    assert f"acc is {100 * score:.1f} [" in rest
+    if named == "the default swap" and board.chosen.zones != Zones(2, 0):
+        assert above == "", "no other model was tested that answers any document"
+    elif score == 1:
+        assert above == ""
+    else:
+        best = "swap, default" if named != "the default swap" else "swap, chosen on development"
+        assert above.endswith(f"{tmp_path}/above.yaml --out merged writes the {best}. ")
     texts = " ".join(section.text for section in sweep_report(board).sections)
     assert (NOTHING_ON_TOP in texts) == (board.chosen.zones.top == 0)
+
+
+def test_an_expert_is_saved_if_it_is_best_and_what_the_test_shows_above_it_is_written(
+    world, tmp_path, monkeypatch
+):
+    """Models without zones are right on all development documents, and on no test document."""
+    scores = {"development": {None: 5, Zones(1, 1): 4}, "test": {Zones(1, 1): 5}}
+    monkeypatch.setattr(Evaluator, "rows", planted(scores))
+    path = write_sweep(world, tmp_path / "sweep.yaml", choose_by={})
+    board = run_sweep(*read_sweep(path))
+    assert board.selected == TASK_EXPERT
+    facts = write_result(board, tmp_path)
+    assert facts["selected"] == "task expert"
+    assert facts["above"] == ["swap, chosen on development", "swap, default"]
+    competed = {str(Condition.from_dict(row)): row["mean"] for row in facts["competed"]}
+    assert competed["task expert"] == competed["soup"] == 1.0
+    assert competed["swap, default"] == 0.8
+    assert ls.read_recipe(tmp_path / "best.yaml").soup.experts == ["task"]
+    assert ls.read_recipe(tmp_path / "above.yaml").swap.bottom == 1
+    scores["test"][None] = 5
+    write_result(run_sweep(*read_sweep(path)), tmp_path)
+    assert not (tmp_path / "above.yaml").exists()
 
 
 def test_a_layers_worth_is_the_difference_of_means():
@@ -275,12 +307,12 @@ def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypa
     said: list[str] = []
     board = run_sweep(*read_sweep(path), log=said.append)
     assert calls[0] == ("development", [Zones(b, u) for b in range(3) for u in range(2)], 2)
-    assert calls[1] == ("development", [Zones(2, 0), Zones(0, 0), Zones(1, 1)], None)
+    assert calls[1] == ("development", [Zones(2, 0), Zones(0, 0), Zones(1, 1), *[None] * 3], None)
     assert board.chosen.zones == Zones(2, 0)
     means = {one.zones: mean for one, mean in board.development.items()}
     assert (means[Zones(2, 0)], means[Zones(0, 0)], means[Zones(1, 1)]) == (1, 0.8, 0)
     assert (means[Zones(2, 1)], means[Zones(1, 0)]) == (0.5, 0), "of the first stage"
-    scored = Counter(row.condition.zones for row in board.rows if row.split == "development")
+    scored = Counter(row.condition for row in board.rows if row.split == "development")
     assert set(scored.values()) == {2, 5}
     assert said[-1] == (
         "3 of 6 compositions were scored on all 5 development documents, the others on 2"
@@ -390,7 +422,8 @@ def test_a_sweep_reports_the_language_of_the_answers(world, tmp_path):
     assert done.exit_code == 0, done.output
     board = json.loads((out / "board.json").read_text())
     rows = pq.read_table(out / "answers.parquet").to_pandas()
-    shares = rows[(rows.metric == "answer_language_share") & (rows.split == "development")]
+    shares = rows[(rows.metric == "answer_language_share") & (rows.split == "development")
+                  & rows.bottom.notna()]  # fmt: skip
     means = shares.groupby("condition").score.mean()
     assert len(board["objectives"]) == len(means) > 1
     for one in board["objectives"]:

@@ -29,7 +29,7 @@ MEASURES = ("task_target", "task_source", "comprehension_target", "comprehension
 def smaller():
     """Fewer compositions and questions, the rest as users run it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quickstart, "BOTTOMS", range(2))
+        patch.setattr(quickstart, "BOTTOMS", (0, 3))
         patch.setattr(quickstart, "TOPS", range(2))
         patch.setattr(quickstart, "DEVELOPMENT_QUESTIONS", 60)
         patch.setattr(quickstart, "TEST_QUESTIONS", 80)
@@ -95,10 +95,14 @@ def test_report_and_drawing_show_the_composition(finished):
 
 @pytest.mark.parametrize(
     ("development", "test", "zones"),
-    [({(0, 1): 60}, {(1, 1): 80}, (0, 1)), ({(0, 1): 31, (1, 1): 30}, {(0, 1): 80}, (1, 1))],
+    [
+        ({(0, 1): 60}, {(1, 1): 80}, (0, 1)),
+        ({(0, 1): 31, (1, 1): 30}, {(0, 1): 80}, (0, 1)),
+        ({(0, 1): 30, (1, 1): 30}, {(0, 1): 80}, (1, 1)),
+    ],
 )
 def test_development_alone_decides_what_is_merged_and_headed(
-    finished, monkeypatch, development, test, zones
+    finished, monkeypatch, tmp_path, development, test, zones
 ):
     """Right answers by zones are planted; the default is bottom 1, top 1."""
 
@@ -126,7 +130,13 @@ def test_development_alone_decides_what_is_merged_and_headed(
     board = quickstart._swept(lab, "furo", plan, lambda count: None)
     assert (board.best.recipe.swap.bottom, board.best.recipe.swap.top) == zones
     other = replace(outcome, **vars(board))
-    page = render(quickstart_report(other))
+    page = render(quickstart_report(other, tmp_path))
+    if test.get(zones, 0) == 80:
+        assert "clearly above" not in page
+    else:
+        best = "swap, default" if zones == (0, 1) else "swap, chosen on development"
+        written = f"layerswap merge {tmp_path}/above.yaml --out merged writes the {best}."
+        assert written in page.partition("The task expert has learned")[0]
     assert f"A swap answers {test.get(zones, 0) / 80:.1%} of furo problems" in page
     assert f"--bottom {zones[0]} --top {zones[1]} --outside blend" in page
 

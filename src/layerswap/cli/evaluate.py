@@ -19,10 +19,11 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
     allow_code: options.AllowCode = False,
 ) -> None:
-    """Evaluate a grid of compositions, or random ones, and select the best.
+    """Evaluate a grid of compositions, or random ones, and select the best model.
 
-    Selects on the development split and reports on the test split. Writes scores, the selected
-    recipe and a report into the folder OUT. A second run computes only what is new.
+    Selects among compositions, averages and experts on the development split, and reports on the
+    test split. Writes scores, the selected recipe and a report into the folder OUT. A second run
+    computes only what is new.
 
     Example: layerswap sweep sweep.yaml --out results
     """
@@ -45,7 +46,7 @@ def sweep(
         files.results_table(result),
         *filter(None, [files.balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
-        files.lead(result),
+        files.lead(result, folder),
         *(f"note: {lost}" for lost in result.lost_paths),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
     ]

@@ -85,21 +85,6 @@ def choose(
     return max(scores, key=lambda one: float(np.mean(scores[one])))
 
 
-def select(
-    scores: Mapping[Condition, Values], chosen: Condition, default: Condition | None
-) -> Condition:
-    """Returns the composition to save and to report first: the chosen one, or the default swap.
-
-    The chosen composition is selected if it is clearly better than the default swap on the
-    development documents: the 95% interval of the paired difference lies above zero. Test scores
-    play no part, so the test score of the selected composition is unbiased. Without a default swap,
-    because the candidates are no swaps, the chosen composition is selected.
-    """
-    if default is None or default not in scores or chosen == default:
-        return chosen
-    return chosen if paired_difference(scores[chosen], scores[default]).low > 0 else default
-
-
 def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
     """Returns the model to save: the highest mean score on development documents.
 
@@ -132,15 +117,21 @@ class TestResult:
 
     @cached_property
     def differences(self) -> dict[Condition, Interval]:
-        """The selected composition minus every other condition, paired over documents.
+        """The selected model minus every other condition, paired over documents.
 
-        Empty if the selected composition is not among the conditions.
+        Empty if the selected model is not among the conditions.
         """
         if self.selected not in self.scores:
             return {}
         first, others = self.scores[self.selected], {**self.scores}
         del others[self.selected]
         return {one: paired_difference(first, values) for one, values in others.items()}
+
+    @property
+    def above(self) -> list[Condition]:
+        """Models that the test documents show clearly above the selected one, best first."""
+        others = [one for one, gap in self.differences.items() if gap.high < 0 and one != FLATTERED]
+        return sorted(others, key=lambda one: -self.intervals[one].mean)
 
     @cached_property
     def balanced_differences(self) -> dict[Condition, Balanced]:

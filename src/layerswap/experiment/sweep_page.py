@@ -55,6 +55,8 @@ RIGHT = 0.5
 TOP = 20
 """Draws that a report lists."""
 SUMMARY, RECIPE, PAGE = "board.json", "best.yaml", "report.html"
+ABOVE = "above.yaml"
+"""Recipe of the best model that the test documents show above the selected one, if there is one."""
 
 
 def prepare_folder(out: Path) -> Path:
@@ -71,13 +73,12 @@ def prepare_folder(out: Path) -> Path:
 
 def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
     """Write the files of a sweep into a folder; return the content of `board.json`."""
-    import yaml
-
     facts = summary(board)
     write_answers(folder / ANSWERS_TABLE, board.rows)
     remove_old(folder)
     (folder / SUMMARY).write_bytes((json.dumps(facts, indent=2) + "\n").encode())
-    (folder / RECIPE).write_bytes(yaml.safe_dump(board.best_recipe, sort_keys=False).encode())
+    write_recipe(board.best, folder / RECIPE)
+    write_above(board, folder)
     write_report(folder / PAGE, sweep_report(board, folder / RECIPE))
     return facts
 
@@ -92,6 +93,8 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "compositions_tried": len(board.development),
         "development": [{**c.to_dict(), "mean": score} for c, score in board.development.items()],
         "development_lead": board.lead and asdict(board.lead),
+        "competed": [{**c.to_dict(), "mean": score} for c, score in board.competed.items()],
+        "above": [str(one) for one in board.above],
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
         "screening": board.screening and asdict(board.screening),
@@ -116,7 +119,7 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
     notes += board.lost_paths
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
-        lead=lead(board),
+        lead=lead(board, recipe and recipe.parent),
         figure=draw_stack(board.best.composition, {name: str(one) for name, one in names.items()}),
         sections=[
             *result_sections(board),
@@ -208,33 +211,63 @@ def balanced_table(board: SweepResult) -> Table | None:
     return Table(["model", *columns, *differ], rows, caption, bold=best_cells(rows))
 
 
-def lead(board: SweepResult) -> str:
-    """The result in words: the selected composition, and its score on the test documents."""
-    chosen = _zones_in_words(board.chosen)
-    default = board.selected == DEFAULT
-    best = "the default swap" if default else chosen
+def lead(board: SweepResult, folder: Path | None = None) -> str:
+    """The result in words: models above the selected one, then its name and its test score."""
+    names = {CHOSEN: _zones_in_words(board.chosen), DEFAULT: "the default swap"}
     score = board.intervals[board.selected]
-    parts = [
-        f"The best is {best}. On {score.n} documents that it was not chosen on, "
-        f"{' '.join(board.measure[:2])} is {_scored(score, board.measure[1])}."
-    ]
-    if default and board.lead is not None:
-        parts.append(
-            f"On the development documents {chosen} is ahead of it by "
-            f"{_scored(board.lead, board.measure[1], ' points')}, which "
-            "may be chance."
-        )
-    return " ".join(parts)
+    selected = (
+        f"The selected model is {names.get(board.selected, f'the {board.selected}')}, the best of "
+        f"{len(board.development) + len(board.competed) - 1} on the development documents. On "
+        f"{score.n} other documents, {' '.join(board.measure[:2])} is "
+        f"{_scored(score, board.measure[1])}."
+    )
+    return " ".join(filter(None, [surpassing(board, folder), selected]))
 
 
-def _scored(score: Interval, metric: str, words: str = "%") -> str:
+def surpassing(board: SweepResult, folder: Path | None = None) -> str:
+    """List the models clearly above the selected one on the test documents; empty without any.
+
+    With the folder of `write_above`, the command that writes the first of them.
+    """
+    if not board.above:
+        return ""
+    names = "; ".join(f"{one} ({_scored(board.intervals[one], board.measure[1])})"
+                      for one in board.above)  # fmt: skip
+    text = f"On the test documents, models are clearly above the selected one: {names}."
+    if folder is None or _written(board) is None:
+        return text
+    command = ["layerswap", "merge", str(folder / ABOVE), "--out", "merged"]
+    return f"{text} {shlex.join(command)} writes the {_written(board)}."
+
+
+def _written(board: SweepResult) -> Condition | None:
+    """The best model above the selected one of which there is a recipe."""
+    return next((one for one in board.above if one in board.models), None)
+
+
+def write_above(board: SweepResult, folder: Path) -> None:
+    """Write `above.yaml`; remove that of an earlier sweep in the folder."""
+    (folder / ABOVE).unlink(missing_ok=True)
+    if (above := _written(board)) is not None:
+        write_recipe(board.models[above], folder / ABOVE)
+
+
+def write_recipe(plan: Plan, path: Path) -> None:
+    """Write the recipe of a plan, ready for `layerswap merge`."""
+    import yaml
+
+    data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
+    path.write_bytes(yaml.safe_dump(data, sort_keys=False).encode())
+
+
+def _scored(score: Interval, metric: str) -> str:
     unit = unit_of(metric)
-    return interval_words(score, unit) + (words if unit else "")
+    return interval_words(score, unit) + ("%" if unit else "")
 
 
 def _contest(board: SweepResult) -> list[Section]:
     """The conditions on the test split."""
-    note = f"The best of {len(board.development)} was chosen on other documents than these."
+    note = "The selected model was selected on other documents than these."
     figure = draw_intervals(
         [(str(one), interval) for one, interval in board.intervals.items()],
         measure=board.measure[1], unit=unit_of(board.measure[1]), highlight=str(board.selected),
@@ -405,10 +438,9 @@ def sweep(
 ) -> ReportedSweep:
     """Evaluate compositions of the same experts, select one, and compare it with baselines.
 
-    The composition that is best on the development documents of the tasks is selected if it is
-    clearly better there than the default swap, else the default swap. It is reported on the test
-    documents, beside the default swap, the soup, both experts and, where the recipe names it,
-    the base. This is `layerswap sweep` from Python.
+    The model that is best on the development documents of the tasks is selected: a composition, the
+    default swap, the soup, TIES or an expert. It is reported on the test documents, beside the
+    others and, where the recipe names it, the base. This is `layerswap sweep` from Python.
 
     Args:
         plans: compositions, one or several; `Plan.grid` makes many.

@@ -27,7 +27,14 @@ from layerswap.experiment.candidates import (
     grid_plans,
     zone_sources,
 )
-from layerswap.experiment.compare import TestResult, Values, choose, ranked, select
+from layerswap.experiment.compare import (
+    NOT_SAVED,
+    TestResult,
+    Values,
+    best_of_all,
+    choose,
+    ranked,
+)
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition, contenders
 from layerswap.experiment.evaluator import (
     DEVELOPMENT,
@@ -67,7 +74,11 @@ class Screening:
 class SweepResult(TestResult):
     """The result of a sweep."""
 
-    best: Plan  # the selected composition, ready to be saved or loaded
+    best: Plan  # the selected model, ready to be saved or loaded
+    # The plan of every model on the test documents, and the mean score on the development documents
+    # of those that competed.
+    models: Mapping[Condition, Plan] = field(default_factory=dict)
+    competed: Mapping[Condition, float] = field(default_factory=dict)
     # By candidate, its mean score on the development documents that it was scored on, or the value
     # of a signal.
     development: Mapping[Condition, float]
@@ -177,7 +188,7 @@ def sweep_plans(
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> SweepResult:
-    """Scores candidates on the development split, selects one, and tests it on the test split.
+    """Scores models on the development split, selects one, and tests all on the test split.
 
     The default swap is one of the `others` unless the candidates are no swaps. `sources` are those
     of every draw; those of swaps follow from their zones.
@@ -218,9 +229,9 @@ def run_experiment(
     screen: Screen | None = None,
     log: Log = lambda line: None,
 ) -> SweepResult:
-    """Scores candidates on the development split, selects one, and tests it on the test split.
+    """Scores models on the development split, selects one, and tests all on the test split.
 
-    See `sweep_plans`; `screen` has the two stages.
+    See `sweep_plans` and `best_of_all`; `screen` has the two stages.
     """
     plans = {**others, **candidates}
     numbers = [documents.members[one] for one in candidates]
@@ -230,12 +241,15 @@ def run_experiment(
         f"{counts.naive} ({counts.ratio:.1f} times fewer)"
     )
     default = _default(candidates, others)
-    scored = _scored(documents, list(candidates), default, screen)
+    rivals = [one for one in others if one.method not in NOT_SAVED and one != DEFAULT]
+    scored = _scored(documents, list(candidates), default, rivals, screen)
     chosen = choose({one: v for one, v in scored.finals.items() if one in candidates})
     lead = None
     if default is not None and default != chosen:
         lead = paired_difference(scored.finals[chosen], scored.finals[default])
-    selected = select(scored.finals, chosen, default)
+    named = {CHOSEN: chosen, **({DEFAULT: default} if default else {}), **{o: o for o in rivals}}
+    selected = best_of_all({name: scored.finals[one] for name, one in named.items()})
+    models = {**others, CHOSEN: plans[chosen]}
     if scored.screening is not None:
         log(str(scored.screening))
     measure = scored.measure
@@ -248,8 +262,9 @@ def run_experiment(
     zones = {one: one.zones for one in candidates if one.zones is not None}
     return SweepResult(
         scores=values_of(rows, measure), chosen=chosen,
-        selected=DEFAULT if selected == default else CHOSEN,
-        best=plans[selected], development=scored.means, lead=lead,
+        selected=selected, best=models[selected], models=models,
+        competed={name: float(scored.finals[one].mean()) for name, one in named.items()},
+        development=scored.means, lead=lead,
         sources=sources or {one: zone_sources(z, layers) for one, z in zones.items()},
         measure=measure, rows=[*scored.rows, *rows],
         counts=documents.sweep.counts(numbers), lost_paths=documents.sweep.lost_paths,
@@ -272,8 +287,8 @@ class _Scored:
     """The candidates on the development split."""
 
     means: Mapping[Condition, float]
-    # Per document or prompt, of the compositions that were scored on all of them: the finalists, or
-    # all candidates, and the default swap.
+    # Per document or prompt, of the models that were scored on all of them: the finalists, or all
+    # candidates, the default swap and its rivals.
     finals: Mapping[Condition, Values]
     measure: Measure
     rows: Sequence[Answer]
@@ -284,11 +299,12 @@ def _scored(
     documents: Scorer,
     candidates: Sequence[Condition],
     default: Condition | None,
+    rivals: Sequence[Condition],
     screen: Screen | None,
 ) -> _Scored:
     """Scores the candidates; with a screen all on a part of the documents, the best few on all.
 
-    The default swap is scored on all documents, as the choice is compared with it.
+    The default swap and its rivals are scored on all documents, as the choice competes with them.
     """
     finalists = candidates
     first: list[Answer] = []
@@ -298,13 +314,13 @@ def _scored(
         early = values_of(first, documents.measure(first))
         finalists = ranked(early)[: screen.finalists]
     finalists = list(dict.fromkeys([*finalists, *([default] if default else [])]))
-    rows = documents.rows(DEVELOPMENT, finalists)
+    rows = documents.rows(DEVELOPMENT, [*finalists, *rivals])
     measure = documents.measure(rows)
     finals = values_of(rows, measure)
     means = {one: float({**early, **finals}[one].mean()) for one in candidates}
     screening = None
     if early:
         size, whole = (len(next(iter(by.values()))) for by in (early, finals))
-        screening = Screening(len(candidates), len(finals), size, whole)
+        screening = Screening(len(candidates), len(finalists), size, whole)
         rows += [row for row in first if row.condition not in finals]
     return _Scored(means, finals, measure, rows, screening)

@@ -31,7 +31,7 @@ from layerswap.experiment.conditions import (
 from layerswap.experiment.documents import Answered, Split
 from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.spec import Grid
-from layerswap.experiment.sweep_page import result_sections
+from layerswap.experiment.sweep_page import result_sections, surpassing, write_above
 from layerswap.experiment.sweeps import SweepResult, run_experiment
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import Advance, Bars, Log
@@ -142,11 +142,10 @@ class Outcome(SweepResult):
     seconds: float  # of wall-clock time
 
     @property
-    def zones(self) -> Zones:
-        """The zones of the selected swap."""
+    def zones(self) -> Zones | None:
+        """The zones of the selected model if it is a swap."""
         swap = self.best.recipe.swap
-        assert swap is not None, "the grid is of swaps"
-        return swap.zones(self.layers)
+        return swap and swap.zones(self.layers)
 
     @property
     def tests(self) -> dict[LabMeasure, TestResult]:
@@ -159,7 +158,10 @@ class Outcome(SweepResult):
             "target_language": self.language,
             "source_language": self.source,
             "chosen": self.chosen and self.chosen.to_dict(),
-            "selected": Condition("swap", zones=self.zones).to_dict(),
+            "selected": (
+                Condition("swap", zones=self.zones) if self.zones else self.selected
+            ).to_dict(),
+            "above": [str(one) for one in self.above],
             "chosen_on": {"split": "development", "questions": DEVELOPMENT_QUESTIONS},
             "composition": self.best.composition.to_dict(),
             "grid": [{**one.to_dict(), "task_target": v} for one, v in self.development.items()],
@@ -178,9 +180,9 @@ def run(
     log: Log,
     progress: Bars,
 ) -> tuple[Path, Outcome]:
-    """Evaluate a grid of compositions of the lab's experts, merge one of them, test it, and report.
+    """Evaluate compositions of the lab's experts and baselines, merge one, test all, and report.
 
-    The development split decides which composition is merged. The test split is for the report.
+    The development split decides which model is merged. The test split is for the report.
     Writes `results.json`, `report.html` and `merged/` into `out`.
     """
     target = Path(out).expanduser().absolute()
@@ -192,7 +194,7 @@ def run(
         total = DEVELOPMENT_QUESTIONS + len(MEASURES) * TEST_QUESTIONS
         with progress("trying compositions", total, "questions") as advance:
             board = _swept(lab, language, start, advance)
-        log(f"The composition selected on development problems in {language}:")
+        log(f"The model selected on development problems in {language}:")
         for line in f"\n{board.best}\n".splitlines():
             log(line)
         board.best.save(folder / MERGED)
@@ -205,7 +207,8 @@ def run(
             change=measure_delta(lab.base, experts), seconds=time.monotonic() - began,
         )  # fmt: skip
         write_json(folder / RESULTS, outcome.results())
-        write_report(folder / REPORT, quickstart_report(outcome))
+        write_above(outcome, folder)
+        write_report(folder / REPORT, quickstart_report(outcome, target))
     return target, outcome
 
 
@@ -237,16 +240,19 @@ def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
     })  # fmt: skip
 
 
-def quickstart_report(outcome: Outcome) -> Report:
-    """Write a quickstart's report; only the joint model's numbers are from another run."""
+def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
+    """Write a quickstart's report; only the joint model's numbers are from another run.
+
+    `folder` is that of the quickstart, for its commands.
+    """
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())
     best, alone = (outcome.intervals[one].mean for one in (outcome.selected, TASK_EXPERT))
     return Report(
-        title=f"A swap answers {best:.1%} of {outcome.language} problems; the task expert "
-        f"{alone:.1%}",
-        lead=_lead(outcome),
+        title=f"{_name(outcome, 'A')} answers {best:.1%} of {outcome.language} problems; the task "
+        f"expert {alone:.1%}",
+        lead=_lead(outcome, folder),
         figure=draw_stack(outcome.best.composition, experts),
         sections=[
             Section(
@@ -285,31 +291,44 @@ def measures_table(outcome: Outcome) -> Table:
     )  # fmt: skip
 
 
-def _lead(outcome: Outcome) -> str:
+def _name(outcome: Outcome, article: str) -> str:
+    """The selected model in words."""
+    return f"{article} swap" if outcome.zones else f"The {outcome.selected}"
+
+
+def _lead(outcome: Outcome, folder: Path | None) -> str:
     scores = outcome.intervals
     best, zones = scores[outcome.selected], outcome.zones
+    above = surpassing(outcome, folder)
     apart = {str(model): gap for model, gap in outcome.against(outcome.selected).items()}
     return (
+        f"{above}{above and ' '}"
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
-        f"generic {outcome.language} only (both languages are invented). Their swap ({zones}) "
+        f"generic {outcome.language} only (both languages are invented). "
+        f"{_name(outcome, 'Their')}{f' ({zones})' if zones else ''} "
         f"answers {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems. "
         f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
         f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. "
         f"{str(JOINT).capitalize()} (one model on both data sets, for as many steps as both "
         f"experts) answers {scores[JOINT].mean:.1%}, as recorded when the lab was built."
-        f"\n\nAgainst the swap, with 95% paired intervals: {contrasts(apart)}."
+        f"\n\nAgainst {'the swap' if zones else 'it'}, with 95% paired intervals: "
+        f"{contrasts(apart)}."
     )
 
 
 def _models(outcome: Outcome) -> Section:
-    zones = outcome.zones
+    zones, command = outcome.zones, "layerswap lab models --out lab"
     experts = ("--task-expert lab/task-1", f"--language-expert lab/language-{outcome.language}-1")
+    if zones is not None:
+        command += (
+            f" && layerswap merge {' '.join(experts)} --bottom {zones.bottom} --top {zones.top} "
+            "--outside blend --out merged"
+        )
     return Section(
         "Models",
-        "The composed model is in merged, beside this page. These commands write the lab's models "
-        "into lab, and compose them:",
-        f"layerswap lab models --out lab && layerswap merge {' '.join(experts)} --bottom "
-        f"{zones.bottom} --top {zones.top} --outside blend --out merged",
+        "The selected model is in merged, beside this page. This command writes the lab's models "
+        f"into lab{', and composes them' if zones else ''}:",
+        command,
         table=Table(
             ["name", "checkpoint"],
             [["base", "lab/base"], ["task expert", "lab/task-1"],

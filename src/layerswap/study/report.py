@@ -149,9 +149,9 @@ class FinishedSteps:
         """The content of the page."""
         left = [step.name for step in self.journal.graph if step.name not in self.records]
         lead = [
+            surpassing(self.results.benchmarks, self.journal.root),
             disagreements(both_differences(self.results.benchmarks)),
             verdict(self.results.benchmarks),
-            surpassing(self.results.benchmarks, self.journal.root),
             self.settings["description"],
             *self._cautions(),
         ]
