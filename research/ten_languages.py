@@ -35,7 +35,7 @@ from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
 from layerswap.experiment.conditions import DEFAULT
 from layerswap.report import draw_intervals
 from layerswap.study.journal import read_journal
-from layerswap.study.step_functions import selected
+from layerswap.study.trainings import selected
 from research.inputs import texts_of
 from research.languages import LANGUAGES as CODES
 from research.markdown import points, table

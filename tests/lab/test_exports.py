@@ -19,10 +19,10 @@ from layerswap.lab.scoring import sweep_correct
 from layerswap.lab.tasks import examples
 from layerswap.merge import swap
 from layerswap.study.journal import StudyJournal
+from layerswap.study.kinds import step_functions
 from layerswap.study.plan import plan_study
 from layerswap.study.runner import run_graph
 from layerswap.study.spec import read_study
-from layerswap.study.step_functions import step_functions
 
 N = 24
 

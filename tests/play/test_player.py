@@ -20,8 +20,10 @@ from layerswap.merge import make_plan
 from layerswap.play.open import open_study, open_suite, read_prompts
 from layerswap.play.pair import Pair
 from layerswap.play.player import OfComposition, Player, Question
+from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.journal import StudyJournal
-from layerswap.study.steps import Graph, Step
+from layerswap.study.spec import Benchmarks
+from layerswap.study.steps import Graph
 
 PROMPT = "Tom pomi fesi 6. Tom seru fesi 3. deka fesi Tom?"
 
@@ -144,10 +146,9 @@ def tasks(tmp_path):
 @pytest.mark.slow
 def test_a_study_opens_on_its_composition_and_its_tasks(tmp_path, tasks):
     root = tmp_path / "study"
-    evaluate = {"suite": None, "tasks": ["lab_problem_{language}"], "include": [str(tasks)],
-                "num_fewshot": 0}  # fmt: skip
-    step = Step("evaluate/furo", "evaluate", {"language": "furo", "evaluate": evaluate})
-    StudyJournal(root, Graph([step])).open()
+    asked = Benchmarks(tasks=["lab_problem_{language}"], include=[str(tasks)], num_fewshot=0)
+    step = EvaluateStep(language="furo", base=str(shipped().base), kinds=[], evaluate=asked)
+    StudyJournal(root, Graph([step.plan("evaluate/furo")])).open()
     with pytest.raises(StudyError, match="has no 'elvish'; its languages are furo"):
         open_study(root, "elvish")
     recipe = lab_plan(shipped(), "furo").recipe.model_dump(mode="json", exclude_defaults=True)

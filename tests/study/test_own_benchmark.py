@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from layerswap.cli import app
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.lab.assets import shipped
-from layerswap.study import step_functions as functions
+from layerswap.study import kinds
 from layerswap.study.journal import StudyJournal
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan
@@ -81,7 +81,7 @@ def results(graph, out):
     """The scores of a study that ran, by treatment, and the words of its report."""
     check_plan(graph)
     check_here(graph, device=True)
-    run_graph(graph, out, functions.step_functions()).check()
+    run_graph(graph, out, kinds.step_functions()).check()
     numbers = json.loads((StudyJournal(out, graph).folder("tables") / "tables.json").read_text())
     return numbers["languages"]["sw"]["moods"], write_study_report(out).read_text()
 
@@ -249,14 +249,14 @@ def test_a_device_that_is_not_there_names_the_option(own):
 def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch):
     planned(own, device="cuda:77")
     run = ["study", "run", str(own / "study.yaml"), "--out", str(own / "out"), "--device", "cpu"]
-    real = functions.step_functions()
+    real = kinds.step_functions()
 
     def stopped(context):
         context.log("half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(functions, "step_functions", lambda: {**real, "evaluate": stopped})
+        patch.setattr(kinds, "step_functions", lambda: {**real, "evaluate": stopped})
         stop = CliRunner().invoke(app, run)
     lines = stop.output.splitlines()
     assert lines[0].startswith("checking 4 steps")

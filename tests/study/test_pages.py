@@ -21,11 +21,14 @@ from layerswap.ground.commit import write_json
 from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report
 from layerswap.report.tables import words_of
+from layerswap.study.evaluating import EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StudyJournal
+from layerswap.study.kinds import run_study_step
 from layerswap.study.report import FinishedSteps, both_differences, surpassing, verdict
 from layerswap.study.runner import run_graph
-from layerswap.study.step_functions import EXPERT, write_study_tables
-from layerswap.study.steps import Graph, Step
+from layerswap.study.spec import Benchmarks
+from layerswap.study.steps import Graph
+from layerswap.study.trainings import EXPERT, TrainedOn, TrainStep
 
 HOSTILE = "<script>window.hacked=1</script>&\"'<img src=x onerror=window.hacked=2>|[a](b)"
 RECIPES = (DEFAULT, TASK_EXPERT, SOUP, Condition("swap", zones=Zones(1, 0)),
@@ -109,19 +112,18 @@ def hostile_study(root, train=()):
     """A study whose names, questions and answers are `HOSTILE`, evaluated without a model."""
     rows = root / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"text": text}) for text in (*train, "other words")))
-    given = {"data": [{"given": {"train": str(rows)}}]}
-    name = f"evaluate/{HOSTILE}"
-    settings = {
-        "language": HOSTILE, "base": str(shipped().base), "device": "cpu", "dtype": None,
-        "evaluate": {"suite": HOSTILE, "limit": None, "num_fewshot": None},
-    }  # fmt: skip
-    tables = {"languages": [HOSTILE], "development": 0.5, "name": HOSTILE, "merge": False,
-              "description": f"A study of {HOSTILE}."}  # fmt: skip
-    graph = Graph([
-        Step("train/task/0", "train", {**given, "seed": 1}),
-        Step(name, "evaluate", settings, ("train/task/0",)),
-        Step("tables", "tables", tables, (name,)),
-    ])  # fmt: skip
+    name, base = f"evaluate/{HOSTILE}", str(shipped().base)
+    training = TrainStep(base=base, data=[TrainedOn(given={"train": str(rows)})], seed=1)
+    asked = EvaluateStep(language=HOSTILE, base=base, kinds=[], evaluate=Benchmarks(suite=HOSTILE))
+    tables = TablesStep(languages=[HOSTILE], development=0.5, name=HOSTILE,
+                        description=f"A study of {HOSTILE}.")  # fmt: skip
+    graph = Graph(
+        [
+            training.plan("train/task/0"),
+            asked.plan(name, ["train/task/0"]),
+            tables.plan("tables", [name]),
+        ]
+    )
 
     def evaluate(context):
         folder = context.folder / "results"
@@ -147,7 +149,7 @@ def hostile_study(root, train=()):
         log = [{"step": step, "loss": 2.0 - step} for step in (1, 2)]
         write_json(context.folder / EXPERT / TRAINING, {"key": "k", "data": data, "log": log})
 
-    functions = {"train": train, "evaluate": evaluate, "tables": write_study_tables}
+    functions = {"train": train, "evaluate": evaluate, "tables": run_study_step}
     return StudyJournal(root / "out", graph), functions
 
 

@@ -29,17 +29,18 @@ from layerswap.experiment.benchmarks import (
     in_other_languages,
 )
 from layerswap.experiment.compare import split_documents
-from layerswap.experiment.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
+from layerswap.experiment.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, JOINT, SOUP, Condition
 from layerswap.experiment.runs import compare_runs
+from layerswap.experiment.spec import Grid
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.lab.datasets import language_stream, take, task_stream
 from layerswap.lab.exports import export_tasks
 from layerswap.lab.world import make_world
-from layerswap.study import estimate
-from layerswap.study.conditions import models_to_run, recipes
-from layerswap.study.estimate import (
+from layerswap.study import costs as study_costs
+from layerswap.study.conditions import BothTrained, LanguageModels, Variant, models_to_run, recipes
+from layerswap.study.costs import (
     CORE,
     STARTING,
     USUAL,
@@ -47,13 +48,16 @@ from layerswap.study.estimate import (
     DataSize,
     Size,
     Speed,
-    cost_study,
     mix_size,
     size_of,
     speed_of,
 )
+from layerswap.study.estimate import cost_study
+from layerswap.study.evaluating import EvaluateStep
+from layerswap.study.inputs import mix_fingerprints
 from layerswap.study.journal import Storage, StudyJournal, read_journal
-from layerswap.study.plan import mix_fingerprints, plan_study
+from layerswap.study.kinds import kind_of, step_functions
+from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan, refuse_other_study
 from layerswap.study.report import (
     _recipe_of,
@@ -63,8 +67,8 @@ from layerswap.study.report import (
 )
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import EvaluationSpec, TrainingRun, find_study, read_study, ready_studies
-from layerswap.study.step_functions import evaluate_language, expert_of, step_functions
 from layerswap.study.steps import Graph, Resources
+from layerswap.study.trainings import TrainStep
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.select import candidates
 from layerswap.training.expert.spec import check_expert
@@ -262,7 +266,8 @@ def test_other_trainings_stay_in_the_places_of_the_first_run(folder):
     trainings = [step for step in graph if step.kind == "train"]
     assert len(trainings) == 3 + 3 + 4
     for step in trainings:
-        expert = check_expert(expert_of(step.settings, ["D"] * len(step.settings["data"])))
+        training = TrainStep.of(step)
+        expert = check_expert(training.expert(["D"] * len(training.data)))
         parts = trained_parts(expert, 8, folder)
         trained = {place.layer for part in parts for place in part}
         assert trained <= set(range(6))
@@ -276,11 +281,11 @@ def test_a_partial_task_expert_is_swapped_with_a_whole_language_expert(folder, r
     prefix = "lora-" if regime else ""
     names = [step.name for step in graph if "partial/" in step.name]
     assert names == ["partial/task/C", *(["lora-partial/task/C"] if regime else [])]
-    settings = graph["evaluate/nela"].settings
+    settings = EvaluateStep.of(graph["evaluate/nela"])
     kept = {"task": ["t0", "t1"], "nela": ["l0", "l1"]}
     found = dict(recipes(settings, kept, {step.name: step.name for step in graph}, 8))
     assert found[Condition("swap of partial task expert", "C", regime=regime)] == {
-        "base": settings["base"],
+        "base": settings.base,
         "experts": {
             "task": f"{prefix}partial/task/C",
             "language": "lora-train/nela" if regime else "l0",
@@ -695,7 +700,7 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
     inputs = selections(tmp_path, task=chats["task-1"], nela=chats["language-nela-1"])
     context = Context(graph["evaluate/nela"], tmp_path / "evaluate", inputs, lambda line: None)
     context.folder.mkdir()
-    evaluate_language(context)
+    kind_of(context.step).run(context)
     answers = read_answers(context.folder / "results")
     assert len({answer.document for answer in answers}) == 2
     sample = answers[0]
@@ -720,7 +725,7 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
         step, lines = spec(folder, **few | changes)["evaluate/nela"], []
         context = Context(step, tmp_path / name, inputs, lines.append)
         context.folder.mkdir()
-        evaluate_language(context)
+        kind_of(context.step).run(context)
         scores = {
             (one.model, one.metric, one.document): one.score
             for one in read_answers(context.folder / "results")
@@ -799,28 +804,29 @@ def test_an_expert_that_does_not_fit_or_is_nowhere_is_refused(folder, tmp_path, 
 
 def test_compositions_are_counted_by_the_layers_they_run():
     wide = {name: [0, 1, 2] for name in ("top", "bottom_transition", "top_transition")}
-    settings = {"language": "sw", "base": "b", "pairs": "all", "partitions": [], "outside": None,
-                "ties": [0.2], "soup_shares": [0.5], "scales": [0.5], "grid": None,
-                "baselines": ["base", "experts", "soup"], "both": [], "variants": []}  # fmt: skip
+
+    def runs(kept, **settings):
+        return models_to_run(LanguageModels(language="sw", base="b", **settings), kept, 32)
+
+    one_pair = {"task": 1, "sw": 1}
     kept = {"task": 2, "sw": 3}
     # The base and five experts once; of each of six pairs the default swap and the soup.
-    assert models_to_run(settings, kept, 32) == 1 + 5 + 6 * 2
+    assert runs(kept) == 1 + 5 + 6 * 2
     # A thousand of each are counted as fast, by what one pair costs.
-    assert models_to_run(settings, {"task": 1000, "sw": 1000}, 32) == 1 + 2000 + 2 * 10**6
+    assert runs({"task": 1000, "sw": 1000}) == 1 + 2000 + 2 * 10**6
     # 81 configurations of 32 layers take 398 layer evaluations (engine.trie); the default is one.
-    settings |= {"grid": {"bottom": [3, 4, 5], **wide}, "baselines": []}
-    assert models_to_run(settings, {"task": 1, "sw": 1}, 32) == 398 / 32
+    grid = Grid(bottom=[3, 4, 5], **wide)
+    assert runs(one_pair, grid=grid, baselines=[]) == 398 / 32
     # Joint training and both partial experts with their swap.
-    settings |= {"grid": None, "partitions": ["C"], "baselines": ["joint", "partial"]}
-    one = models_to_run(settings, {"task": 1, "sw": 1}, 32)
-    settings["both"] = [{"method": "joint", "regime": "", "step": "both/sw/joint"}]
-    settings["variants"] = [{"regime": "", "partition": "C", "task": "partial/task/C",
-                             "language": "partial/sw/C"}]  # fmt: skip
-    assert 3 < models_to_run(settings, {"task": 1, "sw": 1}, 32) - one <= 4
+    one = runs(one_pair, partitions=["C"], baselines=["joint", "partial"])
+    partial = {"regime": "", "partition": "C", "task": "partial/task/C"}
+    joint = BothTrained(condition=JOINT, step="both/sw/joint")
+    variants = [Variant(**partial, language="partial/sw/C")]
+    more = runs(one_pair, partitions=["C"], both=[joint], variants=variants, baselines=[])
+    assert 3 < more - one <= 4
     # The partial task expert and its swap.
-    settings |= {"baselines": ["partial task"], "both": []}
-    settings["variants"][0]["language"] = None
-    assert models_to_run(settings, {"task": 1, "sw": 1}, 32) - one == 2
+    asked = {"partitions": ["C"], "baselines": ["partial task"]}
+    assert runs(one_pair, **asked, variants=[Variant(**partial)]) - one == 2
 
 
 def costs(billions, *, device="cuda"):
@@ -845,7 +851,7 @@ def test_a_mix_says_how_long_its_rows_are_before_it_is_built(tmp_path):
 
 def test_hours_on_a_processor_are_those_that_were_measured(monkeypatch):
     """research/headline-seeds: Gemma 3 270M on two processors, three task and language experts."""
-    monkeypatch.setattr(estimate, "autocast_pays", lambda parameters: True)
+    monkeypatch.setattr(study_costs, "autocast_pays", lambda parameters: True)
     shares = {(layer, "mlp"): 0.374 / 18 for layer in range(18)} | {(None, "embedding"): 0.626}
     speed = Speed(2 * CORE.train, 2 * CORE.read, 2 * CORE.loaded, "")
     gemma = Costs(Size(0.268, shares, "its header"), speed, 4)
@@ -902,7 +908,7 @@ def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch):
         ("cpu", True, {}, 3), ("cpu", True, {"bf16": False}, 1), ("cpu", False, {}, 1),
         ("cuda", True, {}, 1),
     ):  # fmt: skip
-        monkeypatch.setattr(estimate, "autocast_pays", lambda parameters, able=able: able)
+        monkeypatch.setattr(study_costs, "autocast_pays", lambda parameters, able=able: able)
         one = costs(1, device=device)
         work = 6e9 * 2000 * 100 / speed_of(device).train / 3600
         found = one.training_hours(TrainingRun(hyperparameters=given), rows)
@@ -1038,7 +1044,7 @@ def test_resources_are_the_studys_own(folder):
     assert graph["train/task/0"].resources == Resources(cpus=4, gpus=2, memory_gb=200)
     assert graph["evaluate/nela"].resources == Resources(cpus=8, gpus=1, memory_gb=96)
     assert graph["select/task"].resources == Resources()  # losses are only compared
-    assert graph["train/task/0"].settings.get("launch") is None
+    assert TrainStep.of(graph["train/task/0"]).launch is None
     same = spec(folder, device="cuda")
     assert same.keys == graph.keys  # where a step runs is not what it does
     by = {"data": {part: f"task-{part}.jsonl" for part in ("train", "validation")},
@@ -1046,7 +1052,7 @@ def test_resources_are_the_studys_own(folder):
     graph = spec(folder, device="cuda", task=by, resources={"train": {"processes": 4}})
     assert graph["select/task"].resources.gpus == 1
     assert graph["train/task/0"].resources.gpus == 4
-    assert "MULTI_GPU" in graph["train/task/0"].settings["launch"]["configuration"]
+    assert "MULTI_GPU" in TrainStep.of(graph["train/task/0"]).launch.configuration
     with pytest.raises(RecipeError, match=r"no configuration 'ddq'.*ddp"):
         spec(folder, device="cuda", resources={"train": {"processes": 2, "launch": "ddq"}})
     with pytest.raises(RecipeError, match=r"mine\.yaml: no such file"):

@@ -13,7 +13,7 @@ from small_experts import changed, data_files, open_adapter, train_expert
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.study.spec import find_study
-from layerswap.study.step_functions import expert_of
+from layerswap.study.trainings import TrainStep
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.spec import check_expert
 
@@ -107,8 +107,8 @@ def test_the_second_papers_study_trains_adapters_with_rslora(whole):
     lora = study.lora if whole else check_expert({"base": "b", "data": "d", "lora": {}}).lora
     for experts in study.kinds.values():
         for run in experts.runs:
-            settings = run.model_copy(update={"lora": lora}).model_dump(mode="json")
-            assert check_expert(expert_of({"base": "b", "data": [], **settings}, ["d"])).rslora
+            training = TrainStep(base="b", data=[], **{**dict(run), "lora": lora})
+            assert check_expert(training.expert(["d"])).rslora
 
 
 @pytest.mark.parametrize("rslora", mostly_slow([True, None], None))

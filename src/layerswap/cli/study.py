@@ -119,9 +119,9 @@ def run_file(
     from layerswap.cli.tables import status_table
     from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
+    from layerswap.study.kinds import step_functions
     from layerswap.study.report import BEST, FinishedSteps, surpassing, write_study_report
     from layerswap.study.runner import run_graph
-    from layerswap.study.step_functions import step_functions
     from layerswap.versions import need_extras
 
     need_extras("a study", "train", "eval")
@@ -168,7 +168,7 @@ def run_file(
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if above := surpassing(study.results.benchmarks, root):
         output.say(above)
-    if study.settings["merge"]:
+    if study.settings.merge:
         _merge(root)
 
 

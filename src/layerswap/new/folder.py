@@ -17,7 +17,8 @@ from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import Measured, check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files
 from layerswap.new.tasks import Task, found_in, found_in_test
-from layerswap.study.estimate import STARTING, StudyCosts, cost_study
+from layerswap.study.costs import STARTING
+from layerswap.study.estimate import StudyCosts, cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import read_study

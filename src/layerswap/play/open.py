@@ -28,12 +28,14 @@ def open_suite(suite: str, language: str, **settings: Any) -> Tasks:
 def open_study(root: Path, language: str | None) -> tuple[Recipe, Tasks]:
     """The selected composition of a study in a language, and the study's tasks."""
     recipe, chosen, asked = selected_recipe(root, language)
-    shared = {name: asked[name] for name in ("num_fewshot", "limit", "apply_chat_template")
-              if asked.get(name) is not None}  # fmt: skip
-    if asked["suite"]:
-        return recipe, open_suite(asked["suite"], chosen, **shared)
-    names = [name.format(language=chosen) for name in asked["tasks"]]
-    return recipe, Tasks(names, [Path(folder) for folder in asked["include"]], **shared)
+    shared = {
+        name: given for name in ("num_fewshot", "limit", "apply_chat_template")
+        if (given := getattr(asked, name)) is not None
+    }  # fmt: skip
+    if asked.suite:
+        return recipe, open_suite(asked.suite, chosen, **shared)
+    names = [name.format(language=chosen) for name in asked.tasks]
+    return recipe, Tasks(names, [Path(folder) for folder in asked.include], **shared)
 
 
 def read_prompts(path: Path) -> list[Prompt]:

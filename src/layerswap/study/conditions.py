@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from itertools import groupby, product
 from typing import Any
 
+from pydantic import field_serializer, model_serializer, model_validator
+
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.trie import build_trie, count_layers, paths_of
@@ -18,14 +20,57 @@ from layerswap.experiment.conditions import (
     methods,
 )
 from layerswap.experiment.spec import Grid
+from layerswap.ground.strict import Strict
+from layerswap.study.spec import Compared
 
 REGIMES = {"": "", "LoRA": "lora-"}
 """Regimes of training, and prefixes of the names of their steps."""
 RecipeData = dict[str, Any]
 
 
+class BothTrained(Strict):
+    """A model that a step trained on the data of both experts."""
+
+    condition: Condition
+    step: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "condition" not in data:
+            return {"condition": Condition.from_dict(data), "step": data.get("step")}
+        return data
+
+    @model_serializer
+    def _plain(self) -> dict[str, Any]:
+        return {**self.condition.to_dict(), "step": self.step}
+
+
+class Variant(Strict):
+    """Further trainings of the experts: with LoRA, or of their part of a partition alone."""
+
+    regime: str
+    partition: str
+    task: str  # names of steps
+    language: str | None = None
+
+
+class LanguageModels(Compared):
+    """Settings of the models of one language."""
+
+    language: str
+    base: str
+    grid: Grid | None = None
+    both: list[BothTrained] = []
+    variants: list[Variant] = []
+
+    @field_serializer("grid")
+    def _grid_as_given(self, grid: Grid | None) -> dict[str, Any] | None:
+        return None if grid is None else grid.model_dump(exclude_none=True)
+
+
 def recipes(
-    settings: Mapping[str, Any],
+    settings: LanguageModels,
     kept: Mapping[str, Sequence[str]],
     trained: Mapping[str, str],
     layers: int,
@@ -33,19 +78,19 @@ def recipes(
     """Return a language's recipes by condition; conditions that all pairs share have no pair.
 
     Args:
-        settings: of the step that evaluates the language.
+        settings: of the language.
         kept: the selected experts, the best first, by kind of expert.
         trained: the folder of each further training, by the name of its step.
         layers: of the base.
     """
-    base, one_to_one = settings["base"], settings["pairs"] == "same"
-    if "base" in settings["baselines"]:
+    base, one_to_one = settings.base, settings.pairs == "same"
+    if "base" in settings.baselines:
         yield BASE, _alone(base, base)
     for regime in REGIMES:
         yield from _trained(settings, kept, trained, regime)
     yield from _soups(settings, kept)
     treatments = list(_treatments(settings, layers))
-    tasks, languages = kept["task"], kept[settings["language"]]
+    tasks, languages = kept["task"], kept[settings.language]
     for (i, task), (j, language) in product(enumerate(tasks), enumerate(languages)):
         if i == j or not one_to_one:
             experts = {"task": task, "language": language}
@@ -56,7 +101,7 @@ def recipes(
 
 
 def models_to_run(
-    settings: Mapping[str, Any], kept: Mapping[str, int], depth: int, *, more: int = 0
+    settings: LanguageModels, kept: Mapping[str, int], depth: int, *, more: int = 0
 ) -> float:
     """Estimate a language's evaluation cost, in runs of a whole model.
 
@@ -64,14 +109,13 @@ def models_to_run(
     pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of
     experts of each kind; `depth` is the base's; `more` counts further models of each pair.
     """
-    steps = [one["step"] for one in settings["both"]]
-    steps += [one[kind] for one in settings["variants"] for kind in ("task", "language")]
-    steps = [*filter(None, steps)]
+    steps = [one.step for one in settings.both]
+    steps += [name for one in settings.variants for name in (one.task, one.language) if name]
     first = recipes(
         settings, {kind: [kind] for kind in kept}, dict(zip(steps, steps, strict=True)), depth
     )
-    task, language = kept["task"], kept[settings["language"]]
-    pairs = task if settings["pairs"] == "same" else task * language
+    task, language = kept["task"], kept[settings.language]
+    pairs = task if settings.pairs == "same" else task * language
     times = {("task",): task, ("language",): language}
     total = 0.0
     for pair, group in groupby(first, key=lambda one: one[0].pair):
@@ -91,38 +135,37 @@ def _alone(model: str, base: str) -> RecipeData:
     return {"base": base, "experts": {"m": model}, "soup": {"experts": ["m"]}}
 
 
-def _treatments(settings: Mapping[str, Any], layers: int) -> Iterator[tuple[Condition, RecipeData]]:
+def _treatments(settings: LanguageModels, layers: int) -> Iterator[tuple[Condition, RecipeData]]:
     """The conditions of every pair."""
     of_pairs = list(methods(
-        settings["baselines"], densities=settings["ties"], shares=settings["soup_shares"],
-        scales=settings["scales"], partitions=settings["partitions"], outside=settings["outside"],
+        settings.baselines, densities=settings.ties, shares=settings.soup_shares,
+        scales=settings.scales, partitions=settings.partitions, outside=settings.outside,
     ))  # fmt: skip
     yield of_pairs[0]
-    if settings["grid"]:
-        grid = Grid(**settings["grid"])
-        outsides: list[str] = [*grid.outside] if grid.outside else [""]
-        for zones, outside in product(zone_grid(layers, **grid.sizes), outsides):
+    if settings.grid:
+        outsides: list[str] = [*settings.grid.outside] if settings.grid.outside else [""]
+        for zones, outside in product(zone_grid(layers, **settings.grid.sizes), outsides):
             condition = Condition("swap", zones=zones, outside=outside)
             yield condition, {"swap": asdict(zones) | ({"outside": outside} if outside else {})}
     yield from of_pairs[1:]
 
 
 def _trained(
-    settings: Mapping[str, Any],
+    settings: LanguageModels,
     kept: Mapping[str, Sequence[str]],
     trained: Mapping[str, str],
     regime: str,
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """Models trained beside the pairs: on both data sets, with LoRA, or in part (paper 2)."""
-    base, whole = settings["base"], kept[settings["language"]][0]
-    for one in settings["both"]:
-        if one["regime"] == regime:
-            yield Condition.from_dict(one), _alone(trained[one["step"]], base)
-    for one in settings["variants"]:
-        if one["regime"] != regime:
+    base, whole = settings.base, kept[settings.language][0]
+    for one in settings.both:
+        if one.condition.regime == regime:
+            yield one.condition, _alone(trained[one.step], base)
+    for variant in settings.variants:
+        if variant.regime != regime:
             continue
-        name, task = one["partition"], trained[one["task"]]
-        language = trained[one["language"]] if one["language"] else None
+        name, task = variant.partition, trained[variant.task]
+        language = trained[variant.language] if variant.language else None
         part = f"partial {name}" if name else ""
         yield replace(TASK_EXPERT, variant=part, regime=regime), _alone(task, base)
         if language:
@@ -132,10 +175,10 @@ def _trained(
             whole = language
             experts = {"task": task, "language": language}
             yield Condition("swap", regime=regime), {"base": base, "experts": experts, "swap": {}}
-        elif "partial task" in settings["baselines"]:
+        elif "partial task" in settings.baselines:
             partners["swap of partial task expert"] = whole
-        for other in [name] if name else settings["partitions"]:
-            zones = {"partition": {"name": other, "outside": settings["outside"]}}
+        for other in [name] if name else settings.partitions:
+            zones = {"partition": {"name": other, "outside": settings.outside}}
             for method, partner in partners.items():
                 experts = {"task": task, "language": partner}
                 yield Condition(method, other, regime=regime), {
@@ -144,19 +187,19 @@ def _trained(
 
 
 def _soups(
-    settings: Mapping[str, Any], kept: Mapping[str, Sequence[str]]
+    settings: LanguageModels, kept: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """Swaps of soups (paper 1, table 6)."""
     every = [kind for kind in kept if kind != "task"]
     wanted = {
-        "soups": (Condition("swap of soups"), [settings["language"]]),
+        "soups": (Condition("swap of soups"), [settings.language]),
         "multilingual soup": (Condition("swap", "multilingual soup"), every),
     }
     tasks = {f"t{i}": one for i, one in enumerate(kept["task"])}
     for baseline, (condition, kinds) in wanted.items():
-        if baseline in settings["baselines"]:
+        if baseline in settings.baselines:
             paths = [path for kind in kinds for path in kept[kind]]
             languages = {f"l{i}": path for i, path in enumerate(paths)}
             soups = {"task": {"soup": list(tasks)}, "language": {"soup": list(languages)}}
-            yield condition, {"base": settings["base"], "swap": {},
+            yield condition, {"base": settings.base, "swap": {},
                               "experts": {**tasks, **languages, **soups}}  # fmt: skip

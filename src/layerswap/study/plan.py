@@ -8,41 +8,44 @@ end: the tables.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from layerswap.checkpoint import fingerprint
 from layerswap.compose.schema import Where
 from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.evaluation.suites.suites import suite_files
 from layerswap.experiment.conditions import JOINT, Condition
 from layerswap.ground.errors import RecipeError, StudyError
 from layerswap.ground.system import check_names
-from layerswap.study.conditions import REGIMES
-from layerswap.study.spec import TASK, Experts, StepKind, StudySpec, TrainingRun
+from layerswap.study.conditions import REGIMES, BothTrained, Variant
+from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
+from layerswap.study.inputs import (
+    existing_path,
+    fingerprints,
+    folder_fingerprints,
+    mix_fingerprints,
+    model_of,
+    resolve_data,
+    task_fingerprints,
+)
+from layerswap.study.mixes import DataStep
+from layerswap.study.spec import (
+    TASK,
+    Benchmarks,
+    Compared,
+    Experts,
+    StepKind,
+    StudySpec,
+    TrainingRun,
+)
 from layerswap.study.steps import Graph, Resources, Step
+from layerswap.study.trainings import InTurns, Launch, SelectStep, TrainedOn, TrainStep
 from layerswap.training.expert.hyperparameters import launch_configuration
 from layerswap.training.expert.spec import Data, Files, Trained
 from layerswap.training.mix.schema import mix_text, ready_recipes
-
-COPIED = {
-    "pairs", "partitions", "outside", "baselines", "ties", "soup_shares", "scales", "device",
-    "dtype",
-}  # fmt: skip
-"""Keys that an evaluation's settings copy from the study."""
-VERSIONS = {"evaluate": 5, "tables": 6}
-"""Versions of the kinds of step whose output changed for the same settings."""
-PATTERN = frozenset("*?[")
-TOKEN = re.compile(r"[^\s'\"\[\]{},]+")
-"""A possible path in a YAML, which may have tags of lm-eval."""
 
 
 def plan_study(spec: StudySpec, folder: Path) -> Graph:
@@ -95,11 +98,10 @@ class _Planner:
                 steps.append(self._change(language))
             yield from steps
             last += [step.name for step in steps]
-        settings: dict[str, Any] = {
-            "languages": list(spec.languages), "development": spec.development,
-            **spec.model_dump(include={"name", "description", "merge"}),
-        }  # fmt: skip
-        yield Step("tables", "tables", settings, tuple(last), version=VERSIONS["tables"])
+        yield TablesStep(
+            languages=list(spec.languages), development=spec.development, name=spec.name,
+            description=spec.description, merge=spec.merge,
+        ).plan("tables", last)  # fmt: skip
 
     def _kept(self, *kinds: str) -> list[str]:
         """Names of the selections, each with the trainings to whose folders it points."""
@@ -112,11 +114,9 @@ class _Planner:
     def _data(self, kind: str, data: Any) -> Step:
         where = data if data in ready_recipes() else str(self.folder / data)
         mix, folder = mix_text(where), Path(where).parent
-        settings = {"mix": mix, "folder": str(folder)}
-        return Step(
-            f"data/{kind}", "data", settings, inputs=mix_fingerprints(mix, folder),
-            resources=self._resources("data"),
-        )  # fmt: skip
+        return DataStep(mix=mix, folder=str(folder)).plan(
+            f"data/{kind}", inputs=mix_fingerprints(mix, folder), resources=self._resources("data")
+        )
 
     def _variants(self, kind: str, experts: Experts) -> Iterator[tuple[tuple[str, str], Step]]:
         """The trainings with LoRA, and those of one part of a partition alone."""
@@ -148,9 +148,10 @@ class _Planner:
                 step = self._train(f"{where}/joint", [TASK, language], run)
                 yield replace(JOINT, regime=regime), step
             for every in spec.simultaneous.every if "simultaneous" in spec.baselines else ():
-                turns = {**spec.simultaneous.model_dump(exclude_none=True), "every": every}
-                if train is not None:
-                    turns["places"] = train.model_dump(mode="json")["places"]
+                turns = InTurns(
+                    partition=spec.simultaneous.partition, outside=spec.simultaneous.outside,
+                    every=every, places=places,
+                )  # fmt: skip
                 variant = f"{every} steps" if several else ""
                 name = f"{where}/simultaneous" + f" ({variant})" * several
                 step = self._train(name, [TASK, language], run, turns=turns)
@@ -162,7 +163,7 @@ class _Planner:
         kinds: list[str],
         run: TrainingRun,
         *,
-        turns: dict[str, Any] | None = None,
+        turns: InTurns | None = None,
         selected_from: bool = False,
     ) -> Step:
         """Make a training on one or two kinds of data, for which a later step may select.
@@ -174,28 +175,26 @@ class _Planner:
             own = run.train.model_copy(update={"part": _part(kinds[0])})
             run = run.model_copy(update={"train": own})
         needs: list[str] = []
-        data: list[dict[str, Any]] = []
+        data: list[TrainedOn] = []
         inputs = self.base_fingerprint | fingerprints(run.train.recipe if run.train else None)
         for kind in kinds:
             given = self.spec.kinds[kind].data
             assert given is not None  # nothing is trained for experts that exist
             if self._is_mix(given):
                 needs.append(f"data/{kind}")
-                data.append({"step": f"data/{kind}"})
+                data.append(TrainedOn(step=f"data/{kind}"))
             else:
                 paths = resolve_data(given, self.folder)
-                data.append({"given": paths})
+                data.append(TrainedOn(given=paths))
                 inputs |= fingerprints(*(paths.values() if isinstance(paths, dict) else [paths]))
-        settings = {"base": self.base, "data": data, **run.model_dump(mode="json")}
-        if turns is not None:
-            settings["turns"] = turns
+        more: dict[str, Any] = {} if turns is None else {"turns": turns}
         processes = self.spec.resources.train.processes
         if processes > 1:
             known = launch_configuration(self.spec.resources.train.launch, self.folder)
             configuration = known if self.spec.device != "cpu" else None
-            settings["launch"] = {"processes": processes, "configuration": configuration}
-        return Step(
-            name, "train", settings, tuple(needs), inputs, self._resources("train"),
+            more["launch"] = Launch(processes=processes, configuration=configuration)
+        return TrainStep(base=self.base, data=data, **dict(run), **more).plan(
+            name, needs, inputs, resources=self._resources("train"),
             delete_checkpoints=self.selected_alone and not selected_from,
         )  # fmt: skip
 
@@ -203,23 +202,24 @@ class _Planner:
         name, by, spec = f"select/{kind}", experts.by, self.spec
         if experts.experts is not None:
             models = [model_of(one, self.folder, f"{kind}.experts") for one in experts.experts]
-            inputs = folder_fingerprints(*models)
-            return Step(name, "select", {"experts": models, "base": self.base}, inputs=inputs)
-        settings = {"keep": experts.keep, **by.model_dump(mode="json")}
-        needs = tuple(run.name for run in runs)
+            given = SelectStep(experts=models, base=self.base)
+            return given.plan(name, inputs=folder_fingerprints(*models))
+        needs = [run.name for run in runs]
         if not by.tasks:
             blind = isinstance(experts.data, Files) and experts.data.validation is None
             if blind and (experts.keep > 1 or len(experts.runs) > 1):
                 why = "checkpoints are selected by validation loss or tasks; give one"
                 raise RecipeError(f"{kind}: {why}")
-            return Step(name, "select", settings, needs, delete_checkpoints=self.selected_alone)
+            by_loss = SelectStep(keep=experts.keep, **dict(by))
+            return by_loss.plan(name, needs, delete_checkpoints=self.selected_alone)
         include = [existing_path(self.folder / one) for one in by.include]
-        settings |= {
-            "include": include, "device": spec.device, "dtype": spec.dtype, "base": self.base,
-        }  # fmt: skip
-        return Step(
-            name, "select", settings, needs, task_fingerprints(*include),
-            self._resources("select"), delete_checkpoints=self.selected_alone,
+        by_tasks = SelectStep(
+            keep=experts.keep, **{**dict(by), "include": include}, base=self.base,
+            device=spec.device, dtype=spec.dtype,
+        )  # fmt: skip
+        return by_tasks.plan(
+            name, needs, task_fingerprints(*include), resources=self._resources("select"),
+            delete_checkpoints=self.selected_alone,
         )  # fmt: skip
 
     def _evaluate(
@@ -229,11 +229,13 @@ class _Planner:
         of_language: dict[tuple[str, str], Step],
         joints: dict[Condition, Step],
     ) -> Step:
-        spec, asked = self.spec, self.spec.evaluate.model_dump(mode="json")
-        asked["development"] = spec.development
+        spec = self.spec
         grid = None if spec.evaluate.development == "none" else spec.grid
-        asked["include"] = [existing_path(self.folder / one) for one in spec.evaluate.include]
-        inputs = self.base_fingerprint | task_fingerprints(*asked["include"])
+        include = [existing_path(self.folder / one) for one in spec.evaluate.include]
+        asked = Benchmarks.model_construct(**{
+            **dict(spec.evaluate), "include": include, "development": spec.development or "none",
+        })  # fmt: skip
+        inputs = self.base_fingerprint | task_fingerprints(*include)
         if spec.evaluate.suite or spec.evaluate.other_languages:
             inputs |= folder_fingerprints(os.environ.get(VARIABLE))
         there = spec.evaluate.other_languages
@@ -244,33 +246,27 @@ class _Planner:
         if "multilingual soup" in spec.baselines:
             kinds += [one for one in spec.languages if one != language]
         languages = {variant: step.name for variant, step in of_language.items()}
-        settings = {
-            "language": language,
-            "base": self.base,
-            "kinds": kinds,
-            "grid": grid.model_dump(exclude_none=True) if grid else None,
-            **spec.model_dump(mode="json", include=COPIED),
-            "evaluate": asked,
-            "both": [
-                {**condition.to_dict(), "step": step.name} for condition, step in joints.items()
+        step = EvaluateStep(
+            language=language, base=self.base, kinds=kinds, grid=grid, evaluate=asked,
+            **{name: getattr(spec, name) for name in Compared.model_fields},
+            both=[BothTrained(condition=condition, step=one.name)
+                  for condition, one in joints.items()],
+            variants=[
+                Variant(regime=regime, partition=partition, task=one.name,
+                        language=languages.get((regime, partition)))
+                for (regime, partition), one in of_task.items()
             ],
-            "variants": [
-                {"regime": regime, "partition": partition, "task": step.name,
-                 "language": languages.get((regime, partition))}
-                for (regime, partition), step in of_task.items()
-            ],
-        }  # fmt: skip
-        trained = [*of_task.values(), *of_language.values(), *joints.values()]
-        needs = (*self._kept(*kinds), *(step.name for step in trained))
-        return Step(
-            f"evaluate/{language}", "evaluate", settings, needs, inputs,
-            self._resources("evaluate"), VERSIONS["evaluate"],
         )  # fmt: skip
+        trained = [*of_task.values(), *of_language.values(), *joints.values()]
+        needs = [*self._kept(*kinds), *(one.name for one in trained)]
+        return step.plan(
+            f"evaluate/{language}", needs, inputs, resources=self._resources("evaluate")
+        )
 
     def _change(self, language: str) -> Step:
-        return Step(
-            f"change/{language}", "change", {"language": language, "base": self.base},
-            tuple(self._kept(TASK, language)), self.base_fingerprint, self._resources("change"),
+        return ChangeStep(language=language, base=self.base).plan(
+            f"change/{language}", self._kept(TASK, language), self.base_fingerprint,
+            resources=self._resources("change"),
         )  # fmt: skip
 
     def _is_mix(self, data: Data | None) -> bool:
@@ -288,118 +284,12 @@ def run_names(kind: str, experts: Experts) -> list[str]:
     return [f"train/{kind}/{i}" for i in range(len(experts.trainings))]
 
 
-def model_of(source: str, folder: Path, key: str) -> str:
-    """Resolve a model to an absolute folder or a Hub id; errors name `key`."""
-    local = folder / Path(source).expanduser()
-    there = _exists(local) and local.is_dir()
-    if source.startswith((".", "/", "~")) and not there:
-        raise RecipeError(f"{key}: {local}: no such folder")
-    return str(local.absolute()) if there else source
-
-
-def resolve_data(data: Data, folder: Path) -> Any:
-    """Resolve existing data to absolute paths: a folder, or files by their part."""
-    if isinstance(data, Files):
-        names = data.model_dump(exclude_none=True)
-        return {part: existing_path(folder / name) for part, name in names.items()}
-    if not (_exists(folder / data) and (folder / data).is_dir()):
-        raise RecipeError(f"data: {folder / data}: no such folder or ready mix")
-    return existing_path(folder / data)
-
-
-def existing_path(path: Path) -> str:
-    """Resolve a file, a folder or a pattern to an absolute path; refuse a missing one."""
-    path = path.expanduser()
-    found = any(files_of(path)) if PATTERN & set(path.name) else _exists(path)
-    if not found:
-        raise RecipeError(f"{path}: no such {'file' if path.suffix else 'folder'}")
-    return str(path.absolute())
-
-
-def _exists(path: Path) -> bool:
-    """True if a path exists; False for a path that the file system cannot hold."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
 def _with_recipe(run: TrainingRun, folder: Path) -> TrainingRun:
     """The run with the absolute path of its recipe of places, if it has one."""
     if run.train is None or run.train.recipe is None:
         return run
     places = run.train.model_copy(update={"recipe": existing_path(folder / run.train.recipe)})
     return run.model_copy(update={"train": places})
-
-
-def fingerprints(*paths: str | None) -> dict[str, str]:
-    """Fingerprints of every file of these paths, folders or patterns; a Hub id has none."""
-    return {
-        str(file): _fingerprint(file, file.stat().st_size, file.stat().st_mtime_ns)
-        for path in paths
-        if path is not None
-        for file in files_of(Path(path))
-    }
-
-
-def folder_fingerprints(*paths: str | None) -> dict[str, str]:
-    """Compute one fingerprint per folder, from names and files; missing folders have none."""
-    found = {}
-    for path in paths:
-        if path is not None and Path(path).is_dir():
-            files = fingerprints(path).items()
-            lines = "\n".join(
-                f"{Path(name).relative_to(path).as_posix()} {one}" for name, one in files
-            )
-            found[path] = hashlib.sha256(lines.encode()).hexdigest()
-    return found
-
-
-def task_fingerprints(*folders: str) -> dict[str, str]:
-    """Fingerprints of folders of lm-eval tasks, and of other files that their YAMLs name."""
-    named = {
-        token
-        for folder in folders
-        for path in files_of(Path(folder))
-        if path.suffix in (".yaml", ".yml")
-        for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
-        if "/" in token and Path(token).is_file()
-    }
-    return folder_fingerprints(*folders) | fingerprints(*sorted(named))
-
-
-def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:
-    """Fingerprints of the local files that a mix reads."""
-    return fingerprints(*(str(folder / one) for one in _paths(yaml.safe_load(text))))
-
-
-def _paths(data: Any) -> Iterator[str]:
-    if isinstance(data, dict):
-        if isinstance(data.get("path"), str):
-            yield data["path"]
-        if isinstance(data.get("parallel"), dict):
-            yield from map(str, data["parallel"].values())
-        data = list(data.values())
-    if isinstance(data, list):
-        for one in data:
-            yield from _paths(one)
-
-
-@cache
-def _fingerprint(file: Path, size: int, changed: int) -> str:
-    """Cached, since most steps of a plan read the same files."""
-    return fingerprint(file)
-
-
-def files_of(path: Path) -> Iterator[Path]:
-    """List the files of a path, a folder or a pattern, in order."""
-    if PATTERN & set(path.name):
-        found = list(path.parent.glob(path.name))
-    elif path.is_dir():
-        found = [one for one in path.rglob("*") if "__pycache__" not in one.parts]
-    else:
-        found = [path]
-    yield from sorted(one for one in found if one.is_file())
 
 
 def _places(run: TrainingRun) -> list[Where] | None:

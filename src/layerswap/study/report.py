@@ -50,9 +50,12 @@ from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
 from layerswap.report.tables import Number, Table, interval_words, slug, write_tables
 from layerswap.study.conditions import RecipeData
+from layerswap.study.evaluating import MAP_FOLDER, EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
 from layerswap.study.shared_text import shared_text
-from layerswap.study.step_functions import EXPERT, MAP_FOLDER, recipes_of, selection
+from layerswap.study.spec import Benchmarks
+from layerswap.study.steps import Graph
+from layerswap.study.trainings import EXPERT, SelectStep, TrainStep, selection
 from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
 
@@ -85,10 +88,10 @@ class FinishedSteps:
         self.journal = journal
         if "tables" not in journal.graph:
             raise StudyError(f"{journal.root}: holds no study with tables; nothing to report")
-        self.settings = journal.graph["tables"].settings
+        self.settings = TablesStep.of(journal.graph["tables"])
         self.records = journal.finished()
         self.evaluations = self._of_kind("evaluate")
-        self.results = study_results(self.evaluations, self.settings["development"])
+        self.results = study_results(self.evaluations, self.settings.development)
         if not self.results.benchmarks:
             raise StudyError(f"{journal.root}: nothing was evaluated yet; nothing to report")
         self.atlases = {
@@ -152,7 +155,7 @@ class FinishedSteps:
             surpassing(self.results.benchmarks, self.journal.root),
             disagreements(both_differences(self.results.benchmarks)),
             verdict(self.results.benchmarks),
-            self.settings["description"],
+            self.settings.description,
             *self._cautions(),
         ]
         lead.append(
@@ -162,7 +165,7 @@ class FinishedSteps:
         if left:
             lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
         return Report(
-            title=self.settings["name"],
+            title=self.settings.name,
             lead="\n\n".join(line for line in lead if line),
             figure=_differences(self.results.benchmarks),
             sections=list(self._sections()),
@@ -179,7 +182,8 @@ class FinishedSteps:
 
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""
-        selects = [step.settings for step in self.journal.graph if step.kind == "select"]
+        selects = [SelectStep.of(step) for step in self.journal.graph
+                   if step.kind == SelectStep.kind]  # fmt: skip
         for name, training in self.trainings.items():
             for data in training["data"]:
                 for items, count in data.get("contaminated", {}).items():
@@ -187,7 +191,7 @@ class FinishedSteps:
                         f"{name} trained on {count:,} rows of {data['name']} that contain an item "
                         f"of {items}: scores on it are flattered."
                     )
-        tasks = dict.fromkeys(task for one in selects for task in one.get("tasks", ()))
+        tasks = dict.fromkeys(task for one in selects for task in one.tasks)
         for said in dict.fromkeys(one.chosen_on for one in self.results.benchmarks):
             if not said.endswith("the development split."):
                 yield said
@@ -244,30 +248,30 @@ class FinishedSteps:
             list(self.records.values()),
             "The step evaluate/<language> computed the scores of a language. Its models are "
             "composed of the experts that the steps select/... kept.",
-            {step.name: step.settings["seed"] for step in steps if "seed" in step.settings},
+            {step.name: TrainStep.of(step).seed for step in steps if step.kind == TrainStep.kind},
         )
 
     def _asked(self) -> Section:
         """The models of the study, and the settings of their evaluation."""
-        settings = next(one.settings for one in self.journal.graph if one.kind == "evaluate")
-        spec = settings["evaluate"]
-        limit, shots = spec["limit"], spec.get("num_fewshot")
-        first = spec.get("limit_first")
+        steps = evaluations_of(self.journal.graph)
+        settings = next(iter(steps.values()))
+        spec = settings.evaluate
+        limit, shots, first = spec.limit, spec.num_fewshot, spec.limit_first
         documents = f"at most {limit:,} of a task, drawn by label" if limit else "all"
         if first:
             documents = f"at most {first:,} of a task, the first"
         rows = [
-            ["base", settings["base"]],
+            ["base", settings.base],
             *(
                 [f"{kind} experts", ", ".join(selection(folder, Path()))]
                 for kind, folder in self._of_kind("select").items()
             ),
-            ["benchmarks", spec["suite"] or ", ".join(spec["tasks"])],
+            ["benchmarks", spec.suite or ", ".join(spec.tasks)],
             ["documents", documents],
             ["examples in a prompt", "each benchmark's own" if shots is None else str(shots)],
-            ["chat template", "applied" if spec.get("apply_chat_template") else "not applied"],
-            ["device", settings["device"]],
-            ["dtype", settings["dtype"] or "as stored"],
+            ["chat template", "applied" if spec.apply_chat_template else "not applied"],
+            ["device", settings.device],
+            ["dtype", settings.dtype or "as stored"],
         ]
         return Section("Models and evaluation", table=Table(["setting", "value"], rows))
 
@@ -275,10 +279,10 @@ class FinishedSteps:
         """The selected composition of the first language; None for a model that is no swap."""
         if first.best.method != "swap":
             return None
-        settings = self.journal.graph[f"evaluate/{first.language}"].settings
+        base = evaluations_of(self.journal.graph)[first.language].base
         names = {"task": "task expert", "language": f"{first.language} expert"}
         outside: Any = first.best.outside or "blend"
-        layers = open_checkpoint(settings["base"]).layers
+        layers = open_checkpoint(base).layers
         return draw_stack(swap(layers, zones=first.best.zones, outside=outside), names)
 
 
@@ -298,10 +302,16 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
         (folder / f"{language}.yaml").write_bytes((head + text).encode())
 
 
+def evaluations_of(graph: Graph) -> dict[str, EvaluateStep]:
+    """The evaluations of a study, by language."""
+    steps = (EvaluateStep.of(step) for step in graph if step.kind == EvaluateStep.kind)
+    return {step.language: step for step in steps}
+
+
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:
     """List a language's conditions and recipes."""
     step = journal.graph[f"evaluate/{language}"]
-    return recipes_of(step.settings, {name: journal.fetch(name) for name in step.needs})
+    return EvaluateStep.of(step).recipes({name: journal.fetch(name) for name in step.needs})
 
 
 def merge_models(
@@ -358,23 +368,23 @@ def _chosen_settings(
     return {str(name): recipes[str(one)] for name, one in names.items() if str(one) in recipes}
 
 
-def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, dict[str, Any]]:
-    """The selected swap of a language, the language, and its evaluation's settings.
+def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, Benchmarks]:
+    """The selected swap of a language, the language, and what its evaluation asks.
 
     The first language when None. The first swap of the first pair of experts until the study has
     selected a model, or if the selected model is no swap.
     """
     journal = read_journal(root)
-    steps = {step.settings["language"]: step for step in journal.graph if step.kind == "evaluate"}
+    steps = evaluations_of(journal.graph)
     chosen = next(iter(steps), "") if language is None else language
     if chosen not in steps:
         raise StudyError(f"{root}: has no {chosen!r}; its languages are {', '.join(steps)}")
-    settings, best = steps[chosen].settings, root / BEST / f"{chosen}.yaml"
+    asked, best = steps[chosen].evaluate, root / BEST / f"{chosen}.yaml"
     recipe = read_recipe(best) if best.is_file() else None
     if recipe is not None and recipe.swap is not None:
-        return recipe, chosen, settings["evaluate"]
+        return recipe, chosen, asked
     swaps = (data for _, data in _recipes(journal, chosen) if "swap" in data)
-    return check_recipe(next(swaps), where=f"{root}"), chosen, settings["evaluate"]
+    return check_recipe(next(swaps), where=f"{root}"), chosen, asked
 
 
 def verdict(results: Sequence[BenchmarkResult]) -> str:

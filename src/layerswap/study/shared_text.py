@@ -15,7 +15,7 @@ from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import Table
 from layerswap.study.journal import StudyJournal
 from layerswap.study.spec import TASK
-from layerswap.study.step_functions import MIX
+from layerswap.study.trainings import TrainStep
 from layerswap.training.mix.filters import OVERLAP, overlap
 
 
@@ -59,10 +59,9 @@ def _data(journal: StudyJournal) -> dict[str, Any]:
     """The training data by kind of expert."""
     found: dict[str, Any] = {}
     for step in journal.graph:
-        if step.kind == "train" and len(step.settings["data"]) == 1:
-            (given,) = step.settings["data"]
-            data = str(journal.folder(given["step"]) / MIX) if "step" in given else given["given"]
-            found.setdefault(step.name.split("/")[1], data)
+        if step.kind == TrainStep.kind and len(sets := TrainStep.of(step).data) == 1:
+            built = journal.folder(sets[0].step) if sets[0].step else None
+            found.setdefault(step.name.split("/")[1], sets[0].at(built))
     return found
 
 

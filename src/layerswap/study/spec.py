@@ -156,7 +156,7 @@ def _read_metric(value: object) -> object:
     return value
 
 
-class EvaluationSpec(PromptOptions):
+class Benchmarks(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks."""
 
     suite: str | None = None
@@ -173,6 +173,10 @@ class EvaluationSpec(PromptOptions):
     engine: EngineName = "sweep"
     engine_args: dict[str, Any] = {}  # of `vllm.LLM`
     other_languages: OtherLanguages | None = None  # of the grid, the chosen compositions alone
+
+
+class EvaluationSpec(Benchmarks):
+    """Benchmarks as a study file names them: what cannot be asked is refused."""
 
     @model_validator(mode="after")
     def _tasks_or_suite(self) -> EvaluationSpec:
@@ -229,7 +233,25 @@ class StudyResources(Strict):
         return usual.model_copy(update=given)
 
 
-class StudySpec(Strict):
+class Compared(Strict):
+    """Settings of the models that a study compares; `StudySpec` describes them."""
+
+    pairs: Literal["all", "same"] = "all"
+    partitions: Annotated[list[Literal["A", "B", "C", "Z"]], AfterValidator(_distinct)] = []
+    outside: Side | None = None
+    baselines: Annotated[list[Baseline], AfterValidator(_distinct)] = ["base", "experts", "soup"]
+    ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
+    soup_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] = [
+        0.3, 0.5, 0.7, 0.9,
+    ]  # fmt: skip
+    scales: Annotated[list[Annotated[float, Field(gt=0, le=2)]], Field(min_length=1)] = [
+        0.3, 0.5, 0.7, 1.0,
+    ]  # fmt: skip
+    device: str = "cpu"
+    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+
+
+class StudySpec(Compared):
     """A whole study.
 
     Attributes:
@@ -274,27 +296,14 @@ class StudySpec(Strict):
     base: NonEmpty
     task: Experts
     languages: Annotated[dict[NonEmpty, Experts], Field(min_length=1)]
-    pairs: Literal["all", "same"] = "all"
     grid: Grid | None = None
-    partitions: Annotated[list[Literal["A", "B", "C", "Z"]], AfterValidator(_distinct)] = []
-    outside: Side | None = None
     simultaneous: Turns = Turns()
     both: TrainingRun | None = None
     lora: Lora | None = None
-    baselines: Annotated[list[Baseline], AfterValidator(_distinct)] = ["base", "experts", "soup"]
-    ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
-    soup_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] = [
-        0.3, 0.5, 0.7, 0.9,
-    ]  # fmt: skip
-    scales: Annotated[list[Annotated[float, Field(gt=0, le=2)]], Field(min_length=1)] = [
-        0.3, 0.5, 0.7, 1.0,
-    ]  # fmt: skip
     change: bool = True
     evaluate: EvaluationSpec
     merge: bool = False
     keep_checkpoints: Literal["all", "selected"] = "all"
-    device: str = "cpu"
-    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     billions: Annotated[float, Field(gt=0, strict=False)] | None = None
     resources: StudyResources = StudyResources()
     slurm: dict[str, Any] = {}

@@ -1,0 +1,304 @@
+"""The steps that train experts, and those that select among their checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveInt, field_serializer
+
+from layerswap.checkpoint import open_checkpoint
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.checkpoint.remote import TRAINING
+from layerswap.compose.recipe import check_recipe
+from layerswap.compose.schema import DTYPES, Where
+from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
+from layerswap.ground.commit import write_json
+from layerswap.ground.errors import StudyError
+from layerswap.ground.strict import Strict
+from layerswap.ground.types import Log
+from layerswap.merge import make_plan
+from layerswap.study.costs import (
+    ADAPTER,
+    GPU,
+    Costs,
+    DataSize,
+    Estimate,
+    checkpoints_of,
+    data_size,
+)
+from layerswap.study.kind import Kind, given
+from layerswap.study.mixes import MIX, DataStep
+from layerswap.study.runner import Context
+from layerswap.study.spec import Benchmarks, SelectBy, TrainingRun
+from layerswap.study.steps import Graph, Step
+from layerswap.training.expert.hyperparameters import check_hyperparameters, launch_training
+from layerswap.training.expert.spec import Files, Side, check_expert
+
+EXPERT, SELECTION = "expert", "selection.json"
+DELETED = "deleted.json"
+"""File in the folder of a training that lists the checkpoints left after others were deleted."""
+
+
+class TrainedOn(Strict):
+    """A data set of a training: a mix that a step builds, or data that exist."""
+
+    step: str | None = None
+    given: str | dict[str, str] | None = None  # a folder, or files by their part
+
+    def at(self, folder: Path | None) -> Any:
+        """The data in the form of `EXPERT.yaml`; `folder` is the one of the step that builds."""
+        return self.given if folder is None else str(folder / MIX)
+
+
+class InTurns(Strict):
+    """Settings of a training by simultaneous partition SFT."""
+
+    partition: Literal["A", "B", "C", "Z"]
+    outside: Side | None = None
+    every: PositiveInt
+    places: list[Where] | None = None
+
+
+class Launch(Strict):
+    """Processes that accelerate launches, and its configuration; None is for the CPU."""
+
+    processes: PositiveInt
+    configuration: str | None = None
+
+
+class TrainStep(Kind, TrainingRun):
+    """Trains an expert, or resumes an interrupted training."""
+
+    kind: ClassVar[str] = "train"
+    base: str
+    data: list[TrainedOn]
+    turns: InTurns | None = None
+    launch: Launch | None = None
+
+    @field_serializer("data")
+    def _data_as_given(self, data: list[TrainedOn]) -> list[dict[str, Any]]:
+        return [given(one) for one in data]
+
+    @field_serializer("turns")
+    def _turns_as_given(self, turns: InTurns | None) -> dict[str, Any] | None:
+        return None if turns is None else given(turns)
+
+    def expert(self, sets: Sequence[Any]) -> dict[str, Any]:
+        """The expert that the step trains on data sets, in the form of `EXPERT.yaml`."""
+        own = self.model_dump(mode="json", include={"base", *TrainingRun.model_fields})
+        spec = {key: one for key, one in own.items() if one is not None}
+        if self.turns is not None:
+            part = given(self.turns)
+            both = {"task": sets[0], "language": sets[1], "every": part.pop("every")}
+            return {**spec, "simultaneous": both, "train": part}
+        return {**spec, **({"data": sets[0]} if len(sets) == 1 else {"mix": list(sets)})}
+
+    def sizes(self, graph: Graph) -> list[DataSize]:
+        """The sizes of the data sets."""
+        return [data_size(one.given) if one.step is None else DataStep.of(graph[one.step]).size
+                for one in self.data]  # fmt: skip
+
+    def check(self, name: str) -> None:
+        """Check the expert and its hyperparameters, and its places if the base is local."""
+        from layerswap.training.expert.trainable import trained_parts
+
+        spec = check_expert(self.expert(["data"] * len(self.data)), where=name)
+        check_hyperparameters(spec)
+        if Path(spec.base).is_dir():
+            trained_parts(spec, open_checkpoint(spec.base).layers, Path())
+
+    def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
+        """Read the rows of data that exist."""
+        from layerswap.training.expert.job import load_rows
+
+        del name, fetch, log, seen
+        for one in self.data:
+            if one.given is not None:
+                files = Files(**one.given) if isinstance(one.given, dict) else one.given
+                load_rows(files, folder=Path())
+
+    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
+        """Estimate a training, for which a later step may select checkpoints."""
+        sets = self.sizes(graph)
+        billions, trained = costs.size.billions, costs.size.trained(self)
+        checkpoint = 4 * billions * (ADAPTER if self.lora else 1)  # in float32
+        # The output, the checkpoints, and the two moments of one optimiser.
+        disk = kept = (1 + checkpoints_of(self, sets)) * checkpoint + 8 * billions * trained
+        selection = graph[name] if (name := selections_of(graph).get(step.name)) else None
+        if selection is None and step.delete_checkpoints:
+            kept = checkpoint
+        elif selection is not None and selection.delete_checkpoints:
+            kept = checkpoint * SelectStep.of(selection).keep / len(selection.needs)
+        # Weights, gradients and two moments. With LoRA on a GPU, frozen weights take two bytes.
+        memory = billions * ((2 if self.lora and costs.speed == GPU else 4) + 12 * trained)
+        hours = costs.training_hours(self, sets)
+        return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
+
+    def run(self, context: Context) -> None:
+        """Train, or resume."""
+        from layerswap.training.expert import trainer
+        from layerswap.training.expert.save import CHECKPOINTS
+
+        spec = self.expert([one.at(context.inputs[one.step] if one.step else None)
+                            for one in self.data])  # fmt: skip
+        out = context.folder / EXPERT
+        context.log("reading the base and the rows")
+        checked = check_expert(spec, where=context.step.name)
+        resume = (out / TRAINING).is_file()
+        if self.launch is not None:
+            launch_training(spec, out, self.launch.model_dump(), resume=resume)
+        else:
+            trainer.train(checked, out, resume=resume, log=context.log)
+        if context.step.delete_checkpoints:
+            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+
+
+class SelectStep(Kind, SelectBy):
+    """Ranks the checkpoints of several trainings, and writes the names of the best.
+
+    Experts that exist are written without a ranking.
+    """
+
+    kind: ClassVar[str] = "select"
+    keep: PositiveInt = 1
+    experts: list[str] | None = None
+    base: str | None = None
+    device: str = "cpu"
+    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
+
+    @property
+    def kept(self) -> int:
+        """The number of experts that the step writes."""
+        return self.keep if self.experts is None else len(self.experts)
+
+    def check(self, name: str) -> None:
+        """Check local experts, or the names of the tasks and the chat template."""
+        from layerswap.evaluation.harness import check_task_names
+
+        if self.experts is not None:
+            self._check_experts(name, local=True)
+        elif self.tasks:
+            check_task_names(self.tasks, list(map(Path, self.include)))
+            check_prompts(self, self.base)
+
+    def check_here(self, name: str, *, device: bool) -> None:
+        """Load the tasks, and look at the experts on the Hub."""
+        from layerswap.evaluation.harness import load_tasks
+
+        del device
+        if self.tasks:
+            load_tasks(self.tasks, include=list(map(Path, self.include)))
+        self._check_experts(name, local=False)
+
+    def _check_experts(self, name: str, *, local: bool) -> None:
+        """Refuse experts, local or on the Hub, that are missing or do not fit the base."""
+        sources = [one for one in self.experts or () if Path(one).is_dir() == local]
+        if local and not Path(self.base or "").is_dir():
+            return
+        if sources:
+            named = {f"expert-{i}": source for i, source in enumerate(sources, 1)}
+            recipe = {"base": self.base, "experts": named,
+                      "soup": {"experts": [*named]}, "bake": True}  # fmt: skip
+            make_plan(check_recipe(recipe, where=f"study, {name}"))
+
+    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
+        """The time of evaluating every checkpoint on the tasks."""
+        if not self.tasks:
+            return Estimate()
+        trainings = [TrainStep.of(graph[name]) for name in step.needs]
+        models = sum(checkpoints_of(one, one.sizes(graph)) for one in trainings)
+        asked = Benchmarks(tasks=self.tasks, limit=self.limit)
+        return Estimate(costs.evaluation_hours(asked, models), memory_gb=costs.model_gb)
+
+    def run(self, context: Context) -> None:
+        """Select, and write the selection."""
+        if self.experts is not None:
+            write_json(context.folder / SELECTION, [{"model": one} for one in self.experts])
+            return
+        from layerswap.training.expert.select import candidates, scorer, select
+
+        score = None
+        if self.tasks:
+            score = scorer(
+                self.tasks,
+                include=[Path(one) for one in self.include],
+                settings=EvaluationSettings.taken_from(self.settings()),
+            )
+        runs = [folder / EXPERT for folder in context.inputs.values()]
+        _refuse_deleted(context.inputs)
+        measured = score is not None or any(one.loss is not None for one in candidates(runs[0]))
+        if len(runs) == 1 and self.keep == 1 and not measured:
+            folders = [runs[0]]  # no score to choose by, so the output of the training
+        else:
+            chosen = select(runs, keep=self.keep, score=score).chosen
+            folders = [Path(one.folder) for one in chosen]
+        if len(folders) < self.keep:
+            raise StudyError(
+                f"`keep` is {self.keep}, but training saved only {len(folders)} checkpoints; keep "
+                "fewer, or save more often (save_every)"
+            )
+        # Relative to the folder of all steps, so that a study can be moved.
+        root = context.folder.parent
+        names = [one.relative_to(root).as_posix() for one in folders]
+        write_json(context.folder / SELECTION, names)
+        if context.step.delete_checkpoints:
+            _delete_others(runs, folders)
+
+
+def selections_of(graph: Graph) -> dict[str, str]:
+    """The step that selects among a training's checkpoints, by training."""
+    return {name: step.name for step in graph if step.kind == SelectStep.kind
+            for name in step.needs}  # fmt: skip
+
+
+def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
+    """The folders or Hub ids of the selected experts of a kind, the best first.
+
+    `inputs` has the folders of steps by name.
+    """
+    folder = inputs[f"select/{kind}"]
+    return selection(folder, folder.parent)
+
+
+def selection(folder: Path, root: Path) -> list[str]:
+    """The models that the step in a folder selected: paths from `root`, or models as given."""
+    names = json.loads((folder / SELECTION).read_text("utf-8"))
+    return [one["model"] if isinstance(one, dict) else str(root / one) for one in names]
+
+
+def check_prompts(prompts: PromptOptions, base: str | None) -> None:
+    """Refuse a chat template that a local base does not have."""
+    if prompts.apply_chat_template and base is not None and Path(base).is_dir():
+        prompts.with_chat_template(load_tokenizer(Path(base), named="the base"))
+
+
+def _refuse_deleted(trainings: Mapping[str, Path]) -> None:
+    """Refuse to select again if an earlier selection deleted checkpoints."""
+    for name, folder in trainings.items():
+        if (folder / DELETED).is_file():
+            raise StudyError(
+                f"{name}: an earlier selection deleted the other checkpoints "
+                f"(keep_checkpoints: selected); delete {folder} to train again"
+            )
+
+
+def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
+    """Delete optimiser states, and the weights of all checkpoints but the selected ones."""
+    from layerswap.training.expert.save import CHECKPOINTS, checkpoints
+
+    for run in runs:
+        write_json(run.parent / DELETED, [one.relative_to(run).as_posix() for one in selected
+                                          if one == run or run in one.parents])  # fmt: skip
+        for folder in checkpoints(run / CHECKPOINTS).values():
+            if folder not in selected:
+                shutil.rmtree(folder)
+        for folder in (run, *checkpoints(run / CHECKPOINTS).values()):
+            unused = [*folder.glob("*.pt"), *folder.glob("optimizer*")]
+            if folder not in selected:
+                unused += folder.glob("*.safetensors*")
+            for path in dict.fromkeys(unused):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
