@@ -102,10 +102,12 @@ def replaced_by_a_folder(folder):
     (folder / INDEX).mkdir()
 
 
+AGAIN = "a download was interrupted, so download the checkpoint again"
+OUT = "take it out of the index, or download both again"
 BROKEN = {
     "missing": (
         lambda folder: (folder / SECOND).unlink(),
-        f": shard {SECOND}, named by {INDEX}, is missing",
+        f": shard {SECOND}, named by {INDEX}, is missing; {AGAIN}",
     ),
     "single file too": (lambda folder: write_weights(folder / "model.safetensors", NORM), BOTH),
     "in two shards": (
@@ -122,11 +124,11 @@ BROKEN = {
     ),
     "not in the shards": (
         lambda folder: write_index(folder, {"extra": SECOND} | WHOLE),
-        f"/{INDEX}: lists 'extra' in {SECOND}, which does not hold it",
+        f"/{INDEX}: lists 'extra' in {SECOND}, which does not hold it; {OUT}",
     ),
     "three not in the shards": (
         lambda folder: write_index(folder, {"extra": SECOND, "b": FIRST, "c": FIRST} | WHOLE),
-        f"/{INDEX}: lists 'extra' in {SECOND}, which does not hold it (and 2 more)",
+        f"/{INDEX}: lists 'extra' in {SECOND}, which does not hold it (and 2 more); {OUT}",
     ),
     "name too long": (
         lambda folder: write_index(folder, {NORM: "n" * 300 + ".safetensors"}),
@@ -162,10 +164,10 @@ def test_a_single_file_beside_a_link_to_nothing(single):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", INDEX])
-def test_a_link_to_nothing_is_a_missing_file(tmp_path, name):
+def test_a_link_to_nothing_is_an_interrupted_download(tmp_path, name):
     write_config(tmp_path)
     (tmp_path / name).symlink_to("gone")
-    assert refusal(tmp_path) == f"/{name}: cannot be read (No such file or directory)"
+    assert refusal(tmp_path) == f"/{name}: a link to a file that does not exist; {AGAIN}"
 
 
 OUTSIDE = [
@@ -222,10 +224,11 @@ def test_an_empty_folder(tmp_path):
         ([], f": has no weights in safetensors format{SAVE_AGAIN}"),
         (["pytorch_model.bin"], PICKLED),
         (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], PICKLED),
-        ([FIRST], f": has safetensors files but neither model.safetensors nor {INDEX}"),
+        ([FIRST], f": has {FIRST} but neither model.safetensors nor {INDEX}; {AGAIN}"),
         (
             ["x.bin", "x.safetensors"],
-            f": has safetensors files but neither model.safetensors nor {INDEX}",
+            f": has x.safetensors but neither model.safetensors nor {INDEX}; if it is the whole "
+            "model, rename it to model.safetensors",
         ),
     ],
 )

@@ -211,14 +211,14 @@ A = ("a", (32,), 0, 0)  # 128 bytes
 B = ("b", (32,), 0, 128)
 WHOLE = bytes(128)
 LIES = [
-    (b"", "does not begin with 'GGUF'"),
+    (b"", "has 0 bytes, as an interrupted download leaves it"),
     (b"GGU", "does not begin with 'GGUF'"),
     (b"GGML" + bytes(40), "does not begin with 'GGUF'"),
     (b"GGUF\0\0\0\3" + bytes(40), "GGUF big-endian; little-endian files of version 2 or 3"),
     (header(version=1), "GGUF of version 1; little-endian"),
     (header([A])[:40], "the file ended inside its header"),
     (header([A]) + WHOLE[:-1], "tensor 'a': ends at byte 192 of 191; the file is cut short"),
-    (header([A]) + WHOLE + bytes(1), "1 bytes follow the last tensor"),
+    (header([A]) + WHOLE + b"\0\1", "2 bytes follow the last tensor"),
     (header([A, ("a", (32,), 0, 128)]) + WHOLE * 2, "tensor 'a': given twice"),
     (header([A, ("b", (32,), 0, 160)]) + WHOLE * 3, "'b': begins at 160, which leaves a gap"),
     (header([A, ("b", (32,), 0, 96)]) + WHOLE * 2, "'b': begins at 96, which overlaps the tensor"),

@@ -45,7 +45,7 @@ SHORT = "shorter than a safetensors header (8 bytes)"
 START = "the header does not begin with '{'"
 MOST = "at most 100000000 allowed"
 FRAMES = [
-    (b"", SHORT),
+    (b"", "has 0 bytes, as an interrupted download leaves it; download it again"),
     (b"\2\0\0\0\0\0\0", SHORT),
     (bytes(8), START),
     (length(3) + b"{}", "the header claims 3 bytes but the file has 10"),

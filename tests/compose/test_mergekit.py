@@ -399,7 +399,7 @@ def test_a_filter_inside_a_place():
          "models: [{model: a}]", 1,
          "model.embed_tokens.weight: no t: no filter matches, and there is no default"),
         ("merge_method: passthrough\nslices: [{sources: [{model: a, layer_range: [2, 5]}]}]", 4,
-         "no layer 4; the models have 4 layers"),
+         "m.yml, line 2: slices.0: layer_range ends at 5, but a has 4 layers"),
     ],
 )  # fmt: skip
 def test_refusals_when_the_models_are_known(text, layers, message):

@@ -369,3 +369,124 @@ def test_templates_in_a_list_are_compared(family, tmp_path):
     assert any("the chat templates of task and language" in n for n in plan_of(**experts).notes)
     give("language", "b")
     assert not any("templates" in note for note in plan_of(**experts).notes)
+
+
+# --- heads, shards and downloads ---
+
+
+def tied_copy(source: Path, folder: Path) -> Path:
+    change_config(copied(source, folder), tie_word_embeddings=True)
+    return change_tensors(folder, {"lm_head.weight": None})
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_head_that_one_expert_untied(family, tmp_path, stored):
+    """As PEFT's merge of an adapter that trained the head of a tied model."""
+    language, base = (tied_copy(family[n], tmp_path / n) for n in ("language", "base"))
+    embedding = tensors_of(language)["model.embed_tokens.weight"]
+    if stored:
+        change_tensors(language, {"lm_head.weight": embedding.clone()})
+    plan = plan_of(family["task"], language, base=base)
+    assert sum("its head is tied to the embedding, unlike task's" in n for n in plan.notes) == 2
+    blend = ls.swap(task=family["task"], language=language, bottom=1, top=1)
+    found = merged(blend, tmp_path / "out")
+    mean = (tensors_of(family["task"])["lm_head.weight"].float() + embedding.float()) / 2
+    assert torch.equal(found["lm_head.weight"], mean.bfloat16())
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["tie_word_embeddings"] is False
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(found[name], tensors_of(language)[name])
+
+
+def sharded(source: Path, folder: Path, drop: int | None = None) -> Path:
+    copied(source, folder)
+    tensors = tensors_of(source)
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for i in range(3):
+        if i != drop:
+            file = folder / f"model-{i + 1:05d}-of-00003.safetensors"
+            save_file({n: tensors[n] for n in names[i::3]}, file)
+    return folder
+
+
+def test_a_whole_set_of_shards_needs_no_index(family, tmp_path):
+    task = sharded(family["task"], tmp_path / "task")
+    expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
+    assert same(merged(plan_of(task, family["language"]), tmp_path / "out"), expected)
+    part = sharded(family["task"], tmp_path / "part", drop=1)
+    assert "has model-00001-of-00003.safetensors but neither" in refusal(
+        plan_of, part, family["language"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("consolidated.safetensors", "download model*.safetensors"),
+        ("pytorch_model.safetensors", "rename it to model.safetensors"),
+        ("model-00001-of-00002.safetensors", "download the checkpoint again"),
+    ],
+)
+def test_weights_of_other_names(family, tmp_path, name, remedy):
+    task = copied(family["task"], tmp_path / "task")
+    (task / "model.safetensors").rename(task / name)
+    assert remedy in refusal(plan_of, task, family["language"])
+
+
+def test_interrupted_downloads(family, tmp_path):
+    task = copied(family["task"], tmp_path / "task")
+    file = task / "model.safetensors"
+    file.write_bytes(b"")
+    assert "has 0 bytes" in refusal(plan_of, task, family["language"])
+    file.unlink()
+    file.symlink_to(tmp_path / "blobs" / "abab")
+    message = refusal(plan_of, task, family["language"])
+    assert message.startswith(f"task: {file}: a link to a file that does not exist; a download")
+
+
+def test_a_model_without_its_class_of_generation(family, tmp_path):
+    """As an embedding model (`Qwen3Model`) and its base."""
+    bare = change_config(
+        renamed(family["language"], tmp_path / "bare", lambda n: n.removeprefix("model.")),
+        architectures=["LlamaModel"],
+    )
+    expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
+    assert same(merged(plan_of(family["task"], bare), tmp_path / "out"), expected)
+
+
+def test_layers_past_the_end_name_file_and_line(family, tmp_path):
+    file = tmp_path / "stack.yaml"
+    source = f"\n    model: {family['task']}"
+    file.write_text(
+        "merge_method: passthrough\nslices:\n"
+        f"- sources:\n  - layer_range: [0, 2]{source}\n"
+        f"- sources:\n  - layer_range: [1, 5]{source}\n"
+    )
+    message = refusal(ls.make_plan, ls.read_recipe(file))
+    assert message == (f"{file}, line 6: slices.1: layer_range ends at 5, but task has {3} layers")
+
+
+def test_an_adapter_with_the_matrices_of_more_tokens(family, tmp_path):
+    """As PEFT saves it after `resize_token_embeddings`; the tokens are at the end."""
+    adapter = write_adapter(tmp_path / "adapter", family["base"], 0, 4)
+    file, matrices = adapter / "adapter_model.safetensors", tensors_of(family["base"])
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    draws = torch.Generator().manual_seed(0)
+    more = {n: torch.cat([matrices[n], torch.randn(2, WIDTH, generator=draws)]) for n in names}
+    saved = {f"base_model.model.{n}": tensor.contiguous() for n, tensor in more.items()}
+    save_file({**load_file(file), **saved}, file)
+    words = [f"w{i}" for i in range(len(matrices["lm_head.weight"]))]
+    language = write_tokenizer(copied(family["language"], tmp_path / "language"), words)
+    write_tokenizer(adapter, [*words, "new", "newer"])
+    settings = {"base": family["base"], "tokenizer": "task"}
+    found = merged(plan_of(adapter, language, **settings), tmp_path / "out")
+    assert all(torch.equal(found[n].float(), tensor.float()) for n, tensor in more.items())
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["vocab_size"] == len(words) + 2
+    assert "bake: true" in refusal(plan_of, adapter, adapter, **settings)
+    save_file({n: t for n, t in load_file(file).items() if ".lora_" in n}, file)
+    for choice in (None, "task"):
+        message = refusal(plan_of, adapter, language, base=family["base"], tokenizer=choice)
+        assert "but its tokenizer has token" in message
+        assert "save_embedding_layers=True" in message

@@ -26,6 +26,8 @@ from gguf_files import (
 from merging import killed
 
 import layerswap as ls
+from layerswap.checkpoint import TensorInfo
+from layerswap.checkpoint.gguf import gguf_header_bytes, read_gguf
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.ground.commit import JOURNAL
 from layerswap.ground.errors import LayerswapError
@@ -278,13 +280,45 @@ def renamed_scores(path):
     return write_gguf(path, 3, entries={"tokenizer.chat_template": "{{ x }}"})
 
 
+def with_rope_table(path):
+    """A file of Llama 3.1, whose table scales positions."""
+    write_gguf(path, 3)
+    old = read_gguf(path)
+    table = TensorInfo("rope_freqs.weight", "F32", (32,), path, 0, 128)
+    listed = [(t.name, t.dtype, t.shape) for t in (*old.tensors.values(), table)]
+    raw = old.metadata.raw
+    entries = [(k, kind, raw[i:j]) for k, (kind, i, j) in old.metadata.spans.items()]
+    header, offsets, nbytes = gguf_header_bytes(entries, listed, old.metadata.alignment)
+    data = bytearray(header.ljust(nbytes, b"\0"))
+    for info, offset in zip(old.tensors.values(), offsets, strict=False):
+        data[offset : offset + info.nbytes] = path.read_bytes()[info.offset :][: info.nbytes]
+    path.write_bytes(data)
+    return path
+
+
+def test_a_head_that_only_one_file_has(files, tmp_path):
+    """The other's head is its embedding; zeros behind the last tensor are padding."""
+    tied = write_gguf(tmp_path / "h.gguf", 3, head=False)
+    tied.write_bytes(tied.read_bytes() + bytes(32))
+    for task, language in ((files["task"], tied), (tied, files["task"])):
+        plan = ls.swap(task=task, language=language, bottom=1, top=1, outside="task")
+        assert any("it gets a copy of its embedding" in note for note in plan.notes)
+        out = plan.save(tmp_path / "out.gguf", overwrite=True)
+        found = {t.name: t.data.tobytes() for t in GGUFReader(out).tensors}
+        source = {t.name: t.data.tobytes() for t in GGUFReader(task).tensors}
+        head = source.get("output.weight", source["token_embd.weight"])
+        assert found["output.weight"] == head
+        assert ls.verify(out).passed
+
+
 def test_files_that_do_not_fit_together(files, tmp_path):
     for path, message in (
         (other_vocabulary(tmp_path / "v.gguf"),
          r"tokenizers of task and language differ: tokenizer.ggml.tokens 290 is 'on' and 'odd'|"
          r"tokenizers of task and language differ: tokenizer.ggml.tokens \d+ is '.*' and 'odd'"),
         (write_gguf(tmp_path / "l.gguf", 3, layers=2), "number of layers differs: 3 in task, 2 in"),
-        (write_gguf(tmp_path / "h.gguf", 3, head=False), "task has a head of its own"),
+        (with_rope_table(tmp_path / "f.gguf"),
+         "language stores 'rope_freqs.weight' and task does not"),
         (write_gguf(tmp_path / "r.gguf", 3, entries={"llama.rope.scaling.type": "linear"}),
          "llama.rope.scaling.type is 'linear' in language, but task has none"),
     ):  # fmt: skip

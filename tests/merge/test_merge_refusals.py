@@ -68,9 +68,9 @@ def test_another_shape_of_model_is_refused(experts, tmp_path, changes, message):
 def test_another_architecture_is_refused(pair):
     change_config(pair[1], model_type="mistral", architectures=["MistralForCausalLM"])
     assert refused_together(pair) == "model_type differs: llama in task, mistral in language"
-    change_config(pair[1], model_type="llama", architectures=["LlamaModel"])
+    change_config(pair[1], model_type="llama", architectures=["LlamaForTokenClassification"])
     assert refused_together(pair) == (
-        "architectures differs: LlamaForCausalLM in task, LlamaModel in language"
+        "architectures differs: LlamaForCausalLM in task, LlamaForTokenClassification in language"
     )
 
 

@@ -204,10 +204,6 @@ def test_heads_and_sizes_that_the_configuration_contradicts(pair, tmp_path):
         return refusal(ls.swap, task=task, language=language)
 
     headless = tied(tmp_path / "tied", 1)
-    assert message(pair[0], headless) == (
-        "task has a head of its own ('lm_head.weight') but language ties its head to the "
-        "embedding; they are not fine-tuned from one base"
-    )
     change_config(headless, tie_word_embeddings=False)
     assert message(headless, headless).startswith("task has no head, but its config does not tie")
     change_config(pair[0], tie_word_embeddings=True)

@@ -218,9 +218,8 @@ def test_a_tokenizer_longer_than_its_embedding(tmp_path):
         "task": expert(tmp_path, "task", 10, "a b c d e f g", 0),
         "language": expert(tmp_path, "language", 7, "a b c d e f g", 1),
     }
-    assert refusal(merged, experts, tmp_path / "out", None) == (
-        "language has 7 rows in its embedding, but its tokenizer has token 7"
-    )
+    message = refusal(merged, experts, tmp_path / "out", None)
+    assert message.startswith("language has 7 rows in its embedding, but its tokenizer has token 7")
 
 
 # --- what the user is logged ---

@@ -65,6 +65,8 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 MODEL_FILES = ("model*.safetensors", INDEX, "pytorch_model*.bin")
 """Forms of the names of a full model's weights."""
+NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+AGAIN = "a download was interrupted, so download the checkpoint again"
 HUB_GGUF = re.compile(
     rf"(?P<id>{HUB_ID.pattern})(?:@(?P<revision>[^/]+))?/(?P<file>[^@]+\.gguf)", re.IGNORECASE
 )
@@ -720,6 +722,9 @@ def _read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
     # A broken link counts as present: the checkpoint is incomplete, and not of another kind.
     has_single = isinstance(single, RemoteFile) or single.is_symlink() or single.exists()
     has_index = index.is_symlink() or index.exists()
+    for link in (index, single) if has_single != has_index else ():
+        if isinstance(link, Path) and link.is_symlink() and not link.exists():
+            raise CheckpointError(f"{link}: a link to a file that does not exist; {AGAIN}")
     if has_single and has_index:
         raise CheckpointError(
             f"{folder}: has both {SINGLE} and {INDEX}; remove the one that is out of date"
@@ -728,13 +733,31 @@ def _read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
         return _read_shards(folder, index, find)
     if has_single:
         return read_header(single)
-    if any(folder.glob("*.safetensors")):
-        why = f"has safetensors files but neither {SINGLE} nor {INDEX}"
+    if names := sorted(path.name for path in folder.glob("*.safetensors")):
+        whole = _whole_set(names)
+        if whole:
+            return {n: i for name in whole for n, i in read_header(folder / name).items()}
+        why = f"has {names[0]} but neither {SINGLE} nor {INDEX}; "
+        if names == ["consolidated.safetensors"]:
+            why += "its names are not those of transformers: download model*.safetensors"
+        else:
+            one = len(names) == 1 and not NUMBERED.fullmatch(names[0])
+            why += f"if it is the whole model, rename it to {SINGLE}" if one else AGAIN
     else:
         pickled = any(folder.glob("*.bin"))
         found = "only pickled weights (.bin)" if pickled else "no weights in safetensors format"
         why = f"has {found}; load the model with transformers and save it again"
     raise CheckpointError(f"{folder}: {why}")
+
+
+def _whole_set(names: Iterable[str]) -> list[str]:
+    """Return the shards among file names if all parts of one set are there, even without index."""
+    parts = {name: match for name in names if (match := NUMBERED.fullmatch(name))}
+    counts = {int(match["count"]) for match in parts.values()}
+    numbers = [int(match["number"]) for match in parts.values()]
+    return (
+        list(parts) if [*counts] == [len(parts)] and numbers == [*range(1, 1 + len(parts))] else []
+    )
 
 
 def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]:
@@ -753,7 +776,9 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
             if isinstance(file, Path) and not file.is_file():
                 raise FileNotFoundError
         except FileNotFoundError:
-            raise CheckpointError(f"{folder}: shard {name}, named by {INDEX}, is missing") from None
+            raise CheckpointError(
+                f"{folder}: shard {name}, named by {INDEX}, is missing; {AGAIN}"
+            ) from None
         header = read_header(file)
         for tensor in header.values() if len(header) > listed[name] else ():
             _check_indexed(tensor, weight_map.get(tensor.name), index)
@@ -770,6 +795,7 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
         raise CheckpointError(
             f"{index}: lists {quoted(absent[0])} in {weight_map[absent[0]]}, which does not hold it"
             + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
+            + "; take it out of the index, or download both again"
         )
     return tensors
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.header import MAX_ELEMENTS, MAX_TENSORS, TensorInfo, byte_length
+from layerswap.checkpoint.header import EMPTY, MAX_ELEMENTS, MAX_TENSORS, TensorInfo, byte_length
 from layerswap.checkpoint.read import Handle, open_file, read_into
 from layerswap.checkpoint.remote import RemoteHandle, WeightFile
 from layerswap.ground.errors import CheckpointError, error_context
@@ -228,6 +228,10 @@ def _text(value: str) -> bytes:
 # --- reading ---
 
 
+MOST_PADDING = 1 << 12
+"""Most zero bytes that may follow the last tensor; some converters pad once too often."""
+
+
 class _Cursor:
     """A position in a header; bytes are fetched as needed."""
 
@@ -254,6 +258,12 @@ class _Cursor:
         more = bytearray(min(self._limit, max(stop, read * 2, 1 << 16)) - read)
         read_into(self._handle, read, memoryview(more), self.path)
         self.data += more
+
+    def bytes_at(self, start: int, stop: int) -> bytearray:
+        """Read bytes anywhere in the file."""
+        found = bytearray(stop - start)
+        read_into(self._handle, start, memoryview(found), self.path)
+        return found
 
     def number(self, code: str) -> Any:
         """Read a number, by its `struct` code."""
@@ -308,6 +318,8 @@ class _Cursor:
 def _header(cursor: _Cursor, size: int) -> GGUFHeader:
     if cursor.data[cursor.take(min(size, 4)) :][:4] != MAGIC:
         start = bytes(cursor.data[:200])
+        if not size:
+            raise CheckpointError(EMPTY)
         raise CheckpointError(mistaken(start) or "does not begin with 'GGUF'; not a GGUF file")
     version = cursor.number("I")
     if version not in VERSIONS:
@@ -384,7 +396,9 @@ def _tensors(
         expected = offset + padded(info.nbytes, alignment)
         tensors[info.name] = replace(info, offset=start + offset)
     if size > max(start + expected, cursor.position):
-        raise CheckpointError(f"{size - start - expected} bytes follow the last tensor")
+        first = max(start + expected, cursor.position)
+        if size - first > MOST_PADDING or any(cursor.bytes_at(first, size)):
+            raise CheckpointError(f"{size - first} bytes follow the last tensor")
     return tensors
 
 

@@ -46,6 +46,7 @@ BLOCKS: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 """Elements and bytes of one block, for every quantised type of the GGUF format."""
 
+EMPTY = "has 0 bytes, as an interrupted download leaves it; download it again"
 MAX_ELEMENTS = 2**63 - 1
 """More elements than any file can hold; keeps products of hostile shapes small."""
 MAX_TENSORS = 200_000
@@ -149,6 +150,8 @@ def _read_raw(path: WeightFile) -> tuple[int, bytes]:
 
 
 def _header_length(prefix: bytes, size: int, path: WeightFile) -> int:
+    if not size:
+        raise CheckpointError(f"{path}: {EMPTY}")
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: shorter than a safetensors header (8 bytes)")
     length = int.from_bytes(prefix, "little")

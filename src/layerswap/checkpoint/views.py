@@ -160,14 +160,20 @@ def adapt(
             name: replace(low, transposed=_is_transposed(adapter, low, places[name], base))
             for name, low in low_rank.items()
         }
+        size = _new_size(base, adapter)
         for name, shape in (
             *((name, low.shape) for name, low in low_rank.items()),
             *((name, saved.shape) for name, saved in adapter.saved.items()),
         ):
-            _check_shape(name, shape, base)
+            _check_shape(name, shape, base, size)
+    config = dict(base.config)
+    if size is not None:
+        text = text_config(config)
+        grown = {**text, "vocab_size": size}
+        config = grown if text is config else {**config, "text_config": grown}
     tensors = {**base.tensors, **adapter.saved}
     return Checkpoint(
-        source, revision, adapter.folder, base.config, tensors, places, adapter, low_rank,
+        source, revision, adapter.folder, config, tensors, places, adapter, low_rank,
         ignored=base.ignored,
     )  # fmt: skip
 
@@ -198,9 +204,22 @@ def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
             )
 
 
-def _check_shape(name: str, shape: tuple[int, ...], base: Checkpoint) -> None:
+def _new_size(base: Checkpoint, adapter: Adapter) -> int | None:
+    """Return the size of a vocabulary whose matrices the adapter holds whole; else None."""
+    names = base.vocabulary_tensors
+    rows = {adapter.saved[name].shape[:1] for name in names if name in adapter.saved}
+    if not names or not adapter.saved.keys() >= {*names} or len(rows) != 1:
+        return None
+    return next(iter(rows))[0]
+
+
+def _check_shape(
+    name: str, shape: tuple[int, ...], base: Checkpoint, size: int | None = None
+) -> None:
     if not base.tensors:
         return
+    if size is not None and name in base.vocabulary_tensors:
+        shape = (base.vocabulary_size, *shape[1:])
     if name not in base.tensors:
         raise CheckpointError(f"changes {quoted(name)}, which the base does not have")
     expected = base.tensors[name].shape

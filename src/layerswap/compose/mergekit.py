@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend
@@ -178,6 +184,7 @@ class MergekitMethod(Method):
     slices: list[Slice] | None = None
     parameters: SettingsField = {}
     base_model: Reference | None = None
+    _lines: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
 
     @property
     def references(self) -> dict[KeyPath, str]:
@@ -347,9 +354,13 @@ def resolve(
     """
     stack = read_stack(method, layers)
     taken = tuple(layer for stack_slice in stack for layer in stack_slice.taken)
-    last = max(stack_slice.taken[-1] for stack_slice in stack)
-    if last >= layers:
-        raise RecipeError(f"no layer {last}; the models have {layers} layers")
+    for part in stack:
+        if part.taken[-1] >= layers:
+            where = method._lines.get(part.path, "mergekit")
+            raise RecipeError(
+                f"{where}: {'.'.join(map(str, part.path))}: layer_range ends at "
+                f"{part.taken[-1] + 1}, but {part.sources[0].model} has {layers} layers"
+            )
     chosen: dict[Place, tuple[str, Blend]] = {}
     positions = _positions(stack)
     spelling = SPELLINGS[method.merge_method]

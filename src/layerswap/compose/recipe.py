@@ -244,7 +244,10 @@ def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     data, lines = parse_yaml(text, where)
     translated = translate(data, where=where, lines=lines)
     if translated is not None:
-        return check_recipe(translated, where=where)
+        recipe = check_recipe(translated, where=where)
+        if recipe.mergekit is not None:
+            recipe.mergekit._lines.update({p: f"{where}, line {n}" for p, n in lines.items()})
+        return recipe
     return check_recipe(data, where=where, lines=lines)
 
 

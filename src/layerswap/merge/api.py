@@ -91,10 +91,12 @@ def make_plan(
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
         recipe = recipe.model_copy(update={"base": named})
-    sources = sources.completed()
+    sources = sources.completed().untied()
     together = with_base(sources.experts, sources.base)
     stamps = stamps_of(together.values())
     form = _format(recipe, sources)
+    if form.name == "adapter" and len({c.vocabulary_size for c in together.values()}) > 1:
+        raise RecipeError("adapters with vocabularies of their own need full weights: bake: true")
     # Vocabularies of GGUF files cannot be aligned.
     alignment = None if form.name == "gguf" else align(recipe, together, sources.base)
     drop = check_together(together, aligned=alignment is not None)

@@ -22,7 +22,8 @@ OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapp
 """Settings that None turns off; elsewhere None may stand for a value from other settings."""
 NOT_COMPUTED = frozenset(
     {
-        "_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "auto_map",
+        "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype",
+        "use_cache", "auto_map",
         "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_position_embeddings",
         "_attn_implementation", "attn_implementation", "_experts_implementation",
         "experts_implementation", "tie_word_embeddings", "vocab_size", "initializer_range",
@@ -41,6 +42,8 @@ NOT_COMPUTED = frozenset(
 """Configuration keys that may differ: they do not change what a layer computes, or are checked
 in another way. Keys of dropout, which only training uses, may differ too."""
 
+ROPE_TABLES = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight")
+"""Matches the tables of a GGUF file that scale positions."""
 FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+\.")
 """Names of a mixture's experts, as one tensor for all or as tensors of each."""
 
@@ -236,6 +239,11 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
     """Settings that change what a layer computes: of the model, of its text part, and of RoPE."""
     config, text = checkpoint.config, text_config(checkpoint.config)
     kind = {key: config.get(key) for key in ("model_type", "architectures")}
+    if isinstance(kind["architectures"], list):  # without its head, a model has the same layers
+        kind["architectures"] = [
+            re.sub("(?:Model|ForCausalLM)$", "ForCausalLM", str(name))
+            for name in kind["architectures"]
+        ]
     yield {**kind, "number of layers": checkpoint.layers}
     yield {key: text[key] for key in sorted(text.keys() - NOT_COMPUTED) if "drop" not in key}
     yield dict(sorted(_rope(text).items()))
@@ -248,6 +256,11 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
         (a_name, b_name, set(b.tensors) - set(a.tensors) - drop),
     ):
         if missing:
+            if rope := sorted(name for name in missing if ROPE_TABLES.fullmatch(name)):
+                raise MergeError(
+                    f"{has} stores {rope[0]!r} and {lacks} does not, so they scale positions "
+                    "differently; convert both with one version of convert_hf_to_gguf.py"
+                )
             _check_fused(a_name, set(a.tensors) - set(b.tensors), b_name, set(b.tensors))
             _check_fused(b_name, set(b.tensors) - set(a.tensors), a_name, set(a.tensors))
             why = _relation(a, b)
@@ -258,7 +271,10 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
         if name not in drop and info.shape[skip:] != b.tensors[name].shape[skip:]:
             shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
             kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
-            raise MergeError(f"{kind} differ: {name!r} is {shapes}")
+            remedy = "; rows of GGUF files cannot be aligned, so merge the safetensors" * (
+                kind == "vocabularies" and a.gguf is not None
+            )
+            raise MergeError(f"{kind} differ: {name!r} is {shapes}{remedy}")
 
 
 def _relation(a: Checkpoint, b: Checkpoint) -> str:
@@ -321,6 +337,44 @@ def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
                     "the embedding; they are not fine-tuned from one base"
                 )
     return frozenset(stored)
+
+
+def untied(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Give every checkpoint a head of its own if training untied one of them.
+
+    The head of a tied checkpoint is a copy of its embedding.
+    """
+    full = {name: c for name, c in checkpoints.items() if c.tensors}
+    tied = {name for name, c in full.items() if not _heads(c) or _tied(c.config)}
+    own = [name for name in full if name not in tied and not _has_copy(full[name])] if tied else []
+    heads = _heads(full[own[0]]) if own else set()
+    if len(heads) != 1 or not all(_has_copy(c) for n, c in full.items() if n in tied and _heads(c)):
+        return dict(checkpoints)
+    (head,) = heads
+    return {n: _untied(c, head, own[0]) if n in tied else c for n, c in checkpoints.items()}
+
+
+def _has_copy(checkpoint: Checkpoint) -> bool:
+    """True if the stored heads are copies of an embedding."""
+    stored = [checkpoint.tensors[head] for head in _heads(checkpoint)]
+    return all(any(same_bytes(h, e) for e in _embeddings(checkpoint)) for h in stored)
+
+
+def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:
+    embedding = next(iter(_embeddings(checkpoint)))
+    given = {} if _heads(checkpoint) else {head: replace(embedding, name=head)}
+    note = f"its head is tied to the embedding, unlike {other}'s; it gets a copy of its embedding"
+    text = checkpoint.config.get("text_config")
+    inner = (
+        {"text_config": {**text, "tie_word_embeddings": False}} if isinstance(text, dict) else {}
+    )
+    return replace(
+        checkpoint,
+        config={**checkpoint.config, **inner, "tie_word_embeddings": False},
+        tensors={**checkpoint.tensors, **given},
+        places={**checkpoint.places, **{name: Place(None, "head") for name in given}},
+        notes=(*checkpoint.notes, note),
+    )
 
 
 def _tied(config: Mapping[str, Any]) -> Any:

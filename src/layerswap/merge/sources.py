@@ -41,9 +41,12 @@ from layerswap.ground.commit import PARTIAL
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import quoted
 from layerswap.ground.types import Log
+from layerswap.merge.compatibility import untied
 from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
+NO_EXPERT = "the base"
+"""Name of the base beside the experts; names of experts hold no space."""
 Stamp = tuple[int, int, int] | None
 """Size, time of the last change and inode of a file; None for a file that is read in place."""
 
@@ -72,6 +75,12 @@ class Sources:
         """Return the sources with all tensors that transformers ignores."""
         experts, base = completed(self.experts, self.base)
         return replace(self, experts=experts, base=base)
+
+    def untied(self) -> Sources:
+        """Return the sources with heads of their own if one of them has one."""
+        named = untied({**self.experts, **({NO_EXPERT: self.base} if self.base else {})})
+        base = named.pop(NO_EXPERT, None)
+        return replace(self, experts=named, base=base)
 
     def restacked(self, taken: Sequence[int]) -> Sources:
         """Return the sources restacked to these layers."""

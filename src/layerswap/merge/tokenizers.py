@@ -270,6 +270,8 @@ def align(
     if choice is not None or not one_size:
         _refuse_roleless(checkpoints)
     difference = differences(checkpoints)
+    if difference and all(sizes.values()):
+        _vocabularies(checkpoints, sizes)  # refuses tokens without rows, which no choice mends
     if difference and (choice is None or not all(sizes.values())):
         raise MergeError(
             f"{difference}; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
@@ -349,7 +351,9 @@ def _vocabularies(
         last = max(known[like].values(), default=-1)
         if last >= size:
             raise MergeError(
-                f"{name} has {size} rows in its embedding, but its tokenizer has token {last}"
+                f"{name} has {size} rows in its embedding, but its tokenizer has token {last}; "
+                "save the model or the adapter with the rows of its new tokens (in PEFT "
+                "`save_embedding_layers=True`), or give it the tokenizer of its base"
             )
         vocabularies[name] = known[like]
     return vocabularies
