@@ -1,5 +1,6 @@
 """Studies of one's own language: a benchmark in a file, inherited runs, and the commands."""
 
+import importlib.util
 import json
 import shutil
 
@@ -15,7 +16,7 @@ from layerswap.study.journal import StudyJournal
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan
 from layerswap.study.report import write_study_report
-from layerswap.study.runner import run_graph
+from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import find_study, read_study, ready_studies
 from layerswap.training.mix.schema import ready_recipes
 
@@ -244,6 +245,27 @@ def test_a_device_that_is_not_there_names_the_option(own):
     assert "device 'cuda:77' cannot be used" in str(failed.exception)
     assert str(failed.exception).endswith("run with --device cpu, or where the device is")
     assert not (own / "out").exists()
+
+
+def test_devices_and_packages_are_checked_on_the_node_that_runs_before_models_are_read(
+    own, tmp_path, monkeypatch
+):
+    (own / "rows.jsonl").write_text('{"text": "jambo"}\n', "utf-8")
+    run = {"hyperparameters": {"use_liger_kernel": True}}
+    trained = {"data": {"train": "rows.jsonl"}, "runs": [run]}
+    graph = planned(own, device="cuda:77", languages={"sw": trained})
+    check_plan(graph)  # the login node
+    check_here(graph, device=False)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec",
+                        lambda name, *more: None if name == "liger_kernel" else real(name, *more))
+    works, node = functions.step_functions(), tmp_path / "node"
+    for kind, why in (("train", "use_liger_kernel needs liger_kernel"),
+                      ("evaluate", "device 'cuda:77' cannot be used")):  # fmt: skip
+        step = next(one for one in graph if one.kind == kind)
+        with pytest.raises(LayerswapError, match=why):
+            works[kind](Context(step, node, {}, print))
+        assert not node.exists()
 
 
 def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch):

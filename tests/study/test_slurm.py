@@ -14,7 +14,7 @@ from layerswap.cli import app
 from layerswap.ground.errors import StudyError
 from layerswap.study import clusters, on_slurm
 from layerswap.study.journal import StudyJournal
-from layerswap.study.on_slurm import OnSlurm, job_of, minutes
+from layerswap.study.on_slurm import OnSlurm, default_time, job_of, minutes
 from layerswap.study.runner import run_graph
 
 pytest.importorskip("submitit")
@@ -41,9 +41,9 @@ class Study:
         self.folder, self.lines, self.marks = folder, [], folder / "marks"
         self.marks.mkdir()
 
-    def run(self, width=1, parameters=None, resources=None, **works):
+    def run(self, width=1, parameters=None, resources=None, hours=None, **works):
         self.graph = graph(width, **(resources or {}))
-        executor = OnSlurm(self.folder / "out" / "jobs", parameters or {}, {})
+        executor = OnSlurm(self.folder / "out" / "jobs", parameters or {}, hours or {})
         works = functions(self.marks, **works)
         return run_graph(self.graph, self.folder / "out", works, executor=executor,
                          log=self.lines.append)  # fmt: skip
@@ -88,16 +88,21 @@ class TestReal:
     pytestmark = real
 
     def test_a_study_equals_the_local_run_on_two_nodes(self, study, tmp_path):
-        summary = study.run(3, seconds=0.5)
+        summary = study.run(3, seconds=0.5, hours={"tables": 0.7})
         assert not summary.failed, [record.why for record in summary.failed]
         run_graph(study.graph, tmp_path / "here", functions(study.marks))
+        journal = StudyJournal(tmp_path / "out", study.graph)
         for step in study.graph:
             there, here = (StudyJournal(tmp_path / name, study.graph).folder(step.name)
                            for name in ("out", "here"))  # fmt: skip
             assert (there / "out").read_text() == (here / "out").read_text()
+        limits = [command("scontrol", "show", "job", job_of(journal.folder(name))["job"])
+                  for name in ("tables", "data/0")]  # fmt: skip
+        for told, limit in zip(limits, ("02:06:00", "3-00:00:00"), strict=True):
+            assert f"TimeLimit={limit} " in told
         used = {state.node for state in on_slurm.queue().values()}
         assert {"node1", "node2"} <= used
-        log = StudyJournal(tmp_path / "out", study.graph).folder("tables") / "log.txt"
+        log = journal.folder("tables") / "log.txt"
         assert "half of tables" in log.read_text()
         jobs = tmp_path / "out" / "jobs" / "tables"
         assert "half of tables" in next(jobs.glob("*_log.out")).read_text()
@@ -209,10 +214,10 @@ class TestReal:
         ({"gpu": "a100"}, {}, r"slurm: submitit has no parameter 'gpu'"),
         ({"train": {"time": "soon"}}, {}, "time 'soon' is no number of minutes"),
     ])  # fmt: skip
-    def test_refusals_are_one_line_before_the_first_step(self, study, parameters, resources, line):
+    def test_refusals_are_one_line_and_leave_nothing(self, study, parameters, resources, line):
         with pytest.raises(StudyError, match=line):
             study.run(parameters=parameters, resources=resources)
-        assert not study.begun("data/0")
+        assert not (study.folder / "out").exists()
 
     def test_memory_beyond_the_nodes_is_one_line(self, study):
         summary = study.run(resources={"memory_gb": 9000})
@@ -224,6 +229,13 @@ def test_without_slurm_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no srun, wherever Slurm is installed
     with pytest.raises(StudyError, match="Slurm cannot be reached"):
         OnSlurm(tmp_path, {}, {})
+
+
+@pytest.mark.parametrize(("hours", "number"), [
+    (None, 4320), (0.0, 60), (0.2, 60), (0.5, 90), (5.001, 901), (24, 4320), (900, 4320),
+])  # fmt: skip
+def test_the_default_time_limit_is_three_times_the_estimate_within_bounds(hours, number):
+    assert default_time(hours) == number
 
 
 @pytest.mark.parametrize(("given", "number"), [

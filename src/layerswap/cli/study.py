@@ -14,6 +14,7 @@ import typer
 from layerswap.cli import commands, output
 
 if TYPE_CHECKING:
+    from layerswap.study.runner import Executor
     from layerswap.study.steps import Graph, Step
 
 
@@ -140,12 +141,15 @@ def run_file(
     try:
         left = StudyJournal(root, graph, storage).left()
         preflight.check_here(left, device=on is None, log=output.log)
-        executor = None
-        if on is not None:
-            from layerswap.study.executors import executor_of
+        executor: Executor | None = None
+        if on == "slurm":
+            from layerswap.study.on_slurm import OnSlurm
 
-            jobs = StudyJournal(root, graph).root / "jobs"
-            executor = executor_of(on, jobs, slurm=slurm, hours=hours)
+            executor = OnSlurm(StudyJournal(root, graph).root / "jobs", slurm or {}, hours or {})
+        elif on is not None:
+            from layerswap.study.on_ray import OnRay
+
+            executor = OnRay(None if on == "ray" else on)
         summary = run_graph(
             graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
             hours=hours, ended=page_so_far,

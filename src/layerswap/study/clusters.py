@@ -66,11 +66,7 @@ class ClusterExecutor(ABC):
 
     @abstractmethod
     def check(self, steps: Sequence[Step], log: Log) -> None:
-        """Check the requests of the steps before the first one starts.
-
-        Raises:
-            StudyError: the cluster refuses one.
-        """
+        """Check the requests of the steps, as `Executor.check`."""
 
     @abstractmethod
     def adopt(self, journal: StudyJournal, step: Step) -> tuple[Any, str] | None:
@@ -117,7 +113,6 @@ class _Run:
         self.versions = {socket.gethostname(): versions(*PACKAGES)}
 
     def run(self, steps: list[Step]) -> None:
-        self.executor.check(steps, self.log)
         waiting = {step.name: step for step in steps}
         done = set(self.journal.finished())
         try:

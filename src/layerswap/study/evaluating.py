@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import field_serializer, field_validator
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.loading import open_device
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.evaluation.languages import same_language
@@ -45,7 +44,7 @@ from layerswap.study.mixes import EVERY
 from layerswap.study.runner import Context
 from layerswap.study.spec import TASK, Benchmarks
 from layerswap.study.steps import Graph, Step
-from layerswap.study.trainings import EXPERT, SelectStep, check_prompts, selected
+from layerswap.study.trainings import EXPERT, SelectStep, check_device, check_prompts, selected
 from layerswap.versions import versions
 
 if TYPE_CHECKING:
@@ -171,13 +170,7 @@ class EvaluateStep(Kind, LanguageModels):
         """Check that this machine has the device, if the step runs here."""
         del name
         if device:
-            try:
-                open_device(self.device)
-            except EvaluationError as error:
-                why = str(error).removesuffix("; 'cpu' always works")
-                raise EvaluationError(
-                    f"{why}; run with --device cpu, or where the device is"
-                ) from None
+            check_device(self.device)
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Load the tasks of the study, and write those of suites into a temporary folder."""
@@ -209,6 +202,7 @@ class EvaluateStep(Kind, LanguageModels):
 
     def run(self, context: Context) -> None:
         """Evaluate, and write the answers of every model."""
+        check_device(self.device)
         plans = {
             one: make_plan(check_recipe({**recipe, "bake": True}, where=f"study, {one}"))
             for one, recipe in self.recipes(context.inputs)

@@ -127,14 +127,13 @@ class OnSlurm(ClusterExecutor):
 
     def parameters(self, step: Step) -> dict[str, Any]:
         """The parameters of a step's job by submitit's names; the study's precede ours."""
-        asked, hours = step.resources, self._hours.get(step.name)
+        asked = step.resources
         ours: dict[str, Any] = {
             "job_name": file_name(step.name),
             "cpus_per_task": math.ceil(asked.cpus),
             "gpus_per_node": math.ceil(asked.gpus) or None,
             "mem": f"{math.ceil(asked.memory_gb * 1024)}MB",
-            "time": LONGEST if hours is None
-            else min(LONGEST, max(SHORTEST, math.ceil(SPARE * 60 * hours))),
+            "time": default_time(self._hours.get(step.name)),
         }  # fmt: skip
         given = {**self._given, **self._by_kind.get(step.kind, {})}
         ours = {key: value for key, value in ours.items()
@@ -306,6 +305,13 @@ def last_lines(log: Path, count: int) -> list[str]:
         if told:
             return [one_line(line, LAST) for line in told[-count:]]
     return []
+
+
+def default_time(hours: float | None) -> int:
+    """The default time limit in minutes of a step that is estimated to take some hours."""
+    return (
+        LONGEST if hours is None else min(LONGEST, max(SHORTEST, math.ceil(SPARE * 60 * hours)))
+    )
 
 
 def minutes(time_limit: object) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +40,13 @@ class Context:
 
 class Executor(Protocol):
     """Runs the steps of a study elsewhere, and returns when all have ended."""
+
+    def check(self, steps: Sequence[Step], log: Log) -> None:
+        """Check the requests of steps before anything is written.
+
+        Raises:
+            StudyError: the cluster refuses one.
+        """
 
     def run(
         self,
@@ -102,9 +109,11 @@ def run_graph(
     """
     journal = StudyJournal(root, graph, storage)
     try:
-        journal.open()
         waiting = journal.left()
         log(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
+        if executor is not None:
+            executor.check(waiting, log)
+        journal.open()
         if executor is None:
             _run_here(journal, waiting, functions, log, hours=hours or {}, ended=ended)
         else:

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt, field_serializer
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import DTYPES, Where
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 from layerswap.ground.commit import write_json
-from layerswap.ground.errors import StudyError
+from layerswap.ground.errors import EvaluationError, StudyError
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
@@ -223,6 +223,7 @@ class SelectStep(Kind, SelectBy):
 
         score = None
         if self.tasks:
+            check_device(self.device)
             score = scorer(
                 self.tasks,
                 include=[Path(one) for one in self.include],
@@ -274,6 +275,15 @@ def check_prompts(prompts: PromptOptions, base: str | None) -> None:
     """Refuse a chat template that a local base does not have."""
     if prompts.apply_chat_template and base is not None and Path(base).is_dir():
         prompts.with_chat_template(load_tokenizer(Path(base), named="the base"))
+
+
+def check_device(device: str) -> None:
+    """Check that a device works on this machine, before models are read."""
+    try:
+        open_device(device)
+    except EvaluationError as error:
+        why = str(error).removesuffix("; 'cpu' always works")
+        raise EvaluationError(f"{why}; run with --device cpu, or where the device is") from None
 
 
 def _refuse_deleted(trainings: Mapping[str, Path]) -> None:
