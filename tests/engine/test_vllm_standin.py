@@ -71,6 +71,12 @@ def test_an_engine_that_cannot_swap_weights_is_refused(engines, server, tmp_path
         VllmSweep(swap_of(tmp_path).grid(bottom=[0, 2], top=[1]), dtype="float32", server=server)
 
 
+def test_an_old_vllm_is_refused_by_its_version(monkeypatch, server, tmp_path):
+    vllm_standin.install(monkeypatch, "0.9.2")
+    with pytest.raises(EvaluationError, match=r'in vLLM 0.9.2; in a new .* "vllm>=0.32" "layersw'):
+        VllmSweep([swap_of(tmp_path)], dtype="float32", server=server)
+
+
 def test_other_shapes_and_arguments_are_refused(engines, server, tmp_path):
     plans = [swap_of(tmp_path / "a"), swap_of(tmp_path / "b", num_hidden_layers=4)]
     with pytest.raises(EvaluationError, match="differ in name or shape"):

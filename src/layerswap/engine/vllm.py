@@ -45,6 +45,9 @@ PROBES, PROBE_TOKENS, PROBE_NEW = 4, 24, 8
 """Size of the opening check: prompts, tokens of a prompt, and new tokens."""
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities, in nats, that the opening check takes for rounding."""
+LOWEST = 0, 32
+"""Lowest version of vLLM that the tests were run with."""
+INSTALL = 'in a new environment: pip install "vllm>=0.32" "layerswap[eval]" (docs/evaluation.md)'
 NOT_VLLM = "--engine-args (engine_args) needs the engine vllm; add --engine vllm, or leave it out"
 
 Answers = list[tuple[list[float], list[int]]]
@@ -307,9 +310,11 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        from vllm import LLM
+        from vllm import LLM, __version__
     except ImportError:
-        raise EvaluationError("the engine vllm needs vLLM: pip install vllm") from None
+        raise EvaluationError(f"the engine vllm needs vLLM; {INSTALL}") from None
+    if tuple(map(int, __version__.split(".")[:2])) < LOWEST:
+        raise EvaluationError(f"the engine vllm cannot swap weights in vLLM {__version__}; {INSTALL}")
     (name,) = plan.composition.experts
     expert = with_base(plan.experts, plan.base)[name]
     try:
