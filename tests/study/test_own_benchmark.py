@@ -257,8 +257,11 @@ def test_devices_and_packages_are_checked_on_the_node_that_runs_before_models_ar
     check_plan(graph)  # the login node
     check_here(graph, device=False)
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec",
-                        lambda name, *more: None if name == "liger_kernel" else real(name, *more))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "liger_kernel" else real(name, *more),
+    )
     works, node = functions.step_functions(), tmp_path / "node"
     for kind, why in (("train", "use_liger_kernel needs liger_kernel"),
                       ("evaluate", "device 'cuda:77' cannot be used")):  # fmt: skip

@@ -314,7 +314,9 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
     except ImportError:
         raise EvaluationError(f"the engine vllm needs vLLM; {INSTALL}") from None
     if tuple(map(int, __version__.split(".")[:2])) < LOWEST:
-        raise EvaluationError(f"the engine vllm cannot swap weights in vLLM {__version__}; {INSTALL}")
+        raise EvaluationError(
+            f"the engine vllm cannot swap weights in vLLM {__version__}; {INSTALL}"
+        )
     (name,) = plan.composition.experts
     expert = with_base(plan.experts, plan.base)[name]
     try:

@@ -309,9 +309,7 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 def default_time(hours: float | None) -> int:
     """The default time limit in minutes of a step that is estimated to take some hours."""
-    return (
-        LONGEST if hours is None else min(LONGEST, max(SHORTEST, math.ceil(SPARE * 60 * hours)))
-    )
+    return LONGEST if hours is None else min(LONGEST, max(SHORTEST, math.ceil(SPARE * 60 * hours)))
 
 
 def minutes(time_limit: object) -> int:
