@@ -262,7 +262,7 @@ def test_devices_and_packages_are_checked_on_the_node_that_runs_before_models_ar
         "find_spec",
         lambda name, *more: None if name == "liger_kernel" else real(name, *more),
     )
-    works, node = functions.step_functions(), tmp_path / "node"
+    works, node = kinds.step_functions(), tmp_path / "node"
     for kind, why in (("train", "use_liger_kernel needs liger_kernel"),
                       ("evaluate", "device 'cuda:77' cannot be used")):  # fmt: skip
         step = next(one for one in graph if one.kind == kind)
