@@ -10,6 +10,7 @@ from tiny_models import swap_of
 
 import layerswap as ls
 from layerswap.engine.sweep import Sweep
+from layerswap.engine import vllm
 from layerswap.engine.vllm import VllmServer, VllmSweep, open_engine
 from layerswap.ground.errors import EvaluationError
 
@@ -71,8 +72,8 @@ def test_an_engine_that_cannot_swap_weights_is_refused(engines, server, tmp_path
         VllmSweep(swap_of(tmp_path).grid(bottom=[0, 2], top=[1]), dtype="float32", server=server)
 
 
-def test_an_old_vllm_is_refused_by_its_version(monkeypatch, server, tmp_path):
-    vllm_standin.install(monkeypatch, "0.9.2")
+def test_an_old_vllm_is_refused_by_its_version(engines, monkeypatch, server, tmp_path):
+    monkeypatch.setattr(vllm, "versions", lambda *packages: {packages[-1]: "0.9.2+cpu"})
     with pytest.raises(EvaluationError, match=r'in vLLM 0.9.2; in a new .* "vllm>=0.32" "layersw'):
         VllmSweep([swap_of(tmp_path)], dtype="float32", server=server)
 

