@@ -9,8 +9,8 @@ from merging import save_adapter
 from tiny_models import swap_of
 
 import layerswap as ls
-from layerswap.engine.sweep import Sweep
 from layerswap.engine import vllm
+from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmServer, VllmSweep, open_engine
 from layerswap.ground.errors import EvaluationError
 
@@ -74,7 +74,9 @@ def test_an_engine_that_cannot_swap_weights_is_refused(engines, server, tmp_path
 
 def test_an_old_vllm_is_refused_by_its_version(engines, monkeypatch, server, tmp_path):
     monkeypatch.setattr(vllm, "versions", lambda *packages: {packages[-1]: "0.9.2+cpu"})
-    with pytest.raises(EvaluationError, match=r'in vLLM 0.9.2; in a new .* "vllm>=0.32" "layersw'):
+    with pytest.raises(
+        EvaluationError, match=r'in vLLM 0.9.2\+cpu; in a new .* "vllm>=0.32" "layersw'
+    ):
         VllmSweep([swap_of(tmp_path)], dtype="float32", server=server)
 
 
