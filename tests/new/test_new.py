@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from layerswap.ground.errors import LayerswapError
 from layerswap.lab.assets import shipped
 from layerswap.new import folder, machine
 from layerswap.new.machine import Measured
+from layerswap.study.plan import plan_study
 from layerswap.study.spec import read_study
 
 GIVEN = {
@@ -165,6 +167,31 @@ def test_seeds_follow_the_time(files, monkeypatch):
         monkeypatch.setattr(folder, "measure", lambda *_, speed=speed: Measured(speed, speed))
         seeds.append(folder.create(_request(files / f"at{speed:.0f}")).seeds)
     assert seeds == [3, 1]
+
+
+def test_a_plan_has_the_time_that_new_measured(files, monkeypatch):
+    from layerswap.study import estimate
+
+    speed = Measured(700.0, 900.0, "cpu")
+    monkeypatch.setattr(folder, "measure", lambda *_: speed)
+    done = new("demo", device="cpu")
+    (minutes,) = re.findall(r"wrote demo: about ([\d,]+) min", done.output)
+
+    def planned():
+        words = ["study", "run", "demo/study.yaml", "--out", "out", "--dry-run"]
+        return " ".join(CliRunner().invoke(app, words).output.split())
+
+    said = 60 * float(minutes.replace(",", ""))
+    (found, unit) = re.findall(r"about ([\d.,]+) (minutes|hours) at this machine's measured speed",
+                               planned())[0]  # fmt: skip
+    seconds = float(found.replace(",", "")) * {"minutes": 60, "hours": 3600}[unit]
+    assert seconds == pytest.approx(said, rel=0.06), "the plan has two digits"
+    study = read_study(files / "demo/study.yaml")
+    costs = estimate.cost_study(study, plan_study(study, files / "demo"), speed).costs
+    assert costs.trained_tokens(costs.size.inside) == pytest.approx(700)
+    assert costs.read_tokens == pytest.approx(900)
+    monkeypatch.setattr(estimate.socket, "gethostname", lambda: "another machine")
+    assert "measured" not in planned()
 
 
 def test_what_is_written(files, unmeasured):

@@ -68,7 +68,7 @@ def run(
     Example: layerswap study run study.yaml --out study
     """
     from layerswap.cli.tables import amount, plan_table
-    from layerswap.study.estimate import cost_study
+    from layerswap.study.estimate import cost_study, read_speed
     from layerswap.study.journal import StudyJournal, place
     from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study
@@ -80,6 +80,7 @@ def run(
     if device is not None:
         spec = spec.model_copy(update={"device": device})
     graph = plan_study(spec, folder)
+    costs = cost_study(spec, graph, read_speed(folder, spec.device))
     for note in spec.notes:
         output.log(f"note: {note}")
     if dry_run:
@@ -92,7 +93,6 @@ def run(
             left = StudyJournal(root, graph, storage).left()
             preflight.check_data(left, fetch=False, log=output.log)
         done = StudyJournal(root, graph, storage).finished()
-        costs = cost_study(spec, graph)
         output.say(plan_table(graph, costs, done))
         if costs.disk_gb + costs.passing_gb > LARGE and spec.keep_checkpoints == "all":
             less = spec.model_copy(update={"keep_checkpoints": "selected"})
@@ -100,8 +100,7 @@ def run(
             disk_gb = amount(smaller.disk_gb + smaller.passing_gb)
             output.say(f"with --keep-checkpoints selected: about {disk_gb} GB of disk")
     else:
-        steps = cost_study(spec, graph).steps
-        hours = {name: step.hours for name, step in steps.items()}
+        hours = {name: step.hours for name, step in costs.steps.items()}
         run_file(graph, out, on=on, hours=hours, slurm=spec.slurm)
 
 

@@ -12,6 +12,21 @@ PathLike = str | os.PathLike[str]
 """A checkpoint or file as users name it: a path, or a Hub id where that is possible."""
 Log = Callable[[str], None]
 """Receives one line of progress for the user."""
+
+
+class Progress(str):
+    """A line of progress, with the seconds that the work until now took and that are left."""
+
+    passed: float
+    left: float
+
+    def __new__(cls, line: str, passed: float, left: float) -> Progress:
+        """Make the line; times are in seconds."""
+        progress = super().__new__(cls, line)
+        progress.passed, progress.left = passed, left
+        return progress
+
+
 Advance = Callable[[int], None]
 """Receives the number of units (bytes, requests, steps) just done."""
 Bars = Callable[[str, int, str], AbstractContextManager[Advance]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,10 @@ from layerswap.evaluation.bases import glance
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log, duration
 from layerswap.new.inputs import Inputs, Request, check_request
-from layerswap.new.machine import Measured, check_disk, measure, memory_gb
+from layerswap.new.machine import check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files
 from layerswap.new.tasks import Task, found_in, found_in_test
-from layerswap.study.costs import STARTING
-from layerswap.study.estimate import StudyCosts, cost_study
+from layerswap.study.estimate import Measured, StudyCosts, cost_study, write_speed
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import read_study
@@ -68,11 +66,12 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
         speed = measure(expert(inputs, settings), inputs.task_rows, inputs.device,
                         partial(_look, inputs, found, log))  # fmt: skip
-        hours = _hours(costs, speed)
-        if request.seeds is None and sum(hours.values()) > HOUR:
+        write_speed(speed, folder)
+        costs, words = _planned(inputs, settings, folder, speed)
+        if request.seeds is None and sum(costs.hours.values()) > HOUR:
             settings = Settings(1, settings.lora)
-            costs, words = _planned(inputs, settings, folder)
-            hours = _hours(costs, speed)
+            costs, words = _planned(inputs, settings, folder, speed)
+        hours = costs.hours
         disk = costs.disk_gb + costs.passing_gb
         made = NewStudy(request.folder, settings.seeds, hours, disk, _memory(costs))
         proofs = [{"code": one.code, "name": one.name, "proof": _proof(inputs, one.code)}
@@ -108,29 +107,20 @@ def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[s
     )
 
 
-def _planned(inputs: Inputs, settings: Settings, folder: Path) -> tuple[StudyCosts, dict[str, Any]]:
+def _planned(
+    inputs: Inputs, settings: Settings, folder: Path, speed: Measured | None = None
+) -> tuple[StudyCosts, dict[str, Any]]:
     """Write the study, check it as `study run` does, and estimate its costs."""
     words = write_files(inputs, settings, folder)
     for name in ("trial", "study") if inputs.request.trial else ("study",):
         spec = read_study(folder / f"{name}.yaml")
         graph = plan_study(spec, folder)
         check_plan(graph)
-    return cost_study(spec, graph), words
+    return cost_study(spec, graph, speed), words
 
 
 def _memory(costs: StudyCosts) -> float:
     return ROOM * max(one.memory_gb for one in costs.steps.values())
-
-
-def _hours(costs: StudyCosts, speed: Measured) -> dict[str, float]:
-    """Hours by kind of step: the work of the estimate at the measured speed."""
-    of, hours = costs.costs, defaultdict[str, float](float)
-    train, read = of.trained_tokens(of.size.inside) / speed.train, of.read_tokens / speed.read
-    for name, one in costs.steps.items():
-        kind = {"partial": "train"}.get(name.partition("/")[0], name.partition("/")[0])
-        started = min(one.hours, STARTING / 3600)
-        hours[kind] += started + (one.hours - started) * (train if kind == "train" else read)
-    return {kind: one for kind, one in hours.items() if one}
 
 
 def _proof(inputs: Inputs, code: str) -> str:

@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,18 +18,11 @@ from layerswap.checkpoint.loading import (
 )
 from layerswap.engine.memory import free_bytes
 from layerswap.ground.errors import StudyError
+from layerswap.study.estimate import Measured
 
 STEPS = 3
 """Steps of the measurement; the first one warms up and is not counted."""
 ROWS = 16
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Speed of a base on this machine, tokens/s."""
-
-    train: float
-    read: float
 
 
 def choose_device(given: str | None) -> str:
@@ -113,4 +105,5 @@ def measure(
             if torch.accelerator.is_available():
                 torch.accelerator.synchronize()
             seconds = time.perf_counter() - started
-    return Measured((after - before) / max(last - first, 1e-6), ids.numel() / max(seconds, 1e-6))
+    train, read = (after - before) / max(last - first, 1e-6), ids.numel() / max(seconds, 1e-6)
+    return Measured(train, read, device)

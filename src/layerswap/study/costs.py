@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,9 +58,10 @@ class Speed(NamedTuple):
     read: float  # floating-point operations a second in evaluation
     loaded: float  # bytes of weights that it loads a second when it generates
     name: str  # words for the caption of a plan
+    gpu: bool = False
 
 
-GPU = Speed(1.2e14, 1.2e14, 1e12, "on an A100")
+GPU = Speed(1.2e14, 1.2e14, 1e12, "on an A100", gpu=True)
 """About 40% of its peak in bfloat16, and half of its memory bandwidth."""
 CORE = Speed(4e10, 1.2e11, 5e9, "")
 """One processor in float32; training also runs the head, the optimiser and padding."""
@@ -146,7 +147,7 @@ class Costs:
         weight that trains.
         """
         parameters = self.size.billions * 1e9
-        faster = bf16 and self.speed != GPU and autocast_pays(round(parameters))
+        faster = bf16 and not self.speed.gpu and autocast_pays(round(parameters))
         return self.speed.train * (AUTOCAST if faster else 1) / (parameters * (4 + 2 * share))
 
     @property
@@ -156,6 +157,16 @@ class Costs:
         Embeddings are only looked up, and the head reads the answers alone.
         """
         return self.speed.read / (2 * self.size.billions * 1e9 * self.size.inside)
+
+    def at(self, train: float, read: float) -> Costs:
+        """The costs at a measured speed in tokens/s; generating is corrected as reading is.
+
+        `train` is that of a training that changes the layers.
+        """
+        was, faster = self.speed, read / self.read_tokens
+        speed = Speed(was.train * train / self.trained_tokens(self.size.inside), was.read * faster,
+                      was.loaded * faster, "at this machine's measured speed", was.gpu)  # fmt: skip
+        return replace(self, speed=speed)
 
     def training_hours(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
         """Hours of a training on data sets, one after the other or mixed."""

@@ -23,7 +23,6 @@ from layerswap.ground.types import Log
 from layerswap.merge import make_plan
 from layerswap.study.costs import (
     ADAPTER,
-    GPU,
     Costs,
     DataSize,
     Estimate,
@@ -134,7 +133,7 @@ class TrainStep(Kind, TrainingRun):
         elif selection is not None and selection.delete_checkpoints:
             kept = checkpoint * SelectStep.of(selection).keep / len(selection.needs)
         # Weights, gradients and two moments. With LoRA on a GPU, frozen weights take two bytes.
-        memory = billions * ((2 if self.lora and costs.speed == GPU else 4) + 12 * trained)
+        memory = billions * ((2 if self.lora and costs.speed.gpu else 4) + 12 * trained)
         hours = costs.training_hours(self, sets)
         return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
-from layerswap.ground.types import Log, duration
+from layerswap.ground.types import Log, Progress, duration
 from layerswap.training.expert.head import use_labelled_positions
 from layerswap.training.expert.hyperparameters import rows_of_step
 from layerswap.training.expert.save import checkpoints, forget_older_states
@@ -165,9 +165,11 @@ class ProgressLines(TrainerCallback):
         due = first or now - self.shown >= self.seconds or step >= steps
         if state.is_world_process_zero and due:
             self.shown, passed = now, max(now - self.started, 1e-9)
-            left = duration(passed / (step - self.first) * (steps - step))
+            each = passed / (step - self.first)
+            left = each * (steps - step)
             speed = self.tokens() * args.world_size / passed
-            self.log(f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s, {left} left")
+            line = f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s"
+            self.log(Progress(f"{line}, {duration(left)} left", each * step, left))
 
 
 class ExpertTrainer(OpenTrainer):
