@@ -18,6 +18,7 @@ import yaml
 from small_experts import FAST, changed, data_files, tensors, train_expert
 
 import layerswap as ls
+from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError
 from layerswap.training.expert import hyperparameters, sft
 from layerswap.training.expert.job import plan_training
@@ -82,6 +83,42 @@ def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd,
     assert printed.out == ""
     assert "model shards" not in printed.err
     assert "FutureWarning" not in printed.err
+
+
+@pytest.mark.parametrize(("step", "saved"), [(2, [2]), pytest.param(6, [], marks=pytest.mark.slow)])
+def test_the_first_interrupt_saves_a_checkpoint_to_resume_from(
+    tmp_path, base, rows, monkeypatch, capsys, step, saved
+):
+    """Six steps, interrupted in one of them; what is resumed equals what was never stopped."""
+    monkeypatch.setattr(sft.ProgressLines.__init__, "__defaults__", (0.0,))
+    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 96, "seed": 3,
+            "hyperparameters": FAST}  # fmt: skip
+    whole, out, lines = train(spec, tmp_path / "whole"), tmp_path / "out", []
+
+    def log(line):
+        lines.append(line)
+        if line.startswith(f"step {step} of 6"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(spec, out, log=log)
+    assert "Ctrl-C again stops at once" in capsys.readouterr().err
+    assert [int(p.name[11:]) for p in (out / "checkpoints").glob("checkpoint-*")] == saved
+    assert (lines[-1] == f"saved step {step}, from which the training can resume") == bool(saved)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    train(spec, out, resume=True)
+    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_the_second_interrupt_and_a_lost_lease_stop_at_once():
+    for urgent in (lambda: signal.raise_signal(signal.SIGINT), system.interrupt_main):
+        with system.first_interrupt("stopping") as asked:
+            signal.raise_signal(signal.SIGINT)
+            assert asked.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                urgent()
+    with pytest.raises(KeyboardInterrupt), system.first_interrupt("stopping"):
+        system.interrupt_main()
 
 
 @pytest.mark.slow

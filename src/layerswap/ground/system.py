@@ -16,8 +16,8 @@ import struct
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 
 from layerswap.ground.errors import LayerswapError
@@ -294,12 +294,44 @@ def _is_running_on_windows(process: int) -> bool:
     return code.value == _STILL_ACTIVE
 
 
+_AT_ONCE = threading.Event()
+
+
 def interrupt_main() -> None:
-    """Interrupt the main thread as Ctrl-C does."""
+    """Interrupt the main thread at once, as Ctrl-C does without `first_interrupt`."""
+    _AT_ONCE.set()
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
         _thread.interrupt_main()
+
+
+@contextmanager
+def first_interrupt(message: str) -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into an event, and show a message; the second one interrupts.
+
+    Changes nothing in another thread than the main one, or if Ctrl-C is handled elsewhere.
+    """
+    asked = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if asked.is_set() or _AT_ONCE.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        with suppress(RuntimeError, OSError):  # a write that the signal interrupts
+            sys.stderr.write(message + "\n")
+            sys.stderr.flush()
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield asked
+        return
+    _AT_ONCE.clear()
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _PLAIN = {

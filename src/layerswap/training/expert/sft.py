@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -132,6 +133,24 @@ class Checkpointing(TrainerCallback):
             if step != keep and not self._due(args, step):
                 shutil.rmtree(checkpoint)
         forget_older_states(folder)
+
+
+class SavedStop(TrainerCallback):
+    """Saves a checkpoint after the step in which `asked` is set, and interrupts the training."""
+
+    def __init__(self, asked: threading.Event, log: Log) -> None:
+        self.asked, self.log = asked, log
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save, unless the training ends by itself."""
+        if self.asked.is_set() and state.global_step < state.max_steps:
+            control.should_save, control.should_evaluate = True, False
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop when the checkpoint is complete."""
+        if self.asked.is_set():
+            self.log(f"saved step {state.global_step:,}, from which the training can resume")
+            raise KeyboardInterrupt
 
 
 SLOW = 1.0

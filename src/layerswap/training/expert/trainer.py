@@ -7,7 +7,9 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
@@ -32,6 +34,8 @@ from layerswap.training.mix.card import boundary_warning, length_warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
 
 
 def train(
@@ -123,7 +127,7 @@ def _fit(job: TrainingJob, log: Log) -> None:
     }
     for line in _announcement(job, trainer, counts):
         log(line)
-    _run(trainer)
+    interrupted = _run(trainer, log)
     trainer.save_model(str(job.out / DRAFT))
     if trainer.is_world_process_zero():
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -137,6 +141,8 @@ def _fit(job: TrainingJob, log: Log) -> None:
         }
         put_in_place(job.out, job.base, record, dtype=str(dtype).removeprefix("torch."))
     trainer.accelerator.wait_for_everyone()
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
@@ -189,14 +195,25 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     return trainer
 
 
-def _run(trainer: Any) -> None:
+def _run(trainer: Any, log: Log) -> bool:
+    """Train; returns True if Ctrl-C was pressed in the last step, which needs no checkpoint.
+
+    The first Ctrl-C saves a checkpoint. Several processes are interrupted at once, as they would
+    have to agree on a step.
+    """
+    from layerswap.training.expert.sft import SavedStop
+
     engine = next((name for name in ("fsdp", "deepspeed") if launched_with(name)), "")
     checkpoint = resumable(Path(trainer.args.output_dir), engine)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    alone = trainer.args.world_size == 1
+    with system.first_interrupt(STOPPING) if alone else nullcontext(Event()) as asked:
+        trainer.add_callback(SavedStop(asked, log))
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     # The logged loss skips NaN, so check the weights: all of them, because the part that is frozen
     # at the end of alternating turns has trained too.
     if not all(p.isfinite().all() for p in trainer.model.parameters()):
         raise TrainingError("the weights hold NaN or infinity; try a lower learning rate")
+    return asked.is_set()
 
 
 def _load_model(job: TrainingJob) -> PreTrainedModel:
