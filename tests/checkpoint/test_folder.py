@@ -243,17 +243,20 @@ def test_no_weights(tmp_path, files, message):
 
 
 @pytest.mark.parametrize(
-    "extra",
+    ("extra", "why"),
     [
-        {"quantization_config": {"quant_method": "fp8"}},
-        {"quantization_config": {}},
-        {"text_config": {"num_hidden_layers": 1, "quantization_config": {"bits": 4}}},
+        ({"quantization_config": {"quant_method": "fp8"}}, "(fp8) can only be copied by a swap"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "(hqq) cannot be merged"),
+        ({"quantization_config": {}}, "(unknown method) cannot be merged"),
+        (
+            {"text_config": {"num_hidden_layers": 1, "quantization_config": {"bits": 4}}},
+            "(unknown method) cannot be merged",
+        ),
     ],
 )
-def test_quantised_weights(single, extra):
+def test_quantised_weights(single, extra, why):
     write_config(single, CONFIG | extra)
-    expected = ": quantised weights cannot be merged; use the unquantised checkpoint"
-    assert refusal(single) == expected
+    assert refusal(single) == f": quantised weights {why}; use the unquantised checkpoint"
 
 
 @pytest.mark.parametrize("value", [True, "LlamaForCausalLM", [3], {"a": "b"}])

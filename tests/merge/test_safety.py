@@ -163,7 +163,7 @@ def test_a_quantised_tensor_is_named(pair, tmp_path, dtype):
 def test_a_quantised_checkpoint_is_refused_by_name(pair):
     change_config(pair[1], quantization_config={"quant_method": "fp8"})
     assert refusal(plan_of, pair) == (
-        f"language: {pair[1]}: quantised weights cannot be merged; use the unquantised checkpoint"
+        "task is not quantised and language is quantised (fp8); give checkpoints in one form"
     )
 
 

@@ -24,7 +24,16 @@ from layerswap.checkpoint.adapter import (
 )
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
-from layerswap.checkpoint.names import computed_buffers, predicting, renaming, unwrapped
+from layerswap.checkpoint.names import (
+    COPIED,
+    computed_buffers,
+    method_of,
+    predicting,
+    quantised_names,
+    renaming,
+    unwrapped,
+    weight_of,
+)
 from layerswap.checkpoint.places import (
     Numbered,
     Pattern,
@@ -49,6 +58,7 @@ from layerswap.checkpoint.remote import (
 from layerswap.ground.errors import CheckpointError, error_context
 from layerswap.ground.strict_json import (
     MAX_JSON_BYTES,
+    clipped,
     open_source,
     quoted,
     read_json_object,
@@ -170,6 +180,11 @@ class Checkpoint:
             and not any(word in name for word in ("position", "wpe"))
         )
 
+    @cached_property
+    def quantised(self) -> frozenset[str]:
+        """Names of the tensors of quantised weights, which can only be copied."""
+        return quantised_names(self.tensors) if method_of(self.config) else frozenset()
+
     @property
     def vocabulary_size(self) -> int:
         """Rows of the embedding; 0 for a checkpoint opened without tensors."""
@@ -235,6 +250,7 @@ def open_checkpoint(
     revision: str | None = None,
     patterns: Sequence[Pattern] = (),
     in_place: bool = False,
+    quantised: bool = False,
     fetched: tuple[Path, str | None] | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: a local folder, a GGUF file, or a Hub id that is downloaded first.
@@ -250,6 +266,7 @@ def open_checkpoint(
         patterns: places of tensors with names that no built-in layout covers.
         in_place: do not download weights that are not in the local cache, and read spans of them
             as they are needed (see `checkpoint.remote`).
+        quantised: open quantised weights too, whose tensors can only be copied.
         fetched: result of `fetch_checkpoint` for the source, if it was fetched already.
 
     Raises:
@@ -272,7 +289,7 @@ def open_checkpoint(
     name = source.partition("@")[0] if commit else source
     find = find_weights(name, folder, commit) if in_place else folder.joinpath
     try:
-        config = _read_config(folder)
+        config = _read_config(folder, quantised=COPIED if quantised else ())
         tensors = _read_tensors(folder, find)
     except CheckpointError as error:
         # The files next to the weights of a URL are in a temporary folder, which means nothing to
@@ -347,7 +364,14 @@ def open_configuration(source: str, *, revision: str | None = None) -> Checkpoin
     """Open only a checkpoint's configuration; no weights are downloaded."""
     folder, commit = fetch_checkpoint(source, revision, weights=False)
     name = source.partition("@")[0] if commit else source
-    return Checkpoint(name, commit, folder, _read_config(folder), {}, {})
+    config = _read_config(folder, quantised=(quantisation_in(folder) or "",))
+    return Checkpoint(name, commit, folder, config, {}, {})
+
+
+def quantisation_in(folder: Path) -> str | None:
+    """The quantisation of a local folder's weights; None for plain weights or no folder."""
+    path = folder / CONFIG
+    return method_of(read_json_object(path, infinities=True)) if path.is_file() else None
 
 
 def downloaded(checkpoint: Checkpoint) -> Checkpoint:
@@ -561,15 +585,19 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else config
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path, *, quantised: Collection[str] = ()) -> dict[str, Any]:
+    """Read `config.json`; `quantised` lists the quantisations that may be opened."""
     if is_adapter(folder):
         raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder}: no {CONFIG}; {_other_kind(folder)}")
     config = read_json_object(folder / CONFIG, infinities=True)
-    if any(part.get("quantization_config") is not None for part in (config, text_config(config))):
+    method = method_of(config)
+    if method is not None and method not in quantised:
+        can = "can only be copied by a swap" if method in COPIED else "cannot be merged"
         raise CheckpointError(
-            f"{folder}: quantised weights cannot be merged; use the unquantised checkpoint"
+            f"{folder}: quantised weights ({clipped(method, 40)}) {can}; use the unquantised "
+            "checkpoint"
         )
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -659,9 +687,12 @@ def _place_all(
 
     Tensors of multi-token prediction have no layer.
     """
-    stored = [name for name in names if name not in predicted]
+    quantised = method_of(config) is not None
+    weights = {n: weight_of(n) if quantised else n for n in names if n not in predicted}
+    stored = [*dict.fromkeys(weights.values())]
     places, numbered = _place_stored(stored, config, _configured_layers(config), patterns)
-    return {name: places.get(name, Place(None, "other")) for name in names}, numbered
+    other = Place(None, "other")
+    return {name: places.get(weights.get(name, name), other) for name in names}, numbered
 
 
 def _predicted(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from layerswap.checkpoint.places import WRAPPERS
 from layerswap.ground.errors import CheckpointError
@@ -37,6 +38,24 @@ BUFFERS = re.compile(r".*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|.*\.po
 MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
 MASKED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "gpt_bigcode", "imagegpt")
 """Model types whose older checkpoints store the causal mask as `attn.bias`."""
+COPIED = ("fp8", "mxfp4", "compressed-tensors", "gptq", "awq")
+"""Values of `quant_method` whose tensors are known."""
+PROVENANCE = frozenset(
+    {
+        "version", "dataset", "damp_percent", "damp_auto_increment", "meta", "tokenizer",
+        "quantization_status", "global_compression_ratio", "true_sequential", "static_groups",
+        "model_name_or_path", "model_file_base_name", "checkpoint_format", "pack_dtype",
+    }
+)  # fmt: skip
+"""Settings of how weights were quantised that do not decide how they are read."""
+_PARTS = (
+    (r"\.weight_(?:scale_inv|scale|packed|shape|zero_point|g_idx|global_scale)", ".weight"),
+    (r"\.(?:input|output)_(?:scale|zero_point|global_scale)", ".weight"),
+    (r"\.(?:qweight|qzeros|scales|g_idx)", ".weight"),
+    (r"_proj_(?:blocks|scales|scale_inv|scale)", "_proj"),  # experts in one tensor: gpt-oss
+    (r"\.([kqv])_scale", r".\1_proj.weight"),  # of the KV cache
+)
+PARTS = tuple((re.compile(form + "$"), whole) for form, whole in _PARTS)
 UNMERGED = re.compile(r"\.(?:lora_(?:embedding_)?[AB]|base_layer|lora_magnitude_vector)(?:\.|$)")
 
 
@@ -133,3 +152,40 @@ def computed_buffers(names: Iterable[str], config: Mapping[str, object]) -> froz
     return frozenset(
         name for name in names if BUFFERS.fullmatch(name) or (masked and MASKS.fullmatch(name))
     )
+
+
+# --- quantised weights, which are copied and never computed with ---
+
+
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """The quantisation that a configuration names; None for plain weights."""
+    settings = settings_of(config)
+    return None if settings is None else str(settings.get("quant_method", "unknown method"))
+
+
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The settings of the quantisation, also of a multimodal model's text part."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        settings = part.get("quantization_config")
+        if settings is not None:
+            return settings if isinstance(settings, dict) else {}
+    return None
+
+
+def weight_of(name: str) -> str:
+    """Return the weight that a tensor is a part of; other names stay.
+
+    Example: `mlp.up_proj.qzeros` and `mlp.up_proj.weight_scale_inv` give `mlp.up_proj.weight`.
+    """
+    for form, whole in PARTS:
+        if form.search(name):
+            return form.sub(whole, name)
+    return name
+
+
+def quantised_names(names: Iterable[str]) -> frozenset[str]:
+    """Find the tensors of quantised weights, all parts of them."""
+    weights = {name: weight_of(name) for name in names}
+    whole = {weight for name, weight in weights.items() if weight != name}
+    return frozenset(name for name, weight in weights.items() if weight in whole)

@@ -23,7 +23,7 @@ from layerswap.checkpoint.folder import (
 )
 from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
-from layerswap.checkpoint.names import canonical, renaming
+from layerswap.checkpoint.names import canonical, method_of, renaming
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
 from layerswap.ground.errors import CheckpointError, MergeError, error_context
 from layerswap.ground.strict_json import quoted
@@ -147,6 +147,11 @@ def adapt(
     """
     with error_context(source):
         _refuse_tied(base, adapter)
+        if base.tensors and method_of(base.config) is not None:
+            raise CheckpointError(
+                f"its base {base.identity} is quantised; give the unquantised base (--base), or "
+                "merge adapters alone into an adapter"
+            )
         if base.tensors:
             weights = match_tensors(adapter, base.tensors)
             new = renaming(adapter.saved.keys(), base.tensors.keys())

@@ -99,6 +99,7 @@ def make_plan(
         raise RecipeError("adapters with vocabularies of their own need full weights: bake: true")
     # Vocabularies of GGUF files cannot be aligned.
     alignment = None if form.name == "gguf" else align(recipe, together, sources.base)
+    _refuse_for_quantised(recipe, together)
     drop = check_together(together, aligned=alignment is not None)
     if form.name == "gguf":
         check_vocabularies(together)
@@ -131,6 +132,18 @@ def _format(recipe: Recipe, sources: Sources) -> Format:
     if recipe.blend_type is not None:
         raise RecipeError("blend_type: applies only to GGUF merges; remove it")
     return AdapterFormat() if sources.adapters_only else FolderFormat()
+
+
+def _refuse_for_quantised(recipe: Recipe, checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Refuse settings that need arithmetic on quantised weights."""
+    for name, checkpoint in checkpoints.items():
+        for key, given in (
+            ("dtype", recipe.dtype is not None),
+            ("weights", recipe.weights == "magnitude"),
+            ("stack", recipe.stack is not None),
+        ):
+            if given and checkpoint.quantised:
+                raise RecipeError(f"{key}: {name} is quantised, so its tensors can only be copied")
 
 
 def _measured_weights(

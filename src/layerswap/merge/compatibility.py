@@ -10,6 +10,7 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.loading import filled_config
+from layerswap.checkpoint.names import PROVENANCE, method_of, settings_of
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
@@ -57,10 +58,12 @@ def check_together(
     layers, and the names and shapes of all tensors; `aligned` vocabularies may differ in rows.
     Returns the tensors to leave out of the output: heads that are stored copies of embeddings.
     """
+    first, *others = checkpoints
+    for other in others:
+        _check_quantisation({name: checkpoints[name] for name in (first, other)})
     for name, checkpoint in checkpoints.items():
         _check_itself(name, checkpoint)
     drop = _tied_heads(checkpoints)
-    first, *others = checkpoints
     for other in others:
         pair = {name: checkpoints[name] for name in (first, other)}
         _check_settings(pair)
@@ -187,6 +190,22 @@ def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
                 f"; if {lost[0]} was trained with it, add it to its config.json" if lost else ""
             )
             raise MergeError(f"{key} differs: {each}{remedy}")
+
+
+def _check_quantisation(pair: Mapping[str, Checkpoint]) -> None:
+    """Refuse a pair that is quantised in two ways, or of which only one is quantised."""
+    (a_name, a), (b_name, b) = pair.items()
+    methods = [method_of(c.config) for c in (a, b)]
+    if methods[0] != methods[1]:
+        named = [f"is quantised ({method})" if method else "is not quantised" for method in methods]
+        raise MergeError(
+            f"{a_name} {named[0]} and {b_name} {named[1]}; give checkpoints in one form"
+        )
+    first, second = (settings_of(c.config) or {} for c in (a, b))
+    for key in sorted({*first} & {*second} - PROVENANCE):
+        if first[key] != second[key]:
+            each = f"{_short(first[key])} in {a_name}, {_short(second[key])} in {b_name}"
+            raise MergeError(f"quantization_config.{key} differs: {each}")
 
 
 def _compared(pair: Mapping[str, Checkpoint]) -> Iterator[tuple[str, list[Any], list[bool]]]:
@@ -344,7 +363,7 @@ def untied(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
 
     The head of a tied checkpoint is a copy of its embedding.
     """
-    full = {name: c for name, c in checkpoints.items() if c.tensors}
+    full = {name: c for name, c in checkpoints.items() if c.tensors and any(_embeddings(c))}
     tied = {name for name, c in full.items() if not _heads(c) or _tied(c.config)}
     own = [name for name in full if name not in tied and not _has_copy(full[name])] if tied else []
     heads = _heads(full[own[0]]) if own else set()

@@ -192,6 +192,11 @@ def build_empty_model(plan: Plan) -> PreTrainedModel:
 
 
 def _configurations(plan: Plan) -> tuple[PreTrainedConfig, GenerationConfig | None]:
+    if plan.reference.quantised:
+        raise MergeError(
+            f"{plan.reference.source}: quantised weights can only be copied here; save the plan, "
+            "and load the folder with transformers or vLLM"
+        )
     # transformers reads a configuration from a folder, and upgrades older ones on the way.
     with tempfile.TemporaryDirectory() as folder:
         write_configuration(Path(folder), plan)

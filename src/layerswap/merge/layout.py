@@ -13,6 +13,7 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.folder import INDEX, SINGLE
 from layerswap.checkpoint.header import Translated, byte_length
+from layerswap.checkpoint.names import method_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES, equal, same_bytes
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose import Blend, Composition
@@ -271,14 +272,16 @@ def output_tensors(
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)
     outputs = []
-    for name, info in first.tensors.items():
+    for name in first.tensors:
         if name in drop:
             continue
         inputs = builder.terms(composition[first.places[name]], name)
         stored_inputs = list(stored_tensors(inputs))
-        if any(tensor.dtype not in FLOAT_DTYPES for tensor in stored_inputs):
+        if name in first.quantised:
+            _check_copied(first, name, inputs)
+        if name in first.quantised or any(t.dtype not in FLOAT_DTYPES for t in stored_inputs):
             only = unblendable(stored_inputs)
-            outputs.append(OutputTensor(name, only.dtype, info.shape, ((only, 1.0),)))
+            outputs.append(OutputTensor(name, only.dtype, only.shape, ((only, 1.0),)))
             continue
         stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
         wide = target or widest(stored & set(FLOAT_DTYPES))
@@ -289,6 +292,17 @@ def output_tensors(
         kept = reference if reference in stored_inputs and reference.shape == shape else None
         outputs.append(OutputTensor(name, wide, shape, inputs, kept))
     return outputs
+
+
+def _check_copied(checkpoint: Checkpoint, name: str, inputs: Terms) -> None:
+    """Refuse arithmetic on a tensor of a quantised weight."""
+    stored = list(stored_tensors(inputs))
+    aligned = any(isinstance(source, Gathered) for source in sources_of(inputs))
+    if aligned or any(not same_bytes(stored[0], other) for other in stored[1:]):
+        raise MergeError(
+            f"{name!r} is quantised ({method_of(checkpoint.config)}), so it can only be copied: "
+            "take its place from one expert, or merge the unquantised checkpoints"
+        )
 
 
 def _blend_copies(inputs: Terms, dtype: str) -> bool:

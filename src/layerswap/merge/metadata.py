@@ -257,7 +257,7 @@ def _config(plan: Plan) -> dict[str, Any]:
     config = without_code(plan.reference.config)
     names = {short: name for name, short in FLOAT_NAMES.items()}
     dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
-    if len(dtypes) == 1:
+    if len(dtypes) == 1 and not plan.reference.quantised:
         set_dtype(config, names[dtypes.pop()])
     if plan.alignment is not None:
         _set_known(config, ("vocab_size",), plan.alignment.size)

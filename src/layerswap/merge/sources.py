@@ -28,6 +28,7 @@ from layerswap.checkpoint.folder import (
     downloaded,
     fetch_checkpoint,
     is_folder,
+    quantisation_in,
     renamed_like,
 )
 from layerswap.checkpoint.gguf_view import as_transformers
@@ -189,6 +190,7 @@ class _Opener:
             revision=expert.revision,
             patterns=self.recipe.place_patterns,
             in_place=self.in_place,
+            quantised=True,
             fetched=fetched,
         )
 
@@ -203,6 +205,8 @@ def _in_one_layout(
         return dict(experts), base
 
     def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
+        if like.quantised and checkpoint.gguf is not None:
+            raise MergeError(f"{name} is a GGUF file, and other weights are quantised otherwise")
         if checkpoint.gguf is None:
             return renamed_like(checkpoint, like)
         with error_context(name):
@@ -243,7 +247,10 @@ def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Exp
 
 def _has_weights(entry: Expert) -> bool:
     folder = Path(str(entry.source)).expanduser()
-    return any((folder / name).is_file() for name in (SINGLE, INDEX))
+    # Adapters alone need only the configuration of a base, and QLoRA's is often quantised.
+    return quantisation_in(folder) is None and any(
+        (folder / name).is_file() for name in (SINGLE, INDEX)
+    )
 
 
 def _refuse_unfinished(source: str, folder: Path) -> None:

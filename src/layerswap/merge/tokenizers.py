@@ -271,7 +271,8 @@ def align(
         _refuse_roleless(checkpoints)
     difference = differences(checkpoints)
     if difference and all(sizes.values()):
-        _vocabularies(checkpoints, sizes)  # refuses tokens without rows, which no choice mends
+        for name, checkpoint in checkpoints.items():  # no choice mends tokens without rows
+            _check_rows(name, read_vocabulary(checkpoint), sizes[name])
     if difference and (choice is None or not all(sizes.values())):
         raise MergeError(
             f"{difference}; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
@@ -348,15 +349,20 @@ def _vocabularies(
             raise MergeError(
                 f"vocabularies differ: {rows}; {name} has no tokenizer.json to align its rows by"
             )
-        last = max(known[like].values(), default=-1)
-        if last >= size:
-            raise MergeError(
-                f"{name} has {size} rows in its embedding, but its tokenizer has token {last}; "
-                "save the model or the adapter with the rows of its new tokens (in PEFT "
-                "`save_embedding_layers=True`), or give it the tokenizer of its base"
-            )
+        _check_rows(name, known[like], size)
         vocabularies[name] = known[like]
     return vocabularies
+
+
+def _check_rows(name: str, tokens: Mapping[str, int], size: int) -> None:
+    """Refuse a tokenizer with tokens behind the last row of the embedding."""
+    last = max(tokens.values(), default=-1)
+    if last >= size:
+        raise MergeError(
+            f"{name} has {size} rows in its embedding, but its tokenizer has token {last}; "
+            "save the model or the adapter with the rows of its new tokens (in PEFT "
+            "`save_embedding_layers=True`), or give it the tokenizer of its base"
+        )
 
 
 def _union(
