@@ -23,10 +23,12 @@ from merging import (
     tiny_llama,
 )
 from peft import PeftModel
+from plain_checkpoints import write_adapter, write_family
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import layerswap as ls
+from layerswap.checkpoint import nf4
 from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import LayerswapError, visible
 
@@ -346,3 +348,40 @@ def test_an_adapter_needs_a_model_to_be_added_to(adapters):
     recipe = {"experts": {"a": {"source": plain, "adapter": other}}, "soup": {"experts": ["a"]}}
     with pytest.raises(LayerswapError, match="a: adapter: the source is an adapter itself"):
         recipe_plan(recipe)
+
+
+# --- QLoRA ---
+
+
+@pytest.mark.parametrize("form", ["nf4", "nf4-double"])
+@pytest.mark.parametrize("full", [False, True])
+def test_adapters_over_the_base_in_4_bits(tmp_path, form, full):
+    """Against the base that `nf4` gives back, and the product of the adapter's matrices."""
+    family = write_family(tmp_path / "family", "BF16")
+    adapters = {n: write_adapter(tmp_path / n, family["base"], i, 4) for i, n in enumerate("ab")}
+    language = family["language"] if full else adapters["b"]
+    settings = {"bottom": 1, "top": 1, "outside": "task", "base": family["base"], "bake": True}
+    plan = ls.swap(task=adapters["a"], language=language, base_as=form, **settings)
+    found = load_file(plan.save(tmp_path / "out") / "model.safetensors")
+    assert ls.verify(tmp_path / "out").passed
+    base = load_file(family["base"] / "model.safetensors")
+    for name in ("model.layers.1.mlp.down_proj", "model.layers.1.mlp.up_proj"):
+        values = base[f"{name}.weight"].float().numpy().reshape(-1)
+        scales = nf4.block_scales(values)
+        scales = nf4.double_quantised(scales) if form == "nf4-double" else scales
+        expected = torch.from_numpy(nf4.given_back(values, scales)).bfloat16().double()
+        expected = expected.reshape(base[f"{name}.weight"].shape)
+        low = load_file(adapters["a"] / "adapter_model.safetensors")
+        if f"base_model.model.{name}.lora_A.weight" in low:
+            left, right = (low[f"base_model.model.{name}.lora_{s}.weight"].double() for s in "BA")
+            expected += 2 * left @ right
+        assert (found[f"{name}.weight"].double() - expected).abs().max() < 1e-6
+    for name in ("model.embed_tokens.weight", "model.layers.1.input_layernorm.weight"):
+        assert torch.equal(found[name], base[name].to(found[name].dtype))
+
+
+def test_a_base_in_4_bits_needs_full_weights(tmp_path):
+    family = write_family(tmp_path / "family", "BF16")
+    adapters = {n: write_adapter(tmp_path / n, family["base"], i, 4) for i, n in enumerate("ab")}
+    with pytest.raises(LayerswapError, match="give bake: true"):
+        ls.swap(task=adapters["a"], language=adapters["b"], base_as="nf4")

@@ -105,6 +105,13 @@ class Translated(TensorInfo):
     shift: float
 
 
+@dataclass(frozen=True)
+class Requantised(Translated):
+    """A matrix as 4-bit NormalFloat gives it back; `double`: its scales have 8 bits."""
+
+    double: bool = False
+
+
 def as_stored(info: TensorInfo) -> TensorInfo:
     """The tensor as stored in the file."""
     return info.stored if isinstance(info, Translated) else info

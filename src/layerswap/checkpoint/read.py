@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint.header import (
     BLOCKS,
     DTYPE_BITS,
+    Requantised,
     RowOrder,
     TensorInfo,
     Translated,
@@ -60,6 +61,8 @@ KEPT_BYTES = 1 << 24
 """Size up to which freed memory is kept for reuse; see `reuse_chunk_memory`."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
 """Blocks of a file in its fingerprint, and bytes of a block."""
+SCALED_ELEMENTS = 1 << 22
+"""Elements to read at a time for the scales of a whole matrix; a multiple of a block."""
 HASHERS = 8
 """Files to fingerprint at a time, since they wait for the disk."""
 HASHED_BYTES = 1 << 24
@@ -173,6 +176,8 @@ def _read_translated(handle: Handle, info: Translated, start: int, stop: int) ->
     """Read elements of a tensor of a GGUF file, in transformers' order."""
     import numpy as np
 
+    if isinstance(info, Requantised):
+        return _read_requantised(handle, info, start, stop)
     if info.order is None or start == stop:
         values: Floats = read_floats(handle, info.stored, start, stop)
     else:
@@ -189,6 +194,37 @@ def _read_translated(handle: Handle, info: Translated, start: int, stop: int) ->
             rows[run] = part.reshape(-1, width)
         values = rows.reshape(-1)[start - first * width : stop - first * width]
     return values + values.dtype.type(info.shift) if info.shift else values
+
+
+def _read_requantised(handle: Handle, info: Requantised, start: int, stop: int) -> Floats:
+    """Read elements as 4 bits give them back, rounded to the stored dtype as in training."""
+    from layerswap.checkpoint import nf4
+
+    first, last = start // nf4.BLOCK, min(-(-stop // nf4.BLOCK) * nf4.BLOCK, info.elements)
+    values = read_floats(handle, info.stored, first * nf4.BLOCK, last).astype("float32", copy=False)
+    scales = nf4.block_scales(values)
+    if info.double:
+        scales = _double_scales(info)[first : first + len(scales)]
+    rounded = widened(narrowed(nf4.given_back(values, scales), info.dtype), info.dtype)
+    return rounded[start - first * nf4.BLOCK : stop - first * nf4.BLOCK]
+
+
+@lru_cache(maxsize=8)
+def _double_scales(info: Requantised) -> Floats:
+    """The scales of a whole matrix: their mean and their own scales need all of them."""
+    import numpy as np
+
+    from layerswap.checkpoint import nf4
+
+    step = SCALED_ELEMENTS
+    with open_file(info.file) as handle:
+        parts = [
+            nf4.block_scales(
+                read_floats(handle, info.stored, i, min(i + step, info.elements)).astype(np.float32)
+            )
+            for i in range(0, info.elements, step)
+        ]
+    return nf4.double_quantised(np.concatenate(parts))
 
 
 @lru_cache(maxsize=8)

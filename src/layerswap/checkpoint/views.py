@@ -22,9 +22,10 @@ from layerswap.checkpoint.folder import (
     text_config,
 )
 from layerswap.checkpoint.gguf_view import as_transformers
-from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.header import Requantised, is_gguf
 from layerswap.checkpoint.names import canonical, method_of, renaming
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
+from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.ground.errors import CheckpointError, MergeError, error_context
 from layerswap.ground.strict_json import quoted
 
@@ -181,6 +182,31 @@ def adapt(
         source, revision, adapter.folder, config, tensors, places, adapter, low_rank,
         ignored=base.ignored,
     )  # fmt: skip
+
+
+def as_4_bits(base: Checkpoint, *, double: bool) -> Checkpoint:
+    """View a base as QLoRA trains over it: its layers' matrices through 4-bit NormalFloat.
+
+    Embeddings, head, norms and routers keep their values. `double`: scales have 8 bits too.
+    """
+    if base.config.get("model_type") in CONV1D_TYPES or any(".experts." in n for n in base.tensors):
+        raise CheckpointError(
+            f"{base.identity}: versions of bitsandbytes differ in the weights of this family that "
+            "they quantise; leave base_as out"
+        )
+    tensors = {
+        name: Requantised(
+            name, info.dtype, info.shape, info.file, info.offset, info.nbytes, info, None, 0.0,
+            double,
+        )
+        if base.places[name].role in ("attention", "mlp")
+        and name.endswith(".weight")
+        and len(info.shape) == 2
+        and info.dtype in FLOAT_DTYPES
+        else info
+        for name, info in base.tensors.items()
+    }  # fmt: skip
+    return replace(base, tensors=tensors)
 
 
 def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:

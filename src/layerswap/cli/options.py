@@ -178,6 +178,14 @@ class OutputFormat(WeightFormat):
     bake: Annotated[
         bool | None, _written("--bake", help="Write full weights from adapters too.")
     ] = None
+    base_as: Annotated[
+        str | None,
+        _written(
+            metavar="nf4|nf4-double",
+            show_default="as stored",
+            help="Base of QLoRA adapters as in training: 4-bit NormalFloat, double quantisation.",
+        ),
+    ] = None
     rank: Rank = None
     blend_type: Annotated[
         str | None,

@@ -75,6 +75,8 @@ class Recipe(Strict):
         tokenizer: the tokenizer of the output if the experts' differ: `task`, `language`, an
             expert's name, or `union`.
         bake: write full weights even if all experts are adapters.
+        base_as: the base that adapters are added to, as QLoRA trains over it: `nf4` through 4-bit
+            NormalFloat, `nf4-double` with double quantisation; as stored when None.
         rank: largest rank of a merged adapter; the exact rank when None.
         dtype: dtype of the output; the experts' when None.
         max_shard_size: largest size of a shard, such as `5GB`.
@@ -99,6 +101,7 @@ class Recipe(Strict):
     places: list[Override] = []
     tokenizer: str | None = None
     bake: bool = False
+    base_as: Literal["nf4", "nf4-double"] | None = None
     rank: PositiveInt | None = None
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     max_shard_size: str = "5GB"

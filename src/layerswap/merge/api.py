@@ -37,6 +37,7 @@ class OutputSettings(TypedDict, total=False):
         tokenizer: the tokenizer of the output if the experts' differ: an expert's name, or
             `union`.
         bake: write full weights even if all experts are adapters.
+        base_as: `nf4` or `nf4-double` adds adapters to the base as QLoRA trains over it.
         rank: largest rank of a merged adapter; exact by default.
         dtype: `float32`, `bfloat16` or `float16`; as stored by default.
         max_shard_size: largest size of an output file, `5GB` by default.
@@ -44,6 +45,7 @@ class OutputSettings(TypedDict, total=False):
 
     tokenizer: str | None
     bake: bool
+    base_as: str | None
     rank: int | None
     dtype: str | None
     max_shard_size: str

@@ -35,7 +35,7 @@ from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
-from layerswap.checkpoint.views import restack
+from layerswap.checkpoint.views import as_4_bits, restack
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
 from layerswap.ground.commit import PARTIAL
@@ -115,18 +115,33 @@ class _Opener:
         base = self._open_base(adapters, only, from_elsewhere=elsewhere)
         if adapters and base is not None and base.gguf is not None:
             raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
+        over = self._trained_over(base, only=only)
+        if len(adapters) == len(opened):
+            base = over
         experts: dict[str, Checkpoint] = {}
         for name, (source, commit) in opened.items():
             if isinstance(source, Checkpoint):
                 experts[name] = source
                 continue
-            assert base is not None, "adapters were opened without their base"
+            assert over is not None, "adapters were opened without their base"
             given = str(self.recipe.experts[name].source)
             with error_context(name):
                 experts[name] = self._adapt(
-                    base, source, (given.partition("@")[0] if commit else "") or given, commit
+                    over,
+                    source,
+                    (given.partition("@")[0] if commit else "") or given,
+                    commit,
                 )
         return Sources(*_in_one_layout(experts, base), only)
+
+    def _trained_over(self, base: Checkpoint | None, *, only: bool) -> Checkpoint | None:
+        """The base that adapters are added to: as it is, or in 4 bits."""
+        if self.recipe.base_as is None:
+            return base
+        if only or base is None:
+            raise MergeError("base_as: adapters are not added to their base here; give bake: true")
+        with error_context("base"):
+            return as_4_bits(base, double=self.recipe.base_as == "nf4-double")
 
     def _open_expert(self, expert: Expert, source: str) -> tuple[Checkpoint | Adapter, str | None]:
         """An adapter or a full checkpoint, and its commit if it is from the Hub."""
