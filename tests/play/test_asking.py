@@ -17,6 +17,7 @@ from layerswap.ground.errors import DataError, LayerswapError
 from layerswap.play.ask_page import make_ask_server
 from layerswap.play.questions import page_of, prefer_items, read_questions
 from layerswap.play.serve import open_socket
+from layerswap.report.votes import read_judgements
 
 EVIL = '</script><img src=x onerror="document.title=1"><b>ሰላም</b>'
 
@@ -144,6 +145,15 @@ def test_votes_name_the_models_whatever_the_sides(texts):
     (pair,) = facts["pairs"]
     assert (pair["first"], pair["wins"], pair["losses"]) == ("swap", 6, 0)
     assert facts["stop"]
+    done = ask("read", "study", "a.jsonl", "--out", "preferences.json")
+    assert "wrote preferences.json; in a study's folder" in done.output
+    (judged,) = read_judgements(texts)
+    assert (judged.title, judged.votes, judged.pairs[0].wins) == ("answers", 6, 6)
+    with pytest.raises(DataError, match=r"preferences\.json: exists already"):
+        raise ask("read", "study", "a.jsonl", "--out", "preferences.json").exception
+    write(texts / "skips.jsonl", [line | {"answer": "", "skipped": True} for line in lines])
+    with pytest.raises(DataError, match="answers: no vote; every question was skipped"):
+        raise ask("read", "study", "skips.jsonl").exception
     firsts = [prefer_items("answers.tsv", ["swap", "task"], 6, seed)[1] for seed in range(20)]
     share = sum(one[0] == "swap" for key in firsts for one in key.values()) / 120
     assert 0.35 < share < 0.65

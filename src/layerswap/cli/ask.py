@@ -141,35 +141,52 @@ def read(
     ] = None,
     *,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Test to write, as TSV for `new --test`.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File to write: a test (TSV) for `new --test`, or votes for a study's report.",
+        ),
     ] = None,
 ) -> None:
     """Check the answers of speakers, and print agreement or preferences.
 
-    Writes a test into the file OUT, if it is given.
+    Writes a test into the file OUT, if it is given. OUT of votes in a study's folder, named
+    preferences.json, is shown by the study's report.
 
     Example: layerswap ask read topics answers-ada.jsonl answers-obi.jsonl --out topics-ig.tsv
     """
-    from layerswap.ground.errors import DataError
-    from layerswap.play.questions import as_test, read_answers, read_questions
+    import json
+
+    from layerswap.evaluation.preferences import judge
+    from layerswap.play.questions import (
+        as_test,
+        read_answers,
+        read_key,
+        read_questions,
+        votes_of,
+        write_new,
+    )
+    from layerswap.report.votes import vote_tables
 
     asked = read_questions(folder)
     lines, twice = read_answers(folder, answers or [])
     facts: dict[str, Any] = {"kind": asked["kind"], "answers": len(lines), "twice": twice}
     texts: list[object] = [f"{len(lines):,} answers, {twice:,} of them given twice"]
     if asked["kind"] == "prefer":
+        key = read_key(folder)
+        found = judge(votes_of(folder, lines), key["models"], key["prompts"], asked["title"])
+        pairs, strengths, notes = vote_tables(found)
+        texts += [pairs, "", strengths, *notes]
         if out is not None:
-            raise DataError("--out: votes are no test; leave it out")
-        found = _preferences(folder, lines)
-        output.finish("ask read", {**facts, **found[0]}, [*texts, *found[1]])
+            write_new(out, json.dumps(asdict(found), ensure_ascii=False, indent=1))
+            texts.append(f"wrote {out}; in a study's folder, `layerswap study report` shows it")
+        output.finish("ask read", {**facts, **asdict(found)}, texts)
         return
     facts["agreement"], more = _agreement(lines) if asked["kind"] == "label" else ([], [])
     texts += more
     if out is not None:
         table, facts["left_out"] = as_test(asked, lines)
-        if out.exists():
-            raise DataError(f"{out}: exists already; choose another name, or delete it")
-        out.write_bytes(table.encode())
+        write_new(out, table)
         texts.append(f"wrote {out}; {facts['left_out']:,} texts without a majority are left out")
     output.finish("ask read", facts, texts)
 
@@ -191,46 +208,6 @@ def _agreement(lines: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]]
             texts.append(f"{one} and {other}: kappa {kappa.mean:.2f} [{kappa.low:.2f}, "
                          f"{kappa.high:.2f}] on {kappa.n:,} texts")  # fmt: skip
     return facts, texts
-
-
-def _preferences(
-    folder: Path, lines: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], list[object]]:
-    from itertools import combinations
-
-    from layerswap.evaluation.preferences import (
-        position_bias,
-        preference,
-        stops,
-        strengths,
-    )
-    from layerswap.evaluation.statistics import holm
-    from layerswap.play.questions import read_key, votes_of
-    from layerswap.report.tables import Number, Table
-
-    key, votes = read_key(folder), votes_of(folder, lines)
-    names = list(key["models"])
-    pairs = [preference(votes, *pair) for pair in combinations(names, 2)]
-    corrected = holm([one.p for one in pairs])
-    rows: list[list[Any]] = [
-        [f"{one.first} against {one.second}", one.wins, one.losses, one.ties, one.both_bad,
-         Number(p, ".3f")] for one, p in zip(pairs, corrected, strict=True)
-    ]  # fmt: skip
-    columns = ["pair", "prompts won", "lost", "even", "votes both bad", "p"]
-    table = Table(columns, rows, "exact sign test over prompts, corrected by Holm")
-    strong, bias = strengths(votes), position_bias(votes)
-    ranked: list[list[Any]] = [[name, one] for name, one in strong.items()]
-    more = Table(["model", "strength"], ranked, "% won against an average model (Bradley-Terry), "
-                 "with 95% intervals over prompts and speakers")  # fmt: skip
-    stop = stops(votes, names[0], names[1], int(key["prompts"]))
-    notes = [f"the first answer won {100 * bias.mean:.0f}% of decided votes "
-             f"[{100 * bias.low:.0f}, {100 * bias.high:.0f}]" if bias else "no vote is decided",
-             f"stopping rule: {'stop' if stop else 'go on'}"]  # fmt: skip
-    facts = {"pairs": [{**asdict(one), "p_corrected": p}
-                       for one, p in zip(pairs, corrected, strict=True)],
-             "strengths": {name: asdict(one) for name, one in strong.items()},
-             "position": bias and asdict(bias), "stop": stop}  # fmt: skip
-    return facts, [table, "", more, *notes]
 
 
 def _wrote(folder: Path, shows: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.evaluation.statistics import LEVEL, Interval
+from layerswap.evaluation.statistics import LEVEL, Interval, holm
+from layerswap.ground.errors import DataError
 
 DISAGREEING = 0.2
 """Share of test documents on which two models that are compared differ in being right."""
@@ -180,6 +182,42 @@ def _fit(
             break
         strength = new
     return strength / (1 + strength)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The result of a comparison by speakers. It is no accuracy."""
+
+    title: str
+    votes: int
+    speakers: int
+    pairs: list[Preference]
+    corrected: list[float]  # p of each pair by Holm
+    strengths: dict[str, Interval]  # probability to win against an average model
+    position: Interval | None  # share of decided votes for the answer that was shown first
+    stop: bool  # what the stopping rule says
+
+
+def judge(votes: Sequence[Vote], models: Sequence[str], prompts: int, title: str) -> Judgement:
+    """Compare models by all votes, which are in the order they were given.
+
+    Args:
+        votes: of all speakers.
+        models: two or three; the stopping rule is about the first two.
+        prompts: number of prompts that are asked.
+        title: name of the comparison.
+
+    Raises:
+        DataError: there is no vote.
+    """
+    if not votes:
+        raise DataError(f"{title}: no vote; every question was skipped or taken back")
+    pairs = [preference(votes, *pair) for pair in combinations(models, 2)]
+    return Judgement(
+        title, len(votes), len({one.speaker for one in votes}), pairs,
+        holm([one.p for one in pairs]), strengths(votes), position_bias(votes),
+        stops(votes, models[0], models[1], prompts),
+    )  # fmt: skip
 
 
 def latest(lines: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:

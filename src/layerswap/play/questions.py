@@ -244,6 +244,13 @@ def as_test(asked: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> t
     return out.getvalue(), left_out
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist yet."""
+    if path.exists():
+        raise DataError(f"{path}: exists already; choose another name, or delete it")
+    _write(path, text)
+
+
 def read_key(folder: Path) -> dict[str, Any]:
     """Read the models behind the answers of `prefer`."""
     if not (folder / KEY).is_file():

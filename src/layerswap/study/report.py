@@ -49,6 +49,7 @@ from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
 from layerswap.report.tables import Number, Table, interval_words, slug, write_tables
+from layerswap.report.votes import read_judgements, vote_tables
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import MAP_FOLDER, EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
@@ -240,6 +241,16 @@ class FinishedSteps:
         shared = shared_text(self.journal, self.results.benchmarks, self.evaluations)
         if shared is not None:
             yield Section("Text in training and test data", table=shared)
+        for judged in read_judgements(self.journal.root):
+            pairs, strengths, notes = vote_tables(judged)
+            heading = f"Preferred by speakers: {judged.title}"
+            yield Section(
+                heading,
+                f"{judged.votes:,} votes of {judged.speakers:,} speakers on answers without names. "
+                f"Preferences are no accuracy and choose no model; {'; '.join(notes)}.",
+                table=pairs,
+            )
+            yield Section(f"{heading}, strengths", table=strengths)
         yield self._asked()
         if losses := self._losses():
             yield Section("Losses of the trainings", figure=draw_losses(losses))

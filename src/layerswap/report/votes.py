@@ -1,0 +1,53 @@
+"""Tables of a comparison by speakers, which stands apart from every score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from layerswap.evaluation.preferences import Judgement
+from layerswap.ground.errors import StudyError
+from layerswap.report.tables import Number, Table
+
+VOTES = "preferences*.json"
+"""Files of a study's folder that `layerswap ask read --out` wrote."""
+
+
+def vote_tables(found: Judgement) -> tuple[Table, Table, list[str]]:
+    """The table of pairs, the table of strengths, and notes."""
+    rows: list[list[Any]] = [
+        [f"{one.first} against {one.second}", one.wins, one.losses, one.ties, one.both_bad,
+         Number(p, ".3f")] for one, p in zip(found.pairs, found.corrected, strict=True)
+    ]  # fmt: skip
+    columns = ["pair", "prompts won", "lost", "even", "votes both bad", "p"]
+    pairs = Table(columns, rows, "exact sign test over prompts, corrected by Holm")
+    strengths = Table(
+        ["model", "strength"], [[name, one] for name, one in found.strengths.items()],
+        "% won against an average model (Bradley-Terry), with 95% intervals over prompts and "
+        "speakers",
+    )  # fmt: skip
+    bias = found.position
+    notes = [f"the first answer won {100 * bias.mean:.0f}% of decided votes "
+             f"[{100 * bias.low:.0f}, {100 * bias.high:.0f}]" if bias else "no vote is decided",
+             f"stopping rule: {'stop' if found.stop else 'go on'}"]  # fmt: skip
+    return pairs, strengths, notes
+
+
+def read_judgements(folder: Path) -> list[Judgement]:
+    """The comparisons in a study's folder.
+
+    Raises:
+        StudyError: a file is no comparison.
+    """
+    found = []
+    for path in sorted(folder.glob(VOTES)):
+        try:
+            found.append(TypeAdapter(Judgement).validate_json(path.read_bytes()))
+        except ValidationError:
+            raise StudyError(
+                f"{path}: is no comparison by speakers; write it by `layerswap ask read FOLDER "
+                f"FILE... --out {path.name}`, or move it away"
+            ) from None
+    return found
