@@ -7,9 +7,10 @@ import json
 import random
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from accessibility import open_browser
+from accessibility import AXE, open_browser
 from typer.testing import CliRunner
 
 from layerswap.cli import app
@@ -85,7 +86,8 @@ def test_no_text_is_of_the_training_text_and_the_power_is_said(texts):
 
 @pytest.mark.parametrize(
     ("count", "labels", "said"),
-    [(42, "a,b", "texts.txt: 41 different lines are not in the training text, and 42"),
+    [(42, "a,b", "texts.txt: 41 lines are different, and share no five words in a row with "
+      "training text; 42 are to be asked: give more text, or --count 41"),
      (5, "a", "--labels: give 2 to 9 different labels, not a"),
      (5, "a,a", "--labels: give 2 to 9 different labels")],
 )  # fmt: skip
@@ -131,6 +133,29 @@ def test_a_file_that_came_back_is_checked(texts, changes, said):
         raise ask("read", "study", "a.jsonl").exception
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(lambda text: text[:-40], "line 41: is not JSON"),  # cut by a mail program
+     (lambda text: text.replace('"', "\u201d"), "line 1: is not JSON"),
+     (lambda text: "<!doctype html>", "line 1: is not JSON"),
+     (lambda text: "", "is empty")],
+)  # fmt: skip
+def test_a_damaged_file_names_its_line_and_the_remedy(texts, change, said):
+    label()
+    write(texts / "a.html", answered(texts / "study", "ada", lambda i, _: "sports"))
+    (texts / "a.html").write_text(change((texts / "a.html").read_text("utf-8")), "utf-8")
+    with pytest.raises(DataError, match=f"a.html.*{said}.*; the file was cut or changed on its"):
+        raise ask("read", "study", "a.html").exception
+
+
+def test_a_speaker_on_two_devices_is_one_speaker(texts):
+    label()
+    for name in ("Ada", " ada "):
+        write(texts / f"{name}.jsonl", answered(texts / "study", name, lambda i, _: "sports"))
+    facts = json.loads(ask("read", "study", "Ada.jsonl", " ada .jsonl", "--json").stdout)
+    assert (facts["answers"], facts["twice"], facts["agreement"]) == (41, 41, [])
+
+
 def test_votes_name_the_models_whatever_the_sides(texts):
     done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
     assert done.exit_code == 0, done.output
@@ -174,6 +199,31 @@ def browser():
         yield opened
 
 
+def begin(browser, url, said):
+    """Open a page on a phone, and give a name by the keyboard."""
+    from playwright.sync_api import expect
+
+    context = browser.new_context(viewport={"width": 390, "height": 800}, accept_downloads=True)
+    context.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(url)
+    expect(page.locator("#speaker")).to_be_focused()
+    page.keyboard.type("Ada")
+    page.keyboard.press("Enter")
+    return page
+
+
+def saved(page, folder):
+    """Save the answers by the keyboard: the focus is on the button."""
+    with page.expect_download() as loaded:
+        page.keyboard.press("Enter")
+    loaded.value.save_as(folder / "back.jsonl")
+    return folder / "back.jsonl"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [True, False])
 def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
@@ -194,16 +244,7 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
         until = time.monotonic() + 60
         while not server.started and time.monotonic() < until:
             time.sleep(0.05)
-    context = browser.new_context(viewport={"width": 390, "height": 800}, accept_downloads=True)
-    context.set_default_timeout(60_000)
-    expect.set_options(timeout=60_000)
-    page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(url)
-    expect(page.locator("#speaker")).to_be_focused()
-    page.keyboard.type("Ada")
-    page.keyboard.press("Enter")
+    page = begin(browser, url, said)
 
     def press(key, count):
         page.keyboard.press(key)
@@ -225,13 +266,9 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
     press("1", 4)
     press("1", 5)
     expect(page.locator("#done")).to_be_visible()
-    file = study / "answers.jsonl"
     if not served:
-        file = texts / "back.jsonl"
-        with page.expect_download() as loaded:
-            page.keyboard.press("Enter")  # the focus is on Save
-        loaded.value.save_as(file)
-    context.close()
+        saved(page, texts)
+    page.context.close()
     if served:
         server.should_exit = True
         thread.join(timeout=10)
@@ -242,3 +279,88 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
     assert rows[0] == ["text", "label"]
     assert rows[1] == [EVIL, "sports"]
     assert [label for _, label in rows[2:]] == ["health", "sports", "sports"]
+
+
+@pytest.mark.slow
+def test_answers_are_written_and_corrected_by_keyboard_alone(texts, browser):
+    from playwright.sync_api import expect
+
+    rows = [("How many?", "Fiire"), (EVIL, ""), ("Where?", "Ndakaaru")]
+    with (texts / "questions.tsv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([("question", "answer"), *rows])
+    assert ask("answer", "questions.tsv", "--out", "study").exit_code == 0
+    order = [item["text"] for item in read_questions(texts / "study")["items"]]
+    said, wanted = [], {"How many?": "Fiire la.", EVIL: "ሁለት\nsaar", "Where?": "Ndakaaru"}
+    page = begin(browser, (texts / "study" / "ask.html").as_uri(), said)
+    written = page.locator("#written")
+    for count, text in enumerate(order):
+        expect(page.locator("#progress")).to_have_text(f"{count} of 3")
+        expect(written).to_be_focused()
+        expect(written).to_have_value(dict(rows)[text])
+        assert page.locator("#text").inner_text() == text
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        if not dict(rows)[text]:
+            page.keyboard.press("Control+Enter")  # nothing is written yet
+            expect(page.locator("#fault")).to_have_text("Write an answer, or skip.")
+        if wanted[text] != dict(rows)[text]:
+            page.keyboard.press("Control+a")
+            page.keyboard.insert_text(wanted[text])
+        page.keyboard.press("Control+Enter")
+    expect(page.locator("#done")).to_be_visible()
+    saved(page, texts)
+    page.context.close()
+    assert said == []
+    assert ask("read", "study", "back.jsonl", "--out", "test.tsv").exit_code == 0
+    found = list(
+        csv.reader((texts / "test.tsv").open(encoding="utf-8", newline=""), delimiter="\t")
+    )
+    assert found == [["question", "answer"], *([text, wanted[text]] for text in order)]
+
+
+@pytest.mark.slow
+def test_votes_by_keyboard_are_for_the_answer_that_was_seen(texts, browser):
+    from playwright.sync_api import expect
+
+    done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
+    assert done.exit_code == 0, done.output
+    said = []
+    page = begin(browser, (texts / "study" / "ask.html").as_uri(), said)
+    firsts = 0
+    for count in range(6):
+        expect(page.locator("#progress")).to_have_text(f"{count} of 6")
+        shown = page.locator("#answers .card").all_inner_texts()
+        assert sorted(one.split()[0] for one in shown) == ["swap", "task"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        firsts += shown[0].startswith("swap")
+        page.keyboard.press("12"[shown.index(next(one for one in shown if "swap" in one))]
+                            if count < 4 else "34"[count - 4])  # fmt: skip
+    expect(page.locator("#done")).to_be_visible()
+    saved(page, texts)
+    page.context.close()
+    assert said == []
+    assert 0 < firsts < 6  # sides are random
+    facts = json.loads(ask("read", "study", "back.jsonl", "--json").stdout)
+    (pair,) = facts["pairs"]
+    assert (pair["wins"], pair["losses"], pair["ties"], pair["both_bad"]) == (4, 0, 2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(AXE is None, reason="LAYERSWAP_AXE names no axe.min.js")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_mailed_page(texts, browser, scheme):
+    done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
+    assert done.exit_code == 0, done.output
+    context = browser.new_context(
+        viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True
+    )
+    page = context.new_page()
+    page.goto((texts / "study" / "ask.html").as_uri())
+    page.evaluate(Path(AXE).read_text("utf-8"))
+    for shown in ("#begin", "#ask"):
+        assert page.locator(shown).is_visible()
+        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+        assert [one["id"] for one in found] == []
+        if shown == "#begin":
+            page.locator("#speaker").fill("Ada")
+            page.locator("#speaker").press("Enter")
+    context.close()

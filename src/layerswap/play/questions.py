@@ -25,7 +25,7 @@ from layerswap.ground.errors import DataError
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import validate
 from layerswap.play.serve import colours
-from layerswap.reading.files import check_text, lines_of, rows_of
+from layerswap.reading.files import check_text, lines_of, objects, rows_of
 from layerswap.training.mix.filters import overlap
 
 QUESTIONS, KEY, ANSWERS, PAGE = "ask.json", "key.json", "answers.jsonl", "ask.html"
@@ -60,8 +60,9 @@ def label_items(file: str, count: int, seed: int, avoid: Sequence[str] = ()) -> 
     known = {*overlap((line for one in avoid for line in lines_of(one)), texts)}
     kept = [text for i, text in enumerate(texts) if i not in known]
     if len(kept) < count:
-        raise DataError(f"{file}: {len(kept):,} different lines are not in the training text, and "
-                        f"{count:,} are to be asked; lower --count")  # fmt: skip
+        shared = ", and share no five words in a row with training text" if avoid else ""
+        raise DataError(f"{file}: {len(kept):,} lines are different{shared}; {count:,} are to be "
+                        f"asked: give more text, or --count {len(kept)}")  # fmt: skip
     return [{"id": _id(text), "text": text} for text in kept[:count]]
 
 
@@ -208,17 +209,30 @@ def check_answer(asked: Mapping[str, Any], line: Any, where: str) -> dict[str, A
 def read_answers(folder: Path, files: Sequence[Path]) -> tuple[list[Mapping[str, Any]], int]:
     """Read the answers of a folder and of files that came back; return them and those twice.
 
-    The last answer of a speaker to a question counts; skipped questions are left out.
+    The last answer of a speaker to a question counts; skipped questions are left out. Speakers
+    whose names differ in case and spaces alone are one.
     """
     asked = read_questions(folder)
     every = [*([folder / ANSWERS] if (folder / ANSWERS).exists() else []), *files]
     lines = [check_answer(asked, row, f"{file}, answer {number}")
-             for file in every for number, row in enumerate(rows_of(file), start=1)]  # fmt: skip
+             for file in every for number, row in enumerate(_answers(file), start=1)]  # fmt: skip
+    for line in lines:
+        line["speaker"] = " ".join(line["speaker"].casefold().split())
     if not lines:
         raise DataError(f"{folder}: has no answers yet; give the files that speakers sent back")
     different = {json.dumps(line, sort_keys=True): line for line in lines}
     kept: Iterable[Mapping[str, Any]] = latest(list(different.values()))
     return [line for line in kept if not line["skipped"]], len(lines) - len(different)
+
+
+def _answers(file: Path) -> list[dict[str, Any]]:
+    try:
+        return list(objects([str(file)]))
+    except DataError as error:
+        raise DataError(
+            f"{error}; the file was cut or changed on its way: ask for it again as an attachment, "
+            "or delete the damaged lines to keep the others"
+        ) from None
 
 
 def as_test(asked: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
