@@ -10,7 +10,7 @@ from test_output import COMMANDS
 from typer.main import get_command
 
 from layerswap.cli import app
-from layerswap.cli.commands import NEEDS, NEXT, next_command
+from layerswap.cli.commands import MORE, NEEDS, NEXT, next_command
 from layerswap.versions import EXTRAS
 
 CORE = {
@@ -169,12 +169,38 @@ def test_variants_of_the_next_command(tmp_path, monkeypatch):
     assert next_command("new", {"name": "d", "trial": True}).endswith("d/trial.yaml --out d/trial")
 
 
+def test_the_uses_of_a_model_can_be_typed(tmp_path):
+    """The same lines are in the reports; an upload is the command again."""
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "sw.yaml").touch()
+    given = {"out": tmp_path, "dry_run": False}
+    found = [parsed(line) for line in [*MORE["study run"](given), *MORE["quickstart"](given)]]
+    assert [name for name, _ in found] == [
+        "play", "deploy", "merge", "ask prefer", "play", "deploy", "ask prefer",
+    ]  # fmt: skip
+    assert found[1][1]["merged"] == str(tmp_path / "merged" / "sw")
+    assert found[2][1]["push"] == "OWNER/NAME"
+    assert found[5][1]["like"] is None
+    assert MORE["study run"]({**given, "dry_run": True}) == []
+    merge = {"out": tmp_path, "file": Path("a b.yaml"), "dry_run": False, "push": None,
+             "overwrite": False, "task_expert": None, "language_expert": None}  # fmt: skip
+    assert MORE["merge"](merge)[0] == "play 'a b.yaml'"
+    for change in ({"dry_run": True}, {"push": "a/b"}, {"out": tmp_path / "model.gguf"}):
+        assert MORE["merge"]({**merge, **change}) == []
+
+
 def test_the_next_command_is_on_standard_error(layerswap, experts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = layerswap("plan", *experts.pair)
     assert done.err == f"next: layerswap merge {' '.join(experts.pair)} --out merged\n"
     done = layerswap("merge", *experts.pair, "--out", "merged")
-    assert done.err.splitlines()[-1] == "next: layerswap verify merged"
+    lines = done.err.splitlines()
+    assert lines[-5] == "next: layerswap verify merged"
+    both = f"--task-expert {experts.task} --language-expert {experts.language}"
+    assert lines[-4] == f"next: layerswap play {both}"
+    assert lines[-3].startswith("next: layerswap deploy merged --like BASE.gguf ")
+    for line in (*lines[-4:-2], lines[-1]):
+        assert parsed(line.removeprefix("next: layerswap "))[0] in COMMANDS
     assert layerswap("plan", *experts.pair).err.endswith(" --out merged-2\n")
     for flag in ("--json", "--quiet"):
         assert layerswap("plan", *experts.pair, flag).err == ""

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
+from layerswap.ground.uses import study_uses, uses
 from layerswap.versions import Extra, need_extras
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
@@ -235,18 +236,21 @@ def _merged(study: str) -> str | None:
 
 
 def _uses(given: Given) -> list[str]:
-    """The uses of a finished study's model: ask it, deploy it, upload it."""
+    """The uses of a finished study's model."""
     study = Path(given["out"])
     best = next(iter(sorted(study.glob("best/*.yaml"))), None)
-    if best is None or given["dry_run"]:
+    return [] if best is None or given["dry_run"] else study_uses(study, best.stem)
+
+
+def _merge_uses(given: Given) -> list[str]:
+    """The uses of a merged folder; a GGUF file, a dry run and an uploaded model have none."""
+    out, file = given["out"], given["file"]
+    if given["dry_run"] or given["push"] or not Path(out).is_dir():
         return []
-    merged, text = study / "merged" / best.stem, f"{best.stem}=lines.txt"
-    commands = (
-        ["play", study],
-        ["deploy", merged, "--like", "BASE.gguf", "--text", text, "--out", "deployed"],
-        ["merge", best, "--out", "best", "--push", "OWNER/NAME"],
-    )
-    return [shlex.join(map(str, words)) for words in commands]
+    names = [name for name in ("task_expert", "language_expert") if given[name]]
+    experts = [word for name in names for word in (f"--{name.replace('_', '-')}", str(given[name]))]
+    again = [] if given["overwrite"] else ["--overwrite"]
+    return uses(Path(out), [str(file)] if file else experts, push=[*sys.argv[1:], *again])
 
 
 NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
@@ -283,7 +287,11 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
 """Maps a command to the next command, if a user can type the next command as printed.
 
 A word in braces is an option of the first command, or a free name for an output."""
-MORE: Mapping[str, Callable[[Given], list[str]]] = {"study run": _uses}
+MORE: Mapping[str, Callable[[Given], list[str]]] = {
+    "quickstart": lambda given: uses(Path(given["out"]) / "merged", [], gguf=False),
+    "merge": _merge_uses,
+    "study run": _uses,
+}
 """Maps a command to further commands, in which a user replaces the words in capitals."""
 
 

@@ -35,6 +35,7 @@ from layerswap.experiment.sweep_page import result_sections, surpassing, write_a
 from layerswap.experiment.sweeps import SweepResult, run_experiment
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import Advance, Bars, Log
+from layerswap.ground.uses import command_lines, uses
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.scoring import (
     LIBRARIES,
@@ -269,6 +270,12 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
             ),
             _limits(outcome),
             _models(outcome),
+            Section(
+                "Next",
+                "Move the boundary and ask models on a page, check that a model loads and stops, "
+                "and let speakers compare answers. Replace the words in capitals.",
+                command_lines(uses((folder or Path()) / MERGED, [], gguf=False)),
+            ),
         ],
         colophon=f"layerswap {__version__} with {libraries}: {outcome.seconds:.0f} seconds on this "
         "machine.",

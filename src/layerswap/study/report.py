@@ -42,6 +42,7 @@ from layerswap.experiment.conditions import (
 from layerswap.experiment.sweep_page import draw_grid, side_by_side
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
+from layerswap.ground.uses import command_lines, study_uses
 from layerswap.merge import make_plan
 from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
@@ -220,6 +221,13 @@ class FinishedSteps:
             "model of each language:",
             merge,
             figure=self._stack(first),
+        )
+        commands = command_lines(study_uses(self.journal.root, first.language))
+        yield Section(
+            "Use it",
+            "Ask it beside other compositions, write a GGUF file that provably answers as it does, "
+            "upload it, and let speakers compare answers. Replace the words in capitals.",
+            commands,
         )
         results = {one.heading: one for one in self.results.benchmarks}
         inner = {f"{one}: {of}" for one in results for of in ("the compositions", BY_LABEL)}
