@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
-from layerswap.ground.uses import study_uses, uses
+from layerswap.ground.types import study_uses, uses
 from layerswap.versions import Extra, need_extras
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]

@@ -34,8 +34,7 @@ from layerswap.experiment.spec import Grid
 from layerswap.experiment.sweep_page import result_sections, surpassing, write_above
 from layerswap.experiment.sweeps import SweepResult, run_experiment
 from layerswap.ground.commit import write_json
-from layerswap.ground.types import Advance, Bars, Log
-from layerswap.ground.uses import command_lines, uses
+from layerswap.ground.types import Advance, Bars, Log, command_lines, uses
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.scoring import (
     LIBRARIES,
