@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
-from layerswap.ground.types import study_uses, uses
 from layerswap.versions import Extra, need_extras
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
@@ -237,13 +236,24 @@ def _merged(study: str) -> str | None:
 
 def _uses(given: Given) -> list[str]:
     """The uses of a finished study's model."""
+    from layerswap.merge.metadata import study_uses
+
     study = Path(given["out"])
     best = next(iter(sorted(study.glob("best/*.yaml"))), None)
     return [] if best is None or given["dry_run"] else study_uses(study, best.stem)
 
 
+def _quickstart_uses(given: Given) -> list[str]:
+    """The uses of the lab's model, of whose base there is no GGUF file."""
+    from layerswap.merge.metadata import uses
+
+    return uses(Path(given["out"]) / "merged", [], gguf=False)
+
+
 def _merge_uses(given: Given) -> list[str]:
     """The uses of a merged folder; a GGUF file, a dry run and an uploaded model have none."""
+    from layerswap.merge.metadata import uses
+
     out, file = given["out"], given["file"]
     if given["dry_run"] or given["push"] or not Path(out).is_dir():
         return []
@@ -288,7 +298,7 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
 
 A word in braces is an option of the first command, or a free name for an output."""
 MORE: Mapping[str, Callable[[Given], list[str]]] = {
-    "quickstart": lambda given: uses(Path(given["out"]) / "merged", [], gguf=False),
+    "quickstart": _quickstart_uses,
     "merge": _merge_uses,
     "study run": _uses,
 }

@@ -34,7 +34,7 @@ from layerswap.experiment.spec import Grid
 from layerswap.experiment.sweep_page import result_sections, surpassing, write_above
 from layerswap.experiment.sweeps import SweepResult, run_experiment
 from layerswap.ground.commit import write_json
-from layerswap.ground.types import Advance, Bars, Log, command_lines, uses
+from layerswap.ground.types import Advance, Bars, Log
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.scoring import (
     LIBRARIES,
@@ -49,6 +49,7 @@ from layerswap.lab.scoring import (
 )
 from layerswap.lab.tasks import LabExample
 from layerswap.merge import Plan, make_plan
+from layerswap.merge.metadata import command_lines, uses
 from layerswap.report import Report, Section, Table, draw_stack, write_report
 from layerswap.report.delta_map import map_panel
 from layerswap.report.tables import best_cells, contrasts

@@ -1,9 +1,10 @@
-"""Writes the files next to the weights: configuration, tokenizer, card and `layerswap.json`."""
+"""Writes the files next to the weights, such as the card; lists commands that use a merged model."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -351,3 +352,45 @@ def _card_name(checkpoint: Checkpoint) -> str:
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_bytes((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+# --- commands that use a model ---
+
+PREFER = ["ask", "prefer", "ANSWERS.tsv", "--models", "A,B", "--out", "asked"]
+"""Speakers compare answers in a table."""
+
+
+def uses(
+    model: Path,
+    play: list[str],
+    *,
+    push: list[str] | None = None,
+    language: str = "LANG",
+    gguf: bool = True,
+) -> list[str]:
+    """List commands without `layerswap`, in which a user replaces the words in capitals.
+
+    Args:
+        model: the folder of the merged model.
+        play: arguments of `play` for its composition.
+        push: the command that writes the model, for its upload; None for no upload.
+        language: code of its language.
+        gguf: its base exists as GGUF; otherwise `deploy` checks the folder.
+    """
+    text = f"{language}=lines.txt"
+    written = ["--like", "BASE.gguf", "--text", text, "--out", "deployed"]
+    deploy = ["deploy", str(model), *(written if gguf else [])]
+    upload = [[*push, "--push", "OWNER/NAME"]] if push else []
+    return [shlex.join(words) for words in (["play", *play], deploy, *upload, PREFER)]
+
+
+def study_uses(root: Path, language: str) -> list[str]:
+    """The uses of the selected model of a study in a language."""
+    best = root / "best" / f"{language}.yaml"
+    return uses(root / "merged" / language, [str(root)],
+                push=["merge", str(best), "--out", "best"], language=language)  # fmt: skip
+
+
+def command_lines(commands: list[str]) -> str:
+    """The commands as lines for a shell."""
+    return "\n".join(f"layerswap {command}" for command in commands)

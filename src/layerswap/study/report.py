@@ -41,8 +41,9 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.sweep_page import draw_grid, side_by_side
 from layerswap.ground.errors import StudyError
-from layerswap.ground.types import Log, command_lines, study_uses
+from layerswap.ground.types import Log
 from layerswap.merge import make_plan
+from layerswap.merge.metadata import command_lines, study_uses
 from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
