@@ -1,4 +1,4 @@
-"""Writes the files next to the weights, such as the card; lists commands that use a merged model."""
+"""Writes the files next to the weights, such as the card, and lists commands that use a model."""
 
 from __future__ import annotations
 
