@@ -10,6 +10,7 @@ from deployed import LINES, TEMPLATE, save_chat_model, write_like
 
 pytest.importorskip("xllamacpp")
 
+from layerswap.deploy import proof
 from layerswap.deploy.api import deploy
 from layerswap.deploy.modelfile import modelfile, sides_of
 from layerswap.deploy.proof import Material, prove
@@ -129,3 +130,16 @@ def test_a_template_that_is_no_list_of_turns(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = "{{ messages|length }}" + TEMPLATE
     assert sides_of(tokenizer) is None
+
+
+def test_positions_are_spread_over_a_line():
+    """With one position in a line, it is the middle: after one token all lines are alike."""
+    assert proof._spread(10, 1).tolist() == [6]
+    assert proof._spread(10, 3).tolist() == [2, 6, 9]
+    assert proof._spread(4, 9).tolist() == [1, 2, 3, 4]
+    assert proof._spread(4, 0).tolist() == []
+    for tokens in range(2, 40):
+        for count in range(1, tokens + 1):
+            found = proof._spread(tokens, count)
+            assert len({*found.tolist()}) == count
+            assert 1 <= found.min() <= found.max() <= tokens

@@ -464,7 +464,7 @@ def _agreement(
     for number, tokens in enumerate(long_enough):
         # Positions are spread over all lines: neighbours in one line tell less.
         share = -(-(positions - len(same)) // (len(long_enough) - number))
-        stops = np.unique(np.linspace(1, len(tokens), min(share, len(tokens))).astype(int))
+        stops = _spread(len(tokens), share)
         if len(stops):
             rows = _log_likelihoods(reference.model, tokens)[stops - 1]
             for stop, row in zip(stops.tolist(), rows, strict=True):
@@ -476,6 +476,14 @@ def _agreement(
     return Agreement(
         language, len(same), mean_interval(np.array(same)), float(np.mean(divergences))
     )
+
+
+def _spread(tokens: int, count: int) -> npt.NDArray[np.int64]:
+    """Positions in a line after 1 to `tokens` tokens: the middles of `count` equal parts."""
+    import numpy as np
+
+    count = max(0, min(count, tokens))
+    return (np.arange(count) * 2 + 1) * tokens // (2 * max(1, count)) + 1
 
 
 def _log_likelihoods(model: Any, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
