@@ -1,0 +1,60 @@
+"""Plans over the true shapes of published checkpoints: their names and sizes, without data."""
+
+import json
+import re
+
+import pytest
+import true_shapes as true
+from merging import refusal
+
+import layerswap as ls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", true.NAMES)
+def test_a_published_checkpoint_is_planned(tmp_path, name):
+    model = true.model_of(name)
+    tensors, method = true.published(model), true.QUANTISED.get(name)
+    config = model.config.to_dict()
+    config["architectures"] = [type(model).__name__]
+    if method:
+        tensors = true.quantised(tensors, method)
+        config["quantization_config"] = {"quant_method": method}
+    base, task, language = (
+        true.write_model(tmp_path / n, config, tensors, mark)
+        for mark, n in enumerate(("base", "task", "language"))
+    )
+    layers = model.config.get_text_config().num_hidden_layers
+
+    plan = ls.swap(task=task, language=language, bottom=2, top=1, outside="task")
+    assert plan.composition.layers == layers
+    assert {t.name for t in plan.tensors} == tensors.keys()
+    outer = {0, 1, layers - 1}
+    for tensor in plan.tensors:
+        number = re.search(r"(?<!vision_tower)\.layers\.(\d+)\.", tensor.name)
+        of_tower = re.search("vision|visual", tensor.name)
+        inside = number and not of_tower and int(number[1]) in outer
+        assert tensor.verbatim
+        assert tensor.copied.file.parent == (language if inside else task), tensor.name
+    assert plan.nbytes >= sum(t.nbytes for t in plan.tensors)
+
+    recipe = {
+        "experts": {"a": str(task), "b": str(language)}, "base": str(base),
+        "merge": {"method": "ties", "experts": ["a", "b"], "density": 0.2},
+    }  # fmt: skip
+    ties = ls.make_plan(ls.parse_recipe(json.dumps(recipe)))
+    modules = true.linear_modules(model)
+    adapters = {
+        n: true.write_lora(tmp_path / f"lora-{n}", base, modules, mark)
+        for mark, n in enumerate(("task", "language"), start=1)
+    }
+    if method:
+        assert f"is quantised ({method})" in refusal(lambda: ties.tensors)
+        assert "is quantised" in refusal(lambda: ls.swap(**adapters, bake=True))
+    else:
+        assert sum(t.verbatim for t in ties.tensors) == 0
+        baked = ls.swap(**adapters, base=base, bottom=2, top=1, outside="task", bake=True)
+        assert sum(not t.verbatim for t in baked.tensors) >= len(modules)
+    plan = ls.swap(**adapters, bottom=2, top=1, outside="task")
+    assert plan.to_dict()["tensors"] == 2 * len(modules)
+    assert len(modules) >= 2 * layers
