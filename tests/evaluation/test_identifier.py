@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from layerswap.evaluation.identifier import Identifier, learn_identifier
+from layerswap.evaluation.languages import ANSWER, language_shares
 from layerswap.ground.errors import DataError
 from layerswap.training.mix.build import build_mix
 from layerswap.training.mix.card import data_card, markdown
@@ -45,6 +46,11 @@ def test_languages_are_told_apart_and_errors_are_of_held_out_lines(files):
     rng = random.Random(1)
     found = made.probabilities(lines("wo", 20, rng))
     assert (found[:, list(made.languages).index("wo")] > 0.9).all()
+    speaks = made.speaks("wo")
+    for language, share in (("wo", 1), ("fr", 0)):
+        assert language_shares(" ".join(lines(language, 3, rng)), speaks) == {ANSWER: share}
+    half = language_shares("\n".join([*lines("wo", 20, rng), *lines("fr", 20, rng)]), speaks)
+    assert 0.3 < half[ANSWER] < 0.7
 
 
 @pytest.mark.parametrize(

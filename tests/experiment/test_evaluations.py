@@ -32,6 +32,36 @@ def test_an_evaluation_is_that_of_the_command(done, world, tmp_path):
     assert done._repr_html_().startswith("<table")
 
 
+@pytest.mark.slow
+def test_the_language_of_answers_is_learned_from_texts_and_its_error_printed(world, tmp_path):
+    words = {"wo": "ba ak nit ñu xam naa dem bu", "en": "the of and to in that was his"}
+    for code, text in words.items():
+        turns = (text.split()[i:] + text.split()[:i] for i in range(8))
+        rows = [" ".join(one * (2 + k)) for one in turns for k in range(8)]
+        (tmp_path / f"{code}.txt").write_text("\n".join(rows), "utf-8")
+    given = ["eval", world["task"], world["language"], "--tasks", "maembe_generate",
+             "--include", world["tasks"], "--gen-kwargs", "max_gen_toks=60,until=@@"]  # fmt: skip
+
+    def run(name, *more):
+        words = map(str, [*given, *more, "--out", tmp_path / name])
+        return CliRunner().invoke(app, [*words], env={"COLUMNS": "300"})
+
+    texts = [f"--answer-text=wo={tmp_path}/wo.txt", f"--answer-text=en={tmp_path}/en.txt"]
+    learned = run("results", "--answer-language", "wo", *texts)
+    assert learned.exit_code == 0, learned.output
+    assert "answer_language_share" in learned.output
+    assert "note: wo: 0.0% of 13 held-out lines are taken for another language" in learned.output
+    for more, why in (
+        (["--answer-language", "wo"], "py3langid cannot identify 'wo'.*--answer-text"),
+        (["--answer-language", "fr", *texts], "wo, en has no text of the answer language 'fr'"),
+        (["--answer-language", "wo", texts[0]], "needs texts in at least two languages"),
+        (texts, "--answer-text belongs to --answer-language"),
+    ):
+        with pytest.raises(ls.LayerswapError, match=why):
+            raise run("refused", *more).exception
+        assert not (tmp_path / "refused").exists()
+
+
 def test_models_are_compared_on_the_same_documents(done):
     compared = ls.compare(done.folder, models=["language", "task"])
     reference, other = compared.to_pandas().to_dict("records")

@@ -72,6 +72,13 @@ class Asked(commands.OptionGroup):
         str | None,
         typer.Option(help="Language that answers to --tasks should be in: code or name."),
     ] = None
+    answer_text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE=FILE",
+            help="Text to learn a language from, for --answer-language. Repeatable.",
+        ),
+    ] = None
     data: Annotated[
         Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
     ] = None
@@ -86,6 +93,8 @@ class Asked(commands.OptionGroup):
             raise RecipeError("--language and --data belong to --suite; tasks have their own")
         if self.suite is not None and self.answer_language:
             raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
+        if self.answer_text and not self.answer_language:
+            raise RecipeError("--answer-text belongs to --answer-language")
         options.refuse_checkpoint("--language", self.language, takes="a language code or name")
 
 
@@ -127,14 +136,21 @@ def evaluate(
     done = run_evaluation(
         models, options.task_names(asked.task), asked.include or (),
         suite=asked.suite, languages=asked.language or (), data=asked.data,
-        answer_language=asked.answer_language or "", out=out, settings=settings, log=output.log,
+        answer_language=asked.answer_language or "",
+        answer_texts=options.read_pairs("--answer-text", asked.answer_text, "FILE"),
+        out=out, settings=settings, log=output.log,
         calibrate=calibrate, open_store=partial(output.answer_progress, "evaluating"),
     )  # fmt: skip
     if calibrate and not any(score["metric"] == CALIBRATED for score in done.scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
-    notes = [f"note: {lost}" for lost in done.lost_paths]
+    notes = [f"note: {one}" for one in (*done.identified, *done.lost_paths)]
     lines: list[object] = [evaluation_table(done.scores), *notes, f"wrote {done.folder}"]
-    facts = {"scores": done.scores, "lost_paths": [*done.lost_paths], "folder": str(done.folder)}
+    facts = {
+        "scores": done.scores,
+        "identified": [*done.identified],
+        "lost_paths": [*done.lost_paths],
+        "folder": str(done.folder),
+    }
     output.finish("eval", facts, lines)
 
 

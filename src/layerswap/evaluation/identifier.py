@@ -6,8 +6,9 @@ linear model of scikit-learn; every fifth line is held out and measures the iden
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ class Identifier:
     def probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """Compute the probability of each language, `(texts, languages)`."""
         return np.asarray(self.model.predict_proba([*texts]))
+
+    def speaks(self, language: str) -> Callable[[str], bool]:
+        """Return the test of a text for a language: it is the most probable one."""
+        place = list(self.languages).index(language)
+        return cache(lambda text: int(self.probabilities([text])[0].argmax()) == place)
 
     def error(self, language: str) -> float:
         """Return the share of a language's held-out lines that get another language."""

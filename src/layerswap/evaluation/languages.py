@@ -8,7 +8,7 @@ identifies it, without network, on the text without numbers, code, formulas, mar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
@@ -127,14 +127,18 @@ SENTENCE = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？।॥])\s*|\n+")
 THOUGHT = re.compile(r"\A(.*?)</(?:think|thinking|reasoning)>(.*)\Z", re.DOTALL)
 
 
-def sample_shares(sample: Mapping[str, Any], language: str) -> dict[str, float]:
+Speaks = Callable[[str], bool]
+"""True if a piece of text is in the language."""
+
+
+def sample_shares(sample: Mapping[str, Any], language: str | Speaks) -> dict[str, float]:
     """Measure one of lm-eval's samples; empty if nothing was generated."""
     answers = sample.get("resps") or [[]]
     first = answers[0][0] if answers[0] else None
     return language_shares(first, language) if isinstance(first, str) else {}
 
 
-def language_shares(text: str, language: str) -> dict[str, float]:
+def language_shares(text: str, language: str | Speaks) -> dict[str, float]:
     """Measure one generated text, in 0..1; a part with too few letters has no share.
 
     The part before `</think>` is the reasoning; without that mark, the whole text is the answer.
@@ -150,14 +154,19 @@ def language_shares(text: str, language: str) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def share_in(text: str, language: str) -> float | None:
-    """Return the share of letters in pieces of a language; None for too few letters."""
-    code = identified_code(language)
+def share_in(text: str, language: str | Speaks) -> float | None:
+    """Return the share of letters in pieces of a language; None for too few letters.
+
+    py3langid identifies a language that is given by its code.
+    """
+    if isinstance(language, str):
+        code = identified_code(language)
+        return share_in(text, lambda piece: _language(piece) == code)
     counts = [(_letters(piece), piece) for piece in _pieces(NO_LANGUAGE.sub(" ", text))]
     total = sum(count for count, _ in counts)
     if total < FEWEST:
         return None
-    return sum(count for count, piece in counts if _language(piece) == code) / total
+    return sum(count for count, piece in counts if language(piece)) / total
 
 
 @cache
@@ -172,7 +181,8 @@ def identified_code(language: str) -> str:
     code = match(standard_tag(language).partition("-")[0], [code for code, _ in rank("a")])
     if code is None:
         raise EvaluationError(
-            f"answer_language: py3langid cannot identify {language!r}; leave answer_language out"
+            f"answer_language: py3langid cannot identify {language!r}; leave answer_language out, "
+            "or let `layerswap eval --answer-text` learn it from texts"
         )
     return code
 

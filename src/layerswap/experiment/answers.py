@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.evaluation.languages import known_language, sample_shares
+from layerswap.evaluation.languages import Speaks, known_language, sample_shares
 from layerswap.evaluation.statistics import Classified, Interval, classified_of, mean_interval
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.conditions import CHECKPOINT, Condition
@@ -184,7 +184,7 @@ def task_of(name: str, asked: Sequence[WrittenTask]) -> WrittenTask:
 
 def answers_to(
     samples: Sequence[Mapping[str, Any]],
-    answer_language: str | None,
+    answer_language: str | Speaks | None,
     main: tuple[str, str],
     **shared: Any,
 ) -> Iterator[Answer]:
@@ -215,11 +215,15 @@ def answers_to(
 
 
 def answers_of(
-    results: Results, asked: Sequence[WrittenTask], of_model: Mapping[str, Mapping[str, Any]]
+    results: Results,
+    asked: Sequence[WrittenTask],
+    of_model: Mapping[str, Mapping[str, Any]],
+    speaks: Speaks | None = None,
 ) -> list[Answer]:
     """List every answer of lm-eval's results; a group's documents include its members'.
 
-    `of_model` has further fields by model.
+    `of_model` has further fields by model. `speaks` tests texts for the tasks' language in place of
+    py3langid.
     """
     return [
         answer
@@ -227,7 +231,8 @@ def answers_of(
         for name, samples in sorted(result["samples"].items())
         for task in [task_of(name, asked)]
         for answer in answers_to(
-            samples, known_language(task.language) if task.in_language else None,
+            samples,
+            (speaks or known_language(task.language)) if task.in_language else None,
             task.document_metric or task.metric, model=model, task=name,
             benchmark=task.benchmark, language=task.language, **of_model.get(model, {}),
         )
@@ -323,10 +328,12 @@ def write_results(
     *,
     of_model: Mapping[str, Mapping[str, Any]] | None = None,
     kept: Sequence[Answer] = (),
+    speaks: Speaks | None = None,
 ) -> list[Answer]:
     """Write `<model>/results.json` for each model, and `answers.parquet`, whose rows it returns.
 
     `of_model` has further fields of a model's rows. The table also has the rows of `kept`.
+    `speaks` is as in `answers_of`.
     """
     from lm_eval.utils import handle_non_serializable
 
@@ -340,7 +347,7 @@ def write_results(
                       if key != "config" and isinstance(value, dict) and key in old}  # fmt: skip
         text = json.dumps(whole, indent=2, default=handle_non_serializable, ensure_ascii=False)
         (folder / RESULTS).write_bytes((text + "\n").encode())
-    answers = answers_of(results, asked, of_model or {})
+    answers = answers_of(results, asked, of_model or {}, speaks)
     write_answers(out / ANSWERS_TABLE, [*answers, *kept])
     remove_old(out)
     return answers

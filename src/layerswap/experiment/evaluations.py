@@ -16,7 +16,7 @@ from layerswap.evaluation.harness import (
     evaluate_models,
     open_models,
 )
-from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
+from layerswap.evaluation.languages import ANSWER, REASONING, Speaks, identified_code
 from layerswap.evaluation.metrics import ADDED, CALIBRATED
 from layerswap.evaluation.response_cache import (
     AnswerStore,
@@ -45,12 +45,14 @@ class Evaluation:
     Attributes:
         scores: a row for each model, task and metric. `low`, `high` and `n` are the 95% bootstrap
             interval over `n` documents, where every document has a score.
+        identified: held-out errors of a learned identifier of the answers' language.
         lost_paths: what the models did not allow to share, and how much slower that was.
     """
 
     scores: Sequence[Mapping[str, Any]]
     folder: Path
     lost_paths: Sequence[str] = ()
+    identified: Sequence[str] = ()
 
     def to_pandas(self) -> pd.DataFrame:
         """The scores, a row each."""
@@ -112,6 +114,7 @@ def evaluate(
     language: str | Sequence[str] = (),
     data: PathLike | None = None,
     answer_language: str = "",
+    answer_texts: Mapping[str, PathLike] | None = None,
     log: Log = lambda line: None,
     **settings: Any,
 ) -> Evaluation:
@@ -128,6 +131,8 @@ def evaluate(
         language: languages of the suite, by code or name.
         data: folder of published files of the suite.
         answer_language: the language that answers to `tasks` should be in.
+        answer_texts: texts by language, from which an identifier is learned if py3langid does not
+            know the language: `{"wo": "wolof.txt", "en": "english.txt"}`.
         log: called with what the evaluation costs, and what it skips.
         settings: further settings: `limit`, `limit_first`, `num_fewshot`, `batch_size`, `device`,
             `dtype`, `engine`, `seed`, `allow_code`.
@@ -143,8 +148,8 @@ def evaluate(
     checked = validate(EvaluationSettings, settings, where="evaluate", expected="settings by name")
     return run_evaluation(
         [str(model) for model in listed(models)], listed(tasks), listed(include), suite=suite,
-        languages=listed(language), data=data, answer_language=answer_language, out=Path(out),
-        settings=checked, log=log,
+        languages=listed(language), data=data, answer_language=answer_language,
+        answer_texts=answer_texts, out=Path(out), settings=checked, log=log,
     )  # fmt: skip
 
 
@@ -157,6 +162,7 @@ def run_evaluation(
     languages: Sequence[str],
     data: PathLike | None,
     answer_language: str,
+    answer_texts: Mapping[str, PathLike] | None = None,
     out: Path,
     settings: EvaluationSettings,
     log: Log,
@@ -169,7 +175,10 @@ def run_evaluation(
     if suite is not None and not languages:
         raise RecipeError("a suite needs a language")
     need_extras("evaluating", "eval")
-    if answer_language:
+    speaks, identified = None, list[str]()
+    if answer_texts:
+        speaks, identified = _learned(answer_language, answer_texts)
+    elif answer_language:
         identified_code(answer_language)
     for language in languages:
         check_askable(suite or "", language, allow_code=settings.allow_code)
@@ -198,6 +207,7 @@ def run_evaluation(
     rows = files.write_results(
         folder, results, written, kept=kept,
         of_model={name: {"weights": key} for name, key in weights.items()},
+        speaks=speaks,
     )  # fmt: skip
     if replaced:
         more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
@@ -207,7 +217,20 @@ def run_evaluation(
     for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
         log(warning)
     scores = _scores(results, written, rows, calibrated=calibrate)
-    return Evaluation(scores, folder, files.lost_paths(results.values()))
+    return Evaluation(scores, folder, files.lost_paths(results.values()), identified)
+
+
+def _learned(language: str, texts: Mapping[str, PathLike]) -> tuple[Speaks, list[str]]:
+    """Learn to identify a language; return the test of a text, and a line of errors each."""
+    from layerswap.evaluation.identifier import learn_identifier
+
+    need_extras("an identifier that is learned from texts", "train")
+    if language not in texts:
+        raise RecipeError(
+            f"--answer-text: {', '.join(texts)} has no text of the answer language {language!r}"
+        )
+    made = learn_identifier({code: str(file) for code, file in texts.items()})
+    return made.speaks(language), [made.describe(one) for one in texts]
 
 
 def _scores(
