@@ -34,13 +34,11 @@ def _named(found: re.Match[str]) -> str:
 
 
 def _result() -> str:
-    """The README's table of results, which `research.transfer` writes, and the paragraph below."""
+    """The README's answer to "Does it work?", with links of the site."""
     readme = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(
-        r"<!-- transfer: summary -->\n(.*?)<!-- end -->(\n\n.*?)\n\n", readme, re.DOTALL
-    )
-    assert found, "README.md has no table of results"
-    return (found[1] + found[2]).replace("](docs/", "](")
+    found = re.search(r"<!-- result -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+    assert found, "README.md has no result"
+    return found[1].replace("](docs/", "](")
 
 
 def _commands() -> str:

@@ -35,7 +35,7 @@ from layerswap.report.drawing import EXPERTS, INK, settings
 from layerswap.training.mix.filters import overlap
 from research import inputs
 from research import languages as design
-from research.markdown import points, table
+from research.markdown import Table, points, table
 from research.ten_languages import LANGUAGE, SOUP, SWAP, TASK, mean_recall
 from research.ten_languages import LANGUAGES as NAMES
 
@@ -157,7 +157,7 @@ def _by_dose(study: str) -> Iterator[tuple[list[str], dict[str, list[Classified]
             yield [name, tokens(codes, dose)], found
 
 
-def scores_table(study: str) -> str:
+def scores_table(study: str) -> Table:
     """Each model by language and dose, and the gain of the merges on the smallest dose."""
     rows, small = [], dict[str, list[Classified]]()
     for start, found in _by_dose(study):
@@ -169,7 +169,7 @@ def scores_table(study: str) -> str:
     return table([STUDIES[study], "thousand tokens", *head], rows)
 
 
-def differences_table(study: str) -> str:
+def differences_table(study: str) -> Table:
     """The merges minus the experts and each other, by language and dose."""
     pairs = [(SWAP, TASK), (SOUP, TASK), (SWAP, SOUP), (SWAP, LANGUAGE), (SOUP, LANGUAGE)]
     rows = [
@@ -181,7 +181,7 @@ def differences_table(study: str) -> str:
     return table([STUDIES[study], "thousand tokens", *head], rows)
 
 
-def seeds_table() -> str:
+def seeds_table() -> Table:
     """Swahili: each language expert of the middle dose."""
     rows = []
     for study, words in STUDIES.items():
@@ -202,7 +202,7 @@ def seeds_table() -> str:
     return table(["Swahili, 291 thousand tokens", *head], rows)
 
 
-def after_table() -> str:
+def after_table() -> Table:
     """Swahili: merges, and task experts that learned the language afterwards."""
     head, columns = ["Swahili, 73,000 tokens"], []
     for task in design.TASKS:
@@ -233,7 +233,7 @@ def after_table() -> str:
     return table(head, rows)
 
 
-def duplicates_table() -> str:
+def duplicates_table() -> Table:
     """Test texts that share five words in a row with the training text, and gains without them."""
     rows = []
     for task, by_language in _json(HERE / "dose-task" / DUPLICATES).items():
@@ -258,7 +258,7 @@ def _without(found: Classified, documents: Sequence[int]) -> Classified:
     )
 
 
-def tables() -> dict[str, str]:
+def tables() -> dict[str, Table]:
     """The tables by name."""
     found = {}
     for study in filter(recorded, STUDIES):

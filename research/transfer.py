@@ -1,10 +1,10 @@
-"""The tables of docs/real.md and docs/dose.md, from recorded scores of a real model.
+"""The tables of docs/real.md and docs/dose.md, and the README's chart, from recorded scores.
 
     python -m research.transfer                  # prints them; nothing is trained or evaluated
-    python -m research.transfer --write          # writes them into the pages and README.md
+    python -m research.transfer --write          # writes them, and the README's chart
 
-A page marks where a table stands by `<!-- transfer: NAME -->` and
-`<!-- end -->`.
+A page marks where a table stands by `<!-- transfer: NAME -->` and `<!-- end -->`. Pages show the
+parts in `SHOWN`; whole tables are CSV files in docs/tables.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ from layerswap.experiment.benchmarks import (
 )
 from layerswap.experiment.compare import Values, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
+from layerswap.report import Drawing
+from layerswap.report.charts import draw_intervals
 from research import dose, ten_languages
-from research.markdown import per_cent, points, table
+from research.figures import save_svg
+from research.markdown import Table, per_cent, points, table
 from research.selection import select
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = (DOCS / "real.md", DOCS / "dose.md", HERE.parent / "README.md")
+PAGES = (DOCS / "real.md", DOCS / "dose.md")
 LABELS, PROBABILITIES = "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {
@@ -91,10 +94,6 @@ SEED_NAMES = {
     "TIES, chosen on development": "TIES, density 0.075 (tweets: chosen)",
 }
 """Names of models in the tables of three pairs."""
-SUMMARY = {"task expert": "task expert", "soup": "plain average", str(DEFAULT): "swap"}
-"""Names of models in the README's table."""
-IN_SUMMARY = {"sentences": "sentences, 3 languages", "tweets": "tweets, 3 languages"}
-"""Names of tasks in the README's table beside the headlines in ten languages."""
 PAIRS_OF = {task: f"{task} ({'three pairs' if task in SEEDS else 'one pair'})" for task in TASKS}
 JOINT_NAMES = {
     str(DEFAULT): "swap, default",
@@ -116,6 +115,19 @@ PARTIAL_ROWS = (
 """The name of a model in the table, the kind of study that has it, and its name there."""
 ZONES = {"headlines": "headline-zones", "sentences": "topic-zones"}
 """The studies of a grid of zones on the experts of seed 1, with recorded signals."""
+CSV = DOCS / "tables"
+CHART = DOCS / "images" / "summary"
+"""The README's chart, without its suffix."""
+SHOWN: dict[str, tuple[str, Sequence[int], str]] = {
+    "dose in short": ("dose-task", (1, 2, 3, 4, 5), "mean"),
+    "dose of sentences in short": ("dose-sentences", (1, 2, 3, 4, 5), ""),
+    "after in short": ("after", (0, 1, 3, 4, 6), ""),
+    "ten languages in short": ("ten languages", (0, 1, 2, 3, 4), ""),
+    "by language in short": ("by language", (0, 2, 3, 4, 5), ""),
+    "means in short": ("means", (0, 1, 2, 3, 4), ""),
+    "partial in short": ("partial", (0, 1, 3), ""),
+}
+"""Parts of tables that pages show: the table, its columns, and the beginning of the rows."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -167,7 +179,7 @@ def across(cell: Callable[[str], str], *models: str) -> list[str]:
     return [cell(task) if known(task).issuperset(models) else "" for task in TASKS]
 
 
-def origins_table() -> str:
+def origins_table() -> Table:
     """Scores by the source of the outer and of the inner layers."""
     places = [
         ("task expert", "task expert", "task expert"),
@@ -192,7 +204,7 @@ def labels(task: str) -> dict[str, list[str]]:
     return found
 
 
-def labels_table(task: str, first: str, second: str) -> str:
+def labels_table(task: str, first: str, second: str) -> Table:
     """The paired difference of two models by the label of the documents."""
     own = labels(task)
     a, b = scores(task, first), scores(task, second)
@@ -275,7 +287,7 @@ def has_probabilities(task: str, model: str) -> bool:
     return all(model in by for by in probabilities(task))
 
 
-def calibrated_table() -> str:
+def calibrated_table() -> Table:
     """Models after batch calibration, with its gain."""
 
     def cell(task: str, model: str) -> str:
@@ -286,7 +298,7 @@ def calibrated_table() -> str:
     return _by_task("calibrated", cell)
 
 
-def calibrated_differences_table() -> str:
+def calibrated_differences_table() -> Table:
     """The default swap minus each model, both calibrated."""
 
     def cell(task: str, model: str) -> str:
@@ -296,7 +308,7 @@ def calibrated_differences_table() -> str:
     return _by_task("calibrated default swap minus the calibrated", cell, leave=str(DEFAULT))
 
 
-def _by_task(heading: str, cell: Callable[[str, str], str], leave: str = "") -> str:
+def _by_task(heading: str, cell: Callable[[str, str], str], leave: str = "") -> Table:
     """Models with recorded probabilities down, tasks across."""
     rows = []
     for model, words in NAMES.items():
@@ -307,7 +319,7 @@ def _by_task(heading: str, cell: Callable[[str, str], str], leave: str = "") -> 
     return table([heading, *TASKS], rows)
 
 
-def cases_table() -> str:
+def cases_table() -> Table:
     """The gains of English fine-tuning and of the swap, by task and language."""
     found = []
     for task in TASKS:
@@ -333,7 +345,7 @@ def cases_table() -> str:
     return table(head, [row for _, row in sorted(rows, key=lambda row: row[0])])
 
 
-def densities_table() -> str:
+def densities_table() -> Table:
     """TIES of the one pair by density, the mean of the languages."""
     tried = sorted({name for task in TASKS for name in known(task) if name.startswith("TIES, d")})
     rows = [
@@ -358,7 +370,7 @@ def _setting(one: Condition) -> str:
     return f"{one.zones.bottom}, {one.zones.top}"
 
 
-def partial_table() -> str:
+def partial_table() -> Table:
     """Swahili, three pairs of experts, trained in full or in their own layers alone."""
     rows = []
     swaps = {}
@@ -376,7 +388,7 @@ def partial_table() -> str:
     return table(head, rows)
 
 
-def without_labels_table() -> str:
+def without_labels_table() -> Table:
     """Zones of one pair by signal or label, and their scores."""
     models = {task: chosen_without_labels(study) for task, study in ZONES.items()}
     rows = []
@@ -426,7 +438,7 @@ def selected_zones(found: BenchmarkScores, chosen: Condition) -> Condition:
     return select(scores, chosen, default)
 
 
-def few_shot_table() -> str:
+def few_shot_table() -> Table:
     """The base with English examples in its prompt, and models without examples.
 
     Calibrated are the former with the documents that are asked, the latter with the development
@@ -459,7 +471,7 @@ def _few_shot(folder: Path, metric: str) -> list[Values]:
     return [np.array([by[document] for document in sorted(by)]) for by in found.values()]
 
 
-def checkpoints_table() -> str:
+def checkpoints_table() -> Table:
     """The task expert of the sentences at its end and at its lowest validation loss, in Swahili."""
     (early,) = study_results({"sw": HERE / "topic-transfer" / "earlier" / "sw"}, 0.5).benchmarks
     (before,) = [v for one, v in early.over_pairs.scores.items() if str(one) == "task expert"]
@@ -518,7 +530,7 @@ def correct(task: str, *models: str) -> Interval:
     return over_languages(task, differences(first, second[0]) if second else first)
 
 
-def models_table(measure: Callable[..., Interval], words: str) -> str:
+def models_table(measure: Callable[..., Interval], words: str) -> Table:
     """Models down, tasks across: each model's score, and the default swap minus it."""
     swap, rows = str(DEFAULT), []
     for name, called in SEED_NAMES.items():
@@ -530,21 +542,26 @@ def models_table(measure: Callable[..., Interval], words: str) -> str:
     return table([words, *head], rows)
 
 
-def summary_table() -> str:
-    """The means of three models alone, for a first look."""
-    rows = [
-        [words, ten_languages.percentage(ten_languages.accuracy, name),
-         *(f"{100 * correct(task, name).mean:.1f}" for task in IN_SUMMARY)]
-        for name, words in SUMMARY.items()
-    ]  # fmt: skip
-    return table(["% correct", "headlines, 10 languages", *IN_SUMMARY.values()], rows)
+def draw_summary() -> Drawing:
+    """Draw both merges minus the task expert on headlines and sentences."""
+    merges = {"average": "soup", "swap": str(DEFAULT)}
+    headlines = [
+        (f"headlines: {words}", ten_languages.gain(ten_languages.accuracy, name, "task expert"))
+        for words, name in merges.items()
+    ]
+    sentences = [
+        (f"sentences: {words}", correct("sentences", name, "task expert"))
+        for words, name in merges.items()
+    ]
+    measure = "merge minus task expert"
+    return draw_intervals(headlines + sentences, measure=measure, differences=True)
 
 
 def _gains(task: str, first: str, second: str) -> list[Values]:
     return differences(over_pairs(task, first), over_pairs(task, second))
 
 
-def pairs_table(task: str) -> str:
+def pairs_table(task: str) -> Table:
     """Models down, pairs of experts of several seeds across: the mean over languages."""
     found = by_pair(task)
     rows = [
@@ -555,7 +572,7 @@ def pairs_table(task: str) -> str:
     return table([task, *(f"pair {one}" for one in numbers), "mean"], rows)
 
 
-def gains_table() -> str:
+def gains_table() -> Table:
     """Paired differences of models by task and language, the mean over pairs."""
     steps = [
         (str(DEFAULT), "task expert"),
@@ -575,7 +592,7 @@ def gains_table() -> str:
     return table(["", "", *LANGUAGES.values(), "mean"], rows, words=2)
 
 
-def float32_table() -> str:
+def float32_table() -> Table:
     """Headlines in Swahili, two pairs of experts that were trained in float32 throughout."""
     (by,) = study_results({"sw": HERE / "headline-seeds" / "float32" / "sw"}, 0.5).benchmarks
     rows = []
@@ -588,7 +605,7 @@ def float32_table() -> str:
     return table(["pair", *names, "swap minus task expert"], rows)
 
 
-def joint_table() -> str:
+def joint_table() -> Table:
     """Headlines in Swahili: one model trained on both data sets, and the swap."""
     (by,) = results("headline-joint")
     own = {str(one): values for one, values in by.over_pairs.scores.items()}
@@ -600,13 +617,12 @@ def joint_table() -> str:
     return table(["headlines", "Swahili", "the default swap minus it"], rows)
 
 
-def tables() -> dict[str, str]:
+def tables() -> dict[str, Table]:
     """The tables by name."""
     return {
         "means": models_table(correct, "% correct"),
         **ten_languages.tables(),
         **dose.tables(),
-        "summary": summary_table(),
         "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),
         **{f"labels of {task}": labels_table(task, str(DEFAULT), "task expert") for task in TASKS},
@@ -625,11 +641,23 @@ def tables() -> dict[str, str]:
     }
 
 
-def filled(text: str, tables: Mapping[str, str]) -> str:
+def filled(text: str, tables: Mapping[str, Table]) -> str:
     """A page with new tables."""
+
+    def shown(name: str) -> Table:
+        if name not in SHOWN:
+            return tables[name]
+        whole, columns, rows = SHOWN[name]
+        return tables[whole].part(columns, rows)
+
     return MARK.sub(
-        lambda found: f"<!-- transfer: {found[1]} -->\n{tables[found[1]]}\n<!-- end -->", text
+        lambda found: f"<!-- transfer: {found[1]} -->\n{shown(found[1])}\n<!-- end -->", text
     )
+
+
+def csv_name(name: str) -> str:
+    """The file of a table in `CSV`."""
+    return f"{name.replace(' ', '-')}.csv"
 
 
 def main() -> None:
@@ -640,6 +668,10 @@ def main() -> None:
     for name, text in every.items():
         print(f"## {name}\n\n{text}\n")
     if given.write:
+        CSV.mkdir(exist_ok=True)
+        save_svg(draw_summary(), CHART)
+        for name, found in every.items():
+            (CSV / csv_name(name)).write_bytes(found.csv().encode())
         for page in PAGES:
             page.write_text(filled(page.read_text("utf-8"), every), "utf-8")
 

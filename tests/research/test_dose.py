@@ -35,8 +35,7 @@ def test_a_larger_dose_shares_what_a_smaller_shares_with_the_test():
 
 
 def test_a_gain_without_shared_documents_is_that_of_the_others():
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in dose.duplicates_table().splitlines()]  # fmt: skip
+    rows = dose.duplicates_table().rows
     cell = next(row[-1] for row in rows if row[0] == "Somali, headlines")
     shared = json.loads((dose.HERE / "dose-task" / dose.DUPLICATES).read_text("utf-8"))
     means = []

@@ -2,12 +2,15 @@
 
 import csv
 import json
+import re
 
 import pytest
 
 from layerswap.study.spec import read_study
 from layerswap.training.mix.schema import read_mix
 from research import inputs, transfer
+
+LINK = re.compile(r"\(tables/([\w-]+\.csv)\)")
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +25,22 @@ def test_a_page_has_the_tables_of_the_recorded_scores(page, tables):
     assert transfer.filled(text, tables) == text
 
 
-def test_every_table_stands_on_the_page(tables):
-    """But for those that only prose is taken from."""
-    shown = {name for page in transfer.PAGES for name in transfer.MARK.findall(page.read_text())}
-    assert shown <= tables.keys()
-    assert {"means", "summary", "balanced", "origins", "calibrated"} <= shown
+def test_whole_tables_are_files_beside_the_pages(tables):
+    files = {path.name: path.read_text("utf-8") for path in transfer.CSV.glob("*.csv")}
+    recorded = {transfer.csv_name(name): whole.csv() for name, whole in tables.items()}
+    assert files.items() >= recorded.items()
+    linked = {name for page in transfer.PAGES for name in LINK.findall(page.read_text("utf-8"))}
+    assert linked <= files.keys()
+    assert {"means.csv", "dose-task.csv", "balanced.csv"} <= linked
+
+
+def test_the_readmes_chart_is_that_of_the_recorded_scores(tmp_path):
+    transfer.save_svg(transfer.draw_summary(), tmp_path / "summary")
+    drawn = (tmp_path / "summary.svg").read_text("utf-8")
+    assert drawn == transfer.CHART.with_suffix(".svg").read_text("utf-8")
+    assert f"]({transfer.CHART.relative_to(transfer.HERE.parent)}.svg)" in (
+        transfer.HERE.parent / "README.md"
+    ).read_text("utf-8")
 
 
 def test_a_probability_is_that_of_the_answer_that_was_scored():

@@ -490,7 +490,7 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
 
     A signal has one number per merge, such as the English score of its task expert.
     """
-    from scipy.stats import kendalltau, permutation_test, spearmanr
+    from scipy.stats import kendalltau, permutation_test
 
     quality = np.asarray(merged, dtype=np.float64)
     ranked = []
@@ -502,21 +502,43 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
                 f"{len(signal)} numbers for {len(quality)} merges"
             )
         permuted = permutation_test(
-            [signal], lambda shuffled: _correlation(spearmanr, shuffled, quality),
+            [signal], lambda shuffled, axis: _spearman(shuffled, quality), vectorized=True,
             permutation_type="pairings", n_resamples=RESAMPLES, rng=np.random.default_rng(0),
         )  # fmt: skip
-        spearman, kendall = (_interval(test, signal, quality) for test in (spearmanr, kendalltau))
+        kendall = _interval(_each(kendalltau), signal, quality)
+        spearman = _interval(_spearman, signal, quality)
         ranked.append(Predictor(name, spearman, kendall, float(permuted.pvalue)))
     return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
 
 
-def _interval(test: Callable[..., Any], signal: Values, quality: Values) -> Interval:
-    rng, count = np.random.default_rng(0), len(quality)
-    drawn = (rng.integers(count, size=count) for _ in range(RESAMPLES))
-    resampled = [_correlation(test, signal[rows], quality[rows]) for rows in drawn]
-    return Interval(_correlation(test, signal, quality), *_percentiles(resampled), count)
+def _interval(
+    correlation: Callable[[Values, Values], Values], signal: Values, quality: Values
+) -> Interval:
+    count = len(quality)
+    drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+    resampled = correlation(signal[drawn], quality[drawn])
+    return Interval(float(correlation(signal, quality)), *_percentiles(resampled), count)
 
 
-def _correlation(test: Callable[..., Any], a: Values, b: Values) -> float:
-    """Compute a rank correlation with scipy; 0 if one side is constant."""
-    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(test(a, b).statistic)
+def _spearman(a: Values, b: Values) -> Values:
+    """Spearman's correlations along the last axis, all rows at once; 0 if a side is constant."""
+    from scipy.stats import rankdata
+
+    first, second = (rankdata(side, axis=-1) for side in (a, b))
+    first, second = (side - side.mean(-1, keepdims=True) for side in (first, second))
+    norm = np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
+    return np.divide((first * second).sum(-1), norm, out=np.zeros_like(norm), where=norm > 0)
+
+
+def _each(test: Callable[..., Any]) -> Callable[[Values, Values], Values]:
+    """A rank correlation of scipy, row by row; 0 if a side is constant."""
+
+    def one(a: Values, b: Values) -> float:
+        return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(test(a, b).statistic)
+
+    def rows(a: Values, b: Values) -> Values:
+        if a.ndim == 1:
+            return np.asarray(one(a, b))
+        return np.array([one(*pair) for pair in zip(a, b, strict=True)])
+
+    return rows

@@ -126,12 +126,19 @@ def made(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Answer]:
     """Make answers of rows; refuse missing columns, and values of other types."""
     from pydantic import TypeAdapter, ValidationError
 
+    columns, known = tuple(CHECKPOINT.to_dict()), dict[tuple[Any, ...], Condition]()
+
+    def condition(row: Mapping[str, Any]) -> Condition:
+        key = tuple(map(row.get, columns))
+        if key not in known:  # thousands of rows share one
+            known[key] = Condition.from_dict(row) if row.get("method") else CHECKPOINT
+        return known[key]
+
     try:
         return TypeAdapter(list[Answer]).validate_python([
-            {**row, "condition": Condition.from_dict(row) if row.get("method") else CHECKPOINT}
-            for row in rows
+            {**row, "condition": condition(row)} for row in rows
         ])  # fmt: skip
-    except ValidationError:
+    except (ValidationError, TypeError):  # of lists, which no key can hold
         raise EvaluationError(f"{path}: not a table of `layerswap eval` or `sweep`") from None
 
 
