@@ -43,7 +43,8 @@ def double_quantised(scales: Floats) -> Floats:
     import numpy as np
 
     mean = scales.mean(dtype=np.float32)
-    return _nearest(scales - mean, dynamic_numbers(), SCALES) + mean
+    found: Floats = _nearest(scales - mean, dynamic_numbers(), SCALES) + mean
+    return found
 
 
 def given_back(values: Floats, scales: Floats) -> Floats:
@@ -55,7 +56,8 @@ def given_back(values: Floats, scales: Floats) -> Floats:
 
     numbers = np.array(NUMBERS, np.float32)
     positions = _positions(values, block_scales(values), numbers, BLOCK)
-    return numbers[positions] * np.repeat(scales, BLOCK)[: len(values)]
+    found: Floats = numbers[positions] * np.repeat(scales, BLOCK)[: len(values)]
+    return found
 
 
 @cache
@@ -67,7 +69,7 @@ def dynamic_numbers() -> Floats:
     for power in range(7):
         edges = np.linspace(0.1, 1, 2**power + 1, dtype=np.float32)
         means = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (power - 6)
-        parts += [means, -means]
+        parts += [means.astype(np.float32), -means.astype(np.float32)]
     return np.sort(np.concatenate(parts).astype(np.float32))
 
 
@@ -77,7 +79,8 @@ def _nearest(values: Floats, numbers: Floats, length: int) -> Floats:
 
     largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), length))
     positions = _positions(values, largest, numbers, length)
-    return numbers[positions] * np.repeat(largest, length)[: len(values)]
+    found: Floats = numbers[positions] * np.repeat(largest, length)[: len(values)]
+    return found
 
 
 def _positions(
@@ -87,4 +90,7 @@ def _positions(
 
     between = ((numbers[:-1].astype(np.float64) + numbers[1:]) / 2).astype(np.float32)
     inverse = np.divide(1, largest, out=np.zeros_like(largest), where=largest > 0)
-    return np.searchsorted(between, values * np.repeat(inverse, length)[: len(values)])
+    found: npt.NDArray[np.int64] = np.searchsorted(
+        between, values * np.repeat(inverse, length)[: len(values)]
+    )
+    return found

@@ -198,13 +198,16 @@ def _read_translated(handle: Handle, info: Translated, start: int, stop: int) ->
 
 def _read_requantised(handle: Handle, info: Requantised, start: int, stop: int) -> Floats:
     """Read elements as 4 bits give them back, rounded to the stored dtype as in training."""
+    import numpy as np
+
     from layerswap.checkpoint import nf4
 
     first, last = start // nf4.BLOCK, min(-(-stop // nf4.BLOCK) * nf4.BLOCK, info.elements)
-    values = read_floats(handle, info.stored, first * nf4.BLOCK, last).astype("float32", copy=False)
+    stored = read_floats(handle, info.stored, first * nf4.BLOCK, last)
+    values = stored.astype(np.float32, copy=False)
     scales = nf4.block_scales(values)
     if info.double:
-        scales = _double_scales(info)[first : first + len(scales)]
+        scales = _double_scales(info).astype(np.float32, copy=False)[first : first + len(scales)]
     rounded = widened(narrowed(nf4.given_back(values, scales), info.dtype), info.dtype)
     return rounded[start - first * nf4.BLOCK : stop - first * nf4.BLOCK]
 

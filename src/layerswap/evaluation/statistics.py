@@ -511,8 +511,11 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
     return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
 
 
+Rows = npt.NDArray[np.float64]
+
+
 def _interval(
-    correlation: Callable[[Values, Values], Values], signal: Values, quality: Values
+    correlation: Callable[[Values, Values], Rows], signal: Values, quality: Values
 ) -> Interval:
     count = len(quality)
     drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
@@ -520,23 +523,25 @@ def _interval(
     return Interval(float(correlation(signal, quality)), *_percentiles(resampled), count)
 
 
-def _spearman(a: Values, b: Values) -> Values:
+def _spearman(a: Values, b: Values) -> Rows:
     """Spearman's correlations along the last axis, all rows at once; 0 if a side is constant."""
     from scipy.stats import rankdata
 
     first, second = (rankdata(side, axis=-1) for side in (a, b))
     first, second = (side - side.mean(-1, keepdims=True) for side in (first, second))
     norm = np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
-    return np.divide((first * second).sum(-1), norm, out=np.zeros_like(norm), where=norm > 0)
+    found: Rows = np.zeros_like(norm)
+    np.divide((first * second).sum(-1), norm, out=found, where=norm > 0)
+    return found
 
 
-def _each(test: Callable[..., Any]) -> Callable[[Values, Values], Values]:
+def _each(test: Callable[..., Any]) -> Callable[[Values, Values], Rows]:
     """A rank correlation of scipy, row by row; 0 if a side is constant."""
 
     def one(a: Values, b: Values) -> float:
         return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(test(a, b).statistic)
 
-    def rows(a: Values, b: Values) -> Values:
+    def rows(a: Values, b: Values) -> Rows:
         if a.ndim == 1:
             return np.asarray(one(a, b))
         return np.array([one(*pair) for pair in zip(a, b, strict=True)])

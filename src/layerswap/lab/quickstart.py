@@ -146,7 +146,7 @@ class Outcome(SweepResult):
     def zones(self) -> Zones | None:
         """The zones of the selected model if it is a swap."""
         swap = self.best.recipe.swap
-        return swap and swap.zones(self.layers)
+        return None if swap is None else swap.zones(self.layers)
 
     @property
     def tests(self) -> dict[LabMeasure, TestResult]:
