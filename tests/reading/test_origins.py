@@ -9,6 +9,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from layerswap.ground.errors import DataError
 from layerswap.reading.origins import Origin, open_rows, where_filter
@@ -26,6 +27,9 @@ def write(path, rows=ROWS):
         path.write_text(json.dumps(rows))
     elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".arrow":
+        Dataset.from_list(rows).save_to_disk(path.with_suffix(""))
+        next(path.with_suffix("").glob("*.arrow")).rename(path)
     elif path.suffix == ".csv":
         lines = [["q", "a"], *([f'"{r["q"]}"'.replace('""', '"""'), r["a"]] for r in rows)]
         path.write_text("".join(",".join(line) + "\n" for line in lines))
@@ -41,7 +45,7 @@ def rows_of(tmp_path, local=None, limit=None, **origin):
     return list(opened.rows)
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.csv"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.arrow", "x.csv"])
 def test_every_format_gives_the_same_texts_up_to_read_and_limit(tmp_path, name):
     write(tmp_path / name)
     assert rows_of(tmp_path, path=name) == ROWS
@@ -109,7 +113,7 @@ def test_a_card_that_declares_configurations_decides_their_files(tmp_path):
         ({"path": "no.jsonl"}, "{tmp}/no.jsonl: no such file"),
         ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no such file"),
         ({"path": "x.unknown"}, "{tmp}/x.unknown: unknown format '.unknown'; give format: jsonl, "
-         "json, csv, parquet, text or paragraphs"),
+         "json, csv, parquet, arrow, text or paragraphs"),
     ],
 )  # fmt: skip
 def test_a_missing_or_unreadable_file_is_named(tmp_path, origin, message):

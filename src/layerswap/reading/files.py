@@ -25,7 +25,7 @@ RowT = TypeVar("RowT")
 
 FORMATS = {
     ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
-    ".txt": "text",
+    ".arrow": "arrow", ".txt": "text",
 }  # fmt: skip
 """Format by file extension."""
 LONGEST_FIELD = 200
@@ -53,7 +53,7 @@ def format_of(file: str) -> str:
     if suffix.lower() not in FORMATS:
         raise DataError(
             f"{file}: unknown format {suffix or 'without an extension'!r}; "
-            "give format: jsonl, json, csv, parquet, text or paragraphs"
+            "give format: jsonl, json, csv, parquet, arrow, text or paragraphs"
         )
     return FORMATS[suffix.lower()]
 

@@ -60,7 +60,7 @@ class Origin(Strict):
     files: list[NonEmpty] = []  # patterns or URLs, in place of the data set's own choice of files
     without: list[NonEmpty] = []  # patterns of files to exclude from `files`
     # None: by file name; text: a row for each line; paragraphs: separated by blank lines
-    format: Literal["jsonl", "json", "csv", "parquet", "text", "paragraphs"] | None = None
+    format: Literal["jsonl", "json", "csv", "parquet", "arrow", "text", "paragraphs"] | None = None
     delimiter: NonEmpty = ","
     header: list[NonEmpty] | None = None  # column names of a csv without a header line
     quotes: bool = True  # false: quotation marks in a csv are ordinary characters
