@@ -19,6 +19,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.cli import app
 from layerswap.compose import Zones
+from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.statistics import student_interval
 from layerswap.experiment import benchmarks as study_results
 from layerswap.experiment.answers import Answer, read_answers
@@ -913,6 +914,16 @@ def test_bfloat16_on_a_processor_that_has_it_takes_a_third(monkeypatch):
         work = 6e9 * 2000 * 100 / speed_of(device).train / 3600
         found = one.training_hours(TrainingRun(hyperparameters=given), rows)
         assert found - start == pytest.approx(work / gain)
+
+
+def test_a_batch_size_is_used_and_older_keys_stay(folder, tmp_path):
+    plain, given = (spec(folder, **ALONE, evaluate={**LAB, "limit": 2, **more})["evaluate/nela"]
+                    for more in ({}, {"batch_size": 1}))  # fmt: skip
+    assert "batch_size" not in plain.settings["evaluate"]
+    assert given.settings["evaluate"] == {**plain.settings["evaluate"], "batch_size": 1}
+    step = EvaluateStep.of(given)
+    how = EvaluationSettings.taken_from(step.evaluate.model_dump(mode="json"))
+    assert (how.batch_size, EvaluateStep.of(plain).evaluate.batch_size) == (1, "auto")
 
 
 def test_the_size_of_a_base_is_read_or_in_its_name():

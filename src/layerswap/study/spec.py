@@ -156,6 +156,10 @@ def _read_metric(value: object) -> object:
     return value
 
 
+LATER = {"batch_size"}
+"""Settings of later versions of `Benchmarks`: not in a step's key at their defaults, so older keys stay."""
+
+
 class Benchmarks(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks."""
 
@@ -172,6 +176,7 @@ class Benchmarks(PromptOptions):
     allow_code: bool = False  # run programs that a model wrote, in the sandbox; else skip MBPP
     engine: EngineName = "sweep"
     engine_args: dict[str, Any] = {}  # of `vllm.LLM`
+    batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
     other_languages: OtherLanguages | None = None  # of the grid, the chosen compositions alone
 
 
