@@ -157,7 +157,7 @@ def _read_metric(value: object) -> object:
 
 
 LATER = {"batch_size"}
-"""Settings of later versions of `Benchmarks`: not in a step's key at their defaults, so older keys stay."""
+"""Settings of later versions of `Benchmarks`: no part of a key at their defaults."""
 
 
 class Benchmarks(PromptOptions):
