@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from deployed import save_chat_model, write_like
 from lab_files import write_lab_files
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -118,6 +119,17 @@ def test_the_command_prints_what_a_program_reads(files):
     counted = json.loads(bases("qaa.txt", shipped().base, "--tokenizer-only", "--json").stdout)
     assert counted["bases"][0]["bits_per_byte"] is None
     assert counted["bases"][0]["per_word"] == one["per_word"]
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_read_as_the_folder_of_its_weights(files):
+    folder = save_chat_model(files / "base")
+    file = write_like(folder, files / "base.gguf")
+    done = bases("qaa.txt", folder, file, "--json")
+    assert done.exit_code == 0, done.output
+    one, other = json.loads(done.stdout)["bases"]
+    assert one["per_character"] == other["per_character"]
+    assert one["bits_per_byte"]["mean"] == pytest.approx(other["bits_per_byte"]["mean"], rel=1e-4)
 
 
 def test_a_mistake_is_one_line(files):

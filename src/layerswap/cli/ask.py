@@ -97,22 +97,7 @@ def prefer(
 
 
 @commands.command(app)
-def serve(
-    folder: Questions,
-    *,
-    host: Annotated[
-        str, typer.Option(help="Address to serve on. Addresses of a network need a token.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
-        ),
-    ] = None,
-) -> None:
+def serve(folder: Questions, *, address: options.Address) -> None:
     """Serve the page of questions, and append every answer to answers.jsonl in its folder.
 
     Prints the page's address; Ctrl-C stops it.
@@ -123,10 +108,10 @@ def serve(
     from layerswap.play.security import new_token
     from layerswap.play.serve import open_socket, url_of
 
-    token = token or new_token(host)
-    server = make_ask_server(folder, host, token)
-    socket = open_socket(host, port)
-    output.say(url_of(host, socket.getsockname()[1], token))
+    token = address.token or new_token(address.host)
+    server = make_ask_server(folder, address.host, token)
+    socket = open_socket(address.host, address.port)
+    output.say(url_of(address.host, socket.getsockname()[1], token))
     try:
         server.run(sockets=[socket])
     except KeyboardInterrupt:

@@ -29,7 +29,7 @@ def bases(
     ] = None,
     lines: Annotated[
         int, typer.Option(min=10, help="Lines to read, evenly spaced over TEXT.")
-    ] = 200,
+    ] = 100,
     tokenizer_only: Annotated[
         bool, typer.Option("--tokenizer-only", help="Count tokens alone, without weights.")
     ] = False,

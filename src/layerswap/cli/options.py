@@ -275,6 +275,23 @@ class Evaluation(Prompts):
     ] = None
 
 
+class Address(commands.OptionGroup):
+    """The address of a page that is served."""
+
+    host: Annotated[
+        str, typer.Option(help="Address to serve on. Addresses of a network need a token.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")
+    ] = None
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
+        ),
+    ] = None
+
+
 def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:
     """Refuse a checkpoint given as a benchmark or a language."""
     for value in [values] if isinstance(values, str) else values or ():

@@ -40,21 +40,9 @@ class Shown(commands.OptionGroup):
     ] = None
 
 
-class Served(commands.OptionGroup):
+class Served(options.Address):
     """Where the page is served."""
 
-    host: Annotated[
-        str, typer.Option(help="Address to serve on. Addresses of a network need a token.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")
-    ] = None
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
-        ),
-    ] = None
     history: Annotated[
         Path, typer.Option(help="File for the history of compositions (JSON Lines).")
     ] = Path("layerswap-play.jsonl")

@@ -19,7 +19,7 @@ from layerswap.evaluation.statistics import Interval, ratio_interval
 from layerswap.ground.errors import DataError
 from layerswap.reading.files import check_text, evenly_spaced, lines_of
 
-LINES = 200
+LINES = 100
 """Lines that are read of a text, evenly spaced."""
 FEWEST_LINES = 10
 GLANCE, GLANCE_CHARACTERS = 50, 400

@@ -79,10 +79,6 @@ class Preference:
     both_bad: int  # votes
     p: float  # exact sign test over prompts, two-sided
 
-    def decides(self, level: float) -> bool:
-        """True if the sign test rejects at a level."""
-        return self.p <= level
-
 
 def preference(votes: Sequence[Vote], first: str, second: str) -> Preference:
     """Test two models by the sign of each prompt's votes.
@@ -119,7 +115,7 @@ def stops(votes: Sequence[Vote], first: str, second: str, prompts: int) -> bool:
             return False
         seen = {*[*order][:look]}
         found = preference([one for one in votes if one.prompt in seen], first, second)
-        if found.decides((1 - LEVEL) / LOOKS):
+        if found.p <= (1 - LEVEL) / LOOKS:
             return True
     return True
 
