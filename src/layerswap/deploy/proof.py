@@ -51,8 +51,8 @@ ROUNDING = {
 """Largest rounding error by type: the norm of the error of `PIECE` elements over their norm."""
 COARSE = 0.5
 """The same for types of four bits and fewer."""
-DIVERGENT = 1.0
-"""Mean divergence in nats above which no type explains the difference."""
+DIVERGENT = 3.0
+"""Mean divergence in nats that no type explains; four bits alone cost up to 1.4 (docs/deploy.md)."""
 SYSTEM, USER, ANSWER = "Answer in one sentence.", "What is 2 + 3?", "2 + 3 is 5."
 """Messages that every chat template is tried with."""
 TRICKY = "It's 12345.67%:  x_1 = f(y)\n\n\tNdió मैं 日本語 తెలుగు"
