@@ -69,12 +69,12 @@ def write_like(folder: Path, path: Path, *, kind: str = "F32", **changes: Any) -
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(512)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(16)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     if rope := changes.get("rope", 10_000.0):
         writer.add_rope_freq_base(rope)
     tokens = changes.get("tokens") or tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
@@ -97,9 +97,10 @@ def write_like(folder: Path, path: Path, *, kind: str = "F32", **changes: Any) -
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        values = tensor.numpy()
+        values = tensor.float().numpy()
         if name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = 4 if "q_proj" in name else 2
+            heads = (config.num_attention_heads if "q_proj" in name
+                     else config.num_key_value_heads)  # fmt: skip
             split = values.reshape(heads, 2, values.shape[0] // heads // 2, -1)
             values = split.swapaxes(1, 2).reshape(values.shape)
         tensors[names.get_name(name, (".weight",))] = values
