@@ -52,7 +52,7 @@ ROUNDING = {
 COARSE = 0.5
 """The same for types of four bits and fewer."""
 DIVERGENT = 3.0
-"""Mean divergence in nats that no type explains; four bits alone cost up to 1.4 (docs/deploy.md)."""
+"""Mean divergence in nats that no type explains; four bits cost up to 1.4 (docs/deploy.md)."""
 SYSTEM, USER, ANSWER = "Answer in one sentence.", "What is 2 + 3?", "2 + 3 is 5."
 """Messages that every chat template is tried with."""
 TRICKY = "It's 12345.67%:  x_1 = f(y)\n\n\tNdió मैं 日本語 తెలుగు"
