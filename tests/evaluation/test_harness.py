@@ -15,13 +15,16 @@ from functools import partial
 
 import pytest
 import torch
+from lm_eval.models.dummy import DummyLM
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
+from layerswap.checkpoint.loading import with_thinking
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation import harness
 from layerswap.evaluation.harness import evaluate, open_models, stratified_order
+from layerswap.evaluation.languages import answer_of
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
@@ -414,6 +417,61 @@ def test_a_prompt_outside_of_a_task(world):
     assert text == "<s>[system] Jibu.\n[user] Habari?\n[assistant]"
     plain = PromptOptions(system_instruction="Jibu.").prompt_ids(tokenizer, "Habari?")
     assert tokenizer.decode(plain) == "Jibu.\n\nHabari?"
+
+
+THINKING = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt"
+    " %}[assistant]{% if enable_thinking is defined and enable_thinking is false %}<think></think>"
+    "{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("think", ["on", "off", "cut", None])
+def test_a_template_is_told_to_think(world, think):
+    tokenizer = chat_tokenizer(world)
+    tokenizer.chat_template = THINKING
+    options = PromptOptions(apply_chat_template=True, think=think)
+    turns = [{"role": "user", "content": "Habari?"}]
+    chosen = options.with_chat_template(tokenizer)
+    prompt = chosen.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert prompt.endswith("<think></think>") == (think == "off")
+    # An expert that was trained without thoughts has the switch as its default.
+    tokenizer.chat_template = with_thinking(THINKING, "off", default=True)
+    prompt = options.with_chat_template(tokenizer).apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True
+    )
+    assert prompt.endswith("<think></think>") == (think in ("off", None))
+    assert ("think" in options.model_dump()) == (think is not None)
+
+
+def test_where_no_template_can_think(world):
+    with pytest.raises(EvaluationError, match="think belongs to a chat template"):
+        PromptOptions(think="off").with_chat_template(chat_tokenizer(world))
+    options = PromptOptions(apply_chat_template=True, think="off")
+    with pytest.raises(LayerswapError, match=r"has no switch \(enable_thinking\)"):
+        options.with_chat_template(chat_tokenizer(world))
+
+
+def test_thoughts_are_cut_from_answers():
+    assert answer_of("<think>two and two</think>\n\n4") == "4"
+    assert answer_of("two and two</thinking> 4") == "4"
+    assert answer_of("<think>without an end") == "<think>without an end"
+
+
+@pytest.mark.parametrize("think", ["cut", "on"])
+def test_only_the_text_after_a_thought_is_scored(world, think):
+    class Thinking(DummyLM):
+        def generate_until(self, requests, disable_tqdm=False):
+            return ["<think>7 or 8</think> 9"] * len(requests)
+
+    model = Thinking()
+    loaded = harness.load_tasks(["maembe_generate"], include=[world["tasks"]])
+    settings = EvaluationSettings(think=think)
+    for _ in range(2):
+        samples = harness.run_tasks(model, loaded, settings)["samples"]["maembe_generate"]
+        answers = {s["filter"]: s["filtered_resps"] for s in samples}
+        assert answers["strict"] == (["9"] if think == "cut" else ["7"])
+    assert model.generate_until([None]) == ["<think>7 or 8</think> 9"]
 
 
 @pytest.mark.slow

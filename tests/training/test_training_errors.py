@@ -158,6 +158,30 @@ def test_a_chat_template_that_fails_names_the_row(tmp_path, base, template, mess
     assert not (tmp_path / "out").exists()
 
 
+SWITCHED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}A{% if enable_thinking is false %}"
+    "<think></think>{% endif %}{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}"
+    "A{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+
+
+def test_a_chat_template_is_told_not_to_think(tmp_path, base):
+    folder = shutil.copytree(base, tmp_path / "base")
+    (folder / "chat_template.jinja").write_text(SWITCHED)
+    turns = [{"role": "user", "content": "good"}, {"role": "assistant", "content": "day"}]
+    rows = [{"prompt": turns[:1], "completion": turns[1:]}] * 4
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = {"base": str(folder), "data": {"train": str(tmp_path / "rows.jsonl")}, "think": "off"}
+    tokenizer = job.plan_training(check_expert(spec), tmp_path / "out").tokenizer
+    assert tokenizer.apply_chat_template(turns, tokenize=False) == "goodA<think></think>day"
+    asked = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+    assert asked == "goodA<think></think>"
+    assert tokenizer.apply_chat_template(turns, tokenize=False, enable_thinking=True) == "goodAday"
+    (folder / "chat_template.jinja").write_text(SPEAKER)
+    with pytest.raises(LayerswapError, match="think: off: the chat template has no switch"):
+        job.plan_training(check_expert(spec), tmp_path / "out")
+
+
 def test_tokens_without_a_row_in_the_embedding_are_named_before_the_model_loads(tmp_path, base):
     from transformers import AutoTokenizer
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from layerswap.ground.types import PathLike
 
+SWITCH = "enable_thinking"
+"""The variable of chat templates that lets a model think (Qwen3, SmolLM3, GLM-4.5)."""
 IMPLEMENTATIONS = {
     "_attn_implementation": ("eager", "sdpa", "flex_attention"),
     "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
@@ -103,6 +105,21 @@ def load_tokenizer(source: PathLike, *, named: str | None = None, gguf: str | No
     options = {"gguf_file": gguf} if gguf else {}
     with _refusing(source, named, "its tokenizer", gguf=gguf is not None):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+
+
+def with_thinking(template: str, think: str, *, default: bool = False) -> str:
+    """Return a chat template that is told to think (`on`, `cut`) or not (`off`).
+
+    With `default`, callers of the template can still choose.
+    """
+    if SWITCH not in template:
+        raise LayerswapError(f"think: {think}: the chat template has no switch ({SWITCH})")
+    setting = f"{{% set {SWITCH} = {'false' if think == 'off' else 'true'} %}}"
+    return (
+        f"{{% if {SWITCH} is not defined %}}{setting}{{% endif %}}{template}"
+        if default
+        else setting + template
+    )
 
 
 def load_config(

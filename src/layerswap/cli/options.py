@@ -225,6 +225,14 @@ class Prompts(commands.OptionGroup):
         bool,
         _prompts("--apply-chat-template", help="Write prompts with the tokenizer's chat template."),
     ] = False
+    think: Annotated[
+        str | None,
+        _prompts(
+            metavar="on|off|cut",
+            show_default="the template's",
+            help="Thoughts of the chat template; cut scores only the text after them.",
+        ),
+    ] = None
     system_instruction: Annotated[
         str | None, _prompts(help="System message of the chat, or text before a plain prompt.")
     ] = None

@@ -29,6 +29,7 @@ from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
+from layerswap.evaluation.languages import answer_of
 from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
@@ -252,6 +253,9 @@ def run_tasks(
     from lm_eval.evaluator import evaluate as lm_evaluate
 
     samples = samples or drawn_samples(loaded, settings.limit)
+    generate = model.generate_until
+    if settings.think == "cut":
+        model.generate_until = lambda *given, **named: [*map(answer_of, generate(*given, **named))]
     try:
         result = lm_evaluate(
             lm=model,
@@ -276,6 +280,9 @@ def run_tasks(
         if not is_too_long(error):
             raise
         raise EvaluationError(f"the model's context is too short: {error}") from None
+    finally:
+        if settings.think == "cut":
+            model.generate_until = generate
     for metric in ADDED.values():
         metric.add(result)
     return dict(result)

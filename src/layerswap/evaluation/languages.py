@@ -131,6 +131,12 @@ Speaks = Callable[[str], bool]
 """True if a piece of text is in the language."""
 
 
+def answer_of(text: str) -> str:
+    """Return the text after a thought; the whole text if no thought ends in it."""
+    thought = THOUGHT.match(text)
+    return thought[2].lstrip() if thought else text
+
+
 def sample_shares(sample: Mapping[str, Any], language: str | Speaks) -> dict[str, float]:
     """Measure one of lm-eval's samples; empty if nothing was generated."""
     answers = sample.get("resps") or [[]]

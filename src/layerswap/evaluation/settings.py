@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
 
+from layerswap.checkpoint.loading import with_thinking
 from layerswap.compose.schema import DTYPES
 from layerswap.engine.vllm import NOT_VLLM
 from layerswap.ground.errors import EvaluationError, one_line
-from layerswap.ground.strict import Strict
+from layerswap.ground.strict import Extended
 from layerswap.ground.types import Log
 from layerswap.ground.yaml_file import validate
 
@@ -27,11 +28,15 @@ Arguments = Annotated[str | dict[str, Any], BeforeValidator(_check_arguments)]
 """Settings by name: a mapping, or text as `name=value,name=value`."""
 
 
-class PromptOptions(Strict):
+class PromptOptions(Extended):
     """Prompt and generation settings, named and defined as in lm-eval."""
+
+    new_fields = frozenset({"think"})
 
     num_fewshot: NonNegativeInt | None = None  # examples in a prompt; the task's own when not given
     apply_chat_template: bool | str = False  # the tokenizer's; a text names one of several
+    # `off`: the template closes the thought; `cut`: only the text after `</think>` is scored.
+    think: Literal["on", "off", "cut"] | None = None
     system_instruction: str | None = None  # without a chat template, text before the prompt
     fewshot_as_multiturn: bool | None = None  # examples as turns; by default with a template
     gen_kwargs: Arguments | None = None  # replace the tasks' own: `temperature=0.7,do_sample=true`
@@ -55,6 +60,8 @@ class PromptOptions(Strict):
         """
         templates = getattr(tokenizer, "chat_template", None)
         if not self.apply_chat_template:
+            if self.think is not None:
+                raise EvaluationError("think belongs to a chat template; give apply_chat_template")
             if templates:
                 log(
                     "the tokenizer has a chat template, which is not applied: prompts are plain "
@@ -69,6 +76,8 @@ class PromptOptions(Strict):
             raise EvaluationError(f"no chat template {name!r}; there are {', '.join(named)}")
         chosen = copy.copy(tokenizer)
         chosen.chat_template = named[name]
+        if self.think is not None:
+            chosen.chat_template = with_thinking(named[name], self.think)
         chosen.apply_chat_template = _guarded(chosen.apply_chat_template)
         return chosen
 

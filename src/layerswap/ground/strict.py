@@ -1,9 +1,22 @@
 """The base of all Pydantic models."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class Strict(BaseModel):
     """A Pydantic model that refuses unknown keys and does not convert types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Extended(Strict):
+    """A model with new fields, which plain data lack if None: keys of finished steps stay."""
+
+    new_fields: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _without_new(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return {k: v for k, v in data.items() if k not in self.new_fields or v is not None}

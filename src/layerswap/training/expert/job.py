@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, fingerprint, open_checkpoint
-from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.checkpoint.loading import load_tokenizer, with_thinking
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.ground.errors import DataError, LayerswapError, TrainingError, one_line
@@ -163,6 +163,9 @@ def plan_training(
     tokenizer = load_tokenizer(base.folder, named=base.source)
     if tokenizer.eos_token is None:
         raise TrainingError(f"{base.source}: its tokenizer has no end-of-sequence token")
+    if spec.think is not None:
+        template = with_thinking(tokenizer.chat_template or "", spec.think, default=True)
+        tokenizer.chat_template = template
     for rows in sets:
         _check_template(base, tokenizer, rows)
         _check_tokens(base, tokenizer, rows)

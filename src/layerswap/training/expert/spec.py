@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from layerswap.compose.schema import DTYPES, Where
-from layerswap.ground.strict import Strict
+from layerswap.ground.strict import Extended, Strict
 from layerswap.ground.yaml_file import nearest, read_yaml, validate
 from layerswap.reading.origins import NonEmpty
 
@@ -132,8 +132,10 @@ class Simultaneous(Strict):
     every: PositiveInt = 1  # optimiser steps in a turn (paper 2, appendix A.3)
 
 
-class ExpertSpec(Strict):
+class ExpertSpec(Extended):
     """One training, on exactly one of `data`, `mix` and `simultaneous`."""
+
+    new_fields = frozenset({"think"})
 
     base: NonEmpty  # folder or Hub id owner/name[@revision] of the model to fine-tune
     data: Data | None = None
@@ -143,6 +145,8 @@ class ExpertSpec(Strict):
     train: Trained | None = None  # None: all places
     lora: Lora | None = None
     load_in_4bit: bool = False  # under LoRA, hold the frozen base in 4 bits (needs bitsandbytes)
+    # What a chat template with a switch writes before answers; the expert's template keeps it.
+    think: Literal["on", "off"] | None = None
     preset: str | None = None  # a row of paper 1, table 4, or of paper 2, appendix A.4
     hyperparameters: dict[str, Any] = {}  # of TRL's SFTConfig; they override the preset
     effective_batch: PositiveInt | None = None  # examples in an optimiser step, all processes
