@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from lm_eval_world import write_languages
 from typer.testing import CliRunner
 
 import layerswap as ls
@@ -34,11 +35,7 @@ def test_an_evaluation_is_that_of_the_command(done, world, tmp_path):
 
 @pytest.mark.slow
 def test_the_language_of_answers_is_learned_from_texts_and_its_error_printed(world, tmp_path):
-    words = {"wo": "ba ak nit ñu xam naa dem bu", "en": "the of and to in that was his"}
-    for code, text in words.items():
-        turns = (text.split()[i:] + text.split()[:i] for i in range(8))
-        rows = [" ".join(one * (2 + k)) for one in turns for k in range(8)]
-        (tmp_path / f"{code}.txt").write_text("\n".join(rows), "utf-8")
+    write_languages(tmp_path, "wo", "en")
     given = ["eval", world["task"], world["language"], "--tasks", "maembe_generate",
              "--include", world["tasks"], "--gen-kwargs", "max_gen_toks=60,until=@@"]  # fmt: skip
 

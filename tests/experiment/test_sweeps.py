@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from lm_eval_world import write_sweep
+from lm_eval_world import write_languages, write_sweep
 from typer.testing import CliRunner
 
 import layerswap as ls
@@ -412,6 +412,26 @@ def test_the_front_holds_what_no_other_beats_in_both():
         0: True, 1: True, 2: False, 3: False, 4: True,
     }  # fmt: skip
     assert found[zones[1]][:2] == (0.6, pytest.approx(0.8))
+
+
+@pytest.mark.slow
+def test_a_sweep_learns_the_language_of_the_answers_and_reports_its_error(world, tmp_path):
+    write_languages(tmp_path, "wo", "en")
+    texts = {"wo": "wo.txt", "en": "en.txt"}
+    changes = {"answer_language": "wo", "answer_texts": texts, "tasks": ["maembe_generate"],
+               "gen_kwargs": "max_gen_toks=60,until=@@", "choose_by": {}}  # fmt: skip
+    path, out = write_sweep(world, tmp_path / "sweep.yaml", **changes), tmp_path / "out"
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    error = "wo: 0.0% of 13 held-out lines are taken for another language"
+    assert error in json.loads((out / "board.json").read_text())["identified"]
+    assert error in (out / "report.html").read_text()
+    assert f"note: {error}" in done.output
+    rows = pq.read_table(out / "answers.parquet").to_pandas()
+    assert len(rows[rows.metric == "answer_language_share"])
+    del changes["answer_language"]
+    with pytest.raises(RecipeError, match="answer_texts belong to answer_language"):
+        read_sweep(write_sweep(world, path, **changes))
 
 
 def test_a_sweep_reports_the_language_of_the_answers(world, tmp_path):

@@ -122,3 +122,14 @@ def write_sweep(world: dict[str, Path], path: Path, **changes: object) -> Path:
     }
     path.write_text(yaml.safe_dump(data))
     return path
+
+
+LINES = {"wo": "ba ak nit ñu xam naa dem bu", "en": "the of and to in that was his"}
+
+
+def write_languages(folder, *codes):
+    """A text `<code>.txt` for each language, of which the first is made of Wolof's words."""
+    for code, text in zip(codes, LINES.values(), strict=True):
+        turns = (text.split()[i:] + text.split()[:i] for i in range(8))
+        rows = [" ".join(one * (2 + k)) for one in turns for k in range(8)]
+        (folder / f"{code}.txt").write_text("\n".join(rows), "utf-8")

@@ -47,7 +47,7 @@ def sweep(
         *filter(None, [files.balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result, folder),
-        *(f"note: {lost}" for lost in result.lost_paths),
+        *(f"note: {line}" for line in (*result.identified, *result.lost_paths)),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)

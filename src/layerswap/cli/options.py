@@ -230,7 +230,7 @@ class Prompts(commands.OptionGroup):
         _prompts(
             metavar="on|off|cut",
             show_default="the template's",
-            help="Thoughts of the chat template; cut scores only the text after them.",
+            help="Thoughts of the chat template. With cut, only the text after them is scored.",
         ),
     ] = None
     system_instruction: Annotated[

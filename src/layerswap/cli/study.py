@@ -166,7 +166,7 @@ def run_file(
     study = FinishedSteps(read_journal(root, storage))
     page = study.write()
     output.say(study.results.summary)
-    for lost in study.lost_paths():
+    for lost in study.notes():
         output.say(f"note: {lost}")
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if above := surpassing(study.results.benchmarks, root):

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.ground.errors import DataError
+from layerswap.ground.errors import DataError, RecipeError
+from layerswap.ground.types import PathLike
 from layerswap.reading.files import check_text, evenly_spaced, lines_of
+from layerswap.versions import need_extras
 
 MOST_LINES = 4000
 """Lines that are read of each language, evenly spaced."""
@@ -96,6 +98,25 @@ def learn_identifier(files: Mapping[str, Path | str]) -> Identifier:
             raise DataError(f"{files[language]}: {made.describe(language)}; give more text, or "
                             "leave the language that it is taken for out")  # fmt: skip
     return made
+
+
+def learn_answers(
+    language: str, texts: Mapping[str, PathLike]
+) -> tuple[Callable[[str], bool], list[str]]:
+    """Learn to identify the language of answers from a text of it and of others.
+
+    Returns the test of a text, and a line on the held-out errors of each language.
+
+    Raises:
+        LayerswapError: as `learn_identifier`, or no text is of the language.
+    """
+    need_extras("an identifier that is learned from texts", "train")
+    if language not in texts:
+        raise RecipeError(
+            f"answer texts: {', '.join(texts)} has no text of the answer language {language!r}"
+        )
+    made = learn_identifier({code: str(file) for code, file in texts.items()})
+    return made.speaks(language), [made.describe(one) for one in texts]
 
 
 def _lines(file: str) -> list[str]:

@@ -188,7 +188,7 @@ def identified_code(language: str) -> str:
     if code is None:
         raise EvaluationError(
             f"answer_language: py3langid cannot identify {language!r}; leave answer_language out, "
-            "or let `layerswap eval --answer-text` learn it from texts"
+            "or give texts to learn it from (`eval --answer-text`, `answer_texts`)"
         )
     return code
 

@@ -16,7 +16,8 @@ from layerswap.evaluation.harness import (
     evaluate_models,
     open_models,
 )
-from layerswap.evaluation.languages import ANSWER, REASONING, Speaks, identified_code
+from layerswap.evaluation.identifier import learn_answers
+from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
 from layerswap.evaluation.metrics import ADDED, CALIBRATED
 from layerswap.evaluation.response_cache import (
     AnswerStore,
@@ -177,7 +178,7 @@ def run_evaluation(
     need_extras("evaluating", "eval")
     speaks, identified = None, list[str]()
     if answer_texts:
-        speaks, identified = _learned(answer_language, answer_texts)
+        speaks, identified = learn_answers(answer_language, answer_texts)
     elif answer_language:
         identified_code(answer_language)
     for language in languages:
@@ -218,19 +219,6 @@ def run_evaluation(
         log(warning)
     scores = _scores(results, written, rows, calibrated=calibrate)
     return Evaluation(scores, folder, files.lost_paths(results.values()), identified)
-
-
-def _learned(language: str, texts: Mapping[str, PathLike]) -> tuple[Speaks, list[str]]:
-    """Learn to identify a language; return the test of a text, and a line of errors each."""
-    from layerswap.evaluation.identifier import learn_identifier
-
-    need_extras("an identifier that is learned from texts", "train")
-    if language not in texts:
-        raise RecipeError(
-            f"--answer-text: {', '.join(texts)} has no text of the answer language {language!r}"
-        )
-    made = learn_identifier({code: str(file) for code, file in texts.items()})
-    return made.speaks(language), [made.describe(one) for one in texts]
 
 
 def _scores(

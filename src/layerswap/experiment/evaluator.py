@@ -15,7 +15,8 @@ from layerswap.evaluation.harness import (
     open_sweep,
     stratified_order,
 )
-from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
+from layerswap.evaluation.identifier import learn_answers
+from layerswap.evaluation.languages import ANSWER, REASONING, Speaks, identified_code
 from layerswap.evaluation.metrics import CALIBRATED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.experiment.answers import Answer, Measure, answers_to
@@ -83,7 +84,11 @@ class Evaluator:
         sweep: Sweep | VllmSweep | None = None,
     ) -> None:
         self.spec = spec
-        if spec.answer_language is not None:
+        self._language: str | Speaks | None = spec.answer_language
+        self.identified: Sequence[str] = ()
+        if spec.answer_texts and spec.answer_language is not None:
+            self._language, self.identified = learn_answers(spec.answer_language, spec.answer_texts)
+        elif spec.answer_language is not None:
             identified_code(spec.answer_language)
         self.sweep = sweep or open_sweep(list(plans.values()), spec)
         self.members = {condition: i for i, condition in enumerate(plans)}
@@ -116,7 +121,7 @@ class Evaluator:
         for condition, result in zip(conditions, scored, strict=True):
             for task, samples in result["samples"].items():
                 rows += answers_to(
-                    samples, self.spec.answer_language, _first_measure(samples), task=task,
+                    samples, self._language, _first_measure(samples), task=task,
                     benchmark=task, split=split, condition=condition, model=str(condition),
                 )  # fmt: skip
         return rows

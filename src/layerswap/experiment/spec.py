@@ -114,6 +114,8 @@ class SweepSettings(EvaluationSettings):
     # The language that answers should be in; its share of the letters that a composition writes is
     # reported beside the score, with the Pareto front of both.
     answer_language: str | None = None
+    # Texts by language to learn it from, if py3langid does not know it; files.
+    answer_texts: dict[str, str] = {}
     seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
     engine: EngineName = "sweep"
@@ -125,6 +127,12 @@ class SweepSettings(EvaluationSettings):
         if twice is not None:
             raise ValueError(f"task {twice!r} is listed twice")
         return names
+
+    @model_validator(mode="after")
+    def _texts_of_a_language(self) -> SweepSettings:
+        if self.answer_texts and self.answer_language is None:
+            raise ValueError("answer_texts belong to answer_language; give it")
+        return self
 
 
 class SweepSpec(SweepSettings):
@@ -164,5 +172,8 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
     for name in spec.include:
         if not (folder / name).is_dir():
             raise RecipeError(f"{path}: include: {folder / name}: no such folder")
-    include = [str(folder / name) for name in spec.include]
-    return spec.model_copy(update={"include": include}), recipe
+    located = {
+        "include": [str(folder / name) for name in spec.include],
+        "answer_texts": {code: str(folder / file) for code, file in spec.answer_texts.items()},
+    }
+    return spec.model_copy(update=located), recipe

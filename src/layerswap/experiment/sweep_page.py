@@ -99,6 +99,7 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "layer_from_language_is_worth": board.sensitivity,
         "screening": board.screening and asdict(board.screening),
         "lost_paths": [*board.lost_paths],
+        "identified": [*board.identified],
         **board.to_dict(),
     }
     if board.objectives:
@@ -116,7 +117,7 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
     swap = board.best.recipe.swap
     names = {swap.task: TASK_EXPERT, swap.language: LANGUAGE_EXPERT} if swap else {}
     notes = [f"layerswap {__version__}", *([str(board.screening)] if board.screening else [])]
-    notes += board.lost_paths
+    notes += [*board.identified, *board.lost_paths]
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board, recipe and recipe.parent),

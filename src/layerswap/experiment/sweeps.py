@@ -91,6 +91,7 @@ class SweepResult(TestResult):
     rows: Sequence[Answer]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
     lost_paths: Sequence[str] = ()  # what the model did not allow to share
+    identified: Sequence[str] = ()  # held-out errors of a learned identifier of answers
     screening: Screening | None = None  # the two stages, with a screen
 
     def tested(self, measure: Measure) -> TestResult:
@@ -195,9 +196,10 @@ def sweep_plans(
     """
     documents = Evaluator(spec, {**others, **candidates}, store=store, log=log, progress=progress)
     documents.check_choice(next(iter(candidates)))
-    return run_experiment(
+    board = run_experiment(
         documents, candidates, others, sources=sources, screen=spec.screen, log=log
     )
+    return replace(board, identified=documents.identified)
 
 
 class Scorer(Protocol):

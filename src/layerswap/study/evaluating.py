@@ -16,6 +16,7 @@ from pydantic import field_serializer, field_validator
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
+from layerswap.evaluation.identifier import learn_answers
 from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.settings import EvaluationSettings
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 MAP_FOLDER = "map"
 ANSWERS, ANSWERED_BY = "answers.sqlite", "answered_by.json"
 TABLES, NUMBERS = "tables", "tables.json"
+IDENTIFIED = "identified.json"
+"""Held-out errors of a learned identifier of answers, a line each."""
 CHOSEN_OF_GRID = 2
 """Compositions of a pair's grid evaluated in other languages: the chosen one and the best."""
 
@@ -317,7 +320,11 @@ class EvaluateStep(Kind, LanguageModels):
         for lost in lost_paths(results.values()):
             context.log(lost)
         of_model = {str(condition): {"condition": condition} for condition in plans}
-        write_results(context.folder / name, results, asked, of_model=of_model)
+        speaks = None
+        if name == RESULTS and self.language in self.evaluate.answer_texts:
+            speaks, identified = learn_answers(self.language, self.evaluate.answer_texts)
+            write_json(context.folder / IDENTIFIED, identified)
+        write_results(context.folder / name, results, asked, of_model=of_model, speaks=speaks)
 
     def _adopt_answers(self, context: Context, store: AnswerStore, plans: Iterable[Plan]) -> None:
         """Copy the answers of these models from earlier versions of this step.

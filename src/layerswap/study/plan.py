@@ -232,10 +232,13 @@ class _Planner:
         spec = self.spec
         grid = None if spec.evaluate.development == "none" else spec.grid
         include = [existing_path(self.folder / one) for one in spec.evaluate.include]
+        texts = {code: existing_path(self.folder / one)
+                 for code, one in spec.evaluate.answer_texts.items()}  # fmt: skip
         asked = Benchmarks.model_construct(**{
             **dict(spec.evaluate), "include": include, "development": spec.development or "none",
+            "answer_texts": texts,
         })  # fmt: skip
-        inputs = self.base_fingerprint | task_fingerprints(*include)
+        inputs = self.base_fingerprint | task_fingerprints(*include) | fingerprints(*texts.values())
         if spec.evaluate.suite or spec.evaluate.other_languages:
             inputs |= folder_fingerprints(os.environ.get(VARIABLE))
         there = spec.evaluate.other_languages

@@ -52,7 +52,7 @@ from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
 from layerswap.report.tables import Number, Table, interval_words, slug, write_tables
 from layerswap.report.votes import read_judgements, vote_tables
 from layerswap.study.conditions import RecipeData
-from layerswap.study.evaluating import MAP_FOLDER, EvaluateStep, TablesStep
+from layerswap.study.evaluating import IDENTIFIED, MAP_FOLDER, EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
 from layerswap.study.shared_text import shared_text
 from layerswap.study.spec import Benchmarks
@@ -171,16 +171,22 @@ class FinishedSteps:
             lead="\n\n".join(line for line in lead if line),
             figure=_differences(self.results.benchmarks),
             sections=list(self._sections()),
-            colophon="; ".join([f"layerswap {__version__}", *self.lost_paths()]) + ".",
+            colophon="; ".join([f"layerswap {__version__}", *self.notes()]) + ".",
         )
 
-    def lost_paths(self) -> list[str]:
-        """Return what models of this study did not allow to share, a line each."""
+    def notes(self) -> list[str]:
+        """Return errors of learned identifiers, and what models did not allow to share."""
         files = (
             file for folder in self.evaluations.values()
             for file in sorted((folder / RESULTS).glob(f"*/{MODEL_RESULTS}"))
         )  # fmt: skip
-        return lost_paths(json.loads(file.read_text("utf-8")) for file in files)
+        lost = lost_paths(json.loads(file.read_text("utf-8")) for file in files)
+        learned = (folder / IDENTIFIED for folder in self.evaluations.values())
+        return [
+            *(line for file in learned if file.is_file()
+              for line in json.loads(file.read_text("utf-8"))),
+            *lost,
+        ]  # fmt: skip
 
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""

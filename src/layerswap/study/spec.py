@@ -156,7 +156,7 @@ def _read_metric(value: object) -> object:
     return value
 
 
-LATER = {"batch_size"}
+LATER = {"batch_size", "answer_texts"}
 """Settings of later versions of `Benchmarks`: no part of a key at their defaults."""
 
 
@@ -177,6 +177,8 @@ class Benchmarks(PromptOptions):
     engine: EngineName = "sweep"
     engine_args: dict[str, Any] = {}  # of `vllm.LLM`
     batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
+    # Texts by language, files, to learn a language from that py3langid does not know.
+    answer_texts: dict[NonEmpty, NonEmpty] = {}
     other_languages: OtherLanguages | None = None  # of the grid, the chosen compositions alone
 
 
