@@ -210,6 +210,25 @@ def test_items_that_share_five_words_with_training_are_counted_not_dropped(tmp_p
     assert "| items | 5 | 8 words | 1 | 4 |" in text
 
 
+def test_a_template_that_opens_answers_otherwise_in_evaluation_is_named():
+    from datasets import Dataset
+
+    from layerswap.checkpoint.loading import load_tokenizer
+    from layerswap.training.mix.card import template_warning
+
+    tokenizer = load_tokenizer(TOKENIZER)
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    row = {"prompt": [{"role": "user", "content": "Q"}],
+           "completion": [{"role": "assistant", "content": "A"}]}  # fmt: skip
+    opened = "{% if add_generation_prompt %}[assistant]{% endif %}"
+    tokenizer.chat_template = turns + opened
+    assert template_warning(Dataset.from_list([row]), tokenizer) is None
+    assert template_warning(Dataset.from_list([{"prompt": "a", "completion": "b"}]), None) is None
+    tokenizer.chat_template = turns + opened.replace("[assistant]", "[assistant]<think></think>")
+    warning = template_warning(Dataset.from_list([row]), tokenizer)
+    assert warning.startswith("in evaluation the chat template writes '<think></think>' before")
+
+
 def test_rows_that_a_trainer_cuts_are_counted():
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -12,11 +12,12 @@ class Strict(BaseModel):
 
 
 class Extended(Strict):
-    """A model with new fields, which plain data lack if None: keys of finished steps stay."""
+    """A model with new fields, which plain data lack at their defaults: keys of steps stay."""
 
     new_fields: ClassVar[frozenset[str]] = frozenset()
 
     @model_serializer(mode="wrap")
     def _without_new(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return {k: v for k, v in data.items() if k not in self.new_fields or v is not None}
+        defaults = {name: type(self).model_fields[name].default for name in self.new_fields}
+        return {k: v for k, v in data.items() if k not in defaults or v != defaults[k]}

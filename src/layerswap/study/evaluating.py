@@ -43,7 +43,7 @@ from layerswap.study.inputs import own_readers
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import EVERY
 from layerswap.study.runner import Context
-from layerswap.study.spec import LATER, TASK, Benchmarks
+from layerswap.study.spec import TASK, Benchmarks
 from layerswap.study.steps import Graph, Step
 from layerswap.study.trainings import EXPERT, SelectStep, check_device, check_prompts, selected
 from layerswap.versions import versions
@@ -99,9 +99,7 @@ class EvaluateStep(Kind, LanguageModels):
 
     @field_serializer("evaluate")
     def _nothing_is_chosen(self, evaluate: Benchmarks) -> dict[str, Any]:
-        plain = evaluate.model_dump(mode="json") | {"development": self.development}
-        usual = {name for name in LATER if plain[name] == Benchmarks.model_fields[name].default}
-        return {name: value for name, value in plain.items() if name not in usual}
+        return evaluate.model_dump(mode="json") | {"development": self.development}
 
     @field_validator("evaluate", mode="before")
     @classmethod

@@ -156,13 +156,10 @@ def _read_metric(value: object) -> object:
     return value
 
 
-LATER = {"batch_size", "answer_texts"}
-"""Settings of later versions of `Benchmarks`: no part of a key at their defaults."""
-
-
 class Benchmarks(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks."""
 
+    new_fields = PromptOptions.new_fields | {"batch_size", "answer_texts"}
     suite: str | None = None
     tasks: list[NonEmpty] = []  # `{language}` is replaced by the study's name of the language
     include: list[NonEmpty] = []  # the folder with the YAMLs of `tasks`

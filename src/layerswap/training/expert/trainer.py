@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -30,9 +31,10 @@ from layerswap.training.expert.save import (
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
 from layerswap.training.expert.trainable import adapter_targets, names_by_part, parameter_places
-from layerswap.training.mix.card import boundary_warning, length_warning
+from layerswap.training.mix.card import boundary_warning, length_warning, template_warning
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedModel
 
 STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
@@ -160,6 +162,8 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     places = parameter_places(model)
     held_out = [rows.validation for rows in job.sets if rows.validation is not None]
     validate = len(held_out) == len(job.sets)
+    if any(_prompt_warnings(data.train, job.tokenizer) for data in job.sets):
+        logging.getLogger("trl").setLevel(logging.ERROR)  # TRL says the same without the data set
     try:
         trainer: Any = ExpertTrainer(
             model=model,
@@ -275,12 +279,17 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
         )
     longest = None if trainer.args.packing else trainer.args.max_length
     for data in job.sets:
-        for warning in (boundary_warning(data.train, job.tokenizer),
-                        length_warning(data.train, job.tokenizer, longest)):  # fmt: skip
-            if warning:
-                yield f"warning: {data.name}: {warning}"
+        lengths = length_warning(data.train, job.tokenizer, longest)
+        for warning in filter(None, [*_prompt_warnings(data.train, job.tokenizer), lengths]):
+            yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
+
+
+def _prompt_warnings(rows: Dataset, tokenizer: Any) -> list[str]:
+    """Warn of prompts that evaluation writes otherwise than training does."""
+    found = boundary_warning(rows, tokenizer), template_warning(rows, tokenizer)
+    return [*filter(None, found)]
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:

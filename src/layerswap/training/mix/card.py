@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +202,22 @@ def boundary_warning(rows: Dataset, tokenizer: Any | None = None) -> str | None:
         f"in {count:,} of {len(rows):,} rows the tokens of the prompt do not begin those of "
         "prompt and completion; end prompts without a space and begin completions with one "
         '(separator: "", completion: " {answer}")'
+    )
+
+
+def template_warning(rows: Dataset, tokenizer: Any) -> str | None:
+    """Warn if a chat template opens an answer in evaluation otherwise than in training rows."""
+    if "prompt" not in rows.column_names or not len(rows) or isinstance(rows[0]["prompt"], str):
+        return None
+    row = rows[0]
+    whole = tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
+    asked = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+    if whole.startswith(asked):
+        return None
+    added = asked[len(commonprefix([asked, whole])) :]  # noqa: RUF071  # of texts, not paths
+    return (
+        f"in evaluation the chat template writes {added!r} before an answer, in training rows it "
+        "does not; set think, or give the base a template that writes the same in both"
     )
 
 
