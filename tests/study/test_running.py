@@ -166,7 +166,7 @@ def test_a_running_step_is_shown_with_its_progress(tmp_path, works, monkeypatch)
     seen = []
 
     def slow(context):
-        context.log("step 3 of 10")
+        context.log(Progress("step 3 of 10", 1.0, 2.0))
         while not (now := {row.name: row for row in journal.status()}["b"]).progress.startswith(
             "s"
         ):

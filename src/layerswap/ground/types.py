@@ -26,6 +26,10 @@ class Progress(str):
         progress.passed, progress.left = passed, left
         return progress
 
+    def __getnewargs__(self) -> tuple[str, float, float]:  # type: ignore[override]
+        """The arguments that a copy is made with, such as in a step's record."""
+        return str(self), self.passed, self.left
+
 
 Advance = Callable[[int], None]
 """Receives the number of units (bytes, requests, steps) just done."""
