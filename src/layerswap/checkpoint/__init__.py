@@ -9,9 +9,9 @@ from layerswap.checkpoint.folder import (
     is_adapter,
     open_checkpoint,
     open_configuration,
-    text_config,
 )
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
+from layerswap.checkpoint.names import text_config
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
 from layerswap.checkpoint.read import fingerprint, fingerprints, sha256_of
 from layerswap.checkpoint.views import adapt, open_expert

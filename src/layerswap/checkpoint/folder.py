@@ -31,6 +31,7 @@ from layerswap.checkpoint.names import (
     predicting,
     quantised_names,
     renaming,
+    text_config,
     unwrapped,
     weight_of,
 )
@@ -289,7 +290,8 @@ def open_checkpoint(
     name = source.partition("@")[0] if commit else source
     find = find_weights(name, folder, commit) if in_place else folder.joinpath
     try:
-        config = _read_config(folder, quantised=COPIED if quantised else ())
+        config = _read_config(folder)
+        _refuse_quantised(folder, config, COPIED if quantised else ())
         tensors = _read_tensors(folder, find)
     except CheckpointError as error:
         # The files next to the weights of a URL are in a temporary folder, which means nothing to
@@ -364,12 +366,11 @@ def open_configuration(source: str, *, revision: str | None = None) -> Checkpoin
     """Open only a checkpoint's configuration; no weights are downloaded."""
     folder, commit = fetch_checkpoint(source, revision, weights=False)
     name = source.partition("@")[0] if commit else source
-    config = _read_config(folder, quantised=(quantisation_in(folder) or "",))
-    return Checkpoint(name, commit, folder, config, {}, {})
+    return Checkpoint(name, commit, folder, _read_config(folder), {}, {})
 
 
 def quantisation_in(folder: Path) -> str | None:
-    """The quantisation of a local folder's weights; None for plain weights or no folder."""
+    """Name the quantisation of the weights in a folder; None for plain or missing weights."""
     path = folder / CONFIG
     return method_of(read_json_object(path, infinities=True)) if path.is_file() else None
 
@@ -576,29 +577,23 @@ def _offline() -> bool:
 # --- the configuration, and the places by it ---
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a configuration for the language model.
-
-    That is `text_config` in a multimodal wrapper, and elsewhere the whole configuration.
-    """
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else config
-
-
-def _read_config(folder: Path, *, quantised: Collection[str] = ()) -> dict[str, Any]:
-    """Read `config.json`; `quantised` lists the quantisations that may be opened."""
-    if is_adapter(folder):
-        raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
-    if not (folder / CONFIG).is_file():
-        raise CheckpointError(f"{folder}: no {CONFIG}; {_other_kind(folder)}")
-    config = read_json_object(folder / CONFIG, infinities=True)
+def _refuse_quantised(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse quantised weights, except in the `known` formats."""
     method = method_of(config)
-    if method is not None and method not in quantised:
+    if method is not None and method not in known:
         can = "can only be copied by a swap" if method in COPIED else "cannot be merged"
         raise CheckpointError(
             f"{folder}: quantised weights ({clipped(method, 40)}) {can}; use the unquantised "
             "checkpoint"
         )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if is_adapter(folder):
+        raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder}: no {CONFIG}; {_other_kind(folder)}")
+    config = read_json_object(folder / CONFIG, infinities=True)
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
@@ -782,7 +777,7 @@ def _read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
 
 
 def _whole_set(names: Iterable[str]) -> list[str]:
-    """Return the shards among file names if all parts of one set are there, even without index."""
+    """Return the shard names of a complete set, also without an index; otherwise an empty list."""
     parts = {name: match for name in names if (match := NUMBERED.fullmatch(name))}
     counts = {int(match["count"]) for match in parts.values()}
     numbers = [int(match["number"]) for match in parts.values()]

@@ -229,7 +229,7 @@ def _text(value: str) -> bytes:
 
 
 MOST_PADDING = 1 << 12
-"""Most zero bytes that may follow the last tensor; some converters pad once too often."""
+"""Largest padding after the last tensor, in zero bytes; some converters pad twice."""
 
 
 class _Cursor:

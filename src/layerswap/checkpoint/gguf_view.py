@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from layerswap.checkpoint.folder import Checkpoint, text_config
+from layerswap.checkpoint.folder import Checkpoint
 from layerswap.checkpoint.header import RowOrder, TensorInfo, Translated, byte_length
+from layerswap.checkpoint.names import text_config
 from layerswap.checkpoint.read import gguf_package
 from layerswap.ground.errors import CheckpointError, error_context
 from layerswap.ground.strict_json import quoted

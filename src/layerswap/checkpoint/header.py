@@ -107,7 +107,7 @@ class Translated(TensorInfo):
 
 @dataclass(frozen=True)
 class Requantised(Translated):
-    """A matrix as 4-bit NormalFloat gives it back; `double`: its scales have 8 bits."""
+    """A matrix that is read through 4-bit rounding; `double` rounds its scales to 8 bits."""
 
     double: bool = False
 

@@ -113,7 +113,9 @@ def with_thinking(template: str, think: str, *, default: bool = False) -> str:
     With `default`, callers of the template can still choose.
     """
     if SWITCH not in template:
-        raise LayerswapError(f"think: {think}: the chat template has no switch ({SWITCH})")
+        raise LayerswapError(
+            f"think: {think}: the chat template has no switch ({SWITCH}); leave think out"
+        )
     setting = f"{{% set {SWITCH} = {'false' if think == 'off' else 'true'} %}}"
     return (
         f"{{% if {SWITCH} is not defined %}}{setting}{{% endif %}}{template}"
@@ -137,7 +139,7 @@ def load_config(
 
 
 def filled_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a configuration with the defaults of its class filled in.
+    """Fill in the missing settings of a configuration with the defaults of its class.
 
     None if transformers is not installed, has no such class, or refuses the values.
     """

@@ -39,7 +39,7 @@ MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
 MASKED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "gpt_bigcode", "imagegpt")
 """Model types whose older checkpoints store the causal mask as `attn.bias`."""
 COPIED = ("fp8", "mxfp4", "compressed-tensors", "gptq", "awq")
-"""Values of `quant_method` whose tensors are known."""
+"""Quantisation methods whose tensors a swap can copy."""
 PROVENANCE = frozenset(
     {
         "version", "dataset", "damp_percent", "damp_auto_increment", "meta", "tokenizer",
@@ -47,7 +47,7 @@ PROVENANCE = frozenset(
         "model_name_or_path", "model_file_base_name", "checkpoint_format", "pack_dtype",
     }
 )  # fmt: skip
-"""Settings of how weights were quantised that do not decide how they are read."""
+"""Quantisation settings that record how weights were made and do not affect reading."""
 _PARTS = (
     (r"\.weight_(?:scale_inv|scale|packed|shape|zero_point|g_idx|global_scale)", ".weight"),
     (r"\.(?:input|output)_(?:scale|zero_point|global_scale)", ".weight"),
@@ -154,6 +154,26 @@ def computed_buffers(names: Iterable[str], config: Mapping[str, object]) -> froz
     )
 
 
+# --- the configuration of the language model ---
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration for the language model.
+
+    That is `text_config` in a multimodal wrapper, and elsewhere the whole configuration.
+    """
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def with_text(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with changed settings of the language model."""
+    text = text_config(config)
+    if text is config:
+        return {**config, **changed}
+    return {**config, "text_config": {**text, **changed}}
+
+
 # --- quantised weights, which are copied and never computed with ---
 
 
@@ -165,8 +185,7 @@ def method_of(config: Mapping[str, Any]) -> str | None:
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The settings of the quantisation, also of a multimodal model's text part."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
+    for part in (config, text_config(config)):
         settings = part.get("quantization_config")
         if settings is not None:
             return settings if isinstance(settings, dict) else {}

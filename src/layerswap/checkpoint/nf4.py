@@ -1,4 +1,4 @@
-"""Weights as 4-bit NormalFloat gives them back: the base of QLoRA (Dettmers et al., 2023).
+"""4-bit NormalFloat rounding of weights, as QLoRA rounds its base (Dettmers et al., 2023).
 
 As in bitsandbytes: 64 elements in row-major order share a scale, their largest magnitude, and each
 element is the nearest of 16 numbers times the scale. Double quantisation stores the scales, less
@@ -23,41 +23,40 @@ NUMBERS = (
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
     0.7229568362236023, 1.0,
 )  # fmt: skip
-"""Quantiles of the normal distribution, scaled to [-1, 1] (appendix E of the paper)."""
+"""The 16 values of NF4: quantiles of the normal distribution in [-1, 1] (paper, appendix E)."""
 BLOCK, SCALES = 64, 256
-"""Elements with one scale, and scales with one scale of their own."""
+"""Elements per scale, and scales per scale of the double quantisation."""
 
 
-def block_scales(values: Floats) -> Floats:
-    """Return the largest magnitude of each block of a vector; the last block may be shorter."""
+def block_scales(values: Floats, length: int = BLOCK) -> Floats:
+    """Return the largest magnitude in each block of a vector; the last block may be shorter."""
     import numpy as np
 
     if not len(values):
         return np.empty(0, np.float32)
-    largest: Floats = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK))
+    largest: Floats = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), length))
     return largest
 
 
 def double_quantised(scales: Floats) -> Floats:
-    """Return the scales of a whole tensor as 8 bits give them back."""
+    """Round the scales of a whole tensor to 8 bits."""
     import numpy as np
 
     mean = scales.mean(dtype=np.float32)
-    found: Floats = _nearest(scales - mean, dynamic_numbers(), SCALES) + mean
+    rest = scales - mean
+    rounded = _rounded(rest, block_scales(rest, SCALES), dynamic_numbers(), SCALES)
+    found: Floats = rounded + mean
     return found
 
 
 def given_back(values: Floats, scales: Floats) -> Floats:
-    """Return a vector of whole blocks as 4 bits give it back, with these scales of its blocks.
+    """Round a vector of whole blocks to 4 bits, with the given scale of each block.
 
     The quantiser divides by the exact largest magnitudes, also if `scales` are rounded.
     """
     import numpy as np
 
-    numbers = np.array(NUMBERS, np.float32)
-    positions = _positions(values, block_scales(values), numbers, BLOCK)
-    found: Floats = numbers[positions] * np.repeat(scales, BLOCK)[: len(values)]
-    return found
+    return _rounded(values, scales, np.array(NUMBERS, np.float32), BLOCK)
 
 
 @cache
@@ -73,24 +72,16 @@ def dynamic_numbers() -> Floats:
     return np.sort(np.concatenate(parts).astype(np.float32))
 
 
-def _nearest(values: Floats, numbers: Floats, length: int) -> Floats:
-    """Round each element to the nearest number times the largest magnitude of its block."""
+def _rounded(values: Floats, scales: Floats, numbers: Floats, length: int) -> Floats:
+    """Round each element, over the largest magnitude in its block, to the nearest number.
+
+    Returns the numbers times the scales of the blocks.
+    """
     import numpy as np
 
-    largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), length))
-    positions = _positions(values, largest, numbers, length)
-    found: Floats = numbers[positions] * np.repeat(largest, length)[: len(values)]
-    return found
-
-
-def _positions(
-    values: Floats, largest: Floats, numbers: Floats, length: int
-) -> npt.NDArray[np.int64]:
-    import numpy as np
-
+    largest = block_scales(values, length)
     between = ((numbers[:-1].astype(np.float64) + numbers[1:]) / 2).astype(np.float32)
     inverse = np.divide(1, largest, out=np.zeros_like(largest), where=largest > 0)
-    found: npt.NDArray[np.int64] = np.searchsorted(
-        between, values * np.repeat(inverse, length)[: len(values)]
-    )
+    positions = np.searchsorted(between, values * np.repeat(inverse, length)[: len(values)])
+    found: Floats = numbers[positions] * np.repeat(scales, length)[: len(values)]
     return found

@@ -199,7 +199,7 @@ def _read_translated(handle: Handle, info: Translated, start: int, stop: int) ->
 
 
 def _read_requantised(handle: Handle, info: Requantised, start: int, stop: int) -> Floats:
-    """Read elements as 4 bits give them back, rounded to the stored dtype as in training."""
+    """Read elements rounded to 4 bits, and then to the stored dtype as in training."""
     import numpy as np
 
     from layerswap.checkpoint import nf4

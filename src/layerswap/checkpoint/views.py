@@ -19,11 +19,10 @@ from layerswap.checkpoint.folder import (
     is_adapter,
     open_checkpoint,
     renamed_like,
-    text_config,
 )
 from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import Requantised, is_gguf
-from layerswap.checkpoint.names import canonical, method_of, renaming
+from layerswap.checkpoint.names import canonical, method_of, renaming, text_config, with_text
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.ground.errors import CheckpointError, MergeError, error_context
@@ -105,9 +104,7 @@ def restacked_config(
             changed[key] = [layer for layer, old in enumerate(taken) if old in value]
         elif isinstance(value, int) and not explicit:
             _check_kinds(key, value, text, taken, source)
-    if text is config:
-        return {**config, **changed}
-    return {**config, "text_config": {**text, **changed}}
+    return with_text(config, changed)
 
 
 def _is_per_layer(key: str, value: object, layers: int) -> bool:
@@ -172,11 +169,7 @@ def adapt(
             *((name, saved.shape) for name, saved in adapter.saved.items()),
         ):
             _check_shape(name, shape, base, size)
-    config = dict(base.config)
-    if size is not None:
-        text = text_config(config)
-        grown = {**text, "vocab_size": size}
-        config = grown if text is config else {**config, "text_config": grown}
+    config = base.config if size is None else with_text(base.config, {"vocab_size": size})
     tensors = {**base.tensors, **adapter.saved}
     return Checkpoint(
         source, revision, adapter.folder, config, tensors, places, adapter, low_rank,
@@ -185,9 +178,9 @@ def adapt(
 
 
 def as_4_bits(base: Checkpoint, *, double: bool) -> Checkpoint:
-    """View a base as QLoRA trains over it: its layers' matrices through 4-bit NormalFloat.
+    """View the matrices of a base's layers through 4-bit rounding, as QLoRA trains over them.
 
-    Embeddings, head, norms and routers keep their values. `double`: scales have 8 bits too.
+    Embeddings, head, norms and routers keep their values. `double` rounds the scales to 8 bits.
     """
     if base.config.get("model_type") in CONV1D_TYPES or any(".experts." in n for n in base.tensors):
         raise CheckpointError(
@@ -236,7 +229,7 @@ def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
 
 
 def _new_size(base: Checkpoint, adapter: Adapter) -> int | None:
-    """Return the size of a vocabulary whose matrices the adapter holds whole; else None."""
+    """Return the vocabulary size of an adapter that stores whole embeddings, otherwise None."""
     names = base.vocabulary_tensors
     rows = {adapter.saved[name].shape[:1] for name in names if name in adapter.saved}
     if not names or not adapter.saved.keys() >= {*names} or len(rows) != 1:

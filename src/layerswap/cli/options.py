@@ -183,7 +183,7 @@ class OutputFormat(WeightFormat):
         _written(
             metavar="nf4|nf4-double",
             show_default="as stored",
-            help="Base of QLoRA adapters as in training: 4-bit NormalFloat, double quantisation.",
+            help="Round the base of QLoRA adapters to 4 bits, as in training.",
         ),
     ] = None
     rank: Rank = None
@@ -230,7 +230,7 @@ class Prompts(commands.OptionGroup):
         _prompts(
             metavar="on|off|cut",
             show_default="the template's",
-            help="Thoughts of the chat template. With cut, only the text after them is scored.",
+            help="Let the template think. With cut, only the text after the thought is scored.",
         ),
     ] = None
     system_instruction: Annotated[
@@ -287,7 +287,7 @@ class Address(commands.OptionGroup):
     """The address of a page that is served."""
 
     host: Annotated[
-        str, typer.Option(help="Address to serve on. Addresses of a network need a token.")
+        str, typer.Option(help="Address to serve on. A network address needs a token.")
     ] = "127.0.0.1"
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")

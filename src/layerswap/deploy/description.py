@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, TensorInfo
-from layerswap.checkpoint.folder import text_config
+from layerswap.checkpoint import Checkpoint, TensorInfo, text_config
 from layerswap.checkpoint.gguf import Entry, number_entry, text_entry, texts_entry
 from layerswap.checkpoint.gguf_view import SETTINGS, as_gguf, check_family
 from layerswap.checkpoint.loading import load_tokenizer

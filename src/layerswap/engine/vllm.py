@@ -34,7 +34,7 @@ from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.types import EngineName
 from layerswap.merge import Plan
 from layerswap.merge.folder import build_empty_model
-from layerswap.merge.layout import with_base
+from layerswap.merge.sources import with_base
 from layerswap.versions import versions
 
 if TYPE_CHECKING:

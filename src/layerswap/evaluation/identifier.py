@@ -6,7 +6,7 @@ linear model of scikit-learn; every fifth line is held out and measures the iden
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.evaluation.languages import Speaks, identified_code
 from layerswap.ground.errors import DataError, RecipeError
 from layerswap.ground.types import PathLike
 from layerswap.reading.files import check_text, evenly_spaced, lines_of
@@ -45,7 +46,7 @@ class Identifier:
         """Compute the probability of each language, `(texts, languages)`."""
         return np.asarray(self.model.predict_proba([*texts]))
 
-    def speaks(self, language: str) -> Callable[[str], bool]:
+    def speaks(self, language: str) -> Speaks:
         """Return the test of a text for a language: it is the most probable one."""
         place = list(self.languages).index(language)
         return cache(lambda text: int(self.probabilities([text])[0].argmax()) == place)
@@ -100,16 +101,22 @@ def learn_identifier(files: Mapping[str, Path | str]) -> Identifier:
     return made
 
 
-def learn_answers(
+def identifying(
     language: str, texts: Mapping[str, PathLike]
-) -> tuple[Callable[[str], bool], list[str]]:
-    """Learn to identify the language of answers from a text of it and of others.
+) -> tuple[str | Speaks | None, list[str]]:
+    """Return what identifies a language in answers, and a line on each held-out error.
 
-    Returns the test of a text, and a line on the held-out errors of each language.
+    That is the language itself if py3langid identifies it, or a test learned from texts. None
+    without a language.
 
     Raises:
-        LayerswapError: as `learn_identifier`, or no text is of the language.
+        LayerswapError: see `learn_identifier`; or no text is in the language, or py3langid does
+            not know it and there are no texts.
     """
+    if not texts:
+        if language:
+            identified_code(language)
+        return language or None, []
     need_extras("an identifier that is learned from texts", "train")
     if language not in texts:
         raise RecipeError(

@@ -225,12 +225,12 @@ def answers_of(
     results: Results,
     asked: Sequence[WrittenTask],
     of_model: Mapping[str, Mapping[str, Any]],
-    speaks: Speaks | None = None,
+    speaks: str | Speaks | None = None,
 ) -> list[Answer]:
     """List every answer of lm-eval's results; a group's documents include its members'.
 
-    `of_model` has further fields by model. `speaks` tests texts for the tasks' language in place of
-    py3langid.
+    `of_model` has further fields by model. `speaks` identifies the answers' language in place of
+    the tasks' languages.
     """
     return [
         answer
@@ -335,7 +335,7 @@ def write_results(
     *,
     of_model: Mapping[str, Mapping[str, Any]] | None = None,
     kept: Sequence[Answer] = (),
-    speaks: Speaks | None = None,
+    speaks: str | Speaks | None = None,
 ) -> list[Answer]:
     """Write `<model>/results.json` for each model, and `answers.parquet`, whose rows it returns.
 

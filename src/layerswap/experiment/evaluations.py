@@ -16,8 +16,8 @@ from layerswap.evaluation.harness import (
     evaluate_models,
     open_models,
 )
-from layerswap.evaluation.identifier import learn_answers
-from layerswap.evaluation.languages import ANSWER, REASONING, identified_code
+from layerswap.evaluation.identifier import identifying
+from layerswap.evaluation.languages import ANSWER, REASONING
 from layerswap.evaluation.metrics import ADDED, CALIBRATED
 from layerswap.evaluation.response_cache import (
     AnswerStore,
@@ -176,11 +176,7 @@ def run_evaluation(
     if suite is not None and not languages:
         raise RecipeError("a suite needs a language")
     need_extras("evaluating", "eval")
-    speaks, identified = None, list[str]()
-    if answer_texts:
-        speaks, identified = learn_answers(answer_language, answer_texts)
-    elif answer_language:
-        identified_code(answer_language)
+    speaks, identified = identifying(answer_language, answer_texts or {})
     for language in languages:
         check_askable(suite or "", language, allow_code=settings.allow_code)
     plans = open_models(models)  # before what takes seconds: torch and lm-eval's index

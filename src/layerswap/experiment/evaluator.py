@@ -15,8 +15,8 @@ from layerswap.evaluation.harness import (
     open_sweep,
     stratified_order,
 )
-from layerswap.evaluation.identifier import learn_answers
-from layerswap.evaluation.languages import ANSWER, REASONING, Speaks, identified_code
+from layerswap.evaluation.identifier import identifying
+from layerswap.evaluation.languages import ANSWER, REASONING
 from layerswap.evaluation.metrics import CALIBRATED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.experiment.answers import Answer, Measure, answers_to
@@ -84,12 +84,7 @@ class Evaluator:
         sweep: Sweep | VllmSweep | None = None,
     ) -> None:
         self.spec = spec
-        self._language: str | Speaks | None = spec.answer_language
-        self.identified: Sequence[str] = ()
-        if spec.answer_texts and spec.answer_language is not None:
-            self._language, self.identified = learn_answers(spec.answer_language, spec.answer_texts)
-        elif spec.answer_language is not None:
-            identified_code(spec.answer_language)
+        self._language, self.identified = identifying(spec.answer_language or "", spec.answer_texts)
         self.sweep = sweep or open_sweep(list(plans.values()), spec)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))

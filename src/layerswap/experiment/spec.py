@@ -131,7 +131,7 @@ class SweepSettings(EvaluationSettings):
     @model_validator(mode="after")
     def _texts_of_a_language(self) -> SweepSettings:
         if self.answer_texts and self.answer_language is None:
-            raise ValueError("answer_texts belong to answer_language; give it")
+            raise ValueError("answer_texts belong to answer_language; give answer_language too")
         return self
 
 

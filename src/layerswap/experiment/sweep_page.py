@@ -56,7 +56,7 @@ TOP = 20
 """Draws that a report lists."""
 SUMMARY, RECIPE, PAGE = "board.json", "best.yaml", "report.html"
 ABOVE = "above.yaml"
-"""Recipe of the best model that the test documents show above the selected one, if there is one."""
+"""Recipe of the best model that clearly beats the selected model on the test documents."""
 
 
 def prepare_folder(out: Path) -> Path:

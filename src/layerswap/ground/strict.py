@@ -12,7 +12,7 @@ class Strict(BaseModel):
 
 
 class Extended(Strict):
-    """A model with new fields, which plain data lack at their defaults: keys of steps stay."""
+    """A model that omits new fields with default values from plain data, so step keys stay."""
 
     new_fields: ClassVar[frozenset[str]] = frozenset()
 

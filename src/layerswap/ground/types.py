@@ -27,7 +27,7 @@ class Progress(str):
         return progress
 
     def __getnewargs__(self) -> tuple[str, float, float]:  # type: ignore[override]
-        """The arguments that a copy is made with, such as in a step's record."""
+        """Return the constructor arguments for copies and pickles."""
         return str(self), self.passed, self.left
 
 

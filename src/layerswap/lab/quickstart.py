@@ -144,7 +144,7 @@ class Outcome(SweepResult):
 
     @property
     def zones(self) -> Zones | None:
-        """The zones of the selected model if it is a swap."""
+        """Zones of the selected swap; None if the selected model is not a swap."""
         swap = self.best.recipe.swap
         return None if swap is None else swap.zones(self.layers)
 

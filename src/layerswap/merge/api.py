@@ -18,10 +18,9 @@ from layerswap.ground.types import Log, PathLike
 from layerswap.merge.compatibility import check_together
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat, check_vocabularies, refuse_for_gguf
-from layerswap.merge.layout import with_base
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
-from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
+from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of, with_base
 from layerswap.merge.tokenizers import align
 from layerswap.merge.trained import trained_partition
 from layerswap.methods.rows import Axis

@@ -10,7 +10,7 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.loading import filled_config
-from layerswap.checkpoint.names import PROVENANCE, method_of, settings_of
+from layerswap.checkpoint.names import PROVENANCE, method_of, settings_of, with_text
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
@@ -20,7 +20,7 @@ from layerswap.ground.errors import MergeError, visible
 from layerswap.ground.strict_json import INFINITIES
 
 OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-"""Settings that None turns off; elsewhere None may stand for a value from other settings."""
+"""Settings that None turns off. In others, None may mean a value derived from another setting."""
 NOT_COMPUTED = frozenset(
     {
         "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype",
@@ -232,7 +232,7 @@ def _filled(pair: Mapping[str, Checkpoint]) -> list[list[dict[str, Any]]]:
 
 
 def default_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
-    """A note on settings that only one configuration has and whose defaults are unknown."""
+    """Note the settings that only one configuration gives, if their defaults are unknown."""
     first, *others = checkpoints
     for other in others if checkpoints[first].gguf is None else ():
         pair = {name: checkpoints[name] for name in (first, other)}
@@ -383,13 +383,10 @@ def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:
     embedding = next(iter(_embeddings(checkpoint)))
     given = {} if _heads(checkpoint) else {head: replace(embedding, name=head)}
     note = f"its head is tied to the embedding, unlike {other}'s; it gets a copy of its embedding"
-    text = checkpoint.config.get("text_config")
-    inner = (
-        {"text_config": {**text, "tie_word_embeddings": False}} if isinstance(text, dict) else {}
-    )
+    own = {"tie_word_embeddings": False}
     return replace(
         checkpoint,
-        config={**checkpoint.config, **inner, "tie_word_embeddings": False},
+        config={**with_text(checkpoint.config, own), **own},
         tensors={**checkpoint.tensors, **given},
         places={**checkpoint.places, **{name: Place(None, "head") for name in given}},
         notes=(*checkpoint.notes, note),

@@ -20,7 +20,7 @@ from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.ground.errors import MergeError
-from layerswap.merge.sources import Fisher
+from layerswap.merge.sources import Fisher, with_base
 from layerswap.merge.terms import (
     Adapted,
     Gathered,
@@ -245,13 +245,6 @@ def term_builder(
     return TermBuilder(checkpoints, blends, deltas, fishers)
 
 
-def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
-    """Map names to the experts and the base; an expert may be named `base`."""
-    if base is None:
-        return dict(experts)
-    return {**experts, ("base" if "base" not in experts else "the base"): base}
-
-
 def output_tensors(
     composition: Composition,
     experts: Mapping[str, Checkpoint],
@@ -295,7 +288,7 @@ def output_tensors(
 
 
 def _check_copied(checkpoint: Checkpoint, name: str, inputs: Terms) -> None:
-    """Refuse arithmetic on a tensor of a quantised weight."""
+    """Refuse to compute with a quantised weight."""
     stored = list(stored_tensors(inputs))
     aligned = any(isinstance(source, Gathered) for source in sources_of(inputs))
     if aligned or any(not same_bytes(stored[0], other) for other in stored[1:]):

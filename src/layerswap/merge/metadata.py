@@ -357,7 +357,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 # --- commands that use a model ---
 
 PREFER = ["ask", "prefer", "ANSWERS.tsv", "--models", "A,B", "--out", "asked"]
-"""Speakers compare answers in a table."""
+"""Arguments of the command by which speakers compare answers."""
 
 
 def uses(
@@ -368,7 +368,7 @@ def uses(
     language: str = "LANG",
     gguf: bool = True,
 ) -> list[str]:
-    """List commands without `layerswap`, in which a user replaces the words in capitals.
+    """List arguments of commands that use a model; a user replaces the words in capitals.
 
     Args:
         model: the folder of the merged model.

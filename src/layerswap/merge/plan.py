@@ -46,9 +46,8 @@ from layerswap.merge.layout import (
     names_digest,
     output_tensors,
     term_builder,
-    with_base,
 )
-from layerswap.merge.sources import Fisher, Stamp, check_unchanged, stamps_of
+from layerswap.merge.sources import Fisher, Stamp, check_unchanged, stamps_of, with_base
 from layerswap.merge.target import (
     Layout,
     MergeOptions,

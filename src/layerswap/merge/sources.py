@@ -46,8 +46,6 @@ from layerswap.merge.compatibility import untied
 from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
-NO_EXPERT = "the base"
-"""Name of the base beside the experts; names of experts hold no space."""
 Stamp = tuple[int, int, int] | None
 """Size, time of the last change and inode of a file; None for a file that is read in place."""
 
@@ -79,9 +77,9 @@ class Sources:
 
     def untied(self) -> Sources:
         """Return the sources with heads of their own if one of them has one."""
-        named = untied({**self.experts, **({NO_EXPERT: self.base} if self.base else {})})
-        base = named.pop(NO_EXPERT, None)
-        return replace(self, experts=named, base=base)
+        named = untied(with_base(self.experts, self.base))
+        experts = {name: named.pop(name) for name in self.experts}
+        return replace(self, experts=experts, base=next(iter(named.values()), None))
 
     def restacked(self, taken: Sequence[int]) -> Sources:
         """Return the sources restacked to these layers."""
@@ -93,6 +91,13 @@ class Sources:
 def open_sources(recipe: Recipe, *, in_place: bool = False) -> Sources:
     """Open the experts and the base of a recipe."""
     return _Opener(recipe, in_place).open()
+
+
+def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
+    """Map names to the experts and the base; an expert may be named `base`."""
+    if base is None:
+        return dict(experts)
+    return {**experts, ("base" if "base" not in experts else "the base"): base}
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,7 @@ def _in_one_layout(
 
     def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
         if like.quantised and checkpoint.gguf is not None:
-            raise MergeError(f"{name} is a GGUF file, and other weights are quantised otherwise")
+            raise MergeError(f"{name} is a GGUF file, and others are quantised safetensors")
         if checkpoint.gguf is None:
             return renamed_like(checkpoint, like)
         with error_context(name):

@@ -1,4 +1,4 @@
-"""Tables of a comparison by speakers, which stands apart from every score."""
+"""Tables of a comparison by speakers, separate from all scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from layerswap.ground.errors import StudyError
 from layerswap.report.tables import Number, Table
 
 VOTES = "preferences*.json"
-"""Files of a study's folder that `layerswap ask read --out` wrote."""
+"""Pattern of the files that `layerswap ask read --out` writes into a study's folder."""
 
 
 def vote_tables(found: Judgement) -> tuple[Table, Table, list[str]]:
@@ -36,7 +36,7 @@ def vote_tables(found: Judgement) -> tuple[Table, Table, list[str]]:
 
 
 def read_judgements(folder: Path) -> list[Judgement]:
-    """The comparisons in a study's folder.
+    """Read the comparisons by speakers in a study's folder.
 
     Raises:
         StudyError: a file is no comparison.

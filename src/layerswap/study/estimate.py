@@ -11,6 +11,7 @@ from pathlib import Path
 
 from layerswap.ground.commit import write_json
 from layerswap.study.costs import Costs, Estimate, size_of, speed_of
+from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.kinds import kind_of
 from layerswap.study.spec import StudySpec
 from layerswap.study.steps import Graph
@@ -65,7 +66,7 @@ class StudyCosts:
 
 def cost_study(spec: StudySpec, graph: Graph, measured: Measured | None = None) -> StudyCosts:
     """Estimate the costs of a study from its plan, at the measured speed of its base if known."""
-    base = next(step.settings["base"] for step in graph if step.kind == "evaluate")
+    base = next(iter(EvaluateStep.all_of(graph).values())).base
     whole = spec.dtype == "float32" or (spec.dtype is None and spec.device == "cpu")
     costs = Costs(size_of(spec, base), speed_of(spec.device), 4 if whole else 2)
     costs = costs.at(measured.train, measured.read) if measured else costs

@@ -16,8 +16,8 @@ from pydantic import field_serializer, field_validator
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.evaluation.identifier import learn_answers
-from layerswap.evaluation.languages import same_language
+from layerswap.evaluation.identifier import identifying
+from layerswap.evaluation.languages import Speaks, same_language
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -318,9 +318,9 @@ class EvaluateStep(Kind, LanguageModels):
         for lost in lost_paths(results.values()):
             context.log(lost)
         of_model = {str(condition): {"condition": condition} for condition in plans}
-        speaks = None
+        speaks: str | Speaks | None = None
         if name == RESULTS and self.language in self.evaluate.answer_texts:
-            speaks, identified = learn_answers(self.language, self.evaluate.answer_texts)
+            speaks, identified = identifying(self.language, self.evaluate.answer_texts)
             write_json(context.folder / IDENTIFIED, identified)
         write_results(context.folder / name, results, asked, of_model=of_model, speaks=speaks)
 

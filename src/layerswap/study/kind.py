@@ -41,6 +41,11 @@ class Kind(Strict):
             where = ".".join(map(str, first["loc"]))
             raise StudyError(f"{step.name}: {where}: {first['msg']}") from None
 
+    @classmethod
+    def all_of(cls, graph: Graph) -> dict[str, Self]:
+        """Restore the settings of every step of this kind, by name."""
+        return {step.name: cls.of(step) for step in graph if step.kind == cls.kind}
+
     def settings(self) -> dict[str, Any]:
         """The settings that were given, as plain data."""
         return self.model_dump(mode="json", include=self.model_fields_set)
@@ -71,7 +76,7 @@ class Kind(Strict):
         """
 
     def check_here(self, name: str, *, device: bool) -> None:
-        """Check what only the machine that runs the step has; `device` tells if this one does."""
+        """Check the device and the Hub; `device` is true if this machine runs the step."""
 
     def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
         """Estimate the cost of the step in its graph."""

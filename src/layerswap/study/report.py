@@ -175,7 +175,7 @@ class FinishedSteps:
         )
 
     def notes(self) -> list[str]:
-        """Return errors of learned identifiers, and what models did not allow to share."""
+        """List held-out errors of learned identifiers, and lost fast paths, a line each."""
         files = (
             file for folder in self.evaluations.values()
             for file in sorted((folder / RESULTS).glob(f"*/{MODEL_RESULTS}"))
@@ -190,8 +190,6 @@ class FinishedSteps:
 
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""
-        selects = [SelectStep.of(step) for step in self.journal.graph
-                   if step.kind == SelectStep.kind]  # fmt: skip
         for name, training in self.trainings.items():
             for data in training["data"]:
                 for items, count in data.get("contaminated", {}).items():
@@ -199,7 +197,8 @@ class FinishedSteps:
                         f"{name} trained on {count:,} rows of {data['name']} that contain an item "
                         f"of {items}: scores on it are flattered."
                     )
-        tasks = dict.fromkeys(task for one in selects for task in one.tasks)
+        selections = SelectStep.all_of(self.journal.graph).values()
+        tasks = dict.fromkeys(task for one in selections for task in one.tasks)
         for said in dict.fromkeys(one.chosen_on for one in self.results.benchmarks):
             if not said.endswith("the development split."):
                 yield said
@@ -268,12 +267,11 @@ class FinishedSteps:
         yield self._asked()
         if losses := self._losses():
             yield Section("Losses of the trainings", figure=draw_losses(losses))
-        steps = [step for step in self.journal.graph if step.name in self.records]
         yield provenance(
             list(self.records.values()),
             "The step evaluate/<language> computed the scores of a language. Its models are "
             "composed of the experts that the steps select/... kept.",
-            {step.name: TrainStep.of(step).seed for step in steps if step.kind == TrainStep.kind},
+            {name: one.seed for name, one in TrainStep.all_of(self.journal.graph).items()},
         )
 
     def _asked(self) -> Section:
@@ -329,8 +327,7 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
 
 def evaluations_of(graph: Graph) -> dict[str, EvaluateStep]:
     """The evaluations of a study, by language."""
-    steps = (EvaluateStep.of(step) for step in graph if step.kind == EvaluateStep.kind)
-    return {step.language: step for step in steps}
+    return {step.language: step for step in EvaluateStep.all_of(graph).values()}
 
 
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:

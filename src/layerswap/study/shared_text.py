@@ -58,10 +58,10 @@ def shared_text(
 def _data(journal: StudyJournal) -> dict[str, Any]:
     """The training data by kind of expert."""
     found: dict[str, Any] = {}
-    for step in journal.graph:
-        if step.kind == TrainStep.kind and len(sets := TrainStep.of(step).data) == 1:
+    for name, training in TrainStep.all_of(journal.graph).items():
+        if len(sets := training.data) == 1:
             built = journal.folder(sets[0].step) if sets[0].step else None
-            found.setdefault(step.name.split("/")[1], sets[0].at(built))
+            found.setdefault(name.split("/")[1], sets[0].at(built))
     return found
 
 

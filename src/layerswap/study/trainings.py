@@ -286,7 +286,7 @@ def check_device(device: str) -> None:
 
 
 def _refuse_deleted(trainings: Mapping[str, Path]) -> None:
-    """Refuse to select again if an earlier selection deleted checkpoints."""
+    """Refuse a second selection if the first selection deleted checkpoints."""
     for name, folder in trainings.items():
         if (folder / DELETED).is_file():
             raise StudyError(

@@ -28,7 +28,7 @@ from layerswap.training.expert.hyperparameters import (
 from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training
 from layerswap.training.expert.spec import Data, ExpertSpec, Files
 from layerswap.training.expert.trainable import Part, trained_parts
-from layerswap.training.mix.card import CARD, SPLITS, load_saved
+from layerswap.training.mix.card import CARD, SPLITS, boundary_warning, load_saved, template_warning
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.versions import need_extras, versions
 
@@ -78,6 +78,18 @@ class TrainingJob:
     def base_fingerprints(self) -> dict[str, str]:
         """Fingerprints of the base's weight files, by name; reads 4 MiB of each."""
         return {file.name: fingerprint(file) for file in self.base.files}
+
+    @cached_property
+    def prompt_warnings(self) -> list[list[str]]:
+        """Warnings of each data set about prompts that differ in training and evaluation."""
+        return [
+            [
+                warning
+                for warn in (boundary_warning, template_warning)
+                if (warning := warn(rows.train, self.tokenizer))
+            ]
+            for rows in self.sets
+        ]
 
     @property
     def processes(self) -> int:

@@ -136,7 +136,7 @@ class Checkpointing(TrainerCallback):
 
 
 class SavedStop(TrainerCallback):
-    """Saves a checkpoint after the step in which `asked` is set, and interrupts the training."""
+    """Stops a training with a checkpoint after the current step once `asked` is set."""
 
     def __init__(self, asked: threading.Event, log: Log) -> None:
         self.asked, self.log = asked, log

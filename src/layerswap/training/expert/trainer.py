@@ -31,10 +31,9 @@ from layerswap.training.expert.save import (
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
 from layerswap.training.expert.trainable import adapter_targets, names_by_part, parameter_places
-from layerswap.training.mix.card import boundary_warning, length_warning, template_warning
+from layerswap.training.mix.card import length_warning
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedModel
 
 STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
@@ -162,8 +161,10 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     places = parameter_places(model)
     held_out = [rows.validation for rows in job.sets if rows.validation is not None]
     validate = len(held_out) == len(job.sets)
-    if any(_prompt_warnings(data.train, job.tokenizer) for data in job.sets):
-        logging.getLogger("trl").setLevel(logging.ERROR)  # TRL says the same without the data set
+    logger = logging.getLogger("trl")
+    level = logger.level
+    if any(job.prompt_warnings):
+        logger.setLevel(logging.ERROR)  # TRL says the same without the name of the data set
     try:
         trainer: Any = ExpertTrainer(
             model=model,
@@ -177,6 +178,8 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
         )
     except (ValueError, RuntimeError, ImportError) as error:  # from TRL and from trackers
         raise TrainingError(one_line(error, 300)) from None
+    finally:
+        logger.setLevel(level)
     if not len(trainer.train_dataset):
         raise TrainingError(
             "no row has a label within max_length tokens; raise hyperparameters.max_length"
@@ -278,18 +281,12 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             "(`hyperparameters: {bf16: false}` computes all in float32)"
         )
     longest = None if trainer.args.packing else trainer.args.max_length
-    for data in job.sets:
+    for data, prompts in zip(job.sets, job.prompt_warnings, strict=True):
         lengths = length_warning(data.train, job.tokenizer, longest)
-        for warning in filter(None, [*_prompt_warnings(data.train, job.tokenizer), lengths]):
+        for warning in filter(None, [*prompts, lengths]):
             yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
-
-
-def _prompt_warnings(rows: Dataset, tokenizer: Any) -> list[str]:
-    """Warn of prompts that evaluation writes otherwise than training does."""
-    found = boundary_warning(rows, tokenizer), template_warning(rows, tokenizer)
-    return [*filter(None, found)]
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:
