@@ -385,3 +385,11 @@ def test_a_base_in_4_bits_needs_full_weights(tmp_path):
     adapters = {n: write_adapter(tmp_path / n, family["base"], i, 4) for i, n in enumerate("ab")}
     with pytest.raises(LayerswapError, match="give bake: true"):
         ls.swap(task=adapters["a"], language=adapters["b"], base_as="nf4")
+
+
+def test_a_base_in_4_bits_needs_an_adapter(tmp_path):
+    family = write_family(tmp_path / "family", "BF16")
+    experts = {"task": family["task"], "language": family["language"]}
+    for base in (None, family["base"]):
+        with pytest.raises(LayerswapError, match="base_as: no expert is an adapter"):
+            ls.swap(**experts, base=base, base_as="nf4")

@@ -922,6 +922,10 @@ def test_a_batch_size_is_used_and_older_keys_stay(folder, tmp_path):
                     for more in ({}, {"batch_size": 1}))  # fmt: skip
     assert "batch_size" not in plain.settings["evaluate"]
     assert given.settings["evaluate"] == {**plain.settings["evaluate"], "batch_size": 1}
+    with pytest.raises(
+        RecipeError, match=r"evaluate\.batch_size: write a whole number; found 'lots'"
+    ):
+        spec(folder, **ALONE, evaluate={**LAB, "batch_size": "lots"})
     step = EvaluateStep.of(given)
     how = EvaluationSettings.taken_from(step.evaluate.model_dump(mode="json"))
     assert (how.batch_size, EvaluateStep.of(plain).evaluate.batch_size) == (1, "auto")

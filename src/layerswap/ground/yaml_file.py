@@ -313,7 +313,7 @@ def _flat(kind: Any) -> list[Any]:
     return [kind]
 
 
-_TAG = re.compile(r"\[key\]|constrained-str|(?:list|dict|literal)\[.*\]", re.DOTALL)
+_TAG = re.compile(r"\[key\]|constrained-\w+|(?:list|dict|literal)\[.*\]", re.DOTALL)
 """Parts of Pydantic's key paths that are in no file."""
 _WANTED = {
     "dict_type": "write a mapping",

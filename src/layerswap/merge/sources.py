@@ -120,6 +120,8 @@ class _Opener:
         base = self._open_base(adapters, only, from_elsewhere=elsewhere)
         if adapters and base is not None and base.gguf is not None:
             raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
+        if self.recipe.base_as is not None and not adapters:
+            raise MergeError("base_as: no expert is an adapter; leave base_as out")
         over = self._trained_over(base, only=only)
         if len(adapters) == len(opened):
             base = over
