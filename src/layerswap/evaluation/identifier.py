@@ -101,22 +101,18 @@ def learn_identifier(files: Mapping[str, Path | str]) -> Identifier:
     return made
 
 
-def identifying(
-    language: str, texts: Mapping[str, PathLike]
-) -> tuple[str | Speaks | None, list[str]]:
+def identifying(language: str, texts: Mapping[str, PathLike]) -> tuple[str | Speaks, list[str]]:
     """Return what identifies a language in answers, and a line on each held-out error.
 
-    That is the language itself if py3langid identifies it, or a test learned from texts. None
-    without a language.
+    That is the language itself if py3langid identifies it, or a test learned from texts.
 
     Raises:
         LayerswapError: see `learn_identifier`; or no text is in the language, or py3langid does
             not know it and there are no texts.
     """
     if not texts:
-        if language:
-            identified_code(language)
-        return language or None, []
+        identified_code(language)
+        return language, []
     need_extras("an identifier that is learned from texts", "train")
     if language not in texts:
         raise RecipeError(

@@ -17,7 +17,7 @@ from layerswap.evaluation.harness import (
     open_models,
 )
 from layerswap.evaluation.identifier import identifying
-from layerswap.evaluation.languages import ANSWER, REASONING
+from layerswap.evaluation.languages import ANSWER, REASONING, Speaks
 from layerswap.evaluation.metrics import ADDED, CALIBRATED
 from layerswap.evaluation.response_cache import (
     AnswerStore,
@@ -176,7 +176,10 @@ def run_evaluation(
     if suite is not None and not languages:
         raise RecipeError("a suite needs a language")
     need_extras("evaluating", "eval")
-    speaks, identified = identifying(answer_language, answer_texts or {})
+    speaks: str | Speaks | None = None
+    identified: list[str] = []
+    if answer_language or answer_texts:
+        speaks, identified = identifying(answer_language, answer_texts or {})
     for language in languages:
         check_askable(suite or "", language, allow_code=settings.allow_code)
     plans = open_models(models)  # before what takes seconds: torch and lm-eval's index

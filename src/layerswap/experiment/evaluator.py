@@ -16,7 +16,7 @@ from layerswap.evaluation.harness import (
     stratified_order,
 )
 from layerswap.evaluation.identifier import identifying
-from layerswap.evaluation.languages import ANSWER, REASONING
+from layerswap.evaluation.languages import ANSWER, REASONING, Speaks
 from layerswap.evaluation.metrics import CALIBRATED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.experiment.answers import Answer, Measure, answers_to
@@ -84,7 +84,10 @@ class Evaluator:
         sweep: Sweep | VllmSweep | None = None,
     ) -> None:
         self.spec = spec
-        self._language, self.identified = identifying(spec.answer_language or "", spec.answer_texts)
+        self._language: str | Speaks | None = None
+        self.identified: Sequence[str] = ()
+        if spec.answer_language is not None:
+            self._language, self.identified = identifying(spec.answer_language, spec.answer_texts)
         self.sweep = sweep or open_sweep(list(plans.values()), spec)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
