@@ -240,11 +240,12 @@ def test_every_help_stands_alone(name):
     for sentence in prose.replace("\n", " ").split(". "):
         assert len(sentence.split()) <= 25, sentence
     for option in command.params:
-        if text := getattr(option, "help", None):
-            assert len(text.split()) <= 16, text
-            assert text.endswith((".", "]")), text
-            assert ";" not in text, text
-            assert "efault:" not in text, text
+        text = option.help
+        assert text, option.name
+        assert len(text.split()) <= 16, text
+        assert text.endswith((".", "]")), text
+        assert ";" not in text, text
+        assert "efault:" not in text, text
 
 
 def test_the_public_name_of_an_error_shows_control_characters():

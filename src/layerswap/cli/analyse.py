@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from layerswap.cli import commands, options, output
 from layerswap.ground.errors import RecipeError
@@ -17,15 +17,8 @@ def delta(
     experts: options.Experts,
     out: options.OutFolder,
     axis: options.Axis = "input",
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            min=0, show_default="each expert's top 15%", help="Smallest MAV of a row that counts."
-        ),
-    ] = None,
-    numbers: Annotated[
-        bool, typer.Option("--numbers", help="Write the percentages into the map.")
-    ] = False,
+    threshold: Annotated[float | None, Option(min=0)] = None,
+    numbers: bool = False,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -35,6 +28,10 @@ def delta(
     tables, figures and an interactive page into the folder OUT.
 
     Example: layerswap delta --base llama --task math-expert --language swahili-expert --out map
+
+    Options:
+        threshold: Smallest MAV of a row that counts. (default: each expert's top 15%)
+        numbers: Write the percentages into the map.
     """
     from layerswap.checkpoint import refuse_target
     from layerswap.deltas.atlas import ATLAS, measure, open_subjects
@@ -57,21 +54,18 @@ def delta(
 
 
 class Line(commands.OptionGroup):
-    """The points that linearity measures."""
+    """The points that linearity measures.
 
-    steps: Annotated[
-        int, typer.Option(min=2, help="Number of steps from one expert to the other.")
-    ] = 4
-    max_length: Annotated[int, typer.Option(min=2, help="Largest length of a text, in tokens.")] = (
-        256
-    )
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar=options.DTYPES,
-            help="Dtype of the arithmetic. Below float32, rounding adds to the result.",
-        ),
-    ] = "float32"
+    Options:
+        steps: Number of steps from one expert to the other.
+        max_length: Largest length of a text, in tokens.
+        dtype float32|bfloat16|float16: Dtype of the arithmetic. Below float32, rounding adds to the
+            result.
+    """
+
+    steps: Annotated[int, Option(min=2)] = 4
+    max_length: Annotated[int, Option(min=2)] = 256
+    dtype: str = "float32"
 
 
 def linearity(
@@ -79,9 +73,7 @@ def linearity(
     base: options.Base,
     task_expert: options.TaskExpert,
     language_expert: options.LanguageExpert,
-    text: Annotated[
-        Path, typer.Option(help="Texts to measure on: one per line, or JSON Lines with `text`.")
-    ],
+    text: Path,
     out: options.OutFolder,
     line: Line,
     device: options.Device = None,
@@ -92,6 +84,9 @@ def linearity(
     Writes a table and a figure into the folder OUT.
 
     Example: layerswap analyse linearity --base b --task t --language l --text sw.txt --out line
+
+    Options:
+        text: Texts to measure on: one per line, or JSON Lines with `text`.
     """
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import pick_device
@@ -108,14 +103,10 @@ def linearity(
 
 
 def composability(
-    table: Annotated[
-        Path, typer.Argument(metavar="MERGES.csv", help="One row per merge: CSV or Parquet.")
-    ],
+    table: Path,
     *,
-    merged: Annotated[str, typer.Option(help="Column with the scores of the merges.")],
-    figure: Annotated[
-        Path | None, typer.Option(help="SVG file to write, with the correlations drawn.")
-    ] = None,
+    merged: str,
+    figure: Path | None = None,
 ) -> None:
     """Correlate the scores of experts with the scores of their merges (paper 2, section 5).
 
@@ -123,6 +114,11 @@ def composability(
     table of rank correlations; only --figure writes a file.
 
     Example: layerswap analyse composability merges.csv --merged mgsm_sw --figure signals.svg
+
+    Options:
+        table MERGES.csv: One row per merge: CSV or Parquet.
+        merged: Column with the scores of the merges.
+        figure: SVG file to write, with the correlations drawn.
     """
     from layerswap.cli.tables import predictor_table
     from layerswap.evaluation.statistics import predictors, read_merges
@@ -140,30 +136,27 @@ def composability(
 
 
 class FisherSample(commands.OptionGroup):
-    """The examples that an estimate draws."""
+    """The examples that an estimate draws.
 
-    labels: Annotated[
-        str,
-        typer.Option(
-            metavar="model|data",
-            help="Source of the labels: the model's predictions, or the data (empirical Fisher).",
-        ),
-    ] = "model"
-    examples: Annotated[int, typer.Option(min=1, help="Number of examples drawn.")] = 256
-    max_length: Annotated[
-        int, typer.Option(min=2, help="Largest length of an example, in tokens.")
-    ] = 1024
-    seed: Annotated[int, typer.Option(help="Seed of the examples and the labels.")] = 0
+    Options:
+        labels model|data: Source of the labels: the model's predictions, or the data (empirical
+            Fisher).
+        examples: Number of examples drawn.
+        max_length: Largest length of an example, in tokens.
+        seed: Seed of the examples and the labels.
+    """
+
+    labels: str = "model"
+    examples: Annotated[int, Option(min=1)] = 256
+    max_length: Annotated[int, Option(min=2)] = 1024
+    seed: int = 0
     device: options.Device = None
 
 
 def fisher(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint or Hub id.")],
+    model: str,
     *,
-    data: Annotated[
-        Path,
-        typer.Option(help="Texts: .jsonl with text, or prompt and completion, or .txt by line."),
-    ],
+    data: Path,
     out: options.OutFolder,
     sample: FisherSample,
     overwrite: options.Overwrite = False,
@@ -174,6 +167,10 @@ def fisher(
     recipe names as `fisher` of the expert.
 
     Example: layerswap analyse fisher math-expert --data gsm8k.jsonl --out math-fisher
+
+    Options:
+        model MODEL: Checkpoint or Hub id.
+        data: Texts: .jsonl with text, or prompt and completion, or .txt by line.
     """
     from layerswap.evaluation.fisher import estimate_fisher
 
@@ -185,18 +182,12 @@ def fisher(
 
 
 def freeze_or_revert(
-    spec: Annotated[Path, typer.Argument(metavar="EXPERT.yaml", help="Expert, trained in full.")],
+    spec: Path,
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the trainings. Finished ones are kept.")],
-    part: Annotated[
-        Literal["task", "language"], typer.Option(help="Part of a partition that the expert keeps.")
-    ],
-    task: Annotated[
-        list[str], typer.Option("--task", help="Benchmark: an lm-eval task. Repeatable.")
-    ],
-    partitions: Annotated[
-        str, typer.Option(help="Partitions to compare, separated by commas.")
-    ] = "A,B,C,Z",
+    out: Path,
+    part: Literal["task", "language"],
+    task: Annotated[list[str], Option("--task")],
+    partitions: str = "A,B,C,Z",
     include: options.Include = None,
     evaluation: options.Prompts,
 ) -> None:
@@ -206,6 +197,13 @@ def freeze_or_revert(
     scores as a table.
 
     Example: layerswap analyse freeze-or-revert math.yaml --out runs --part task --task gsm8k
+
+    Options:
+        spec EXPERT.yaml: Expert, trained in full.
+        out: Folder of the trainings. Finished ones are kept.
+        part: Part of a partition that the expert keeps.
+        task: Benchmark: an lm-eval task. Repeatable.
+        partitions: Partitions to compare, separated by commas.
     """
     from layerswap.checkpoint.loading import open_device, pick_device
     from layerswap.cli.tables import places_table
@@ -225,20 +223,15 @@ def freeze_or_revert(
 
 
 def select(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that `layerswap train` wrote.")],
+    runs: list[Path],
     *,
-    keep: Annotated[int, typer.Option(min=1, help="Number of checkpoints to keep.")] = 3,
-    of_any_run: Annotated[
-        bool, typer.Option("--of-any-run", help="Allow all kept checkpoints to come from one run.")
-    ] = False,
+    keep: Annotated[int, Option(min=1)] = 3,
+    of_any_run: bool = False,
     task: options.Tasks = None,
     include: options.Include = None,
-    role: Annotated[
-        Literal["task", "language"] | None,
-        typer.Option(help="Kind of expert. Its published signals replace --task."),
-    ] = None,
-    language: options.Language = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write with all scores.")] = None,
+    role: Literal["task", "language"] | None = None,
+    language: str | None = None,
+    out: Path | None = None,
     overwrite: options.Overwrite = False,
     evaluation: options.Prompts,
 ) -> None:
@@ -249,6 +242,14 @@ def select(
     --out writes a file.
 
     Example: layerswap analyse select runs/* --role language --language sw --keep 3
+
+    Options:
+        runs: Folders that `layerswap train` wrote.
+        keep: Number of checkpoints to keep.
+        of_any_run: Allow all kept checkpoints to come from one run.
+        role: Kind of expert. Its published signals replace --task.
+        language: Language code or name (sw, swh_Latn, Swahili).
+        out: JSON file to write with all scores.
     """
     from layerswap.cli.tables import selection_table
     from layerswap.ground.yaml_file import refuse_text, write_text

@@ -21,12 +21,10 @@ Seed = Annotated[int, typer.Option(help="Seed of the draw.")]
 
 @commands.command(app)
 def label(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Texts in the language, by lines.")],
+    text: str,
     *,
-    labels: Annotated[str, typer.Option(metavar="LABEL,...", help="Labels of the task, 2 to 9.")],
-    avoid: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Training text. Repeatable.")
-    ] = None,
+    labels: str,
+    avoid: list[str] | None = None,
     count: Count = 100,
     seed: Seed = 0,
     out: options.OutFolder,
@@ -37,6 +35,11 @@ def label(
     mail its ask.html, or serve it by `layerswap ask serve`.
 
     Example: layerswap ask label igbo-news.txt --labels sports,health --avoid igbo.txt --out topics
+
+    Options:
+        text TEXT: Texts in the language, by lines.
+        labels LABEL,...: Labels of the task, 2 to 9.
+        avoid FILE: Training text. Repeatable.
     """
     from layerswap.play.questions import label_items, write_questions
 
@@ -47,9 +50,7 @@ def label(
 
 @commands.command(app)
 def answer(
-    table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="Column `question`, and `answer` to correct.")
-    ],
+    table: str,
     *,
     count: Count = 100,
     seed: Seed = 0,
@@ -60,6 +61,9 @@ def answer(
     Writes the folder OUT; mail its ask.html, or serve it by `layerswap ask serve`.
 
     Example: layerswap ask answer questions-ig.tsv --out references
+
+    Options:
+        table TABLE: Column `question`, and `answer` to correct.
     """
     from layerswap.play.questions import answer_items, write_questions
 
@@ -69,13 +73,9 @@ def answer(
 
 @commands.command(app)
 def prefer(
-    table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="Column `prompt`, and the answers by model.")
-    ],
+    table: str,
     *,
-    models: Annotated[
-        str, typer.Option(metavar="COLUMN,...", help="Two or three models, the main pair first.")
-    ],
+    models: str,
     count: Count = 50,
     seed: Seed = 0,
     out: options.OutFolder,
@@ -86,6 +86,10 @@ def prefer(
     of the prompts. Writes the folder OUT; mail its ask.html, or serve it by `layerswap ask serve`.
 
     Example: layerswap ask prefer answers.tsv --models swap,task,average --out preferences
+
+    Options:
+        table TABLE: Column `prompt`, and the answers by model.
+        models COLUMN,...: Two or three models, the main pair first.
     """
     from layerswap.play.questions import prefer_items, write_questions
 
@@ -121,17 +125,9 @@ def serve(folder: Questions, *, address: options.Address) -> None:
 @commands.command(app, json=True)
 def read(
     folder: Questions,
-    answers: Annotated[
-        list[Path] | None, typer.Argument(help="Files that speakers sent back.")
-    ] = None,
+    answers: list[Path] | None = None,
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File to write: a test (TSV) for `new --test`, or votes for a study's report.",
-        ),
-    ] = None,
+    out: Path | None = None,
 ) -> None:
     """Check the answers of speakers, and print agreement or preferences.
 
@@ -139,6 +135,10 @@ def read(
     preferences.json, is shown by the study's report.
 
     Example: layerswap ask read topics answers-ada.jsonl answers-obi.jsonl --out topics-ig.tsv
+
+    Options:
+        answers: Files that speakers sent back.
+        out FILE: File to write: a test (TSV) for `new --test`, or votes for a study's report.
     """
     import json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from layerswap.cli import options, output
 
@@ -17,22 +17,12 @@ if TYPE_CHECKING:
 
 
 def bases(
-    text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="Text in the language, line by line.")
-    ],
-    base: Annotated[
-        list[str], typer.Argument(metavar="BASE...", help="Folders, GGUF files or Hub ids.")
-    ],
+    text: str,
+    base: list[str],
     *,
-    parallel: Annotated[
-        str | None, typer.Option(metavar="FILE", help="English translation of TEXT, line by line.")
-    ] = None,
-    lines: Annotated[
-        int, typer.Option(min=10, help="Lines to read, evenly spaced over TEXT.")
-    ] = 100,
-    tokenizer_only: Annotated[
-        bool, typer.Option("--tokenizer-only", help="Count tokens alone, without weights.")
-    ] = False,
+    parallel: str | None = None,
+    lines: Annotated[int, Option(min=10)] = 100,
+    tokenizer_only: bool = False,
     device: options.Device = None,
 ) -> None:
     """Compare how bases read a language: tokens, byte tokens and bits per byte of a text.
@@ -41,6 +31,13 @@ def bases(
     if its interval to every other one allows it.
 
     Example: layerswap bases wolof.txt google/gemma-3-270m HuggingFaceTB/SmolLM2-135M
+
+    Options:
+        text TEXT: Text in the language, line by line.
+        base BASE...: Folders, GGUF files or Hub ids.
+        parallel FILE: English translation of TEXT, line by line.
+        lines: Lines to read, evenly spaced over TEXT.
+        tokenizer_only: Count tokens alone, without weights.
     """
     from layerswap.evaluation.bases import count_base, describe, find_best, read_sample
     from layerswap.ground.errors import RecipeError

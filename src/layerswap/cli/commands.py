@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import wraps
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from layerswap.cli import output
 from layerswap.versions import Extra, need_extras
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document for programs.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Print the logs of libraries, and tracebacks.")
+    bool, Option("--verbose", "-v", help="Print the logs of libraries, and tracebacks.")
 ]
 
 
 class OptionGroup:
-    """Options that a command receives as one object."""
+    """Options that a command receives as one object, in a panel of the help.
+
+    `Options:` in the docstring of a group has its help texts, as that of a command.
+    """
+
+    panel: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, panel: str | None = None) -> None:
+        cls.panel = panel
 
     def __init__(self, **values: Any) -> None:
         self.__dict__ |= values
@@ -34,12 +45,18 @@ class OptionGroup:
     def options(cls) -> dict[str, tuple[Any, Any]]:
         """The annotation and the default of every option, by name."""
         hints = get_type_hints(cls, include_extras=True)
-        return {name: (kind, getattr(cls, name)) for name, kind in hints.items()}
+        options: dict[str, tuple[Any, Any]] = {}
+        for group in reversed(cls.__mro__):
+            if group is not OptionGroup and issubclass(group, OptionGroup):
+                texts = _parted(group)[1]
+                for name in inspect.get_annotations(group):
+                    option = _option(name, hints[name], texts.get(name), panel=group.panel)
+                    options[name] = (option, getattr(cls, name))
+        return options
 
     def given(self) -> dict[str, Any]:
         """The options that have a value, by name."""
-        values = {name: getattr(self, name) for name in self.options()}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 NEEDS: Mapping[str, tuple[Extra, ...]] = {
@@ -124,7 +141,9 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a function as a command with the options of its output.
 
-    The options of a parameter whose type is a `OptionGroup` become options of the command.
+    Keyword-only parameters become options, and others arguments. `Options:` in the docstring has a
+    line for each: `name: help text`, `name METAVAR: help text`, or with `(default: words)` at the
+    end. The options of a parameter whose type is a `OptionGroup` are options of the command.
 
     Args:
         app: the group of commands.
@@ -147,6 +166,7 @@ def _flattened(function: Callable[..., None], shared: Mapping[str, Any]) -> Call
     groups: dict[str, tuple[type[OptionGroup], list[str]]] = {}
     options: dict[str, tuple[Any, Any]] = {}
     hints = get_type_hints(function, include_extras=True)
+    prose, texts = _parted(function)
     for name, parameter in inspect.signature(function).parameters.items():
         annotation = hints[name]
         if isinstance(annotation, type) and issubclass(annotation, OptionGroup):
@@ -154,7 +174,9 @@ def _flattened(function: Callable[..., None], shared: Mapping[str, Any]) -> Call
             groups[name] = (annotation, list(inner))
             options |= inner
         else:
-            options[name] = (annotation, parameter.default)
+            argument = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+            option = _option(name, annotation, texts.get(name), argument=argument)
+            options[name] = (option, parameter.default)
     options |= {name: (annotation, False) for name, annotation in shared.items()}
 
     @wraps(function)
@@ -164,6 +186,7 @@ def _flattened(function: Callable[..., None], shared: Mapping[str, Any]) -> Call
             given[name] = annotation(**{option: given.pop(option) for option in inner})
         function(**given)
 
+    run.__doc__ = prose
     # Typer reads the options from the signature.
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
@@ -172,6 +195,39 @@ def _flattened(function: Callable[..., None], shared: Mapping[str, Any]) -> Call
     )  # fmt: skip
     run.__annotations__ = {name: annotation for name, (annotation, _) in options.items()}
     return run
+
+
+def _parted(documented: object) -> tuple[str, dict[str, str]]:
+    """The docstring before `Options:`, and what it says of each option, without its name."""
+    prose, _, section = (inspect.getdoc(documented) or "").partition("\n\nOptions:\n")
+    lines = re.findall(r"^ {4}(\w+)(.+(?:\n {8}.+)*)", section, re.MULTILINE)
+    return prose, {name: " ".join(line.split()) for name, line in lines}
+
+
+def _option(
+    name: str,
+    annotation: Any,
+    text: str | None,
+    *,
+    argument: bool = False,
+    panel: str | None = None,
+) -> Any:
+    """The annotation of an option with its text; a flag has no negative unless it names one."""
+    if text is None:
+        return annotation
+    kind, *given = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
+    if given:
+        info = copy(given[0])
+    elif argument:
+        info = Argument()
+    else:
+        info = Option(*[f"--{name.replace('_', '-')}"] * (kind is bool))
+    metavar, _, words = text.partition(": ")
+    info.metavar = metavar.strip(":") or None
+    info.help, _, default = words.partition(" (default: ")
+    info.show_default = default.removesuffix(")") or info.show_default
+    info.rich_help_panel = info.rich_help_panel or panel
+    return Annotated[kind, info]
 
 
 # --- the command that comes after each command ---

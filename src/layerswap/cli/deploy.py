@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from layerswap.cli import options, output
 from layerswap.ground.errors import MergeError, RecipeError
@@ -15,36 +15,18 @@ SHOWN = 8
 
 
 def deploy(
-    merged: Annotated[str, typer.Argument(metavar="MERGED", help="Folder or Hub id to deploy.")],
+    merged: str,
     *,
-    like: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="GGUF file of the base: a path, Hub id or URL."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to write.")] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--type", metavar="TYPE", show_default="as in --like",
-            help="Type of the weights, such as Q8_0, or Q4_K_M with llama-quantize. Repeatable.",
-        ),
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LANG=FILE", help="Lines of a language to compare. Repeatable."),
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts to compare, one a line.")
-    ] = None,
-    positions: Annotated[
-        int, typer.Option(min=0, help="Positions of each language to compare likelihoods in.")
-    ] = 200,
-    check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compare this GGUF file and write nothing.")
-    ] = None,
+    like: str | None = None,
+    out: Path | None = None,
+    kind: Annotated[list[str] | None, Option("--type")] = None,
+    text: list[str] | None = None,
+    prompts: Path | None = None,
+    positions: Annotated[int, Option(min=0)] = 200,
+    check: Path | None = None,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a merged model as GGUF, and prove that it answers as the folder does.
 
     Compares tensors, tokens, the chat template, the end of a turn, and likelihoods by language.
@@ -52,6 +34,17 @@ def deploy(
     the file answers otherwise.
 
     Example: layerswap deploy merged --like base.gguf --text sw=lines.txt --out deployed
+
+    Options:
+        merged MERGED: Folder or Hub id to deploy.
+        like FILE: GGUF file of the base: a path, Hub id or URL.
+        out DIR: Folder to write.
+        kind TYPE: Type of the weights, such as Q8_0, or Q4_K_M with llama-quantize. Repeatable.
+            (default: as in --like)
+        text LANG=FILE: Lines of a language to compare. Repeatable.
+        prompts FILE: Prompts to compare, one a line.
+        positions: Positions of each language to compare likelihoods in.
+        check FILE: Compare this GGUF file and write nothing.
     """
     from layerswap.deploy import api
     from layerswap.deploy.convert import LIKE

@@ -14,9 +14,9 @@ from layerswap.ground.errors import RecipeError
 
 
 def sweep(
-    spec: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="Recipe, grid and tasks.")],
+    spec: Path,
     *,
-    out: Annotated[Path, typer.Option(help="Folder of results. Answers in it are reused.")],
+    out: Path,
     allow_code: options.AllowCode = False,
 ) -> None:
     """Evaluate a grid of compositions, or random ones, and select the best model.
@@ -26,6 +26,10 @@ def sweep(
     computes only what is new.
 
     Example: layerswap sweep sweep.yaml --out results
+
+    Options:
+        spec SWEEP.yaml: Recipe, grid and tasks.
+        out: Folder of results. Answers in it are reused.
     """
     from layerswap.evaluation.response_cache import nothing_if_refused
     from layerswap.experiment import sweep_page as files
@@ -54,7 +58,14 @@ def sweep(
 
 
 class Asked(commands.OptionGroup):
-    """The tasks of an evaluation: lm-eval tasks by name, or a suite in some languages."""
+    """The tasks of an evaluation: lm-eval tasks by name, or a suite in some languages.
+
+    Options:
+        language: Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable.
+        answer_language: Language that answers to --tasks should be in: code or name.
+        answer_text CODE=FILE: Text to learn a language from, for --answer-language. Repeatable.
+        data: Folder of published files of a suite [LAYERSWAP_DATA].
+    """
 
     task: options.Tasks = None
     include: options.Include = None
@@ -64,24 +75,10 @@ class Asked(commands.OptionGroup):
             metavar="NAME|FILE.yaml", help=f"Suite or benchmark: {', '.join(suite_names())}."
         ),
     ] = None
-    language: Annotated[
-        list[str] | None,
-        typer.Option(help="Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable."),
-    ] = None
-    answer_language: Annotated[
-        str | None,
-        typer.Option(help="Language that answers to --tasks should be in: code or name."),
-    ] = None
-    answer_text: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CODE=FILE",
-            help="Text to learn a language from, for --answer-language. Repeatable.",
-        ),
-    ] = None
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of published files of a suite [LAYERSWAP_DATA].")
-    ] = None
+    language: list[str] | None = None
+    answer_language: str | None = None
+    answer_text: list[str] | None = None
+    data: Path | None = None
 
     def check(self) -> None:
         """Refuse suite options with tasks, task options with a suite, and no task."""
@@ -99,23 +96,11 @@ class Asked(commands.OptionGroup):
 
 
 def evaluate(
-    models: Annotated[
-        list[str], typer.Argument(help="Folders, Hub ids, adapters, or recipes (.yaml).")
-    ],
+    models: list[str],
     *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder of results. Reuses its answers, and keeps results of other models."
-        ),
-    ],
+    out: Path,
     asked: Asked,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate", help="Show accuracy after batch calibration too, of tasks with labels."
-        ),
-    ] = False,
+    calibrate: bool = False,
     evaluation: options.Evaluation,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
@@ -124,6 +109,11 @@ def evaluate(
     evaluated together. Writes scores and answers into the folder OUT.
 
     Example: layerswap eval merged swap.yaml --tasks gsm8k,arc_easy --limit 100 --out results
+
+    Options:
+        models: Folders, Hub ids, adapters, or recipes (.yaml).
+        out: Folder of results. Reuses its answers, and keeps results of other models.
+        calibrate: Show accuracy after batch calibration too, of tasks with labels.
     """
     from functools import partial
 
@@ -155,20 +145,21 @@ def evaluate(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that eval, sweep or study wrote.")],
+    runs: list[Path],
     *,
-    model: Annotated[
-        list[str] | None, typer.Option(help="Model to show, the reference first. Repeatable.")
-    ] = None,
-    to: Annotated[
-        Literal["text", "markdown", "latex"], typer.Option(help="Format of the table.")
-    ] = "text",
+    model: list[str] | None = None,
+    to: Literal["text", "markdown", "latex"] = "text",
 ) -> None:
     """Compare models by score and by paired difference, on the documents that all have.
 
     Prints a table; nothing is written.
 
     Example: layerswap compare results/base results/swap --to latex
+
+    Options:
+        runs: Folders that eval, sweep or study wrote.
+        model: Model to show, the reference first. Repeatable.
+        to: Format of the table.
     """
     from layerswap.cli.tables import comparison_tables
     from layerswap.experiment.runs import compare_runs

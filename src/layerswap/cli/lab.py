@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Option
 
 from layerswap.cli import commands, options, output
 from layerswap.cli.study import Where
@@ -22,14 +23,19 @@ Split = Annotated[
 
 @commands.command(app)
 def build(
-    out: Annotated[Path, typer.Option(help="Folder of the models. Finished ones are kept.")],
-    seed: Annotated[int, typer.Option(help="Seed of training and data order.")] = 0,
+    *,
+    out: Path,
+    seed: int = 0,
 ) -> None:
     """Train the lab's base and experts from scratch, in under half an hour on two cores.
 
     Writes the models into the folder OUT.
 
     Example: layerswap lab build --out lab
+
+    Options:
+        out: Folder of the models. Finished ones are kept.
+        seed: Seed of training and data order.
     """
     from layerswap.lab.build import build as build_lab
 
@@ -40,11 +46,10 @@ def build(
 
 @commands.command(app, json=True)
 def score(
-    models: Annotated[
-        list[Path], typer.Argument(help="Checkpoint folders, or a folder that `lab build` wrote.")
-    ],
+    models: list[Path],
+    *,
     language: Target = None,
-    n: Annotated[int, typer.Option(min=1, help="Number of questions per measure.")] = 1000,
+    n: Annotated[int, Option(min=1)] = 1000,
     split: Split = "test",
 ) -> None:
     """Score checkpoints on the lab: problems and comprehension, in target and source language.
@@ -52,6 +57,10 @@ def score(
     Prints a table; nothing is written.
 
     Example: layerswap lab score merged --n 200
+
+    Options:
+        models: Checkpoint folders, or a folder that `lab build` wrote.
+        n: Number of questions per measure.
     """
     from layerswap.cli.tables import score_table
     from layerswap.lab.assets import shipped
@@ -68,15 +77,21 @@ def score(
 
 @commands.command(app)
 def export(
-    out: Annotated[Path, typer.Option(help="Folder of the tasks.")],
-    n: Annotated[int, typer.Option(min=1, help="Number of questions per task.")] = 1000,
+    *,
+    out: Path,
+    n: Annotated[int, Option(min=1)] = 1000,
     split: Split = "test",
-    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
+    seed: int = 0,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Write the lab's questions as lm-eval tasks into the folder OUT.
 
     Example: layerswap lab export --out tasks
+
+    Options:
+        out: Folder of the tasks.
+        n: Number of questions per task.
+        seed: Seed of the questions.
     """
     from layerswap.lab.exports import export_tasks
 
@@ -87,12 +102,16 @@ def export(
 
 @commands.command(app)
 def models(
-    out: Annotated[Path, typer.Option(help="Folder of the models.")],
+    *,
+    out: Path,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Copy the base, the task expert and the language experts of the package into the folder OUT.
 
     Example: layerswap lab models --out lab
+
+    Options:
+        out: Folder of the models.
     """
     from layerswap.lab.assets import copy_models
 
@@ -102,12 +121,11 @@ def models(
 
 @commands.command(app)
 def study(
-    out: Annotated[Path, typer.Option(help="Folder of the study. Finished steps are kept.")],
-    runs: Annotated[int, typer.Option(min=1, help="Number of trainings per kind of expert.")] = 1,
-    n: Annotated[int, typer.Option(min=4, help="Number of questions per language.")] = 500,
-    steps: Annotated[
-        int | None, typer.Option(min=1, show_default="the lab's", help="Steps per training.")
-    ] = None,
+    *,
+    out: Path,
+    runs: Annotated[int, Option(min=1)] = 1,
+    n: Annotated[int, Option(min=4)] = 500,
+    steps: Annotated[int | None, Option(min=1)] = None,
     on: Where = None,
 ) -> None:
     """Run the papers' experiment on the lab: training, pairs, compositions, baselines, tables.
@@ -115,6 +133,12 @@ def study(
     Writes the study and its report into the folder OUT.
 
     Example: layerswap lab study --out lab-study
+
+    Options:
+        out: Folder of the study. Finished steps are kept.
+        runs: Number of trainings per kind of expert.
+        n: Number of questions per language.
+        steps: Steps per training. (default: the lab's)
     """
     from layerswap.cli.study import run_file
     from layerswap.lab.exports import write_study
@@ -128,9 +152,8 @@ def study(
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path(
-        "layerswap-quickstart"
-    ),
+    *,
+    out: Path = Path("layerswap-quickstart"),
     language: Target = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -140,6 +163,9 @@ def quickstart(
     selected merged checkpoint into the folder OUT.
 
     Example: layerswap quickstart --out first-steps
+
+    Options:
+        out: Folder of the results.
     """
     from layerswap.lab.quickstart import measures_table, run
 

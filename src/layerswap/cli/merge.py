@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from layerswap.cli import commands, options, output
 from layerswap.ground.errors import MergeError, RecipeError
@@ -17,30 +17,20 @@ if TYPE_CHECKING:
     from layerswap.merge.target import MergeOptions
 
 
-class RecipeOptions(options.OutputFormat, options.Zones, options.PairOptions):
-    """A recipe: a file, or the options that describe one."""
+class RecipeOptions(options.OutputFormat, options.Zones, options.PairOptions, panel="Composition"):
+    """A recipe: a file, or the options that describe one.
 
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RECIPE.yaml]", help="Recipe or mergekit configuration."),
-    ] = None
+    Options:
+        file [RECIPE.yaml]: Recipe or mergekit configuration.
+        preset layer-swapping|reasoning: Default zones: the paper's, or those of a native specialist
+            and a reasoner. (default: layer-swapping)
+        partition A|B|C|Z: Partition that replaces the zones. (default: the experts' own, if any)
+    """
+
+    file: Annotated[Path | None, Argument(rich_help_panel="Arguments")] = None
     base: options.AnyBase = None
-    preset: Annotated[
-        str | None,
-        options.composed(
-            metavar="layer-swapping|reasoning",
-            show_default="layer-swapping",
-            help="Default zones: the paper's, or those of a native specialist and a reasoner.",
-        ),
-    ] = None
-    partition: Annotated[
-        str | None,
-        options.composed(
-            metavar="A|B|C|Z",
-            show_default="the experts' own, if any",
-            help="Partition that replaces the zones.",
-        ),
-    ] = None
+    preset: str | None = None
+    partition: str | None = None
 
     def recipe(self) -> Recipe:
         """The checked recipe."""
@@ -132,12 +122,8 @@ def _expect_checkpoint(option: str, value: str) -> None:
 def plan(
     *,
     described: RecipeOptions,
-    check: Annotated[
-        bool, typer.Option("--check", help="Read only the recipe, and open no checkpoint.")
-    ] = False,
-    layers: Annotated[
-        int | None, typer.Option(min=1, help="Number of layers to draw with --check.")
-    ] = None,
+    check: bool = False,
+    layers: Annotated[int | None, Option(min=1)] = None,
 ) -> None:
     """Draw a composition, and list the size and the sources of its merge.
 
@@ -145,6 +131,10 @@ def plan(
     experts. Prints the plan; nothing is written.
 
     Example: layerswap plan --task math-expert --language swahili-expert --bottom 5
+
+    Options:
+        check: Read only the recipe, and open no checkpoint.
+        layers: Number of layers to draw with --check.
     """
     from layerswap.merge.api import make_plan
 
@@ -193,25 +183,12 @@ def merge(
     out: options.OutFolder,
     described: RecipeOptions,
     overwrite: options.Overwrite = False,
-    allow_non_finite: Annotated[
-        bool, typer.Option("--allow-non-finite", help="Accept NaN and infinity in the experts.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the same merge after it was killed.")
-    ] = False,
-    push: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the output to the Hub.")
-    ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Make the upload of --push public.")
-    ] = False,
-    download: Annotated[
-        bool,
-        typer.Option("--download", help="Download whole Hub checkpoints to the local cache first."),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and write nothing.")
-    ] = False,
+    allow_non_finite: bool = False,
+    resume: bool = False,
+    push: str | None = None,
+    public: bool = False,
+    download: bool = False,
+    dry_run: bool = False,
     layout: options.Layout = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -221,6 +198,14 @@ def merge(
     the experts are GGUF files.
 
     Example: layerswap merge --task math-expert --language swahili-expert --out merged
+
+    Options:
+        allow_non_finite: Accept NaN and infinity in the experts.
+        resume: Resume the same merge after it was killed.
+        push OWNER/NAME: Upload the output to the Hub.
+        public: Make the upload of --push public.
+        download: Download whole Hub checkpoints to the local cache first.
+        dry_run: Print the plan and write nothing.
     """
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.remote import check_hub_id, hub_file, push_folder
@@ -301,37 +286,29 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
 def adapters(
     *,
     task_experts: Annotated[
-        list[str],
-        typer.Option(
-            "--task-expert", "--task", "--task-experts", "--tasks",
-            metavar="[NAME=]FOLDER", help="Task adapter. Repeatable."
-        )
+        list[str], Option("--task-expert", "--task", "--task-experts", "--tasks")
     ],
     language_experts: Annotated[
-        list[str],
-        typer.Option(
-            "--language-expert", "--language", "--language-experts", "--languages",
-            metavar="[NAME=]FOLDER", help="Language adapter. Repeatable."
-        )
+        list[str], Option("--language-expert", "--language", "--language-experts", "--languages")
     ],
     out: options.OutFolder,
     base: options.AnyBase = None,
     zones: options.Zones,
     rank: options.Rank = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar=options.DTYPES, show_default="float32", help="Dtype of the adapters."
-        )
-    ] = None,
-    overwrite: options.Overwrite = False
-) -> None:  # fmt: skip
+    dtype: str | None = None,
+    overwrite: options.Overwrite = False,
+) -> None:
     """Write the swap of every task adapter with every language adapter as a PEFT adapter.
 
     A server such as vLLM holds all of them over one base. Writes the folder OUT with one adapter
     in each subfolder, a card, `serve.json` and `serve.sh`. `layerswap eval OUT` evaluates them.
 
     Example: layerswap adapters --task math --language sw --language te --out served
+
+    Options:
+        task_experts [NAME=]FOLDER: Task adapter. Repeatable.
+        language_experts [NAME=]FOLDER: Language adapter. Repeatable.
+        dtype float32|bfloat16|float16: Dtype of the adapters. (default: float32)
     """
     from layerswap.merge.adapters import SCRIPT, write_adapters
 
@@ -361,40 +338,30 @@ def adapters(
 
 
 class ChatVector(commands.OptionGroup):
-    """The part of a language model that receives the chat vector."""
+    """The part of a language model that receives the chat vector.
 
-    bottom: Annotated[
-        int, typer.Option(min=0, help="Layers without the chat vector at the input.")
-    ] = 0
-    top: Annotated[
-        int, typer.Option(min=0, help="Layers without the chat vector at the output.")
-    ] = 0
-    bottom_transition: Annotated[
-        int, typer.Option(min=0, help="Layers with half the chat vector above the bottom zone.")
-    ] = 0
-    top_transition: Annotated[
-        int, typer.Option(min=0, help="Layers with half the chat vector below the top zone.")
-    ] = 0
-    outside: Annotated[
-        str, typer.Option(metavar="add|language", help="Embeddings, final norm and head.")
-    ] = "add"
+    Options:
+        bottom: Layers without the chat vector at the input.
+        top: Layers without the chat vector at the output.
+        bottom_transition: Layers with half the chat vector above the bottom zone.
+        top_transition: Layers with half the chat vector below the top zone.
+        outside add|language: Embeddings, final norm and head.
+    """
+
+    bottom: Annotated[int, Option(min=0)] = 0
+    top: Annotated[int, Option(min=0)] = 0
+    bottom_transition: Annotated[int, Option(min=0)] = 0
+    top_transition: Annotated[int, Option(min=0)] = 0
+    outside: str = "add"
 
 
 def instruct(
     *,
     base: options.Base,
-    instruct: Annotated[
-        str,
-        typer.Option(
-            metavar="MODEL", rich_help_panel=options.EXPERTS, help="Base after instruction tuning."
-        ),
-    ],
+    instruct: Annotated[str, Option(rich_help_panel=options.EXPERTS)],
     language_expert: options.LanguageExpert,
     out: options.OutFolder,
-    weight: Annotated[
-        str,
-        typer.Option(metavar="W[,W...]", help="Weight of the chat vector, first to last layer."),
-    ] = "1",
+    weight: str = "1",
     places: ChatVector,
     form: options.WeightFormat,
     layout: options.Layout = "auto",
@@ -407,6 +374,10 @@ def instruct(
     tokens that it added keep their rows.
 
     Example: layerswap instruct --base llama --instruct llama-chat --language llama-sw --out chat-sw
+
+    Options:
+        instruct MODEL: Base after instruction tuning.
+        weight W[,W...]: Weight of the chat vector, first to last layer.
     """
     from layerswap.merge.api import instruct as plan_instruct
     from layerswap.merge.target import MergeOptions, refuse_output
@@ -427,30 +398,26 @@ def instruct(
 
 
 class Reverted(commands.OptionGroup):
-    """The part of an expert that returns to the base."""
+    """The part of an expert that returns to the base.
 
-    keep: Annotated[
-        float | None, typer.Option(help="Share of rows to keep, the most changed first (0 to 1).")
-    ] = None
-    threshold: Annotated[
-        float | None, typer.Option(help="Smallest mean absolute change of a row to keep.")
-    ] = None
+    Options:
+        keep: Share of rows to keep, the most changed first (0 to 1).
+        threshold: Smallest mean absolute change of a row to keep.
+        scope: Set of rows that are ranked together.
+        layers: Layers to revert: 0-3,30, outside or all.
+        roles: Roles to revert in these layers: attention,mlp.
+        partition A|B|C|Z: Partition of which one part is kept.
+        part task|language: Part of the partition to keep.
+    """
+
+    keep: float | None = None
+    threshold: float | None = None
     axis: options.Axis = "input"
-    scope: Annotated[
-        Literal["tensor", "model"], typer.Option(help="Set of rows that are ranked together.")
-    ] = "tensor"
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to revert: 0-3,30, outside or all.")
-    ] = None
-    roles: Annotated[
-        str | None, typer.Option(help="Roles to revert in these layers: attention,mlp.")
-    ] = None
-    partition: Annotated[
-        str | None, typer.Option(metavar="A|B|C|Z", help="Partition of which one part is kept.")
-    ] = None
-    part: Annotated[
-        str | None, typer.Option(metavar="task|language", help="Part of the partition to keep.")
-    ] = None
+    scope: Literal["tensor", "model"] = "tensor"
+    layers: str | None = None
+    roles: str | None = None
+    partition: str | None = None
+    part: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `layerswap.revert`."""
@@ -464,12 +431,7 @@ def revert(
     experts: options.Experts,
     out: options.OutFolder,
     reset: Reverted,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="expert|base|union", help="Tokenizer of the output where the two differ."
-        ),
-    ] = None,
+    tokenizer: str | None = None,
     form: options.WeightFormat,
     layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
@@ -481,6 +443,9 @@ def revert(
     the expert into the folder OUT.
 
     Example: layerswap revert --base llama --expert math-expert --keep 0.2 --out sparse
+
+    Options:
+        tokenizer expert|base|union: Tokenizer of the output where the two differ.
     """
     from layerswap.checkpoint import refuse_target
     from layerswap.merge.api import revert as plan_revert
@@ -494,27 +459,13 @@ def revert(
 
 
 def verify(
-    folder: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Folder or GGUF file that merge wrote.")
-    ],
+    folder: Path,
     *,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="Compare another program's merge with OUT's recipe, or a recipe."
-        ),
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Recompute every tensor, not only a sample.")
-    ] = False,
-    sample: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of each computed tensor to recompute.")
-    ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="Present folder of a source. Repeatable."),
-    ] = None,
+    against: str | None = None,
+    full: bool = False,
+    sample: float = 0.1,
+    seed: int = 0,
+    source: list[str] | None = None,
     threads: options.Threads = None,
 ) -> None:
     """Verify a merged checkpoint against its sources.
@@ -526,6 +477,14 @@ def verify(
     expert that each layer comes from.
 
     Example: layerswap verify merged --full
+
+    Options:
+        folder OUT: Folder or GGUF file that merge wrote.
+        against MODEL: Compare another program's merge with OUT's recipe, or a recipe.
+        full: Recompute every tensor, not only a sample.
+        sample SHARE: Share of each computed tensor to recompute.
+        seed: Seed of the sample.
+        source NAME=PATH: Present folder of a source. Repeatable.
     """
     from layerswap.merge import verify as check
 

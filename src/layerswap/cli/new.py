@@ -7,66 +7,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from layerswap.cli import options, output
 from layerswap.ground.errors import RecipeError
 
 
 def new(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")],
+    name: Path,
     *,
     base: Annotated[
         str | None, typer.Option(metavar="MODEL", help=f"Base: {options.CHECKPOINT}")
     ] = None,
-    language: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CODE[:FILE]", help="Language, and its text. Repeatable."),
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Text in the first language, or a ready mix."),
-    ] = None,
-    parallel: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="FILE FILE",
-            help="Translated text, line by line: a file in the first language, a file in English.",
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Examples of the task, mostly English, or a ready mix."),
-    ] = None,
-    test: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[CODE:]FILE", help="Test in a language, or a suite. Repeatable."),
-    ] = None,
-    development: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[CODE:]FILE", help="Examples in a language to choose zones on. Repeatable."
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROLE=COLUMN,...",
-            help="Columns of the task, such as text=headline,label=topic.",
-        ),
-    ] = None,
-    leave_out: Annotated[
-        str | None, typer.Option(metavar="LABEL,...", help="Labels whose test rows are left out.")
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, show_default="3, or 1 if that takes over an hour", help="Experts of each kind."
-        ),
-    ] = None,
-    trial: Annotated[
-        bool,
-        typer.Option("--trial", help="Write trial.yaml too: every step on a few rows of the data."),
-    ] = False,
+    language: list[str] | None = None,
+    text: str | None = None,
+    parallel: tuple[str, str] | None = None,
+    task: str | None = None,
+    test: list[str] | None = None,
+    development: list[str] | None = None,
+    columns: str | None = None,
+    leave_out: str | None = None,
+    seeds: Annotated[int | None, Option(min=1)] = None,
+    trial: bool = False,
     device: options.Device = None,
 ) -> None:
     """Write a study from your files: text in a language, and examples of a task.
@@ -76,6 +38,20 @@ def new(
 
     Example: layerswap new igbo --base ./gemma-3-270m --language ig --text igbo.txt
     --task headlines-en.tsv --test headlines-ig.tsv
+
+    Options:
+        name NAME: Folder to create.
+        language CODE[:FILE]: Language, and its text. Repeatable.
+        text FILE: Text in the first language, or a ready mix.
+        parallel FILE FILE: Translated text, line by line: a file in the first language, a file in
+            English.
+        task FILE: Examples of the task, mostly English, or a ready mix.
+        test [CODE:]FILE: Test in a language, or a suite. Repeatable.
+        development [CODE:]FILE: Examples in a language to choose zones on. Repeatable.
+        columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic.
+        leave_out LABEL,...: Labels whose test rows are left out.
+        seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
+        trial: Write trial.yaml too: every step on a few rows of the data.
     """
     from layerswap.new.folder import create
     from layerswap.new.inputs import Request, read_languages

@@ -2,94 +2,87 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
-from layerswap.cli import commands
+from layerswap.cli.commands import OptionGroup
 from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
     from layerswap.evaluation.settings import EvaluationSettings
 
-EXPERTS = "Experts"
-_expert, composed, _written, _prompts, _models = (
-    partial(typer.Option, rich_help_panel=panel)
-    for panel in (EXPERTS, "Composition", "Output", "Documents and prompts", "Models")
-)
+EXPERTS, OUTPUT, MODELS = "Experts", "Output", "Models"
+"""Panels of the help."""
 CHECKPOINT = "a folder or a Hub id (owner/name@revision)."
 
-_BASE = _expert(metavar="MODEL", help="Checkpoint that the experts were fine-tuned from.")
-_TASK_EXPERT = _expert(
-    "--task-expert", "--task", metavar="MODEL", help=f"Task expert: {CHECKPOINT}"
-)
-_LANGUAGE_EXPERT = _expert(
-    "--language-expert", "--language", metavar="MODEL", help=f"Language expert: {CHECKPOINT}"
-)
+_BASE = Option(
+    metavar="MODEL", help="Checkpoint that the experts were fine-tuned from.",
+    rich_help_panel=EXPERTS,
+)  # fmt: skip
+_TASK_EXPERT, _LANGUAGE_EXPERT = (
+    Option(
+        f"--{kind}-expert", f"--{kind}", metavar="MODEL", rich_help_panel=EXPERTS,
+        help=f"{kind.capitalize()} expert: {CHECKPOINT}",
+    )
+    for kind in ("task", "language")
+)  # fmt: skip
 Base = Annotated[str, _BASE]
 AnyBase = Annotated[str | None, _BASE]
 TaskExpert = Annotated[str, _TASK_EXPERT]
 LanguageExpert = Annotated[str, _LANGUAGE_EXPERT]
 
-OutFolder = Annotated[Path, typer.Option(help="Folder to create.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Overwrite an output that layerswap wrote.")
-]
-Threads = Annotated[
-    int | None, typer.Option(min=1, show_default="the usable processors", help="Number of threads.")
-]
-Axis = Annotated[
-    Literal["input", "output"], typer.Option(help="Features that count as rows (papers: input).")
-]
-Layout = Annotated[
-    Literal["auto", "plain"],
-    typer.Option(
-        rich_help_panel="Output",
-        help="Layout of the files: auto shares blocks with the experts where the filesystem can.",
-    ),
-]
-DTYPES = "float32|bfloat16|float16"
-Rank = Annotated[
-    int | None, _written(min=1, show_default="exact", help="Largest rank of a merged adapter.")
-]
+_OVERWRITE = Option("--overwrite", help="Overwrite an output that layerswap wrote.")
+_THREADS = Option(min=1, show_default="the usable processors", help="Number of threads.")
+_AXIS = Option(help="Features that count as rows (papers: input).")
+_LAYOUT = Option(
+    help="Layout of the files: auto shares blocks with the experts where the filesystem can.",
+    rich_help_panel=OUTPUT,
+)
+_RANK = Option(
+    min=1, show_default="exact", help="Largest rank of a merged adapter.", rich_help_panel=OUTPUT
+)
+OutFolder = Annotated[Path, Option(help="Folder to create.")]
+Overwrite = Annotated[bool, _OVERWRITE]
+Threads = Annotated[int | None, _THREADS]
+Axis = Annotated[Literal["input", "output"], _AXIS]
+Layout = Annotated[Literal["auto", "plain"], _LAYOUT]
+Rank = Annotated[int | None, _RANK]
 
-Language = Annotated[
-    str | None, typer.Option(help="Language code or name (sw, swh_Latn, Swahili).")
-]
-Tasks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tasks", "--task", metavar="NAME,...", help="lm-eval tasks or groups. Repeatable."
-    ),
-]
-Include = Annotated[
-    list[Path] | None,
-    typer.Option(help="Folder with YAML files of more lm-eval tasks. Repeatable."),
-]
-Device = Annotated[
-    str | None,
-    _models(show_default="a GPU if any", help="Device of the models: cpu, cuda, mps or xpu."),
-]
-AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Run programs that a model writes, in a sandbox.")
-]
+_TASKS = Option(
+    "--tasks", "--task", metavar="NAME,...", help="lm-eval tasks or groups. Repeatable."
+)
+_INCLUDE = Option(help="Folder with YAML files of more lm-eval tasks. Repeatable.")
+_DEVICE = Option(
+    show_default="a GPU if any", help="Device of the models: cpu, cuda, mps or xpu.",
+    rich_help_panel=MODELS,
+)  # fmt: skip
+_ALLOW_CODE = Option(
+    "--allow-code", help="Run programs that a model writes, in a sandbox.",
+    rich_help_panel="Options",
+)  # fmt: skip
+Tasks = Annotated[list[str] | None, _TASKS]
+Include = Annotated[list[Path] | None, _INCLUDE]
+Device = Annotated[str | None, _DEVICE]
+AllowCode = Annotated[bool, _ALLOW_CODE]
 
 
-class PairOptions(commands.OptionGroup):
+class PairOptions(OptionGroup):
     """A task expert and a language expert."""
 
     task_expert: Annotated[str | None, _TASK_EXPERT] = None
     language_expert: Annotated[str | None, _LANGUAGE_EXPERT] = None
 
 
-class Experts(PairOptions):
-    """One expert or several of any kind."""
+class Experts(PairOptions, panel=EXPERTS):
+    """One expert or several of any kind.
 
-    expert: Annotated[
-        list[str] | None, _expert(metavar="MODEL", help="Expert of any kind. Repeatable.")
-    ] = None
+    Options:
+        expert MODEL: Expert of any kind. Repeatable.
+    """
+
+    expert: list[str] | None = None
 
     def named(self) -> list[str | dict[str, str]]:
         """The experts for `open_subjects`; the pair's names are `task` and `language`."""
@@ -108,153 +101,92 @@ class Experts(PairOptions):
         return every[0]
 
 
-class Zones(commands.OptionGroup):
-    """Zones of a swap, and the weights of its blends."""
+class Zones(OptionGroup, panel="Composition"):
+    """Zones of a swap, and the weights of its blends.
 
-    bottom: Annotated[
-        int | None,
-        composed(
-            min=0,
-            metavar="N",
-            help="Layers from the language expert at the input (paper: 5 of 32).",
-        ),
-    ] = None
-    top: Annotated[
-        int | None,
-        composed(
-            min=0,
-            metavar="N",
-            help="Layers from the language expert at the output (paper: 2 of 32).",
-        ),
-    ] = None
-    bottom_transition: Annotated[
-        int | None, composed(min=0, metavar="N", help="Blended layers above the bottom zone.")
-    ] = None
-    top_transition: Annotated[
-        int | None, composed(min=0, metavar="N", help="Blended layers below the top zone.")
-    ] = None
-    outside: Annotated[
-        str | None,
-        composed(
-            metavar="blend|language|task",
-            show_default="blend, or the partition's",
-            help="Source of embeddings, final norm and head.",
-        ),
-    ] = None
-    weights: Annotated[
-        str | None,
-        composed(
-            metavar="uniform|magnitude|W_TASK,W_LANG",
-            show_default="uniform",
-            help="Weights of both experts in a blend. Magnitude weights need --base.",
-        ),
-    ] = None
+    Options:
+        bottom N: Layers from the language expert at the input (paper: 5 of 32).
+        top N: Layers from the language expert at the output (paper: 2 of 32).
+        bottom_transition N: Blended layers above the bottom zone.
+        top_transition N: Blended layers below the top zone.
+        outside blend|language|task: Source of embeddings, final norm and head. (default: blend, or
+            the partition's)
+        weights uniform|magnitude|W_TASK,W_LANG: Weights of both experts in a blend. Magnitude
+            weights need --base. (default: uniform)
+    """
+
+    bottom: Annotated[int | None, Option(min=0)] = None
+    top: Annotated[int | None, Option(min=0)] = None
+    bottom_transition: Annotated[int | None, Option(min=0)] = None
+    top_transition: Annotated[int | None, Option(min=0)] = None
+    outside: str | None = None
+    weights: str | None = None
 
 
-class WeightFormat(commands.OptionGroup):
-    """Settings of the weights that a command writes."""
+class WeightFormat(OptionGroup, panel=OUTPUT):
+    """Settings of the weights that a command writes.
 
-    dtype: Annotated[
-        str | None, _written(metavar=DTYPES, show_default="as stored", help="Dtype of the output.")
-    ] = None
-    max_shard_size: Annotated[
-        str | None,
-        _written(
-            metavar="SIZE", show_default="5GB", help="Largest size of one file, such as 500MB."
-        ),
-    ] = None
+    Options:
+        dtype float32|bfloat16|float16: Dtype of the output. (default: as stored)
+        max_shard_size SIZE: Largest size of one file, such as 500MB. (default: 5GB)
+    """
+
+    dtype: str | None = None
+    max_shard_size: str | None = None
 
 
-class OutputFormat(WeightFormat):
-    """Settings of the merged checkpoint, which may be combined with a recipe file."""
+class OutputFormat(WeightFormat, panel=OUTPUT):
+    """Settings of the merged checkpoint, which may be combined with a recipe file.
 
-    tokenizer: Annotated[
-        str | None,
-        _written(
-            metavar="task|language|union",
-            help="Tokenizer of the output where the experts' differ. Rows are aligned by token.",
-        ),
-    ] = None
-    bake: Annotated[
-        bool | None, _written("--bake", help="Write full weights from adapters too.")
-    ] = None
-    base_as: Annotated[
-        str | None,
-        _written(
-            metavar="nf4|nf4-double",
-            show_default="as stored",
-            help="Round the base of QLoRA adapters to 4 bits, as in training.",
-        ),
-    ] = None
+    Options:
+        tokenizer task|language|union: Tokenizer of the output where the experts' differ. Rows are
+            aligned by token.
+        bake: Write full weights from adapters too.
+        base_as nf4|nf4-double: Round the base of QLoRA adapters to 4 bits, as in training.
+            (default: as stored)
+        blend_type Q8_0|F16|...: Type of the blended matrices of a GGUF output. (default: the wider
+            of the experts')
+        languages CODE,...: Languages on the model card, such as sw or sw,en.
+    """
+
+    tokenizer: str | None = None
+    bake: Annotated[bool | None, Option("--bake")] = None
+    base_as: str | None = None
     rank: Rank = None
-    blend_type: Annotated[
-        str | None,
-        _written(
-            metavar="Q8_0|F16|...",
-            show_default="the wider of the experts'",
-            help="Type of the blended matrices of a GGUF output.",
-        ),
-    ] = None
-    languages: Annotated[
-        str | None,
-        _written(metavar="CODE,...", help="Languages on the model card, such as sw or sw,en."),
-    ] = None
+    blend_type: str | None = None
+    languages: str | None = None
 
 
-class Prompts(commands.OptionGroup):
-    """Evaluation settings that do not depend on the engine."""
+class Prompts(OptionGroup, panel="Documents and prompts"):
+    """Evaluation settings that do not depend on the engine.
 
-    limit: Annotated[
-        int | None,
-        _prompts(min=1, help="Number of documents per task, drawn in proportion to their labels."),
-    ] = None
-    limit_first: Annotated[
-        int | None, _prompts(min=1, help="Number of documents per task, the first ones.")
-    ] = None
-    num_fewshot: Annotated[
-        int | None,
-        _prompts(
-            "--num-fewshot",
-            "--shots",
-            min=0,
-            show_default="the task's",
-            help="Examples per prompt.",
-        ),
-    ] = None
-    apply_chat_template: Annotated[
-        bool,
-        _prompts("--apply-chat-template", help="Write prompts with the tokenizer's chat template."),
-    ] = False
-    think: Annotated[
-        str | None,
-        _prompts(
-            metavar="on|off|cut",
-            show_default="the template's",
-            help="Let the template think. With cut, only the text after the thought is scored.",
-        ),
-    ] = None
-    system_instruction: Annotated[
-        str | None, _prompts(help="System message of the chat, or text before a plain prompt.")
-    ] = None
+    Options:
+        limit: Number of documents per task, drawn in proportion to their labels.
+        limit_first: Number of documents per task, the first ones.
+        num_fewshot: Examples per prompt. (default: the task's)
+        apply_chat_template: Write prompts with the tokenizer's chat template.
+        think on|off|cut: Let the template think. With cut, only the text after the thought is
+            scored. (default: the template's)
+        system_instruction: System message of the chat, or text before a plain prompt.
+        fewshot_as_multiturn: Write examples as turns of the chat. (default: multiturn with
+            --apply-chat-template)
+        gen_kwargs NAME=VALUE,...: Generation settings that override the tasks', such as
+            max_gen_toks=64.
+        dtype float32|bfloat16|float16: Dtype of the models. (default: as stored)
+    """
+
+    limit: Annotated[int | None, Option(min=1)] = None
+    limit_first: Annotated[int | None, Option(min=1)] = None
+    num_fewshot: Annotated[int | None, Option("--num-fewshot", "--shots", min=0)] = None
+    apply_chat_template: bool = False
+    think: str | None = None
+    system_instruction: str | None = None
     fewshot_as_multiturn: Annotated[
-        bool | None,
-        _prompts(
-            "--fewshot-as-multiturn/--fewshot-as-one-turn",
-            show_default="multiturn with --apply-chat-template",
-            help="Write examples as turns of the chat.",
-        ),
+        bool | None, Option("--fewshot-as-multiturn/--fewshot-as-one-turn")
     ] = None
-    gen_kwargs: Annotated[
-        str | None,
-        _prompts(
-            metavar="NAME=VALUE,...",
-            help="Generation settings that override the tasks', such as max_gen_toks=64.",
-        ),
-    ] = None
+    gen_kwargs: str | None = None
     device: Device = None
-    dtype: Annotated[
-        str | None, _models(metavar=DTYPES, show_default="as stored", help="Dtype of the models.")
-    ] = None
+    dtype: Annotated[str | None, Option(rich_help_panel=MODELS)] = None
 
     def settings(self) -> EvaluationSettings:
         """The checked settings."""
@@ -264,40 +196,33 @@ class Prompts(commands.OptionGroup):
         return validate(EvaluationSettings, self.given(), where="command line", expected="options")
 
 
-class Evaluation(Prompts):
-    """All settings of an evaluation."""
+class Evaluation(Prompts, panel=MODELS):
+    """All settings of an evaluation.
+
+    Options:
+        batch_size: Batch size. (default: the largest that fits)
+        engine: Engine: layerswap's own, transformers one by one, or vLLM.
+        engine_args NAME=VALUE,...: Arguments of vLLM, such as gpu_memory_utilization=0.8.
+    """
 
     allow_code: AllowCode = False
-    batch_size: Annotated[
-        int | None, _models(min=1, show_default="the largest that fits", help="Batch size.")
-    ] = None
-    engine: Annotated[
-        Literal["sweep", "hf", "vllm"],
-        _models(help="Engine: layerswap's own, transformers one by one, or vLLM."),
-    ] = "sweep"
-    engine_args: Annotated[
-        str | None,
-        _models(
-            metavar="NAME=VALUE,...", help="Arguments of vLLM, such as gpu_memory_utilization=0.8."
-        ),
-    ] = None
+    batch_size: Annotated[int | None, Option(min=1)] = None
+    engine: Literal["sweep", "hf", "vllm"] = "sweep"
+    engine_args: str | None = None
 
 
-class Address(commands.OptionGroup):
-    """The address of a page that is served."""
+class Address(OptionGroup):
+    """The address of a page that is served.
 
-    host: Annotated[
-        str, typer.Option(help="Address to serve on. A network address needs a token.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, show_default="8765, or a free one", help="Port.")
-    ] = None
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="LAYERSWAP_TOKEN", show_default="a new one if one is needed", help="Token."
-        ),
-    ] = None
+    Options:
+        host: Address to serve on. A network address needs a token.
+        port: Port. (default: 8765, or a free one)
+        token: Token. (default: a new one if one is needed)
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int | None, Option(min=1, max=65535)] = None
+    token: Annotated[str | None, Option(envvar="LAYERSWAP_TOKEN")] = None
 
 
 def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from layerswap.cli import commands, options, output
 from layerswap.cli.merge import RecipeOptions
@@ -18,37 +18,34 @@ if TYPE_CHECKING:
 
 
 class Shown(commands.OptionGroup):
-    """Documents for the map, and prompts to offer."""
+    """Documents for the map, and prompts to offer.
 
-    documents: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Documents for the map: `prompt` and `answer`."),
-    ] = None
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option("--tasks", metavar="NAME,...", help="lm-eval tasks for the map. Repeatable."),
-    ] = None
+    Options:
+        documents FILE.jsonl: Documents for the map: `prompt` and `answer`.
+        tasks NAME,...: lm-eval tasks for the map. Repeatable.
+        suite NAME: Suite or benchmark for the map.
+        target_language: Target language of the lab, the suite or the study.
+        prompts FILE: Prompts to offer: lines, or JSON Lines.
+    """
+
+    documents: Path | None = None
+    tasks: Annotated[list[str] | None, Option("--tasks")] = None
     include: options.Include = None
-    suite: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Suite or benchmark for the map.")
-    ] = None
-    target_language: Annotated[
-        str | None, typer.Option(help="Target language of the lab, the suite or the study.")
-    ] = None
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts to offer: lines, or JSON Lines.")
-    ] = None
+    suite: str | None = None
+    target_language: str | None = None
+    prompts: Path | None = None
 
 
 class Served(options.Address):
-    """Where the page is served."""
+    """Where the page is served.
 
-    history: Annotated[
-        Path, typer.Option(help="File for the history of compositions (JSON Lines).")
-    ] = Path("layerswap-play.jsonl")
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
-    ] = True
+    Options:
+        history: File for the history of compositions (JSON Lines).
+        browser: Open the page in a browser.
+    """
+
+    history: Path = Path("layerswap-play.jsonl")
+    browser: Annotated[bool, Option("--browser/--no-browser")] = True
 
 
 def play(

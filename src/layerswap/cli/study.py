@@ -41,31 +41,23 @@ Where = Annotated[
 def run(
     study: StudyFile,
     *,
-    out: Annotated[
-        str, typer.Option(help="Folder or fsspec URL of the study. Finished steps are kept.")
-    ],
+    out: str,
     on: Where = None,
-    keep_checkpoints: Annotated[
-        Literal["all", "selected"] | None,
-        typer.Option(show_default="the study's", help="Checkpoints to keep."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            show_default="the study's",
-            help="Device to evaluate on: cpu, cuda, mps or xpu.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the steps and their estimated cost, and exit.")
-    ] = False,
+    keep_checkpoints: Literal["all", "selected"] | None = None,
+    device: str | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Train, select, compose, evaluate and compare; resume where an earlier run stopped.
 
     Writes every step, the tables and the report into the folder OUT.
 
     Example: layerswap study run study.yaml --out study
+
+    Options:
+        out: Folder or fsspec URL of the study. Finished steps are kept.
+        keep_checkpoints: Checkpoints to keep. (default: the study's)
+        device DEVICE: Device to evaluate on: cpu, cuda, mps or xpu. (default: the study's)
+        dry_run: Print the steps and their estimated cost, and exit.
     """
     from layerswap.cli.tables import amount, plan_table
     from layerswap.study.estimate import cost_study, read_speed
@@ -184,15 +176,17 @@ def _merge(root: Path, languages: Sequence[str] = (), model: str | None = None) 
 
 @commands.command(app, name="list")
 def list_(
-    device: Annotated[
-        str, typer.Option(metavar="cpu|cuda", help="Device to estimate the cost for.")
-    ] = "cuda",
+    *,
+    device: str = "cuda",
 ) -> None:
     """List the ready studies: their data, base and estimated cost.
 
     Prints a table; nothing is written.
 
     Example: layerswap study list
+
+    Options:
+        device cpu|cuda: Device to estimate the cost for.
     """
     from layerswap.cli.tables import estimate
     from layerswap.report.tables import Table
@@ -217,13 +211,16 @@ def list_(
 
 @commands.command(app)
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a ready study.")],
+    name: str,
 ) -> None:
     """Print the YAML of a ready study.
 
     Prints to standard output; redirect it into a file to edit it.
 
     Example: layerswap study show headline-transfer
+
+    Options:
+        name: Name of a ready study.
     """
     from layerswap.ground.errors import RecipeError
     from layerswap.ground.yaml_file import nearest
@@ -239,40 +236,40 @@ def show(
 
 @commands.command(app)
 def merge(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")],
-    language: Annotated[
-        list[str] | None,
-        typer.Option(show_default="all", help="Language as the study writes it. Repeatable."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            show_default="the selected one",
-            help="Name of a model in the study's tables, such as soup.",
-        ),
-    ] = None,
+    folder: Path,
+    *,
+    language: list[str] | None = None,
+    model: str | None = None,
 ) -> None:
     """Merge the selected model of each language, or the model named by --model.
 
     Writes a checkpoint with its card into DIR/merged/<language>.
 
     Example: layerswap study merge study
+
+    Options:
+        folder DIR: Folder of a study.
+        language: Language as the study writes it. Repeatable. (default: all)
+        model: Name of a model in the study's tables, such as soup. (default: the selected one)
     """
     _merge(folder, language or (), model)
 
 
 @commands.command(app, json=True)
 def status(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Print the running steps until none runs.")
-    ] = False,
+    folder: str,
+    *,
+    watch: bool = False,
 ) -> None:
     """Show the state of every step of a study, its job, its progress, or why it failed.
 
     Prints a table; nothing is written.
 
     Example: layerswap study status study
+
+    Options:
+        folder DIR: Folder of a study, or its URL.
+        watch: Print the running steps until none runs.
     """
     from layerswap.cli.tables import status_table
     from layerswap.study.journal import place, read_journal
@@ -308,13 +305,16 @@ def status(
 
 @commands.command(app)
 def report(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study, or its URL.")],
+    folder: str,
 ) -> None:
     """Write the report of a study: report.html, tables (Markdown, LaTeX) and figures.
 
     Covers the finished steps of an unfinished study. Writes into the study's folder.
 
     Example: layerswap study report study
+
+    Options:
+        folder DIR: Folder of a study, or its URL.
     """
     from layerswap.study.journal import place
     from layerswap.study.report import write_study_report

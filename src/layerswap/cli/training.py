@@ -7,34 +7,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from layerswap.cli import options, output
 from layerswap.ground.errors import RecipeError
 
 
 def data(
-    mix: Annotated[
-        str | None, typer.Argument(metavar="[MIX.yaml]", help="Mix, or the name of a ready recipe.")
-    ] = None,
+    mix: str | None = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
-    values: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Parameter of the mix. Repeatable."),
-    ] = None,
-    local: Annotated[
-        Path | None, typer.Option(help="Folder of downloaded data sets (OWNER/NAME or NAME).")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer that counts the tokens: a folder or a Hub id.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Largest number of rows read per source, for a trial.")
-    ] = None,
-    list_recipes: Annotated[
-        bool, typer.Option("--list", help="List the ready recipes and exit.")
-    ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the mix and exit.")] = False,
+    out: Path | None = None,
+    values: Annotated[list[str] | None, Option("--set")] = None,
+    local: Path | None = None,
+    tokenizer: str | None = None,
+    limit: Annotated[int | None, Option(min=1)] = None,
+    list_recipes: Annotated[bool, Option("--list")] = False,
+    show: bool = False,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Build a training set from sources and filters.
@@ -42,6 +30,16 @@ def data(
     Writes shuffled Parquet files and a data card into the folder OUT.
 
     Example: layerswap data swahili --out data/swahili --local downloads
+
+    Options:
+        mix [MIX.yaml]: Mix, or the name of a ready recipe.
+        out: Folder to create.
+        values NAME=VALUE: Parameter of the mix. Repeatable.
+        local: Folder of downloaded data sets (OWNER/NAME or NAME).
+        tokenizer: Tokenizer that counts the tokens: a folder or a Hub id.
+        limit: Largest number of rows read per source, for a trial.
+        list_recipes: List the ready recipes and exit.
+        show: Print the mix and exit.
     """
     from layerswap.training.mix.schema import mix_text
 
@@ -60,9 +58,15 @@ def data(
 
 
 def _build(
-    mix: str, values: Mapping[str, str], out: Path, *, local: Path | None, tokenizer: str | None,
-    limit: int | None, overwrite: bool
-) -> None:  # fmt: skip
+    mix: str,
+    values: Mapping[str, str],
+    out: Path,
+    *,
+    local: Path | None,
+    tokenizer: str | None,
+    limit: int | None,
+    overwrite: bool,
+) -> None:
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import load_tokenizer
     from layerswap.cli.tables import mix_table
@@ -113,19 +117,12 @@ def _list_recipes() -> None:
 
 
 def train(
-    spec: Annotated[
-        Path | None, typer.Argument(metavar="EXPERT.yaml", help="Base, data and settings.")
-    ] = None,
+    spec: Path | None = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="Folder to create.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the newest checkpoint in OUT.")
-    ] = False,
+    out: Path | None = None,
+    resume: bool = False,
     overwrite: options.Overwrite = False,
-    launch_config: Annotated[
-        str | None,
-        typer.Option(help="Print an accelerate configuration (ddp, fsdp2, zero3) and exit."),
-    ] = None,
+    launch_config: str | None = None,
 ) -> None:
     """Train an expert: full or partial fine-tuning, LoRA, or two data sets in turns.
 
@@ -133,6 +130,12 @@ def train(
     accelerate launch -m layerswap train EXPERT.yaml --out OUT.
 
     Example: layerswap train swahili.yaml --out experts/swahili
+
+    Options:
+        spec EXPERT.yaml: Base, data and settings.
+        out: Folder to create.
+        resume: Resume from the newest checkpoint in OUT.
+        launch_config: Print an accelerate configuration (ddp, fsdp2, zero3) and exit.
     """
     if launch_config is not None:
         from layerswap.training.expert.hyperparameters import launch_configuration
