@@ -16,7 +16,7 @@ from layerswap.new.study import _dump
 from layerswap.new.tables import Table, read_parallel, read_table, read_texts, recognise
 from layerswap.new.tasks import Task, found_in, read_task, target
 from layerswap.training.mix.examples import ExampleMaker
-from layerswap.training.mix.schema import MixSource
+from layerswap.training.mix.schema import MixSource, parse_mix
 
 
 def table(*rows):
@@ -57,6 +57,10 @@ def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
     file = tmp_path / "benchmarks" / "x.yaml"
     size = {"documents": 1, "read": 9, "written": 16}
     file.write_text(_dump(task.benchmark("x", ["sw"], size)))
+    named = {"x": task.source(tmp_path, "benchmarks/x.yaml")}
+    mix = parse_mix(_dump({"name": "m", "sources": named}), folder=tmp_path)
+    assert ExampleMaker(mix.sources["x"], "x").make(rows[0]) == example
+    assert kind == "messages" or "prompt" not in named["x"]
     tasks = TaskFolder(tmp_path / "tasks")
     (written,) = write_suite(str(file), ["sw"], tasks, data=DataFolder(None))
     from layerswap.evaluation.harness import load_tasks

@@ -132,6 +132,7 @@ def write_jsonl(path, rows):
 
 
 LABELS = ("negative", "neutral", "positive")
+TOPICS = ("sports", "health", "politics")
 ENGLISH = {
     "sib200-english": ("Davlan/sib200/eng_Latn/train.jsonl", 200, 70, "Text: Row", "Topic"),
     "masakhanews-english": ("masakhane/masakhanews/data/eng/train.tsv", 200, 100, "Text: Row",
@@ -146,7 +147,8 @@ def test_english_tasks_have_the_prompts_of_the_suite(name, tmp_path):
     path, count, held_out, before, after = ENGLISH[name]
     file = tmp_path / path
     file.parent.mkdir(parents=True)
-    rows = [{"text": f"Row {i}", "label": i % 3, "category": LABELS[i % 3]} for i in range(count)]
+    labels = LABELS if after == "Sentiment" else TOPICS
+    rows = [{"text": f"Row {i}", "label": i % 3, "category": labels[i % 3]} for i in range(count)]
     if file.suffix == ".parquet":
         Dataset.from_list(rows).to_parquet(file)
     elif file.suffix == ".tsv":
@@ -158,7 +160,7 @@ def test_english_tasks_have_the_prompts_of_the_suite(name, tmp_path):
     assert (len(built.train), len(built.validation)) == (count - held_out, held_out)
     for row in built.train:
         number = int(re.fullmatch(rf"{before} (\d+)\n{after}:", row["prompt"])[1])
-        assert row["completion"] == f" {LABELS[number % 3]}"
+        assert row["completion"] == f" {labels[number % 3]}"
 
 
 @pytest.mark.parametrize("name", PAPERS)

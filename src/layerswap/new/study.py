@@ -115,7 +115,9 @@ def _suite(inputs: Inputs) -> str:
 
 
 def _write_task(inputs: Inputs, task: Task, folder: Path) -> None:
-    source, count = task.source(folder / "mixes"), len(task.table.rows)
+    end = "" if any(one.tests for one in inputs.languages) else ENGLISH
+    benchmark = None if inputs.suite else f"../benchmarks/{task.name}{end}.yaml"
+    source, count = task.source(folder / "mixes", benchmark), len(task.table.rows)
     if inputs.held_out:
         rows = [row for i, row in enumerate(task.table.rows) if i not in {*inputs.held_out}]
         file = folder / "data" / f"{task.name}.train.jsonl"
@@ -137,10 +139,10 @@ def _write_task(inputs: Inputs, task: Task, folder: Path) -> None:
         "kind": "chat: with the base's chat template, if it has one",
         "separator": "the completion begins with its space, as the evaluation's does",
         "total": "every row; a smaller number takes a fair sample",
+        "task": "the prompt and the labels stand there",
         "evaluation": "leaves out rows that share a run of words with a test document",
     }
-    head = (f"# The task: {count:,} rows of {task.table.name}. The prompt is also in\n"
-            f"# {_suite(inputs)}; change both together.\n")  # fmt: skip
+    head = f"# The task: {count:,} rows of {task.table.name}.\n"
     (folder / "mixes" / f"{task.name}.yaml").write_bytes((head + _dump(mix, notes)).encode())
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.evaluation.suites.mgsm import is_number, last_number
+from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, error_context
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 from layerswap.training.mix.examples import conversation
 from layerswap.training.mix.schema import Messages
+from layerswap.training.mix.tasks import templates
 from layerswap.training.mix.templates import text_of
 
 PROMPTS = {
@@ -161,22 +163,27 @@ class Task:
         with error_context(given):
             return {one["label"] for one in self.documents(table.rows, shape) if self.labelled}
 
-    def source(self, folder: Path) -> dict[str, Any]:
-        """The keys of the source of the task's mix, for a mix in `folder`."""
-        keys, names = self.table.source(folder), self.shape.columns
+    def source(self, folder: Path, benchmark: str | None = None) -> dict[str, Any]:
+        """The keys of the source of the task's mix in `folder`.
+
+        `benchmark` is a file of `benchmark()` that has the prompt; None: the source has it.
+        """
+        keys, names = self.table.source(folder), dict(self.shape.columns)
         if self.shape.kind == "messages":
             return {**keys, "messages": {"column": names["messages"]}}
         if self.shape.kind == "choices":
-            answer, choices = names["answer"], names["choices"]
+            answer, choices = names.pop("answer"), names.pop("choices")
             at = _AT[self.coding].format(answer)
             right = f"{choices}[{at}]" if at else answer
-            prompt = self.prompt.replace("{question}", f"{{{{ {names['question']} }}}}")
             complete = f"{choices} and {answer} is not none and {answer}|string|trim"
             completion = f"{{% if {complete} %}} {{{{ {right} }}}}{{% endif %}}"
-            return {**keys, "template": "jinja", "prompt": prompt, "completion": completion}
-        prompt = ROLE.sub(lambda match: f"{{{names[match[1]]}}}", self.prompt)
-        answer = names["label" if self.labelled else "answer"]
-        return {**keys, "prompt": prompt, "completion": f" {{{answer}}}"}
+            keys |= {"template": "jinja", "completion": completion}
+        if benchmark is not None:
+            renamed = {role: name for role, name in names.items() if role != name}
+            return {**keys, "task": benchmark, **({"columns": renamed} if renamed else {})}
+        size = {"documents": 1, "read": 1, "written": 1}
+        asked = Benchmark.model_validate(self.benchmark("task", [], size))
+        return {**keys, **templates(asked, None, None, names, keys)}
 
     def benchmark(
         self, name: str, languages: Sequence[str], size: Mapping[str, int]

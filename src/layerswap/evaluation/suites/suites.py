@@ -89,8 +89,9 @@ class Data(Strict):
 class Exemplars(Strict):
     """Exemplars in another language than the documents: in turns, one of each label."""
 
-    code: str  # of their language
+    code: str  # of their language, in the data
     split: str
+    language: str | None = None  # when the code is none
     data: Data | None = None  # the benchmark's when not given
 
 
@@ -334,8 +335,8 @@ def write_benchmark(
     names: list[str] = []
     for variant in benchmark.variants:
         values: dict[str, Any] = {"code": code, "shots": shots, "labels": benchmark.labels}
-        values |= {key: _fill(text, values) for key, text in variant.items()}
-        name = str(_fill(benchmark.task_name, values))
+        values |= {key: fill(text, values) for key, text in variant.items()}
+        name = str(fill(benchmark.task_name, values))
         try:
             parts = _splits(benchmark, values, data, development)
         except LayerswapError:
@@ -349,7 +350,7 @@ def write_benchmark(
             _write_task(benchmark, name + suffix, splits, values, tasks)
             names.append(name + suffix)
         for module, text in benchmark.modules.items():
-            tasks.module(_fill(module, values), _fill(text, values))
+            tasks.module(fill(module, values), fill(text, values))
     return sorted(names, key=lambda name: name.endswith(DEVELOPMENT))
 
 
@@ -388,7 +389,7 @@ def _has_development(benchmark: Benchmark, code: str, data: DataFolder) -> bool:
     assert benchmark.development is not None
 
     def here(split: str) -> bool:
-        return data.find(*_file_names(table, code, split)) is not None
+        return data.find(*table_files(table, code, split)) is not None
 
     return here(benchmark.development) or (bool(table.hub) and not here(benchmark.splits[-1]))
 
@@ -410,13 +411,14 @@ def suite_files(suite: str, language: str) -> list[Path]:
         if one.exemplars is not None:
             wanted.append((one.exemplars.data or one.data, one.exemplars.code, one.exemplars.split))
         for table, of, split in wanted:
-            names = _file_names(table, of, split) if table and split else []
+            names = table_files(table, of, split) if table and split else []
             files += filter(None, [beside.find(*names)])
     return list(dict.fromkeys(files))
 
 
-def _file_names(table: Data, code: str, split: str) -> list[str]:
-    return [str(_fill(name, {"code": code, "split": split})) for name in table.files]
+def table_files(table: Data, code: str, split: str) -> list[str]:
+    """List the names that the files of a table may have, the preferred first."""
+    return [str(fill(name, {"code": code, "split": split})) for name in table.files]
 
 
 def _write_task(
@@ -438,7 +440,7 @@ def _write_task(
         members = {f"{name}_{part}": of for part, of in sorted(parts.items()) if of[scored]}
     for member, written in members.items():
         files = tasks.rows(member, written)
-        config = _fill(benchmark.task, {**values, "files": files}, written=written)
+        config = fill(benchmark.task, {**values, "files": files}, written=written)
         if "include" in config:
             config["include"] = lm_eval_file(config["include"])
         tasks.task(member, config)
@@ -447,7 +449,7 @@ def _write_task(
 
 
 def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
-    names = _file_names(table, code, split)
+    names = table_files(table, code, split)
     path = data.find(*names)
     if path is not None:
         rows, where = list(rows_of(path)), str(path)
@@ -502,7 +504,7 @@ def _in_turns(rows: Rows, labels: list[str]) -> Rows:
     return [row for _, row in sorted(zip(turns, rows, strict=True), key=lambda pair: pair[0])]
 
 
-def _fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | None = None) -> Any:
+def fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | None = None) -> Any:
     """Fill the placeholders of plain data.
 
     Text that is one placeholder becomes its value, such as a number or a list. Other unknown names
@@ -517,12 +519,12 @@ def _fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | No
         marked = text.startswith("!function ")
         return Function(text.removeprefix("!function ")) if marked else text
     if isinstance(node, list):
-        filled: Any = [_fill(item, values, written) for item in node]
+        filled: Any = [fill(item, values, written) for item in node]
     elif isinstance(node, dict):
         filled = {}
         for key, value in node.items():
             if key != WITH_EXEMPLARS:
-                filled[key] = _fill(value, values, written)
+                filled[key] = fill(value, values, written)
             elif value["fewshot_split"] in (written or ()):
                 filled |= value
     else:

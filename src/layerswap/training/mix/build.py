@@ -42,7 +42,7 @@ class Tally:
     origin: str
     rows: int  # rows that the source holds, up to its `read`
     looked_at: int = 0  # rows drawn before its share was full
-    not_wanted: int = 0  # rows excluded by `where`
+    not_wanted: int = 0  # rows excluded by `where` and `answers`
     empty: int = 0  # rows without a prompt, a completion or a text
     kept: int = 0  # examples in the mix, validation included
     contaminated: dict[str, int] = field(default_factory=dict)
@@ -189,6 +189,8 @@ def _stream(
                 example = maker.make(row)
             if example is None:
                 tally.empty += 1
+            elif source.answers and example.completion.strip() not in source.answers:
+                tally.not_wanted += 1
             elif filters.keeps(example, source.skip):
                 yield example
 
@@ -235,7 +237,7 @@ def _count_kept(
 def _nothing_left(mix: Mix, tallies: dict[str, Tally], filters: FilterPipeline) -> str:
     reasons = {
         "empty": sum(tally.empty for tally in tallies.values()),
-        "where": sum(tally.not_wanted for tally in tallies.values()),
+        "where and answers": sum(tally.not_wanted for tally in tallies.values()),
         **{name: sum(counts.values()) for name, counts in filters.counts.items()},
     }
     dropped = ", ".join(f"{name} {count:,}" for name, count in reasons.items() if count)

@@ -34,6 +34,7 @@ from layerswap.ground.yaml_file import (
 )
 from layerswap.reading.origins import Count, NonEmpty, Origin
 from layerswap.training.mix.mathematics import MATH_THRESHOLD
+from layerswap.training.mix.tasks import fill_tasks
 from layerswap.training.mix.templates import PARAMETERS, Values, fill_parameters, template_mistake
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -85,6 +86,7 @@ class MixSource(Origin):
     completion: NonEmpty | None = None  # template
     text: NonEmpty | None = None  # template of a raw text, for continued pretraining
     messages: Messages | None = None
+    answers: list[NonEmpty] = []  # completions to keep, without blanks around; empty: all
     template: Literal["plain", "jinja"] = "plain"  # syntax of the templates
     cap: Count | None = None  # maximum number of examples
     weight: Positive = 1.0  # share of the mix's `total`, relative to the other sources' weights
@@ -258,11 +260,12 @@ def read_mix(source: str | Path, settings: Values | None = None) -> Mix:
     Example: `read_mix("swahili")`
     """
     text, ready_settings = _open_recipe(source)
-    return parse_mix(text, where=str(source), settings={**ready_settings, **(settings or {})})
+    settings = {**ready_settings, **(settings or {})}
+    return parse_mix(text, where=str(source), settings=settings, folder=Path(source).parent)
 
 
 def mix_text(source: str | Path, settings: Values | None = None) -> str:
-    """Return the YAML of a mix: verbatim, or with values in place of its parameters.
+    """Return the YAML of a mix: verbatim, or with values in place of parameters and tasks.
 
     Args and errors as in `read_mix`, but the mix is not validated.
     """
@@ -270,13 +273,17 @@ def mix_text(source: str | Path, settings: Values | None = None) -> str:
     data, lines = parse_yaml(text, str(source))
     settings = {**ready_settings, **(settings or {})}
     filled, _ = fill_parameters(data, lines, settings, where=str(source))
+    filled = fill_tasks(filled, Path(source).parent, where=str(source))
     return text if filled is data else yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)
 
 
-def parse_mix(text: str, *, where: str = "mix", settings: Values | None = None) -> Mix:
-    """Parse the YAML of a mix; errors name `where`. See `read_mix`."""
+def parse_mix(
+    text: str, *, where: str = "mix", settings: Values | None = None, folder: Path = Path()
+) -> Mix:
+    """Parse the YAML of a mix in `folder`; errors name `where`. See `read_mix`."""
     data, lines = parse_yaml(text, where)
     data, lines = fill_parameters(data, lines, settings or {}, where=where)
+    data = fill_tasks(data, folder, where=where)
     expected = "a mix is a mapping with `name` and `sources`"
     return validate(Mix, data, where=where, expected=expected, lines=lines)
 
