@@ -30,6 +30,8 @@ Setting = Any
 """A scalar, a list of scalars (a gradient), or a list of `{"filter": text, "value": ...}`, where
 the filter may be left out."""
 Settings = Mapping[str, Setting]
+Lines = Mapping[KeyPath, int]
+"""Line in the file of each key path."""
 
 
 def read_setting(value: object) -> Setting:
@@ -635,28 +637,31 @@ def is_mergekit(data: Mapping[Any, Any], where: str) -> bool:
     return any(key in data for key in KEYS) and "experts" not in data
 
 
-def translate(data: Any, *, where: str, lines: Mapping[KeyPath, int]) -> dict[str, Any] | None:
-    """Translate a configuration into a recipe, as plain data; None for other data.
+def translate(data: Any, lines: Lines, *, where: str) -> tuple[Any, Lines]:
+    """Translate a configuration with its lines into a recipe's data; other data stay.
 
-    Its `mergekit` holds the configuration, with every model under an expert's name. Reports all
-    mistakes at once, each with its line and key path.
+    The `mergekit` of the recipe holds the configuration, with every model under an expert's name.
+    Reports all mistakes at once, each with its line and key path.
     """
     if not isinstance(data, dict) or not is_mergekit(data, where):
-        return None
+        return data, lines
     file = validate(
         MergekitFile, data, where=where, expected="a configuration is a mapping", lines=lines
     )
-    method = file.model_dump(exclude_unset=True, include=set(MergekitMethod.model_fields))
+    given = file.model_dump(exclude_unset=True, include=set(MergekitMethod.model_fields))
     base = _base_of(file)
     names = _names([model for model in file.experts if model != base], base)
     dtype = file.out_dtype or file.dtype
-    return {
+    method = MergekitMethod.model_validate(_renamed(given, names))
+    method._lines.update({path: f"{where}, line {line}" for path, line in lines.items()})
+    recipe = {
         "experts": {name: _expert(model) for model, name in names.items() if model != base},
         **({"base": _expert(base)} if base else {}),
-        "mergekit": _renamed(method, names),
+        "mergekit": method,
         **({"dtype": dtype.removeprefix("torch.")} if dtype else {}),
         **_tokenizer(file, names),
     }
+    return recipe, {}
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

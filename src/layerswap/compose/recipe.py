@@ -131,9 +131,9 @@ class Recipe(Strict):
         """The recipe with other settings of the output, such as `dtype`; errors name `where`."""
         return self._changed(settings, where)
 
-    def along(self, partition: PartitionMethod) -> Recipe:
-        """The recipe with a partition in place of its swap."""
-        return self._changed({"partition": partition}, "partition", without=("swap", "weights"))
+    def with_method(self, method: Mapping[str, Any], *, where: str) -> Recipe:
+        """The recipe with keys such as `partition` in place of its swap and weights."""
+        return self._changed(method, where, without=("swap", "weights"))
 
     def _changed(
         self, fields: Mapping[str, Any], where: str, without: Sequence[str] = ()
@@ -244,13 +244,7 @@ def read_recipe(path: PathLike) -> Recipe:
 
 def parse_recipe(text: str, *, where: str = "recipe") -> Recipe:
     """Parse a recipe in YAML; errors name `where`. See `read_recipe`."""
-    data, lines = parse_yaml(text, where)
-    translated = translate(data, where=where, lines=lines)
-    if translated is not None:
-        recipe = check_recipe(translated, where=where)
-        if recipe.mergekit is not None:
-            recipe.mergekit._lines.update({p: f"{where}, line {n}" for p, n in lines.items()})
-        return recipe
+    data, lines = translate(*parse_yaml(text, where), where=where)
     return check_recipe(data, where=where, lines=lines)
 
 

@@ -7,11 +7,9 @@ from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from layerswap.compose import Recipe, Zones, default_zones
-from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import SwapMethod
 from layerswap.merge import Plan
 
-COMPOSITION_KEYS = ("swap", "places", "weights")
 """Keys of a swap's recipe that its baselines do not share."""
 
 NAMES = {
@@ -180,12 +178,11 @@ def contenders(
         parts[BASE] = {"soup": {"experts": ["base"]}}
     parts |= methods(baselines, task=method.task, language=method.language, densities=densities)
     parts.pop(DEFAULT)
-    data = start.recipe.model_dump(exclude_defaults=True)
-    shared = {key: value for key, value in data.items() if key not in COMPOSITION_KEYS}
-    plans = {
-        condition: start.with_recipe(check_recipe({**shared, **part}, where=str(condition)))
+    recipes = {
+        condition: start.recipe.with_method({"places": [], **part}, where=str(condition))
         for condition, part in parts.items()
     }
+    plans = {condition: start.with_recipe(recipe) for condition, recipe in recipes.items()}
     return {**plans, DEFAULT: swapped(start, default_zones(start.composition.layers))}
 
 

@@ -87,7 +87,8 @@ def make_plan(
         sources = sources.on_disk(log or (lambda line: None))
     if follow_training:
         partition = trained_partition(recipe, sources.experts)
-        recipe = recipe if partition is None else recipe.along(partition)
+        if partition is not None:
+            recipe = recipe.with_method({"partition": partition}, where="partition")
     if sources.base is not None and recipe.base is None:
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
