@@ -4,7 +4,7 @@
 
 A study saves the model that is best on development documents, of all merges and experts. How far is
 it from the best on the test documents, and how far are other rules? Prints the table of
-docs/questions.md: four data sets, each of three or ten languages.
+docs/questions.md: four data sets, each of three or ten languages, and every pair of the lab.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
+from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.statistics import paired_difference
 from layerswap.experiment.benchmarks import RESULTS, BenchmarkScores, read_condition_scores
+from layerswap.experiment.candidates import grid_plans
 from layerswap.experiment.compare import NOT_SAVED, Values, best_of_all, choose
-from layerswap.experiment.conditions import DEFAULT, SOUP, Condition
+from layerswap.experiment.conditions import DEFAULT, SOUP, Condition, contenders
+from layerswap.experiment.spec import Grid
+from layerswap.lab import quickstart
+from layerswap.lab.assets import shipped
+from layerswap.lab.scoring import TEST_QUESTIONS, questions, sweep_correct
 
 HERE = Path(__file__).parent
 STUDIES = {
@@ -63,22 +70,51 @@ def cases(study: str) -> Iterator[BenchmarkScores]:
         yield from read_condition_scores(folder).values()
 
 
-def regrets(found: BenchmarkScores) -> dict[str, float]:
+def regrets(
+    development: Mapping[Condition, Values], test: Mapping[Condition, Values]
+) -> dict[str, float]:
     """The best share of right answers on test documents minus that of each rule's model."""
+    scores = {one: float(values.mean()) for one, values in test.items()}
+    return {name: max(scores.values()) - scores[rule(development)] for name, rule in RULES.items()}
+
+
+def recorded_regrets(found: BenchmarkScores) -> dict[str, float]:
+    """The regrets of every rule in one language of a study, on the published splits."""
     by: dict[Condition, list[np.ndarray]] = {}
     for one, values in found.scores.items():
         if one.method not in NOT_SAVED:
             by.setdefault(one.treatment, []).append(values)
     means = {one: np.mean(values, axis=0) for one, values in by.items()}
     first, test = found.split(0.5)  # the published splits
-    tried = {one: values[first] for one, values in means.items()}
-    scores = {one: float(values[test].mean()) for one, values in means.items()}
-    return {name: max(scores.values()) - scores[rule(tried)] for name, rule in RULES.items()}
+    return regrets(*({one: all_[part] for one, all_ in means.items()} for part in (first, test)))
+
+
+def lab_regrets() -> Iterator[dict[str, float]]:
+    """The regrets of every rule for each pair of the lab, on the quickstart's grid and problems."""
+    lab = shipped()
+    tokenizer = load_tokenizer(lab.base)
+    for language in lab.languages:
+        for pair in range(len(lab.language_experts[language])):
+            start = quickstart.lab_plan(lab, language, pair)
+            grid = Grid(bottom=[*quickstart.BOTTOMS], top=[*quickstart.TOPS])
+            others = contenders(start, densities=quickstart.DENSITIES)
+            plans = {**others, **grid_plans(grid, start, print)}
+            plans = {one: plan for one, plan in plans.items() if one.method not in NOT_SAVED}
+            sweep = Sweep([*plans.values()], dtype="float32")
+            splits = []
+            for split, count in (
+                ("development", quickstart.DEVELOPMENT_QUESTIONS),
+                ("test", TEST_QUESTIONS),
+            ):
+                asked = questions("task_target", language, split, count, world=lab.world)
+                right = sweep_correct(sweep, tokenizer, asked).astype(float)
+                splits.append(dict(zip(plans, right, strict=True)))
+            yield regrets(*splits)
 
 
 def by_study() -> dict[str, list[dict[str, float]]]:
     """The regrets of every rule in each language, by data set."""
-    return {name: [regrets(one) for one in cases(study)] for name, study in STUDIES.items()}
+    return {name: [recorded_regrets(one) for one in cases(study)] for name, study in STUDIES.items()}
 
 
 def mean_regrets(found: Sequence[Mapping[str, float]]) -> dict[str, str]:
@@ -87,7 +123,7 @@ def mean_regrets(found: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 
 def main() -> None:
-    found = by_study()
+    found = {**by_study(), "the lab": [*lab_regrets()]}
     print(
         "| rule |", " | ".join(f"{name} ({len(rows)})" for name, rows in found.items()), "| all |"
     )

@@ -1,6 +1,7 @@
 """The options of every command's output, and words that mean one thing each."""
 
 import json
+import os
 import pickle
 import re
 import shutil
@@ -254,3 +255,14 @@ def test_the_public_name_of_an_error_shows_control_characters():
     assert visible("a\nb\x1b\u202e\u2028\ud800") == "a\\nb\\x1b\\u202e\\u2028\\ud800"
     assert visible("नमस्\u200dते, مثال, 例, e\u0301") == "नमस्\u200dते, مثال, 例, e\u0301"
     assert ls.__version__ == __version__
+
+
+@pytest.mark.parametrize(("given", "then"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_wait_passively_unless_the_user_says_otherwise(
+    layerswap, monkeypatch, given, then
+):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    layerswap("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == then

@@ -13,7 +13,8 @@ pytest.importorskip("xllamacpp")
 from layerswap.deploy import proof
 from layerswap.deploy.api import deploy
 from layerswap.deploy.modelfile import modelfile, sides_of
-from layerswap.deploy.proof import Material, prove
+from layerswap.deploy.proof import Agreement, Material, Proof, prove
+from layerswap.evaluation.statistics import Interval
 from layerswap.ground.errors import LayerswapError
 
 
@@ -107,6 +108,17 @@ def tokens_but(folder, number, text):
 def test_a_folder_is_no_file_to_check(folder):
     with pytest.raises(LayerswapError, match="not a GGUF file"):
         prove(str(folder), folder, Material({}))
+
+
+def test_a_divergence_that_no_type_explains_is_a_difference():
+    def problems(nats):
+        far = Agreement("bn", 40, Interval(0.3, 0.1, 0.5, 40), nats)
+        return Proof("model.gguf", "Q4_0", (), (far,)).problems
+
+    assert problems(1.44) == []  # the most that four bits cost in docs/deploy.md
+    assert problems(3.5) == [
+        "likelihoods: bn: 3.50 nats from the folder, more than rounding explains"
+    ]
 
 
 @pytest.mark.slow

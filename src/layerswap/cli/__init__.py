@@ -124,6 +124,9 @@ def main() -> None:
     """Entry point of the `layerswap` command."""
     # Pydantic would read the metadata of every installed package, in search of its plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Threads that spin while they wait cost a third of the speed beside one other busy process, and
+    # gain nothing without it (bench/RESULTS.md); read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Searching for cycles, at the end once more, takes a fifth of the time of a short command.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
