@@ -114,7 +114,7 @@ def lab_regrets() -> Iterator[dict[str, float]]:
 
 def by_study() -> dict[str, list[dict[str, float]]]:
     """The regrets of every rule in each language, by data set."""
-    return {name: [recorded_regrets(one) for one in cases(study)] for name, study in STUDIES.items()}
+    return {name: [*map(recorded_regrets, cases(study))] for name, study in STUDIES.items()}
 
 
 def mean_regrets(found: Sequence[Mapping[str, float]]) -> dict[str, str]:

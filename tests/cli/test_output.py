@@ -258,9 +258,7 @@ def test_the_public_name_of_an_error_shows_control_characters():
 
 
 @pytest.mark.parametrize(("given", "then"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_wait_passively_unless_the_user_says_otherwise(
-    layerswap, monkeypatch, given, then
-):
+def test_threads_wait_passively_unless_the_user_says_otherwise(layerswap, monkeypatch, given, then):
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
