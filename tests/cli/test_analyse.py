@@ -200,10 +200,7 @@ def test_fisher_from_data_to_a_merge(layerswap, fisher, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            '{"text": ' + "[" * 5000 + "]" * 5000 + "}",
-            ", line 2: is not JSON (maximum",
-        ),
+        ('{"text": ' + "[" * 5000 + "]" * 5000 + "}", ", line 2: is not JSON (maximum"),
         ('{"text": "\\ud800"}', ", line 2: has a lone surrogate"),
         ('{"prompt": "a", "completion": "b \\udfff"}', ", line 2: has a lone surrogate"),
         ('{"text": "a', ", line 2: is not JSON (Unterminated string"),

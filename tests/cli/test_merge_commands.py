@@ -178,10 +178,7 @@ BAD = {
     "a recipe": (("r.yaml",), "r.yaml: a recipe; give a merged folder, or --against MODEL with it"),
     "share": (("{merged}", "--sample", "0"), "share is 0; write a number above 0 and at most 1"),
     "pair": (("{merged}", "--source", "task"), "--source: 'task' is not NAME=PATH"),
-    "twice": (
-        ("{merged}", "--source", "a=b", "--source", "a=c"),
-        "--source: 'a' is given twice",
-    ),
+    "twice": (("{merged}", "--source", "a=b", "--source", "a=c"), "--source: 'a' is given twice"),
     "name": (("{merged}", "--source", "tusk=b"), "no source 'tusk'; did you mean 'task'?"),
     "a source": (("{task}",), "{task}: has no layerswap.json, so layerswap did not write it"),
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from layerswap.cli import commands, options, output
+from layerswap.cli import options, output
 from layerswap.ground.errors import RecipeError
 
 
@@ -53,21 +53,6 @@ def delta(
     output.finish("delta", facts, written.lines)
 
 
-class Line(commands.OptionGroup):
-    """The points that linearity measures.
-
-    Options:
-        steps: Number of steps from one expert to the other.
-        max_length: Largest length of a text, in tokens.
-        dtype float32|bfloat16|float16: Dtype of the arithmetic. Below float32, rounding adds to the
-            result.
-    """
-
-    steps: Annotated[int, Option(min=2)] = 4
-    max_length: Annotated[int, Option(min=2)] = 256
-    dtype: str = "float32"
-
-
 def linearity(
     *,
     base: options.Base,
@@ -75,7 +60,9 @@ def linearity(
     language_expert: options.LanguageExpert,
     text: Path,
     out: options.OutFolder,
-    line: Line,
+    steps: Annotated[int, Option(min=2)] = 4,
+    max_length: Annotated[int, Option(min=2)] = 256,
+    dtype: str = "float32",
     device: options.Device = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -87,6 +74,10 @@ def linearity(
 
     Options:
         text: Texts to measure on: one per line, or JSON Lines with `text`.
+        steps: Number of steps from one expert to the other.
+        max_length: Largest length of a text, in tokens.
+        dtype float32|bfloat16|float16: Dtype of the arithmetic. Below float32, rounding adds to the
+            result.
     """
     from layerswap.checkpoint import refuse_target
     from layerswap.checkpoint.loading import pick_device
@@ -95,19 +86,15 @@ def linearity(
 
     refuse_target(out, marker=TABLE, overwrite=overwrite)
     measured = measure_linearity(
-        base, task_expert, language_expert, text, device=pick_device(device), **line.given()
-    )
+        base, task_expert, language_expert, text, device=pick_device(device), steps=steps,
+        max_length=max_length, dtype=dtype
+    )  # fmt: skip
     written = write_linearity(measured, out, overwrite=overwrite)
     for row in (*measured.lines(), f"wrote {written}"):
         output.say(row)
 
 
-def composability(
-    table: Path,
-    *,
-    merged: str,
-    figure: Path | None = None,
-) -> None:
+def composability(table: Path, *, merged: str, figure: Path | None = None) -> None:
     """Correlate the scores of experts with the scores of their merges (paper 2, section 5).
 
     Every other numeric column is a signal, such as the task expert's English score. Prints a
@@ -135,30 +122,16 @@ def composability(
         output.say(f"wrote {figure}")
 
 
-class FisherSample(commands.OptionGroup):
-    """The examples that an estimate draws.
-
-    Options:
-        labels model|data: Source of the labels: the model's predictions, or the data (empirical
-            Fisher).
-        examples: Number of examples drawn.
-        max_length: Largest length of an example, in tokens.
-        seed: Seed of the examples and the labels.
-    """
-
-    labels: str = "model"
-    examples: Annotated[int, Option(min=1)] = 256
-    max_length: Annotated[int, Option(min=2)] = 1024
-    seed: int = 0
-    device: options.Device = None
-
-
 def fisher(
     model: str,
     *,
     data: Path,
     out: options.OutFolder,
-    sample: FisherSample,
+    labels: str = "model",
+    examples: Annotated[int, Option(min=1)] = 256,
+    max_length: Annotated[int, Option(min=2)] = 1024,
+    seed: int = 0,
+    device: options.Device = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Estimate the importance of each weight of an expert, for Fisher-weighted averaging.
@@ -171,12 +144,17 @@ def fisher(
     Options:
         model MODEL: Checkpoint or Hub id.
         data: Texts: .jsonl with text, or prompt and completion, or .txt by line.
+        labels model|data: Source of the labels: the model's predictions, or the data (empirical
+            Fisher).
+        examples: Number of examples drawn.
+        max_length: Largest length of an example, in tokens.
+        seed: Seed of the examples and the labels.
     """
     from layerswap.evaluation.fisher import estimate_fisher
 
     folder = estimate_fisher(
-        model, data, out, overwrite=overwrite, progress=output.step_progress,
-        **sample.given()
+        model, data, out, labels=labels, examples=examples, max_length=max_length, seed=seed,
+        device=device, overwrite=overwrite, progress=output.step_progress
     )  # fmt: skip
     output.say(f"wrote {folder}")
 
@@ -186,7 +164,7 @@ def freeze_or_revert(
     *,
     out: Path,
     part: Literal["task", "language"],
-    task: Annotated[list[str], Option("--task")],
+    task: list[str],
     partitions: str = "A,B,C,Z",
     include: options.Include = None,
     evaluation: options.Prompts,

@@ -49,13 +49,7 @@ def label(
 
 
 @commands.command(app)
-def answer(
-    table: str,
-    *,
-    count: Count = 100,
-    seed: Seed = 0,
-    out: options.OutFolder,
-) -> None:
+def answer(table: str, *, count: Count = 100, seed: Seed = 0, out: options.OutFolder) -> None:
     """Write a page on which a speaker writes or corrects reference answers.
 
     Writes the folder OUT; mail its ask.html, or serve it by `layerswap ask serve`.
@@ -73,12 +67,7 @@ def answer(
 
 @commands.command(app)
 def prefer(
-    table: str,
-    *,
-    models: str,
-    count: Count = 50,
-    seed: Seed = 0,
-    out: options.OutFolder,
+    table: str, *, models: str, count: Count = 50, seed: Seed = 0, out: options.OutFolder
 ) -> None:
     """Write a page on which a speaker compares the answers of models without their names.
 
@@ -123,12 +112,7 @@ def serve(folder: Questions, *, address: options.Address) -> None:
 
 
 @commands.command(app, json=True)
-def read(
-    folder: Questions,
-    answers: list[Path] | None = None,
-    *,
-    out: Path | None = None,
-) -> None:
+def read(folder: Questions, answers: list[Path] | None = None, *, out: Path | None = None) -> None:
     """Check the answers of speakers, and print agreement or preferences.
 
     Writes a test into the file OUT, if it is given. OUT of votes in a study's folder, named

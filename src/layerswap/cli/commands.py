@@ -221,7 +221,7 @@ def _option(
     elif argument:
         info = Argument()
     else:
-        info = Option(*[f"--{name.replace('_', '-')}"] * (kind is bool))
+        info = Option(*[f"--{name.replace('_', '-')}"] * (kind in (bool, bool | None)))
     metavar, _, words = text.partition(": ")
     info.metavar = metavar.strip(":") or None
     info.help, _, default = words.partition(" (default: ")

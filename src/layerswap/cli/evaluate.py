@@ -13,12 +13,7 @@ from layerswap.evaluation.suites import suite_names
 from layerswap.ground.errors import RecipeError
 
 
-def sweep(
-    spec: Path,
-    *,
-    out: Path,
-    allow_code: options.AllowCode = False,
-) -> None:
+def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> None:
     """Evaluate a grid of compositions, or random ones, and select the best model.
 
     Selects among compositions, averages and experts on the development split, and reports on the

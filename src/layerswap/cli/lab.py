@@ -22,11 +22,7 @@ Split = Annotated[
 
 
 @commands.command(app)
-def build(
-    *,
-    out: Path,
-    seed: int = 0,
-) -> None:
+def build(*, out: Path, seed: int = 0) -> None:
     """Train the lab's base and experts from scratch, in under half an hour on two cores.
 
     Writes the models into the folder OUT.
@@ -101,11 +97,7 @@ def export(
 
 
 @commands.command(app)
-def models(
-    *,
-    out: Path,
-    overwrite: options.Overwrite = False,
-) -> None:
+def models(*, out: Path, overwrite: options.Overwrite = False) -> None:
     """Copy the base, the task expert and the language experts of the package into the folder OUT.
 
     Example: layerswap lab models --out lab

@@ -149,10 +149,7 @@ def plan(
         output.finish("plan", facts, [f"{where}: {recipe}", *filter(None, [composition])])
         return
     planned = make_plan(
-        recipe,
-        follow_training=described.file is None,
-        in_place=True,
-        log=output.log,
+        recipe, follow_training=described.file is None, in_place=True, log=output.log
     )
     output.finish("plan", planned.to_dict(), _summary(planned))
 
@@ -222,10 +219,7 @@ def merge(
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
     planned = make_plan(
-        recipe,
-        follow_training=described.file is None,
-        in_place=not download,
-        log=output.log,
+        recipe, follow_training=described.file is None, in_place=not download, log=output.log
     )
     if dry_run:
         planned = planned.laid_out(out, layout)

@@ -150,7 +150,7 @@ class OutputFormat(WeightFormat, panel=OUTPUT):
     """
 
     tokenizer: str | None = None
-    bake: Annotated[bool | None, Option("--bake")] = None
+    bake: bool | None = None
     base_as: str | None = None
     rank: Rank = None
     blend_type: str | None = None

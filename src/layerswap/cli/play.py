@@ -29,7 +29,7 @@ class Shown(commands.OptionGroup):
     """
 
     documents: Path | None = None
-    tasks: Annotated[list[str] | None, Option("--tasks")] = None
+    tasks: list[str] | None = None
     include: options.Include = None
     suite: str | None = None
     target_language: str | None = None

@@ -175,10 +175,7 @@ def _merge(root: Path, languages: Sequence[str] = (), model: str | None = None) 
 
 
 @commands.command(app, name="list")
-def list_(
-    *,
-    device: str = "cuda",
-) -> None:
+def list_(*, device: str = "cuda") -> None:
     """List the ready studies: their data, base and estimated cost.
 
     Prints a table; nothing is written.
@@ -210,9 +207,7 @@ def list_(
 
 
 @commands.command(app)
-def show(
-    name: str,
-) -> None:
+def show(name: str) -> None:
     """Print the YAML of a ready study.
 
     Prints to standard output; redirect it into a file to edit it.
@@ -235,12 +230,7 @@ def show(
 
 
 @commands.command(app)
-def merge(
-    folder: Path,
-    *,
-    language: list[str] | None = None,
-    model: str | None = None,
-) -> None:
+def merge(folder: Path, *, language: list[str] | None = None, model: str | None = None) -> None:
     """Merge the selected model of each language, or the model named by --model.
 
     Writes a checkpoint with its card into DIR/merged/<language>.
@@ -256,11 +246,7 @@ def merge(
 
 
 @commands.command(app, json=True)
-def status(
-    folder: str,
-    *,
-    watch: bool = False,
-) -> None:
+def status(folder: str, *, watch: bool = False) -> None:
     """Show the state of every step of a study, its job, its progress, or why it failed.
 
     Prints a table; nothing is written.
@@ -304,9 +290,7 @@ def status(
 
 
 @commands.command(app)
-def report(
-    folder: str,
-) -> None:
+def report(folder: str) -> None:
     """Write the report of a study: report.html, tables (Markdown, LaTeX) and figures.
 
     Covers the finished steps of an unfinished study. Writes into the study's folder.
