@@ -479,7 +479,7 @@ def test_numbers_that_are_no_labels(tasks, tmp_path):
     [
         ("task_name: greetings", "task_name: ../greetings"),
         ("splits:", "modules: {../../evil: 'x = 1'}\nsplits:"),
-        ("task_name: greetings_{code}_{shots}shot", 'task_name: "a\\nb"'),
+        ("task_name: greetings_${code}_${shots}shot", 'task_name: "a\\nb"'),
     ],
 )
 def test_no_benchmark_writes_outside_its_folder(greetings, tasks, tmp_path, old, new):

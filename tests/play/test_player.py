@@ -169,7 +169,7 @@ licence: CC0
 languages: [swa]
 metric: [acc, none]
 size: {documents: 12, read: 12}
-task_name: moods_{code}
+task_name: moods_${code}
 splits: [test]
 labels: [fesi, foku]
 data:

@@ -20,16 +20,16 @@ OWN = {
     "languages": ["sw", "en"],
     "metric": ["acc", "none"],
     "size": {"documents": 1, "read": 9},
-    "task_name": "moods_{code}",
+    "task_name": "moods_${code}",
     "splits": ["test"],
     "development": "dev",
     "labels": ["glad", "sad"],
-    "data": {"files": ["moods/{code}.{split}.jsonl"], "columns": ["text", "label"]},
+    "data": {"files": ["moods/${code}.${split}.jsonl"], "columns": ["text", "label"]},
     "exemplars": {"code": "en", "split": "train"},
     "task": {
-        "doc_to_text": "Text {of any} in {code}: {{text}}\nMood:",
+        "doc_to_text": "Text {of any} in ${code}: {{text}}\nMood:",
         "doc_to_target": "{{label}}",
-        "doc_to_choice": "{labels}",
+        "doc_to_choice": "${labels}",
     },
 }
 
@@ -135,3 +135,10 @@ def test_a_mistake_is_one_line_that_names_the_source(case, tmp_path):
     (line,) = str(error.value).splitlines()
     assert f"{tmp_path / 'mix.yaml'}, source 'a'" in line
     assert message in line
+
+
+def test_parameters_of_earlier_benchmark_files_lack_the_dollar(tmp_path):
+    write(tmp_path, task={**OWN["task"], "doc_to_text": "{code_name}: {{text}}"})
+    rows(tmp_path / "rows.jsonl", {"text": "Sawa", "label": "sad"})
+    made, _ = built(tmp_path, task="moods.yaml", path="rows.jsonl", language="sw")
+    assert made == [("Swahili: Sawa", " sad")]

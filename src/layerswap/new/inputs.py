@@ -20,7 +20,7 @@ from layerswap.new.machine import choose_device
 from layerswap.new.tables import LOOK, Table, read_parallel, read_texts, short
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
-from layerswap.training.mix.templates import text_of
+from layerswap.training.mix.templates import parse_template, text_of
 
 SAMPLE = 200
 HELD_OUT = 100
@@ -94,8 +94,9 @@ class LanguageInput:
     def texts(self) -> list[str]:
         """Return the first texts of every source, formatted as in training."""
         return [
-            template.format(**row)
+            render(row)
             for _, table, template, _ in self.templates()
+            for render in [parse_template(template, "plain").render]
             for row in table.rows[:SAMPLE]
         ]
 

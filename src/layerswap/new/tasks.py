@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from layerswap.new.tables import Shape, Table, examples, read_table, recognise, 
 from layerswap.training.mix.examples import conversation
 from layerswap.training.mix.schema import Messages
 from layerswap.training.mix.tasks import templates
-from layerswap.training.mix.templates import text_of
+from layerswap.training.mix.templates import parse_template, text_of
 
 PROMPTS = {
     "labels": "Text: {text}\n",  # and the label's noun, as the suites have it
@@ -36,7 +36,7 @@ TAKE_FIRST = {"function": "take_first"}
 NUMBERS = """\
 from layerswap.evaluation.suites.mgsm import number_filter
 
-numbers = number_filter('{code}')
+numbers = number_filter('${code}')
 """
 _AT = {"text": "", "number": "{}|int", "letter": f"'{LETTERS}'.index({{}}|trim|upper)"}
 Coding = Literal["text", "letter", "number"]
@@ -120,10 +120,8 @@ class Task:
 
     def rows(self, count: int) -> list[tuple[str, str]]:
         """Return prompts and completions of the first rows, formatted as in training."""
-        return [
-            (self.prompt.format(**one), f" {_answer(one)}")
-            for one in self.documents(self.table.rows[:count])
-        ]
+        rows = self.documents(self.table.rows[:count])
+        return [(self._ask(one), f" {_answer(one)}") for one in rows]
 
     def read_test(
         self, given: str, columns: Mapping[str, str], leave_out: Sequence[str], split: str
@@ -147,8 +145,8 @@ class Task:
                 f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
                 f"or leave their rows out by --leave-out {names:.80}"
             )
-        seen = {self.prompt.format(**one) for one in self.complete}
-        same = sum(self.prompt.format(**one) in seen for one in found)
+        seen = {self._ask(one) for one in self.complete}
+        same = sum(self._ask(one) in seen for one in found)
         if same > len(found) / 4:
             raise DataError(
                 f"{given}: {same:,} of its {len(found):,} rows are also in {self.table.name}, on "
@@ -199,27 +197,31 @@ class Task:
             "languages": [*languages],
             "metric": ["exact_match" if self.generates else "acc", self._filter],
             "size": {**size, "written": size["written"] if self.generates else 0},
-            "task_name": f"{name}_{{code}}_{{shots}}shot",
+            "task_name": f"{name}_${{code}}_${{shots}}shot",
             "splits": ["test"],
             "development": "dev",
             **({"labels": self.labels} if self.labelled else {}),
             "data": {
-                "files": ["../data/{code}.{split}.jsonl"],
+                "files": ["../data/${code}.${split}.jsonl"],
                 "columns": [*asked, *choices, *answer],
                 "strip": True,
             },
-            **({"modules": {"numbers_{code}": NUMBERS}} if self.numeric else {}),
+            **({"modules": {"numbers_${code}": NUMBERS}} if self.numeric else {}),
             "task": {
                 "dataset_path": "json",
-                "dataset_kwargs": {"data_files": "{files}"},
+                "dataset_kwargs": {"data_files": "${files}"},
                 "test_split": "test",
-                "num_fewshot": "{shots}",
+                "num_fewshot": "${shots}",
                 "doc_to_text": ROLE.sub(r"{{\1}}", self.prompt),
                 "doc_to_target": f"{{{{{answer[0]}}}}}",
                 **(self._generating(size["written"]) if self.generates else self._choosing),
                 "metadata": {"version": 1},
             },
         }
+
+    @cached_property
+    def _ask(self) -> Callable[[Document], str]:
+        return parse_template(self.prompt, "plain").render
 
     @property
     def _filter(self) -> str:
@@ -229,13 +231,13 @@ class Task:
     def _choosing(self) -> dict[str, Any]:
         metric = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
         return {"output_type": "multiple_choice", "metric_list": [metric],
-                "doc_to_choice": "{labels}" if self.labelled else "{{choices}}"}  # fmt: skip
+                "doc_to_choice": "${labels}" if self.labelled else "{{choices}}"}  # fmt: skip
 
     def _generating(self, tokens: int) -> dict[str, Any]:
         metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True,
                   "ignore_case": True}  # fmt: skip
         several = any("\n" in one["answer"] for one in self.complete)
-        number = {"function": "custom", "filter_fn": "!function numbers_{code}.numbers"}
+        number = {"function": "custom", "filter_fn": "!function numbers_${code}.numbers"}
         kept = number if self.numeric else {"function": "remove_whitespace"}
         until = ["\nQuestion:"] if several else ["\n"]
         return {

@@ -108,10 +108,6 @@ WRITTEN: set[Path] = set()
 """Task files that this process has written, or found as it would write them."""
 
 
-class Function(str):
-    """A function in a module beside the task's YAML: `module.name`."""
-
-
 class TaskFolder:
     """A folder of tasks that lm-eval reads with `--include_path`; created if missing."""
 
@@ -136,11 +132,18 @@ class TaskFolder:
         import yaml
 
         class Dumper(yaml.SafeDumper):
-            """Writes functions with lm-eval's tag."""
+            """Writes functions, such as `!function module.name`, with lm-eval's tag."""
 
-        Dumper.add_representer(
-            Function, lambda dumper, value: dumper.represent_scalar("!function", str(value))
-        )
+        def represent(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+            tag, _, name = value.partition("!function ")
+            marked = name and not tag
+            return (
+                dumper.represent_scalar("!function", name)
+                if marked
+                else dumper.represent_str(value)
+            )
+
+        Dumper.add_representer(str, represent)
         named = dict(config) if "group" in config else {"task": name, **config}
         text = yaml.dump(named, Dumper=Dumper, sort_keys=False, allow_unicode=True)
         self._write(f"{name}.yaml", text)

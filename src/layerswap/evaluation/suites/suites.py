@@ -2,7 +2,7 @@
 
 A new benchmark is one file, anywhere; docs/evaluation.md has a complete example.
 
-Placeholders are `{code}`, `{shots}`, `{files}`, `{labels}`, the keys of `variants`, and each of
+Placeholders are `${code}`, `${shots}`, `${files}`, `${labels}`, the keys of `variants`, and each of
 these with `_name` for the English name of a language. Benchmarks with rules of their own name
 Python functions: `rows` reads the data, `modules` gives the task its metrics and filters. As with
 lm-eval's own tasks, a file from somebody else can run code. Data files are looked for beside the
@@ -32,7 +32,6 @@ from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.folders import (
     VARIABLE,
     DataFolder,
-    Function,
     NotHereError,
     Rows,
     TaskFolder,
@@ -40,6 +39,7 @@ from layerswap.evaluation.suites.folders import (
     lm_eval_file,
 )
 from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
+from layerswap.ground.placeholders import fill
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import nearest, parse_yaml, read_text, validate
 from layerswap.reading.files import rows_of
@@ -48,8 +48,8 @@ DEVELOPMENT = "_dev"
 """Suffix of the task of a published development split."""
 WITH_EXEMPLARS = "with_exemplars"
 """Key of a task whose contents are written only if the split of the exemplars is."""
-PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
-"""A name in single braces; double braces are lm-eval's own."""
+PLACEHOLDER = re.compile(r"(?<!\{)\$?\{(\w+)\}(?!\})")
+"""A parameter; double braces are lm-eval's own. Files of earlier versions lack the dollar."""
 
 Metric = Annotated[
     tuple[str, str],
@@ -335,8 +335,8 @@ def write_benchmark(
     names: list[str] = []
     for variant in benchmark.variants:
         values: dict[str, Any] = {"code": code, "shots": shots, "labels": benchmark.labels}
-        values |= {key: fill(text, values) for key, text in variant.items()}
-        name = str(fill(benchmark.task_name, values))
+        values |= {key: filled(text, values) for key, text in variant.items()}
+        name = str(filled(benchmark.task_name, values))
         try:
             parts = _splits(benchmark, values, data, development)
         except LayerswapError:
@@ -350,7 +350,7 @@ def write_benchmark(
             _write_task(benchmark, name + suffix, splits, values, tasks)
             names.append(name + suffix)
         for module, text in benchmark.modules.items():
-            tasks.module(fill(module, values), fill(text, values))
+            tasks.module(filled(module, values), filled(text, values))
     return sorted(names, key=lambda name: name.endswith(DEVELOPMENT))
 
 
@@ -418,7 +418,7 @@ def suite_files(suite: str, language: str) -> list[Path]:
 
 def table_files(table: Data, code: str, split: str) -> list[str]:
     """List the names that the files of a table may have, the preferred first."""
-    return [str(fill(name, {"code": code, "split": split})) for name in table.files]
+    return [str(filled(name, {"code": code, "split": split})) for name in table.files]
 
 
 def _write_task(
@@ -440,7 +440,13 @@ def _write_task(
         members = {f"{name}_{part}": of for part, of in sorted(parts.items()) if of[scored]}
     for member, written in members.items():
         files = tasks.rows(member, written)
-        config = fill(benchmark.task, {**values, "files": files}, written=written)
+        given: dict[str, Any] = {}
+        for key, value in benchmark.task.items():
+            if key != WITH_EXEMPLARS:
+                given[key] = value
+            elif value["fewshot_split"] in written:
+                given |= value
+        config = filled(given, {**values, "files": files})
         if "include" in config:
             config["include"] = lm_eval_file(config["include"])
         tasks.task(member, config)
@@ -504,38 +510,14 @@ def _in_turns(rows: Rows, labels: list[str]) -> Rows:
     return [row for _, row in sorted(zip(turns, rows, strict=True), key=lambda pair: pair[0])]
 
 
-def fill(node: Any, values: Mapping[str, Any], written: Mapping[str, Rows] | None = None) -> Any:
-    """Fill the placeholders of plain data.
-
-    Text that is one placeholder becomes its value, such as a number or a list. Other unknown names
-    in braces stay. `!function` marks a function of a module, as in lm-eval. `written` are the
-    splits of the task, for `WITH_EXEMPLARS`.
-    """
-    if isinstance(node, str):
-        whole = PLACEHOLDER.fullmatch(node)
-        if whole and whole[1] in values:
-            return values[whole[1]]
-        text = PLACEHOLDER.sub(lambda match: _value(match, values), node)
-        marked = text.startswith("!function ")
-        return Function(text.removeprefix("!function ")) if marked else text
-    if isinstance(node, list):
-        filled: Any = [fill(item, values, written) for item in node]
-    elif isinstance(node, dict):
-        filled = {}
-        for key, value in node.items():
-            if key != WITH_EXEMPLARS:
-                filled[key] = fill(value, values, written)
-            elif value["fewshot_split"] in (written or ()):
-                filled |= value
-    else:
-        return node
-    # An unchanged part stays the same object, so that YAML's anchors are written as they were read.
-    return node if filled == node else filled
+def filled(node: Any, values: Mapping[str, Any]) -> Any:
+    """Fill the placeholders of plain data; other names in braces stay."""
+    return fill(node, PLACEHOLDER, lambda match: _value(match, values))
 
 
-def _value(match: re.Match[str], values: Mapping[str, Any]) -> str:
+def _value(match: re.Match[str], values: Mapping[str, Any]) -> Any:
     name, whole = match[1], match[0]
     if name in values:
-        return str(values[name])
+        return values[name]
     code = values.get(name.removesuffix("_name"))
     return whole if code is None or not name.endswith("_name") else language_name(code)

@@ -14,7 +14,7 @@ from typing import Any
 
 from layerswap.evaluation.languages import match, standard_tag
 from layerswap.evaluation.suites.folders import DataFolder
-from layerswap.evaluation.suites.suites import Benchmark, Data, fill, parts_of, table_files
+from layerswap.evaluation.suites.suites import Benchmark, Data, filled, parts_of, table_files
 from layerswap.ground.errors import RecipeError, error_context
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import nearest, validate
@@ -117,16 +117,16 @@ def templates(
             raise RecipeError(f"columns: no {name!r} in the data{nearest(name, [*columns])}")
     columns |= given
     values = {"labels": benchmark.labels, **({"code": code} if code else {})}
-    task = fill(benchmark.task, values)
+    task = filled(benchmark.task, values)
     prompt, target, choices = (task.get(f"doc_to_{key}") for key in ("text", "target", "choice"))
-    if type(prompt) is not str or len(benchmark.variants) > 1:
+    if not _is_text(prompt) or len(benchmark.variants) > 1:
         raise RecipeError(f"{benchmark.name} has no single prompt in its file; {_OWN}")
     if code is None and "{code" in prompt:
         raise RecipeError("the prompt names the language; give the source's language")
     texts: dict[str, str] = {"prompt": prompt}
     answers: dict[str, Any] = {}
     if "completion" not in source:
-        if type(target) is not str or (choices and choices != benchmark.labels):
+        if not _is_text(target) or (choices and choices != benchmark.labels):
             raise RecipeError(f"{benchmark.name} has no text of the answers; write completion")
         before = task.get("target_delimiter", " ")
         texts["completion"] = f"{before}{target}"
@@ -141,8 +141,12 @@ def templates(
         named = f"{numbers}[{label}] if {label} is integer else {label}"
         texts = {key: re.sub(r"\{\{\s*label\s*\}\}", f"{{{{ {named} }}}}", text)
                  for key, text in texts.items()}  # fmt: skip
-    filled = {key: _jinja(text, columns) for key, text in texts.items()}
-    return {"template": "jinja", **filled, **answers}
+    read = {key: _jinja(text, columns) for key, text in texts.items()}
+    return {"template": "jinja", **read, **answers}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not value.startswith("!function ")
 
 
 def _plain(text: str, columns: Mapping[str, str]) -> str | None:

@@ -28,6 +28,7 @@ from typing import Any
 import yaml
 
 from layerswap.ground.errors import DataError, RecipeError
+from layerswap.ground.placeholders import fill
 from layerswap.ground.yaml_file import KeyPath, nearest
 
 DatasetRow = Mapping[str, Any]
@@ -152,7 +153,11 @@ def fill_parameters(data: Any, lines: Lines, settings: Values, *, where: str) ->
             return data, lines
         values = _merge_settings(declared or {}, settings)
         mix = {key: value for key, value in data.items() if key != PARAMETERS}
-        return _fill(mix, values), {_fill(path, values): line for path, line in lines.items()}
+
+        def filled(node: Any) -> Any:
+            return fill(node, _PLACEHOLDER, lambda match: _value(match, values))
+
+        return filled(mix), {filled(path): line for path, line in lines.items()}
     except RecipeError as error:
         raise error.within(where) from None
 
@@ -183,20 +188,6 @@ def _like_default(value: Any, default: Any) -> Any:
         return yaml.safe_load(value)
     except yaml.YAMLError:
         return value
-
-
-def _fill(value: Any, values: Values) -> Any:
-    """Replace the placeholders in the keys and values of plain data."""
-    if isinstance(value, dict):
-        return {_fill(key, values): _fill(inner, values) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_fill(inner, values) for inner in value)
-    if not isinstance(value, str):
-        return value
-    whole = _PLACEHOLDER.fullmatch(value)
-    if whole and not whole[1]:
-        return _value(whole, values)
-    return _PLACEHOLDER.sub(lambda match: str(_value(match, values)), value)
 
 
 def _value(match: re.Match[str], values: Values) -> Any:
