@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from layerswap.cli import commands, output
 from layerswap.ground import system
@@ -104,7 +105,7 @@ def _version(asked: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Compose fine-tuned language models layer by layer: task in the middle, language outside."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from layerswap.cli import commands, options, output
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 app = commands.group("Ask speakers of a language: label a test, write answers, compare models.")
-Questions = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the questions.")]
-Count = Annotated[int, typer.Option(min=1, help="Number of texts or prompts, drawn at random.")]
-Seed = Annotated[int, typer.Option(help="Seed of the draw.")]
+Questions = Annotated[Path, Argument(metavar="FOLDER", help="Folder of the questions.")]
+Count = Annotated[int, Option(min=1, help="Number of texts or prompts, drawn at random.")]
+Seed = Annotated[int, Option(help="Seed of the draw.")]
 
 
 @commands.command(app)

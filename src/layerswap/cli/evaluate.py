@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from layerswap.cli import commands, options, output
 from layerswap.evaluation.suites import suite_names
@@ -66,9 +66,7 @@ class Asked(commands.OptionGroup):
     include: options.Include = None
     suite: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE.yaml", help=f"Suite or benchmark: {', '.join(suite_names())}."
-        ),
+        Option(metavar="NAME|FILE.yaml", help=f"Suite or benchmark: {', '.join(suite_names())}."),
     ] = None
     language: list[str] | None = None
     answer_language: str | None = None

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
 from typer import Option
 
 from layerswap.cli import commands, options, output
@@ -14,10 +13,10 @@ from layerswap.cli.study import Where
 
 app = commands.group("Work with the lab, the small multilingual world inside the package.")
 Target = Annotated[
-    str | None, typer.Option(show_default="the farthest", help="Target language of the lab.")
+    str | None, Option(show_default="the farthest", help="Target language of the lab.")
 ]
 Split = Annotated[
-    Literal["development", "test"], typer.Option(help="Split that the questions come from.")
+    Literal["development", "test"], Option(help="Split that the questions come from.")
 ]
 
 

@@ -16,9 +16,7 @@ from layerswap.ground.errors import RecipeError
 def new(
     name: Path,
     *,
-    base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help=f"Base: {options.CHECKPOINT}")
-    ] = None,
+    base: str | None = None,
     language: list[str] | None = None,
     text: str | None = None,
     parallel: tuple[str, str] | None = None,
@@ -41,6 +39,7 @@ def new(
 
     Options:
         name NAME: Folder to create.
+        base MODEL: Base: a folder or a Hub id (owner/name@revision).
         language CODE[:FILE]: Language, and its text. Repeatable.
         text FILE: Text in the first language, or a ready mix.
         parallel FILE FILE: Translated text, line by line: a file in the first language, a file in

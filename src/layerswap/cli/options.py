@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 EXPERTS, OUTPUT, MODELS = "Experts", "Output", "Models"
 """Panels of the help."""
-CHECKPOINT = "a folder or a Hub id (owner/name@revision)."
 
 _BASE = Option(
     metavar="MODEL", help="Checkpoint that the experts were fine-tuned from.",
@@ -24,7 +23,7 @@ _BASE = Option(
 _TASK_EXPERT, _LANGUAGE_EXPERT = (
     Option(
         f"--{kind}-expert", f"--{kind}", metavar="MODEL", rich_help_panel=EXPERTS,
-        help=f"{kind.capitalize()} expert: {CHECKPOINT}",
+        help=f"{kind.capitalize()} expert: a folder or a Hub id (owner/name@revision).",
     )
     for kind in ("task", "language")
 )  # fmt: skip

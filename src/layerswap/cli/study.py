@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
 from layerswap.cli import commands, output
 
@@ -25,21 +25,15 @@ WATCH = 2.0
 LARGE = 100.0
 """Disk of a study, GB, above which its plan lists ways to save disk."""
 app = commands.group("Run a whole experiment from one file.")
-StudyFile = Annotated[
-    str, typer.Argument(metavar="STUDY.yaml", help="Study file, or the name of a ready study.")
-]
-
 Where = Annotated[
     str | None,
-    typer.Option(
-        "--on", show_default="here", help="Executor: slurm, ray, or a Ray cluster's address."
-    ),
+    Option("--on", show_default="here", help="Executor: slurm, ray, or a Ray cluster's address."),
 ]
 
 
 @commands.command(app)
 def run(
-    study: StudyFile,
+    study: str,
     *,
     out: str,
     on: Where = None,
@@ -54,6 +48,7 @@ def run(
     Example: layerswap study run study.yaml --out study
 
     Options:
+        study STUDY.yaml: Study file, or the name of a ready study.
         out: Folder or fsspec URL of the study. Finished steps are kept.
         keep_checkpoints: Checkpoints to keep. (default: the study's)
         device DEVICE: Device to evaluate on: cpu, cuda, mps or xpu. (default: the study's)
