@@ -1,0 +1,195 @@
+"""What carries the language in the outer layers: attention, feed-forward, or both?
+
+    python -m research.outer evaluate TRAINED --data PUBLISHED --out OUT    # the test documents
+    python -m research.outer                                                # the tables
+    python -m research.outer lab                                            # the same on the lab
+
+Fixed before anything was evaluated: three task experts each of headlines and sentences, one
+language expert each of Swahili, Hausa and Yoruba (73,000 tokens), and the compositions of
+`recipes`. Nothing is chosen, so development documents are not asked. TRAINED holds the experts
+that `research.languages` trains (`task-1`, `sentences-1`, `sw-73k-1`, ...). The answers are
+recorded in `research/outer`, one character a document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import layerswap as ls
+from layerswap.compose import Zones, default_zones
+from layerswap.evaluation.statistics import Values, mean_interval, paired_difference
+from research.markdown import Table, per_cent, points, table
+
+RECORDED = Path(__file__).parent / "outer"
+LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "yo": "Yoruba"}
+TASKS = {"task": ("headlines", "masakhanews"), "sentences": ("sentences", "sib200")}
+SEEDS = (1, 2, 3)
+LAYERS = 18
+BOTH, ATTENTION, FEED_FORWARD = "default: attention and feed-forward", "attention", "feed-forward"
+SOUP, TASK, LANGUAGE = "plain average", "task expert", "language expert"
+PARTITION, EVEN = "partition C", "even split"
+
+
+def recipes(layers: int) -> dict[str, dict[str, Any]]:
+    """The compositions by name, as recipes without their experts."""
+    zones = default_zones(layers)
+    outer = [f"0-{zones.bottom - 1}", f"{layers - zones.top}-{layers - 1}"]
+    half, outside = layers // 2, {"outside": "task"}
+
+    def swap(found: Zones) -> dict[str, Any]:
+        return {"swap": {"bottom": found.bottom, "top": found.top, **outside}}
+
+    def one_role(role: str) -> dict[str, Any]:
+        places = [{"layers": where, "roles": [role], "take": "language"} for where in outer]
+        return {**swap(Zones(0, 0)), "places": places}
+
+    return {
+        BOTH: swap(zones),
+        ATTENTION: one_role("attention"),
+        FEED_FORWARD: one_role("mlp"),
+        **{f"bottom {bottom}": swap(Zones(bottom, zones.top)) for bottom in range(1, half + 1)},
+        PARTITION: {"partition": {"name": "C", **outside}},
+        EVEN: swap(Zones((half + 1) // 2, half // 2)),
+        SOUP: {"soup": {"experts": ["task", "language"]}},
+        TASK: swap(Zones(0, 0)),
+        LANGUAGE: swap(Zones(layers, 0)),
+    }
+
+
+def with_experts(recipe: Mapping[str, Any], task: Path, language: Path) -> dict[str, Any]:
+    return {"experts": {"task": str(task), "language": str(language)}, **recipe}
+
+
+def evaluate(trained: Path, published: Path, out: Path) -> None:
+    """Record every composition's answers to the test documents, where the experts are there."""
+    for task, (name, suite) in TASKS.items():
+        for code in LANGUAGES:
+            experts = [trained / f"{task}-{seed}" for seed in SEEDS]
+            language = trained / f"{code}-73k-1"
+            if not all((one / "config.json").is_file() for one in [*experts, language]):
+                print(f"{name}, {code}: not all experts are trained")
+                continue
+            record: dict[str, list[str]] = {}
+            for seed, expert in zip(SEEDS, experts, strict=True):
+                scores = asked(
+                    expert, language, suite, code, published, out / f"{name}-{code}-{seed}"
+                )
+                for model, right in scores.items():
+                    record.setdefault(model, []).append("".join("01"[int(one)] for one in right))
+            target = RECORDED / f"{name}-{code}.json"
+            target.write_text(json.dumps(record, indent=1) + "\n", "utf-8", newline="\n")
+
+
+def asked(
+    task: Path, language: Path, suite: str, code: str, published: Path, out: Path
+) -> dict[str, Values]:
+    """The right answers of every composition of a pair, by test document."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {}
+        for number, (name, recipe) in enumerate(recipes(LAYERS).items()):
+            path = Path(folder) / f"{number:02}.yaml"
+            path.write_text(yaml.safe_dump(with_experts(recipe, task, language)), "utf-8")
+            files[str(path)] = name
+        ls.evaluate([*files], suite=suite, language=code, data=published, out=out, log=print,
+                    dtype="float32", device="cpu")  # fmt: skip
+        import pandas as pd
+
+        rows = pd.read_parquet(out / "answers.parquet")
+    rows = rows[rows.main]
+    return {files[model]: by.sort_values("document").score.to_numpy()
+            for model, by in rows.groupby("model")}  # fmt: skip
+
+
+def recorded() -> Iterator[tuple[str, str, dict[str, Values]]]:
+    """Task, language, and every model's share of right answers over seeds, by document."""
+    for path in sorted(RECORDED.glob("*.json")):
+        name, _, code = path.stem.rpartition("-")
+        read = json.loads(path.read_text("utf-8"))
+        yield (
+            name,
+            code,
+            {
+                model: np.mean([[int(one) for one in right] for right in runs], axis=0)
+                for model, runs in read.items()
+            },
+        )
+
+
+def compared(found: Mapping[str, Values]) -> list[list[str]]:
+    """Every model's score, and its difference to the default."""
+    return [
+        [name, per_cent(mean_interval(values)),
+         "" if name == BOTH else points(paired_difference(values, found[BOTH]))]
+        for name, values in found.items()
+    ]  # fmt: skip
+
+
+def tables() -> dict[str, Table]:
+    """A table of each task, over the documents of all its languages."""
+    by_task: dict[str, list[dict[str, Values]]] = {}
+    for name, _, found in recorded():
+        by_task.setdefault(name, []).append(found)
+    head = ["language expert in the outer layers", "% correct", "minus the default"]
+    return {
+        name: table(
+            head, compared({one: np.concatenate([f[one] for f in found]) for one in found[0]})
+        )
+        for name, found in by_task.items()
+    }
+
+
+def lab(problems: int = 1000) -> Table:
+    """The compositions on every pair of the lab, with test problems of both languages."""
+    from layerswap.checkpoint.loading import load_tokenizer
+    from layerswap.compose.recipe import check_recipe
+    from layerswap.lab.assets import shipped
+    from layerswap.lab.scoring import questions, sweep_correct
+    from layerswap.merge import make_plan
+
+    world_lab = shipped()
+    tokenizer = load_tokenizer(world_lab.base)
+    every: dict[str, list[Values]] = {}
+    for code in world_lab.languages:
+        documents = questions("task_target", code, "test", problems, world=world_lab.world)
+        pairs = zip(world_lab.task_experts, world_lab.language_experts[code], strict=True)
+        for task, language in pairs:
+            layers = ls.swap(task=task, language=language).composition.layers
+            plans = [
+                make_plan(check_recipe(with_experts(recipe, task, language), where=name))
+                for name, recipe in recipes(layers).items()
+            ]
+            right = sweep_correct(ls.Sweep(plans), tokenizer, documents).astype(float)
+            for name, values in zip(recipes(layers), right, strict=True):
+                every.setdefault(name, []).append(values)
+    head = ["language expert in the outer layers", "% correct", "minus the default"]
+    return table(head, compared({name: np.concatenate(of) for name, of in every.items()}))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    asked = parser.add_subparsers(dest="asked")
+    of_gemma = asked.add_parser("evaluate")
+    of_gemma.add_argument("trained", type=Path, help="folder of the experts")
+    of_gemma.add_argument("--data", type=Path, required=True, help="folder of the published files")
+    of_gemma.add_argument("--out", type=Path, required=True, help="folder of the evaluations")
+    asked.add_parser("lab")
+    given = parser.parse_args(arguments)
+    if given.asked == "evaluate":
+        evaluate(given.trained, given.data, given.out)
+    elif given.asked == "lab":
+        print(lab())
+    else:
+        for name, found in tables().items():
+            print(f"{name}\n\n{found}\n")
+
+
+if __name__ == "__main__":
+    main()
