@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from layerswap.evaluation.statistics import Interval
@@ -32,9 +32,12 @@ class Table:
         rule = ["---"] * self.words + ["--:"] * (len(self.head) - self.words)
         return "\n".join([first, f"|{'|'.join(rule)}|", *rest])
 
-    def part(self, columns: Sequence[int], rows: str = "") -> Table:
-        """Some columns of the rows whose first cell begins with a text."""
-        kept = [row for row in self.rows if row[0].startswith(rows)]
+    def part(self, columns: Sequence[int], rows: str | Collection[str] = "") -> Table:
+        """Some columns of the rows whose first cell begins with a text, or is one of several."""
+        kept = [
+            row for row in self.rows
+            if (row[0].startswith(rows) if isinstance(rows, str) else row[0] in rows)
+        ]  # fmt: skip
         words = sum(column < self.words for column in columns)
         of = [[row[column] for column in columns] for row in (self.head, *kept)]
         return Table(of[0], of[1:], words)

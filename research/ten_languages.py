@@ -58,8 +58,8 @@ PARTIAL, PARTIAL_SWAP = "task expert, middle layers alone", "swap, middle layers
 MODELS = {
     SWAP: "swap, default",
     PARTIAL_SWAP: "swap, task expert trained in layers 3 to 16 alone",
-    "weighted soup, task 0.7": "soup, 0.7 of the task expert",
-    SOUP: "soup (plain average)",
+    "weighted soup, task 0.7": "average, 0.7 of the task expert",
+    SOUP: "plain average",
     "task arithmetic, scale 0.3": "task arithmetic, scale 0.3",
     "task arithmetic, scale 1.0": "task arithmetic, scale 1",
     "TIES, density 0.075": "TIES, density 0.075",
@@ -154,8 +154,8 @@ def languages_table() -> Table:
             cells.append(points(paired_difference(right(code, SWAP), right(code, other))))
             cells.append(f"{100 * (recall(code, SWAP) - recall(code, other)):+.1f}")
         rows.append([language, str(len(right(code, SWAP))), *cells])
-    head = ["", "n", "base", "task expert", "soup", "swap", "swap minus task expert", "balanced"]
-    return table([*head, "swap minus soup", "balanced"], rows)
+    head = ["", "n", "base", "task expert", "average", "swap", "swap minus task expert", "balanced"]
+    return table([*head, "swap minus average", "balanced"], rows)
 
 
 def signals() -> dict[str, list[float]]:
