@@ -122,10 +122,21 @@ SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
     "dose in short": ("dose-task", (1, 2, 3, 4, 5), "mean"),
     "dose of sentences in short": ("dose-sentences", (1, 2, 3, 4, 5), ""),
     "after in short": ("after", (0, 1, 3, 4, 6), ""),
-    "ten languages in short": ("ten languages", (0, 1, 2, 3, 4), frozenset({
-        "swap, default", "plain average", "TIES, density 0.075", MIDDLE_SWAP, "task expert", "base",
-        "language expert",
-    })),
+    "ten languages in short": (
+        "ten languages",
+        (0, 1, 2, 3, 4),
+        frozenset(
+            {
+                "swap, default",
+                "plain average",
+                "TIES, density 0.075",
+                MIDDLE_SWAP,
+                "task expert",
+                "base",
+                "language expert",
+            }
+        ),
+    ),
     "by language in short": ("by language", (0, 2, 3, 4, 5), ""),
     "means in short": ("means", (0, 1, 2, 3, 4), ""),
     "partial in short": ("partial", (0, 1, 3), ""),
