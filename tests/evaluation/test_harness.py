@@ -365,8 +365,6 @@ def test_chat_templates_that_fail_are_one_line(world):
     options = EvaluationSettings(apply_chat_template=True)
     refused = r"^the chat template cannot be applied \(System role not supported\)$"
     with pytest.raises(EvaluationError, match=refused):
-        options.prompt_ids(raising, "Habari?")
-    with pytest.raises(EvaluationError, match=refused):
         evaluate(
             sweep_of(world, bottoms=(1,), tops=(1,)), raising, ["maembe_generate"],
             include=[world["tasks"]], settings=options,
@@ -408,15 +406,6 @@ def test_a_template_that_refuses_the_system_role_is_reported(world):
             sweep_of(world, bottoms=(1,), tops=(1,)), tokenizer, ["maembe_choose"],
             include=[world["tasks"]], settings=settings,
         )  # fmt: skip
-
-
-def test_a_prompt_outside_of_a_task(world):
-    tokenizer = chat_tokenizer(world)
-    chat = PromptOptions(apply_chat_template=True, system_instruction="Jibu.")
-    text = tokenizer.decode(chat.prompt_ids(tokenizer, "Habari?"))
-    assert text == "<s>[system] Jibu.\n[user] Habari?\n[assistant]"
-    plain = PromptOptions(system_instruction="Jibu.").prompt_ids(tokenizer, "Habari?")
-    assert tokenizer.decode(plain) == "Jibu.\n\nHabari?"
 
 
 THINKING = (

@@ -10,13 +10,13 @@ import pytest
 from accessibility import AXE, open_browser, violations
 
 from layerswap.checkpoint.remote import TRAINING
-from layerswap.cli.tables import comparison_tables
 from layerswap.compose import Zones
 from layerswap.evaluation.statistics import disagreements
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, write_answers
 from layerswap.experiment.benchmarks import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.experiment.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
 from layerswap.experiment.runs import compare_runs
+from layerswap.experiment.tables import comparison_tables
 from layerswap.ground.commit import write_json
 from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report

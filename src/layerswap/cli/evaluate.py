@@ -30,6 +30,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     from layerswap.experiment import sweep_page as files
     from layerswap.experiment.spec import read_sweep
     from layerswap.experiment.sweeps import run_sweep
+    from layerswap.experiment.tables import balanced_table, results_table
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
@@ -42,8 +43,8 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
             result = run_sweep(checked, recipe, store=store, log=output.log)
             facts = files.write_result(result, folder)
     lines: list[object] = [
-        files.results_table(result),
-        *filter(None, [files.balanced_table(result)]),
+        results_table(result),
+        *filter(None, [balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result, folder),
         *(f"note: {line}" for line in (*result.identified, *result.lost_paths)),
@@ -110,9 +111,9 @@ def evaluate(
     """
     from functools import partial
 
-    from layerswap.cli.tables import evaluation_table
     from layerswap.evaluation.metrics import CALIBRATED
     from layerswap.experiment.evaluations import run_evaluation
+    from layerswap.experiment.tables import evaluation_table
 
     settings = evaluation.settings()
     asked.check()
@@ -154,8 +155,8 @@ def compare(
         model: Model to show, the reference first. Repeatable.
         to: Format of the table.
     """
-    from layerswap.cli.tables import comparison_tables
     from layerswap.experiment.runs import compare_runs
+    from layerswap.experiment.tables import comparison_tables
 
     compared = compare_runs(runs, models=model)
     lines: list[object] = [compared.disagreement, ""] if compared.disagreement else []

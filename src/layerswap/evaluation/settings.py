@@ -81,24 +81,6 @@ class PromptOptions(Extended):
         chosen.apply_chat_template = _guarded(chosen.apply_chat_template)
         return chosen
 
-    def prompt_ids(self, tokenizer: Any, prompt: str) -> list[int]:
-        """Tokenize a prompt outside a task; in a chat, it is the user's message.
-
-        The tokenizer is from `with_chat_template`.
-        """
-        if not self.apply_chat_template:
-            before = f"{self.system_instruction}\n\n" if self.system_instruction else ""
-            return list(tokenizer(before + prompt).input_ids)
-        turns = [{"role": "user", "content": prompt}]
-        if self.system_instruction:
-            turns.insert(0, {"role": "system", "content": self.system_instruction})
-        try:
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program, and raises anything
-            raise template_error(error) from None
-        # The template writes the special tokens itself.
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
-
 
 class EvaluationSettings(PromptOptions):
     """Settings of an evaluation.

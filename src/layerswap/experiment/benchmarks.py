@@ -34,13 +34,13 @@ from layerswap.experiment.compare import (
     split_documents,
 )
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
-from layerswap.report.tables import BALANCED, STAR, Difference, Number, Spread, Table, best_cells
+from layerswap.experiment.tables import by_label, models_table
+from layerswap.report.tables import STAR, Number, Spread, Table
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 BY_LABEL = "balanced by label"
 """Heading suffix of tables with balanced measures."""
-HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 RANKED = 5
 """Minimum number of results for ranks, and of languages for intervals over languages."""
 Scores = Mapping[Condition, Values]
@@ -341,12 +341,13 @@ class StudyResults:
     @cached_property
     def summary(self) -> Table:
         """Treatments down, every language and benchmark across, with intervals."""
-        scores = [found.over_pairs.intervals for found in self.benchmarks]
-        treatments = dict.fromkeys(one for by in scores for one in by if one != FLATTERED)
-        cells = [[str(one), *(by.get(one) for by in scores)] for one in treatments]
-        columns = [found.heading for found in self.benchmarks]
+        columns = {
+            found.heading: {one: score for one, score in found.over_pairs.intervals.items()
+                            if one != FLATTERED}
+            for found in self.benchmarks
+        }  # fmt: skip
         caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
-        return Table(["treatment", *columns], cells, caption=caption, bold=best_cells(cells))
+        return models_table(columns, first="treatment", caption=caption)
 
     def _tables(self) -> Iterator[tuple[str, Table]]:
         for benchmark, same in self.by_benchmark.items():
@@ -425,12 +426,15 @@ def _written(found: BenchmarkResult, folder: Path) -> Table | None:
     metrics = [one for one in (ANSWER, REASONING) if any(key[1] == one for key in shares)]
     if not metrics:
         return None
-    rows: list[list[Any]] = [
-        [str(one), *(np.mean(v) if (v := shares.get((one, m))) else None for m in metrics)]
-        for one in dict.fromkeys(one for one, _ in shares)
-    ]
+    columns = {
+        metric.partition("_")[0]: {
+            one: float(np.mean(shares[one, metric])) if (one, metric) in shares else None
+            for one in dict.fromkeys(one for one, _ in shares)
+        }
+        for metric in metrics
+    }
     caption = "Per cent of the letters, mean over pairs and all documents with enough of them."
-    return Table(["treatment", *(m.partition("_")[0] for m in metrics)], rows, caption=caption)
+    return models_table(columns, first="treatment", bold=False, caption=caption)
 
 
 def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores]:
@@ -502,20 +506,21 @@ def _grid_table(found: BenchmarkResult) -> Table:
 def _in_other_languages(other: OtherLanguagesResult) -> Table:
     """Treatments down, languages across, and their mean (paper 1, tables 2 and 5)."""
     languages = list(dict.fromkeys(name for row in other.rows.values() for name in row))
-    own = None if other.own is None else other.own.over_pairs.intervals
-    cells: list[list[Any]] = []
-    for one, row in other.rows.items():
-        scores = [row.get(language) for language in languages]
-        if own is not None:
-            scores = [own.get(one), *scores]
-        means = [score.mean for score in scores if score is not None]
-        cells.append([str(one), *scores, sum(means) / len(means)])
-    columns = ["treatment", *([other.language] if own is not None else []), *languages, "mean"]
-    caption = (
-        f"{other.benchmark}: mean over pairs, with its 95% bootstrap interval; per cent. The "
-        "compositions are those that were chosen in the language's own documents."
-    )
-    return Table(columns, cells, caption=_honest(caption, other.rows))
+    own = {} if other.own is None else {other.language: other.own.over_pairs.intervals}
+    columns: dict[str, dict[Condition, Any]] = {
+        language: {one: by.get(one) for one in other.rows}
+        for language, by in {
+            **own, **{name: {one: row[name] for one, row in other.rows.items() if name in row}
+                      for name in languages},
+        }.items()
+    }  # fmt: skip
+    means = {one: [by[one].mean for by in columns.values() if by[one]] for one in other.rows}
+    return models_table(
+        {**columns, "mean": {one: sum(known) / len(known) for one, known in means.items()}},
+        first="treatment", bold=False,
+        caption=f"{other.benchmark}: mean over pairs, with its 95% bootstrap interval; per cent. "
+        "The compositions are those that were chosen in the language's own documents.",
+    )  # fmt: skip
 
 
 def over_languages(
@@ -547,13 +552,6 @@ def over_languages(
 def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
     treatments = list(dict.fromkeys(one for by in found for one in by.over_pairs.scores))
-    references = _references(treatments)
-    cells: list[list[Any]] = [
-        [str(one), *(_with_extremes(by, one) for by in found), over_languages(found, one),
-         *("" if one == reference else Difference(over_languages(found, one, reference))
-           for reference in references)]
-        for one in treatments
-    ]  # fmt: skip
     several = any(len(by.pairs) > 1 for by in found)
     spread = ", with the lowest and the highest pair in brackets" if several else ""
     student = len(found) >= RANKED
@@ -562,11 +560,18 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
         f"{benchmark}: mean over pairs{spread}; per cent. The mean over languages has paired "
         f"differences and a 95% {kind}. {STAR}"
     )
-    columns = ["treatment", *(by.language for by in found), "mean",
-               *(f"minus {one}" for one in references)]  # fmt: skip
-    return Table(
-        columns, cells, caption=_honest(caption, treatments), bold=_best(cells, treatments)
-    )
+    spreads = {
+        by.language: {one: Spread(score.mean, *by.extremes[one])
+                      for one, score in by.over_pairs.intervals.items()}
+        for by in found
+    }  # fmt: skip
+    return models_table(
+        {**spreads, "mean": {one: over_languages(found, one) for one in treatments}},
+        {f"minus {reference}": {one: over_languages(found, one, reference)
+                                for one in treatments if one != reference}
+         for reference in _references(treatments)},
+        first="treatment", caption=caption,
+    )  # fmt: skip
 
 
 def _references(treatments: Collection[Condition]) -> list[Condition]:
@@ -574,61 +579,35 @@ def _references(treatments: Collection[Condition]) -> list[Condition]:
     return [one for one in (DEFAULT, CHOSEN) if one in treatments]
 
 
-def _with_extremes(found: BenchmarkResult, one: Condition) -> Spread | None:
-    if one not in found.over_pairs.scores:
-        return None
-    return Spread(found.over_pairs.intervals[one].mean, *found.extremes[one])
-
-
 def _in_detail(found: BenchmarkResult) -> Table:
     """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
-    intervals = found.over_pairs.intervals
-    references = _references(intervals)
-    several = len(found.pairs) > 1
-    columns = ["treatment", "score, %", *(["lowest pair", "highest pair"] if several else []),
-               *(f"minus {one}" for one in references)]  # fmt: skip
-    cells: list[list[Any]] = [
-        [str(one), score, *(found.extremes[one] if several else ()),
-         *(Difference(found.over_pairs.against(reference).get(one))
-           for reference in references)]
-        for one, score in intervals.items()
-    ]  # fmt: skip
-    caption = (
-        f"{found.heading}: {len(found.test)} documents, mean over "
-        f"{_pairs(found)} with its 95% bootstrap interval over documents, and paired differences. "
-        f"{STAR} >: selected. {found.chosen_on}"
-    )
-    names = list(intervals)
-    return Table(
-        columns, cells, caption=_honest(caption, names), bold=_best(cells, names),
-        highlight=names.index(found.selected) if found.selected in names else None,
+    result, columns = found.over_pairs, dict[str, Any]()
+    if len(found.pairs) > 1:
+        for i, heading in enumerate(("lowest pair", "highest pair")):
+            columns[heading] = {one: both[i] for one, both in found.extremes.items()}
+    return models_table(
+        {"score, %": result.intervals, **columns},
+        {f"minus {one}": result.against(one) for one in _references(result.scores)},
+        first="treatment", selected=found.selected,
+        caption=f"{found.heading}: {len(found.test)} documents, mean over {_pairs(found)} with its "
+        f"95% bootstrap interval over documents, and paired differences. {STAR} >: selected. "
+        f"{found.chosen_on}",
     )  # fmt: skip
 
 
 def _balanced_table(found: BenchmarkResult) -> Table:
     """Treatments down: balanced accuracy, macro-F1, and the former against both swaps."""
     classified = found.over_pairs.classified
-    references = _references(classified)
-    cells: list[list[Any]] = [
-        [str(one), *vars(answers.balanced).values(),
-         *("" if one == reference else
-           Difference(answers.minus(classified[reference]).balanced_accuracy)
-           for reference in references)]
-        for one, answers in classified.items()
-    ]  # fmt: skip
-    columns = ["treatment", *(f"{name}, %" for name in BALANCED),
-               *(f"{BALANCED[0]} minus {one}" for one in references)]  # fmt: skip
-    caption = (
-        f"{found.heading}: mean recall and mean F1 over labels, mean over {_pairs(found)}, with "
-        f"95% bootstrap intervals and paired differences. {STAR} Nothing is chosen by them."
-    )
-    names = list(classified)
-    return Table(columns, cells, caption=_honest(caption, names), bold=_best(cells, names))
-
-
-def _best(cells: Sequence[Sequence[Any]], treatments: Sequence[Condition]) -> set[tuple[int, int]]:
-    """The best score of each column, but for the flattered one."""
-    return best_cells(cells, [i for i, one in enumerate(treatments) if one == FLATTERED])
+    return models_table(
+        by_label({one: answers.balanced for one, answers in classified.items()}, "{}, %"),
+        {f"balanced accuracy minus {reference}": {
+            one: answers.minus(classified[reference]).balanced_accuracy
+            for one, answers in classified.items() if one != reference
+        } for reference in _references(classified)},
+        first="treatment",
+        caption=f"{found.heading}: mean recall and mean F1 over labels, mean over {_pairs(found)}, "
+        f"with 95% bootstrap intervals and paired differences. {STAR} Nothing is chosen by them.",
+    )  # fmt: skip
 
 
 def _rank_table(ranked: Friedman) -> Table:
@@ -645,7 +624,3 @@ def _rank_table(ranked: Friedman) -> Table:
 
 def _pairs(found: BenchmarkResult) -> str:
     return "one pair" if len(found.pairs) == 1 else f"{len(found.pairs)} pairs"
-
-
-def _honest(caption: str, treatments: Collection[Condition]) -> str:
-    return f"{caption} {HONEST}" if FLATTERED in treatments else caption

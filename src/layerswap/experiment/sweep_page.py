@@ -27,6 +27,7 @@ from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.old_files import remove_old
 from layerswap.experiment.spec import SweepSettings
 from layerswap.experiment.sweeps import SweepResult, sweep_plans
+from layerswap.experiment.tables import balanced_table, results_table
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
@@ -35,16 +36,7 @@ from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
 from layerswap.report.drawing import Drawing
 from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
 from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
-from layerswap.report.tables import (
-    BALANCED,
-    STAR,
-    Difference,
-    Table,
-    balanced_differences,
-    best_cells,
-    interval_words,
-    unit_of,
-)
+from layerswap.report.tables import Table, interval_words, unit_of
 from layerswap.versions import __version__
 
 ANSWERS = "answers.sqlite"
@@ -172,44 +164,6 @@ def _sources(board: SweepResult) -> list[Section]:
             table=Table(("draw", "score", "sources"), cells, unit=""),
         ),
     ]
-
-
-def results_table(board: SweepResult) -> Table:
-    """All models on the test split, with the selected one minus each."""
-    task, metric, name = board.measure
-    unit = unit_of(metric)
-    rows: list[list[Any]] = [
-        [str(model), value, Difference(board.differences.get(model), unit)]
-        for model, value in board.intervals.items()
-    ]
-    caption = (
-        f"{task}, {name}: {board.intervals[CHOSEN].n} test documents; 95% bootstrap "
-        f"intervals, paired differences. {STAR} >: selected."
-    )
-    heading = f"{metric}, {unit}" if unit else metric
-    return Table(
-        ["model", heading, "selected minus it"], rows, caption, unit=unit, bold=best_cells(rows),
-        highlight=list(board.intervals).index(board.selected),
-    )  # fmt: skip
-
-
-def balanced_table(board: SweepResult) -> Table | None:
-    """The balanced measures of all models on the test split; None if the task has no labels."""
-    if not board.classified:
-        return None
-    differences = board.balanced_differences
-    rows: list[list[Any]] = [
-        [str(one), *vars(answers.balanced).values(),
-         *balanced_differences(differences.get(one))]
-        for one, answers in board.classified.items()
-    ]  # fmt: skip
-    caption = (
-        "Every label has the same weight: mean recall and mean F1 over labels, with 95% bootstrap "
-        f"intervals and paired differences. {STAR} Nothing is chosen by them."
-    )
-    columns = [f"{name}, %" for name in BALANCED]
-    differ = [f"selected minus it, {name}" for name in BALANCED]
-    return Table(["model", *columns, *differ], rows, caption, bold=best_cells(rows))
 
 
 def lead(board: SweepResult, folder: Path | None = None) -> str:

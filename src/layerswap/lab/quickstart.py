@@ -33,6 +33,7 @@ from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.spec import Grid
 from layerswap.experiment.sweep_page import result_sections, surpassing, write_above
 from layerswap.experiment.sweeps import SweepResult, run_experiment
+from layerswap.experiment.tables import models_table
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import Advance, Bars, Log
 from layerswap.lab.assets import Lab, shipped
@@ -52,7 +53,7 @@ from layerswap.merge import Plan, make_plan
 from layerswap.merge.metadata import command_lines, uses
 from layerswap.report import Report, Section, Table, draw_stack, write_report
 from layerswap.report.delta_map import map_panel
-from layerswap.report.tables import best_cells, contrasts
+from layerswap.report.tables import contrasts
 from layerswap.versions import __version__, versions
 
 RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
@@ -284,18 +285,13 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
 
 def measures_table(outcome: Outcome) -> Table:
     """All models on the test split, by measure."""
-    tests, models = outcome.tests, list(outcome.scores)
-    rows: list[list[Any]] = [
-        [str(model), *(test.intervals[model] for test in tests.values())] for model in models
-    ]
-    caption = (
-        f"% right of {outcome.intervals[CHOSEN].n:,} test questions each, with 95% bootstrap "
-        "intervals; >: selected"
+    names = measure_names(outcome.language)
+    return models_table(
+        {names[measure]: test.intervals for measure, test in outcome.tests.items()},
+        selected=outcome.selected,
+        caption=f"% right of {outcome.intervals[CHOSEN].n:,} test questions each, with 95% "
+        "bootstrap intervals; >: selected",
     )
-    return Table(
-        ("model", *measure_names(outcome.language).values()), rows, caption, bold=best_cells(rows),
-        highlight=models.index(outcome.selected),
-    )  # fmt: skip
 
 
 def _name(outcome: Outcome, article: str) -> str:

@@ -21,7 +21,7 @@ from rich.cells import cell_len, chop_cells
 from layerswap.ground.errors import visible
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.statistics import Balanced, Interval
+    from layerswap.evaluation.statistics import Interval
 
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -56,8 +56,6 @@ def interval_words(interval: Interval, unit: str = "%") -> str:
 
 STAR = "*: the interval of the difference excludes zero."
 """The legend of `Difference`."""
-BALANCED = ("balanced accuracy", "macro-F1")
-"""Headings of the measures in which every label has the same weight."""
 
 
 def range_words(low: str, high: str) -> str:
@@ -181,12 +179,6 @@ def _with_interval(cell: Interval, unit: str) -> Words:
     mean, low, high = (score(value, unit) for value in (cell.mean, cell.low, cell.high))
     between = " to " if MINUS in low + high else ", "
     return Words(mean, f"[{low}{between}{high}]", low, high)
-
-
-def balanced_differences(differences: Balanced | None) -> list[Difference]:
-    """The differences of balanced accuracy and macro-F1."""
-    both = [None, None] if differences is None else vars(differences).values()
-    return [Difference(apart) for apart in both]
 
 
 def best_cells(rows: Sequence[Sequence[Any]], leave: Collection[int] = ()) -> set[tuple[int, int]]:
