@@ -24,7 +24,7 @@ from layerswap.report.tables import words_of
 from layerswap.study.evaluating import EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StudyJournal
 from layerswap.study.kinds import run_study_step
-from layerswap.study.report import FinishedSteps, both_differences, surpassing, verdict
+from layerswap.study.report import FinishedSteps, both_differences, study_surpassing, verdict
 from layerswap.study.runner import run_graph
 from layerswap.study.spec import Benchmarks
 from layerswap.study.steps import Graph
@@ -59,10 +59,12 @@ def test_the_verdict_is_one_sentence():
 def test_models_above_the_selected_swap_are_named():
     level, below = result("sw"), result("ha", better=-0.5)
     root = Path("study")
-    assert surpassing([level], root) == surpassing([result("sw", better=0.5)], root) == ""
-    assert surpassing([level, below], root) == (
-        "Models above the selected model: maths, ha (task expert). "
-        "layerswap study merge study --model 'task expert' writes that model."
+    assert study_surpassing([level], root) == ""
+    assert study_surpassing([result("sw", better=0.5)], root) == ""
+    assert study_surpassing([level, below], root) == (
+        "On the test documents of maths, ha, models are clearly above the selected one: task "
+        "expert (75.0 [63.3, 85.0]%). "
+        "layerswap study merge study --model 'task expert' writes the task expert."
     )
 
 

@@ -107,7 +107,7 @@ def run_file(
     from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
     from layerswap.study.kinds import step_functions
-    from layerswap.study.report import BEST, FinishedSteps, surpassing, write_study_report
+    from layerswap.study.report import BEST, FinishedSteps, study_surpassing, write_study_report
     from layerswap.study.runner import run_graph
     from layerswap.versions import need_extras
 
@@ -156,7 +156,7 @@ def run_file(
     for lost in study.notes():
         output.say(f"note: {lost}")
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
-    if above := surpassing(study.results.benchmarks, root):
+    if above := study_surpassing(study.results.benchmarks, root):
         output.say(above)
     if study.settings.merge:
         _merge(root)

@@ -34,13 +34,12 @@ from layerswap.experiment.compare import (
     split_documents,
 )
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
+from layerswap.experiment.sections import BY_LABEL
 from layerswap.experiment.tables import by_label, models_table
 from layerswap.report.tables import STAR, Number, Spread, Table
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
-BY_LABEL = "balanced by label"
-"""Heading suffix of tables with balanced measures."""
 RANKED = 5
 """Minimum number of results for ranks, and of languages for intervals over languages."""
 Scores = Mapping[Condition, Values]

@@ -127,11 +127,18 @@ class TestResult:
         del others[self.selected]
         return {one: paired_difference(first, values) for one, values in others.items()}
 
+    @cached_property
+    def by_sign(self) -> dict[int, list[Condition]]:
+        """Other models, best first: 1 clearly below the selected one, -1 above, 0 neither."""
+        others = sorted(self.differences, key=lambda one: -self.intervals[one].mean)
+        return {sign: [one for one in others
+                       if one != FLATTERED and self.differences[one].sign == sign]
+                for sign in (1, -1, 0)}  # fmt: skip
+
     @property
     def above(self) -> list[Condition]:
         """Models that the test documents show clearly above the selected one, best first."""
-        others = [one for one, gap in self.differences.items() if gap.high < 0 and one != FLATTERED]
-        return sorted(others, key=lambda one: -self.intervals[one].mean)
+        return self.by_sign[-1]
 
     @cached_property
     def balanced_differences(self) -> dict[Condition, Balanced]:

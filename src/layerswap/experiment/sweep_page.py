@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any
 
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.statistics import Interval
-from layerswap.experiment.answers import ANSWERS_TABLE, Answer, fraction, write_answers
+from layerswap.experiment.answers import ANSWERS_TABLE, write_answers
 from layerswap.experiment.candidates import Sources
 from layerswap.experiment.conditions import (
     CHOSEN,
@@ -25,6 +24,13 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.old_files import remove_old
+from layerswap.experiment.sections import (
+    grid_sections,
+    score_sections,
+    scored,
+    side_by_side,
+    surpassing,
+)
 from layerswap.experiment.spec import SweepSettings
 from layerswap.experiment.sweeps import SweepResult, sweep_plans
 from layerswap.experiment.tables import balanced_table, results_table
@@ -32,18 +38,12 @@ from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
 from layerswap.merge import Plan, make_plan
-from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
-from layerswap.report.drawing import Drawing
-from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
-from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
-from layerswap.report.tables import Table, interval_words, unit_of
+from layerswap.report.page import Report, Section, write_report
+from layerswap.report.stack import draw_stack
+from layerswap.report.tables import Table, unit_of
 from layerswap.versions import __version__
 
 ANSWERS = "answers.sqlite"
-SHOWN = 300
-"""Most documents whose answers are shown together."""
-RIGHT = 0.5
-"""Score above which an answer counts as right."""
 TOP = 20
 """Draws that a report lists."""
 SUMMARY, RECIPE, PAGE = "board.json", "best.yaml", "report.html"
@@ -125,7 +125,19 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
 
 def result_sections(board: SweepResult) -> list[Section]:
     """The test documents, the compositions on the development documents, and the answers."""
-    return [*_contest(board), *_front(board), *_maps(board), *_sources(board), *_answers(board)]
+    metric, chosen = board.measure[1], board.chosen
+    default = Condition("swap", zones=board.default, outside=chosen.outside if chosen else "")
+    tests = score_sections(
+        "On the test split", board, results_table(board), balanced_table(board), measure=metric,
+        unit=unit_of(metric), note="The selected model was selected on other documents than these.",
+    )  # fmt: skip
+    maps = grid_sections(
+        "The grid",
+        "Layers from the language expert at the bottom and at the top, against the mean score on "
+        "the development split.",
+        board.development, best=chosen, default=default, unit="",
+    )  # fmt: skip
+    return [*tests, *_front(board), *maps, *_sources(board), *_answers(board)]
 
 
 def _draws(board: SweepResult) -> dict[Condition, Sources]:
@@ -174,25 +186,19 @@ def lead(board: SweepResult, folder: Path | None = None) -> str:
         f"The selected model is {names.get(board.selected, f'the {board.selected}')}, the best of "
         f"{len(board.development) + len(board.competed) - 1} on the development documents. On "
         f"{score.n} other documents, {' '.join(board.measure[:2])} is "
-        f"{_scored(score, board.measure[1])}."
+        f"{scored(score, unit_of(board.measure[1]))}."
     )
-    return " ".join(filter(None, [surpassing(board, folder), selected]))
+    return " ".join(filter(None, [sweep_surpassing(board, folder), selected]))
 
 
-def surpassing(board: SweepResult, folder: Path | None = None) -> str:
-    """List the models clearly above the selected one on the test documents; empty without any.
-
-    With the folder of `write_above`, the command that writes the first of them.
-    """
-    if not board.above:
-        return ""
-    names = "; ".join(f"{one} ({_scored(board.intervals[one], board.measure[1])})"
-                      for one in board.above)  # fmt: skip
-    text = f"On the test documents, models are clearly above the selected one: {names}."
-    if folder is None or _written(board) is None:
-        return text
-    command = ["layerswap", "merge", str(folder / ABOVE), "--out", "merged"]
-    return f"{text} {shlex.join(command)} writes the {_written(board)}."
+def sweep_surpassing(board: SweepResult, folder: Path | None = None) -> str:
+    """List the models above the selected one; with the folder of `write_above`, the command."""
+    written = _written(board)
+    command = ["layerswap", "merge", str(folder / ABOVE), "--out", "merged"] if folder else []
+    return surpassing(
+        {"": board}, unit=unit_of(board.measure[1]), written=written,
+        command=command if written else (),
+    )  # fmt: skip
 
 
 def _written(board: SweepResult) -> Condition | None:
@@ -213,23 +219,6 @@ def write_recipe(plan: Plan, path: Path) -> None:
 
     data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
     path.write_bytes(yaml.safe_dump(data, sort_keys=False).encode())
-
-
-def _scored(score: Interval, metric: str) -> str:
-    unit = unit_of(metric)
-    return interval_words(score, unit) + ("%" if unit else "")
-
-
-def _contest(board: SweepResult) -> list[Section]:
-    """The conditions on the test split."""
-    note = "The selected model was selected on other documents than these."
-    figure = draw_intervals(
-        [(str(one), interval) for one, interval in board.intervals.items()],
-        measure=board.measure[1], unit=unit_of(board.measure[1]), highlight=str(board.selected),
-    )  # fmt: skip
-    sections = [Section("On the test split", figure=figure, table=results_table(board), note=note)]
-    balanced = balanced_table(board)
-    return [*sections, *([Section("Balanced by label", table=balanced)] if balanced else [])]
 
 
 def _front(board: SweepResult) -> list[Section]:
@@ -276,93 +265,11 @@ def _answers(board: SweepResult) -> list[Section]:
     return [Section("Answers side by side", text, answers=answers)] if answers else []
 
 
-def _maps(board: SweepResult) -> list[Section]:
-    """A heat map over bottom and top for each choice of transitions and of the outside."""
-    chosen = board.chosen
-    default = Condition("swap", zones=board.default, outside=chosen.outside if chosen else "")
-    drawn = draw_grid(board.development, best=chosen, default=default, unit="")
-    text = (
-        "Layers from the language expert at the bottom and at the top, against the mean score on "
-        "the development split."
-    )
-    if chosen and chosen.zones and not chosen.zones.top:
-        text += f" {NOTHING_ON_TOP}"
-    return [
-        Section(", ".join(filter(None, ["The grid", words])), text, figure=figure)
-        for words, figure in drawn.items()
-    ]
-
-
 def _zones_in_words(chosen: Condition | None) -> str:
     """A chosen composition in words, such as `bottom 5, top 2, outside task`."""
     if chosen is None or chosen.zones is None:
         return str(chosen)
     return f"{chosen.zones}, outside {chosen.outside}" if chosen.outside else str(chosen.zones)
-
-
-def side_by_side(
-    models: Mapping[str, str], answers: Iterable[Answer], documents: Iterable[tuple[str, int]]
-) -> Answers | None:
-    """The answers of models to the documents that all have answered, at most `SHOWN`.
-
-    Args:
-        models: headings, with the names of the models in `answers`.
-        answers: under one measure; with a score above `RIGHT` an answer counts as right.
-        documents: task and position of each document.
-    """
-    answered = {(one.model, one.task, one.document): one for one in answers}
-    shown = []
-    for task, document in documents:
-        keys = [(model, task, document) for model in models.values()]
-        if answered.keys() >= set(keys):
-            rows = [answered[key] for key in keys]
-            shown.append(ShownAnswer(
-                task, document, rows[0].question, rows[0].target,
-                tuple(one.answer for one in rows), tuple(fraction(one) > RIGHT for one in rows),
-            ))  # fmt: skip
-    return Answers(list(models), shown[:SHOWN]) if shown else None
-
-
-def draw_grid(
-    scores: Mapping[Condition, float],
-    *,
-    best: Condition | None,
-    default: Condition | None = None,
-    unit: str = "%",
-) -> dict[str, Drawing]:
-    """Draw heat maps over bottom and top layers, with one colour scale.
-
-    Conditions without zones are left out. Each drawing has a label for the other settings, such as
-    `transitions 1 and 0, outside blend`.
-    """
-    maps: dict[tuple[int, int, str], dict[GridCell, float]] = {}
-    for swap, value in scores.items():
-        if placed := _placed(swap):
-            maps.setdefault(placed[0], {})[placed[1]] = value
-    limits = (min(scores.values()), max(scores.values())) if maps else None
-    several = len({key[:2] for key in maps}) > 1
-    drawn = {}
-    for key, values in maps.items():
-        bottom, top, outside = key
-        words = [f"transitions {bottom} and {top}"] if several else []
-        words += [f"outside {outside}"] if outside else []
-        cells = [
-            placed[1] if (placed := _placed(swap)) and placed[0] == key else None
-            for swap in (best, default)
-        ]
-        drawn[", ".join(words)] = draw_heat_map(
-            values, row_label="bottom layers", column_label="top layers", best=cells[0],
-            default=cells[1], unit=unit, limits=limits,
-        )  # fmt: skip
-    return drawn
-
-
-def _placed(swap: Condition | None) -> tuple[tuple[int, int, str], GridCell] | None:
-    """The map of a swap, and its cell in it; None without zones."""
-    if swap is None or swap.zones is None:
-        return None
-    zones = swap.zones
-    return (zones.bottom_transition, zones.top_transition, swap.outside), (zones.bottom, zones.top)
 
 
 Composed = Plan | Recipe | PathLike

@@ -31,7 +31,7 @@ from layerswap.experiment.conditions import (
 from layerswap.experiment.documents import Answered, Split
 from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.spec import Grid
-from layerswap.experiment.sweep_page import result_sections, surpassing, write_above
+from layerswap.experiment.sweep_page import result_sections, sweep_surpassing, write_above
 from layerswap.experiment.sweeps import SweepResult, run_experiment
 from layerswap.experiment.tables import models_table
 from layerswap.ground.commit import write_json
@@ -302,7 +302,7 @@ def _name(outcome: Outcome, article: str) -> str:
 def _lead(outcome: Outcome, folder: Path | None) -> str:
     scores = outcome.intervals
     best, zones = scores[outcome.selected], outcome.zones
-    above = surpassing(outcome, folder)
+    above = sweep_surpassing(outcome, folder)
     apart = {str(model): gap for model, gap in outcome.against(outcome.selected).items()}
     return (
         f"{above}{above and ' '}"

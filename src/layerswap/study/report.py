@@ -22,7 +22,6 @@ from layerswap.evaluation.statistics import Interval, disagreements
 from layerswap.experiment.answers import RESULTS as MODEL_RESULTS
 from layerswap.experiment.answers import lost_paths, read_answers
 from layerswap.experiment.benchmarks import (
-    BY_LABEL,
     RESULTS,
     BenchmarkResult,
     StudyResults,
@@ -39,7 +38,14 @@ from layerswap.experiment.conditions import (
     TASK_EXPERT,
     Condition,
 )
-from layerswap.experiment.sweep_page import draw_grid, side_by_side
+from layerswap.experiment.sections import (
+    BY_LABEL,
+    grid_sections,
+    score_sections,
+    scored,
+    side_by_side,
+    surpassing,
+)
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
@@ -48,8 +54,8 @@ from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
 from layerswap.report.delta_map import draw_maps, map_of, map_panel
 from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, write_report
-from layerswap.report.stack import NOTHING_ON_TOP, draw_stack
-from layerswap.report.tables import Number, Table, interval_words, slug, write_tables
+from layerswap.report.stack import draw_stack
+from layerswap.report.tables import Number, Table, slug, write_tables
 from layerswap.report.votes import read_judgements, vote_tables
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import IDENTIFIED, MAP_FOLDER, EvaluateStep, TablesStep
@@ -154,7 +160,7 @@ class FinishedSteps:
         """The content of the page."""
         left = [step.name for step in self.journal.graph if step.name not in self.records]
         lead = [
-            surpassing(self.results.benchmarks, self.journal.root),
+            study_surpassing(self.results.benchmarks, self.journal.root),
             disagreements(both_differences(self.results.benchmarks)),
             verdict(self.results.benchmarks),
             self.settings.description,
@@ -319,8 +325,7 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
     first = {found.language: found for found in reversed(results.benchmarks)}
     for language, found in first.items():
         recipe = dict(_recipes(journal, language))[found.best]
-        score = interval_words(found.best_score)
-        head = f"# {found.benchmark} in {language}, {found.best}: {score}%\n"
+        head = f"# {found.benchmark} in {language}, {found.best}: {scored(found.best_score)}\n"
         text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
         (folder / f"{language}.yaml").write_bytes((head + text).encode())
 
@@ -431,18 +436,12 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
     )
 
 
-def surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
-    """List the models above the selected model in each result, and how to write the first.
-
-    Empty text without such models.
-    """
-    found = {result.heading: _by_sign(result)[-1] for result in results}
-    parts = [f"{heading} ({'; '.join(names)})" for heading, names in found.items() if names]
-    if not parts:
-        return ""
-    other = next(name for names in found.values() for name in names)
-    command = shlex.join(["layerswap", "study", "merge", str(root), "--model", other])
-    return f"Models above the selected model: {', '.join(parts)}. {command} writes that model."
+def study_surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
+    """List the models above the selected model in each result, and how to write the first."""
+    found = {result.heading: result.over_pairs for result in results}
+    best = next((one for result in found.values() for one in result.above), None)
+    command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
+    return surpassing(found, written=best, command=command)
 
 
 def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:
@@ -472,61 +471,37 @@ def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
 
 def _sentence(result: BenchmarkResult) -> str:
     """Describe one language's result: the models that the swap is above, below and like."""
-    score = interval_words(result.over_pairs.intervals[result.selected])
-    parts = [f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}%."]
-    others = _by_sign(result)
+    score = scored(result.over_pairs.intervals[result.selected])
+    parts = [f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}."]
     words = {1: "Higher than", -1: "Lower than", 0: "No difference detected from"}
     parts += [
-        f"{group}: {'; '.join(others[sign])}." for sign, group in words.items() if others[sign]
-    ]
+        f"{words[sign]}: {'; '.join(map(str, others))}."
+        for sign, others in result.over_pairs.by_sign.items() if others
+    ]  # fmt: skip
     return " ".join(parts)
 
 
-def _by_sign(result: BenchmarkResult) -> dict[int, list[str]]:
-    """Group other models: 1 below the selected model, -1 above, and 0 without a difference."""
-    others: dict[int, list[str]] = {1: [], -1: [], 0: []}
-    for other, apart in result.over_pairs.differences.items():
-        if other != FLATTERED:
-            others[(apart.low > 0) - (apart.high < 0)].append(str(other))
-    return others
-
-
-def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
-    yield Section(
-        result.heading,
-        _sentence(result),
-        figure=draw_intervals(
-            [(str(one), interval) for one, interval in result.over_pairs.intervals.items()],
-            measure=result.benchmark,
-            highlight=str(result.selected),
-        ),
-        table=tables[result.heading],
-    )
-    balanced = f"{result.heading}: {BY_LABEL}"
-    if balanced in tables:
-        yield Section(balanced, table=tables[balanced])
-    yield from _about_grid(result, tables)
-
-
-def _about_grid(result: BenchmarkResult, tables: Mapping[str, Table]) -> Iterator[Section]:
-    """The scores of the compositions on development documents, as maps and as a table."""
-    if not result.grid:
-        return
+def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> list[Section]:
+    """The models on the test documents, and the compositions on the development documents."""
     heading = f"The compositions, {result.heading}"
     choices = Counter(result.chosen.values()).most_common(1)
     best, count = choices[0] if choices else (None, 0)
-    text = (
+    sections = score_sections(
+        result.heading, result.over_pairs, tables[result.heading],
+        tables.get(f"{result.heading}: {BY_LABEL}"), measure=result.benchmark,
+        text=_sentence(result),
+    )  # fmt: skip
+    sections += grid_sections(
+        heading,
         "Mean over pairs on the development documents, by the number of layers from the language "
         f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
-        "pairs."
-    )
-    if best and best.zones and not best.zones.top:
-        text += f" {NOTHING_ON_TOP}"
-    means = {one: interval.mean for one, interval in result.grid.items()}
-    for words, figure in draw_grid(means, best=best).items():
-        yield Section(", ".join(filter(None, [heading, words])), text, figure=figure)
-    table = tables[f"{result.heading}: the compositions"]
-    yield Section(f"{heading}, in numbers", table=table)
+        "pairs.",
+        {one: interval.mean for one, interval in result.grid.items()}, best=best,
+    )  # fmt: skip
+    if result.grid:
+        table = tables[f"{result.heading}: the compositions"]
+        sections.append(Section(f"{heading}, in numbers", table=table))
+    return sections
 
 
 def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:

@@ -1,0 +1,143 @@
+"""Parts of reports that sweeps, studies and the quickstart share."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from layerswap.evaluation.statistics import Interval
+from layerswap.experiment.answers import Answer, fraction
+from layerswap.experiment.compare import TestResult
+from layerswap.experiment.conditions import Condition
+from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
+from layerswap.report.page import Answers, Section, ShownAnswer
+from layerswap.report.stack import NOTHING_ON_TOP
+from layerswap.report.tables import Table, interval_words
+
+BY_LABEL = "balanced by label"
+"""Heading suffix of tables with balanced measures."""
+SHOWN = 300
+"""Most documents whose answers are shown together."""
+RIGHT = 0.5
+"""Score above which an answer counts as right."""
+
+
+def scored(score: Interval, unit: str = "%") -> str:
+    """Write a score with its interval, such as `61.2 [58.1, 64.3]%`."""
+    return interval_words(score, unit) + ("%" if unit == "%" else "")
+
+
+def surpassing(
+    found: Mapping[str, TestResult],
+    *,
+    unit: str = "%",
+    written: Condition | None = None,
+    command: Sequence[str] = (),
+) -> str:
+    """List the models clearly above the selected one on the test documents; empty without any.
+
+    Args:
+        found: results by heading, which may be empty for a single one.
+        unit: of the scores.
+        written: the model that the command writes.
+        command: for a shell; none when empty.
+    """
+    sentences = [
+        f"On the test documents{heading and f' of {heading}'}, models are clearly above the "
+        f"selected one: {'; '.join(f'{one} ({scored(by.intervals[one], unit)})' for one in by.above)}."
+        for heading, by in found.items() if by.above
+    ]  # fmt: skip
+    if sentences and command:
+        sentences.append(f"{shlex.join(command)} writes the {written}.")
+    return " ".join(sentences)
+
+
+def score_sections(
+    heading: str,
+    result: TestResult,
+    table: Table,
+    balanced: Table | None,
+    *,
+    measure: str,
+    unit: str = "%",
+    text: str = "",
+    note: str | None = None,
+) -> list[Section]:
+    """Show models on the test documents: a chart, their table, and their balanced measures."""
+    figure = draw_intervals(
+        [(str(one), interval) for one, interval in result.intervals.items()],
+        measure=measure, unit=unit, highlight=str(result.selected),
+    )  # fmt: skip
+    sections = [Section(heading, text, figure=figure, table=table, note=note)]
+    by_label = [Section(f"{heading}: {BY_LABEL}", table=balanced)] if balanced else []
+    return sections + by_label
+
+
+def grid_sections(
+    heading: str,
+    text: str,
+    scores: Mapping[Condition, float],
+    *,
+    best: Condition | None,
+    default: Condition | None = None,
+    unit: str = "%",
+) -> list[Section]:
+    """Draw heat maps over bottom and top layers, with one colour scale.
+
+    Conditions without zones are left out. There is a map for each of the other settings, which its
+    heading names, such as `transitions 1 and 0, outside blend`.
+    """
+    maps: dict[tuple[int, int, str], dict[GridCell, float]] = {}
+    for swap, value in scores.items():
+        if placed := _placed(swap):
+            maps.setdefault(placed[0], {})[placed[1]] = value
+    limits = (min(scores.values()), max(scores.values())) if maps else None
+    several = len({key[:2] for key in maps}) > 1
+    if best and best.zones and not best.zones.top:
+        text += f" {NOTHING_ON_TOP}"
+    sections = []
+    for key, values in maps.items():
+        bottom, top, outside = key
+        words = [heading, *([f"transitions {bottom} and {top}"] if several else []),
+                 *([f"outside {outside}"] if outside else [])]  # fmt: skip
+        cells = [
+            placed[1] if (placed := _placed(swap)) and placed[0] == key else None
+            for swap in (best, default)
+        ]
+        figure = draw_heat_map(
+            values, row_label="bottom layers", column_label="top layers", best=cells[0],
+            default=cells[1], unit=unit, limits=limits,
+        )  # fmt: skip
+        sections.append(Section(", ".join(words), text, figure=figure))
+    return sections
+
+
+def _placed(swap: Condition | None) -> tuple[tuple[int, int, str], GridCell] | None:
+    """The map of a swap, and its cell in it; None without zones."""
+    if swap is None or swap.zones is None:
+        return None
+    zones = swap.zones
+    return (zones.bottom_transition, zones.top_transition, swap.outside), (zones.bottom, zones.top)
+
+
+def side_by_side(
+    models: Mapping[str, str], answers: Iterable[Answer], documents: Iterable[tuple[str, int]]
+) -> Answers | None:
+    """The answers of models to the documents that all have answered, at most `SHOWN`.
+
+    Args:
+        models: headings, with the names of the models in `answers`.
+        answers: under one measure; with a score above `RIGHT` an answer counts as right.
+        documents: task and position of each document.
+    """
+    answered = {(one.model, one.task, one.document): one for one in answers}
+    shown = []
+    for task, document in documents:
+        keys = [(model, task, document) for model in models.values()]
+        if answered.keys() >= set(keys):
+            rows = [answered[key] for key in keys]
+            shown.append(ShownAnswer(
+                task, document, rows[0].question, rows[0].target,
+                tuple(one.answer for one in rows), tuple(fraction(one) > RIGHT for one in rows),
+            ))  # fmt: skip
+    return Answers(list(models), shown[:SHOWN]) if shown else None
