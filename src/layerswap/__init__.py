@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.deltas import measure_delta as delta  # noqa: F401
     from layerswap.engine import Sampling, Sweep  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
-    from layerswap.experiment.evaluations import compare, evaluate  # noqa: F401
+    from layerswap.experiment.evaluations import evaluate  # noqa: F401
+    from layerswap.experiment.runs import compare  # noqa: F401
     from layerswap.experiment.sweep_page import sweep  # noqa: F401
     from layerswap.ground.errors import LayerswapError  # noqa: F401
     from layerswap.merge import (  # noqa: F401
@@ -52,7 +53,7 @@ _HOME = {
     "Sampling": "engine",
     "Sweep": "engine",
     "Zones": "compose",
-    "compare": "experiment.evaluations",
+    "compare": "experiment.runs",
     "delta": "deltas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
     "evaluate": "experiment.evaluations",

@@ -25,7 +25,7 @@ from layerswap.experiment.answers import (
     uneven_labels,
     write_answers,
 )
-from layerswap.experiment.runs import compare_runs
+from layerswap.experiment.runs import compare
 
 LABELS = ["sport"] * 80 + ["health"] * 20
 MAJORITY = ["sport"] * 100
@@ -89,7 +89,7 @@ def written(folder, answers):
 
 def test_compare_first_reports_where_accuracy_and_balanced_accuracy_disagree(tmp_path):
     rows = written(tmp_path / "run", {"fair": FAIR, "majority": MAJORITY, "again": FAIR})
-    compared = compare_runs([tmp_path / "run"])
+    compared = compare([tmp_path / "run"])
     _, cell, same = compared.cells[0]
     assert cell.score.mean == 0.8
     assert cell.balanced.balanced_accuracy.mean == 0.5
@@ -118,7 +118,7 @@ def test_a_difference_that_is_clear_by_a_hair_is_no_disagreement():
 
 def test_models_in_the_same_order_are_no_news(tmp_path):
     written(tmp_path / "run", {"right": LABELS, "majority": MAJORITY})
-    assert compare_runs([tmp_path / "run"]).disagreement == ""
+    assert compare([tmp_path / "run"]).disagreement == ""
 
 
 @pytest.mark.parametrize(

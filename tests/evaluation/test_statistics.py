@@ -5,13 +5,13 @@ import pytest
 
 from layerswap.evaluation.statistics import (
     Interval,
-    compare,
     friedman,
     holm,
     mean_interval,
     mean_over_groups,
     paired_bootstrap_p,
     paired_difference,
+    paired_test,
     predictors,
     student_interval,
     wilcoxon_p,
@@ -166,11 +166,11 @@ def test_the_bootstrap_has_the_error_it_promises():
 def test_a_comparison_has_the_difference_and_its_p_value():
     first = np.array([1] * 60 + [0] * 40)
     second = np.array([1] * 45 + [0] * 55)
-    found = compare(first, second)
+    found = paired_test(first, second)
     assert found.difference.mean == pytest.approx(0.15)
     assert found.p_bootstrap < 0.01
     with pytest.raises(RecipeError, match="same examples"):
-        compare(first, second[:-1])
+        paired_test(first, second[:-1])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from layerswap.evaluation.statistics import disagreements
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, write_answers
 from layerswap.experiment.benchmarks import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.experiment.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
-from layerswap.experiment.runs import compare_runs
+from layerswap.experiment.runs import compare
 from layerswap.experiment.tables import comparison_tables
 from layerswap.ground.commit import write_json
 from layerswap.lab.assets import shipped
@@ -176,7 +176,7 @@ def test_names_and_answers_with_markup_are_text(hostile):
     assert "<img" not in without
     assert without.count("<script") == 0
     assert 'd="<' not in without
-    compared, *_ = comparison_tables(compare_runs([study.evaluations[HOSTILE] / "results"]))
+    compared, *_ = comparison_tables(compare([study.evaluations[HOSTILE] / "results"]))
     assert "<script>" not in compared.markdown()
 
 

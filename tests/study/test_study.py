@@ -32,7 +32,7 @@ from layerswap.experiment.benchmarks import (
 )
 from layerswap.experiment.compare import split_documents
 from layerswap.experiment.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, JOINT, SOUP, Condition
-from layerswap.experiment.runs import compare_runs
+from layerswap.experiment.runs import compare
 from layerswap.experiment.spec import Grid
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError, StudyError
@@ -1021,7 +1021,7 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
     left = {path.parent for run in runs for path in run.rglob("*.safetensors")}
     assert left == {journal.folder("select/task").parent / one for one in chosen}
     assert not [path for run in runs for path in run.rglob("optimizer*")]
-    found = compare_runs([tmp_path / "out"], models=["joint training", "0-0: swap, default"])
+    found = compare([tmp_path / "out"], models=["joint training", "0-0: swap, default"])
     assert {row[1] for row in found.rows} == {"nela", "basu"}
     joint = journal.folder("both/nela/joint") / "expert"
     assert {path.parent for path in joint.rglob("*.safetensors")} == {joint}

@@ -112,18 +112,18 @@ def evaluate(
     from functools import partial
 
     from layerswap.evaluation.metrics import CALIBRATED
-    from layerswap.experiment.evaluations import run_evaluation
+    from layerswap.experiment import evaluations
     from layerswap.experiment.tables import evaluation_table
 
-    settings = evaluation.settings()
+    evaluation.settings()  # checks the options
     asked.check()
-    done = run_evaluation(
-        models, options.task_names(asked.task), asked.include or (),
-        suite=asked.suite, languages=asked.language or (), data=asked.data,
+    done = evaluations.evaluate(
+        models, options.task_names(asked.task), include=asked.include or (),
+        suite=asked.suite, language=asked.language or (), data=asked.data,
         answer_language=asked.answer_language or "",
         answer_texts=options.read_pairs("--answer-text", asked.answer_text, "FILE"),
-        out=out, settings=settings, log=output.log,
-        calibrate=calibrate, open_store=partial(output.answer_progress, "evaluating"),
+        out=out, log=output.log, calibrate=calibrate,
+        open_store=partial(output.answer_progress, "evaluating"), **evaluation.given(),
     )  # fmt: skip
     if calibrate and not any(score["metric"] == CALIBRATED for score in done.scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
@@ -155,10 +155,10 @@ def compare(
         model: Model to show, the reference first. Repeatable.
         to: Format of the table.
     """
-    from layerswap.experiment.runs import compare_runs
+    from layerswap.experiment import runs as answered
     from layerswap.experiment.tables import comparison_tables
 
-    compared = compare_runs(runs, models=model)
+    compared = answered.compare(runs, models=model or ())
     lines: list[object] = [compared.disagreement, ""] if compared.disagreement else []
     for table in comparison_tables(compared):
         if to == "text":

@@ -41,6 +41,11 @@ class Interval:
         """1 or -1 if the interval lies above or below zero, else 0."""
         return (self.low > 0) - (self.high < 0)
 
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The ends of the interval and the number of examples, by name."""
+        return {"low": self.low, "high": self.high, "n": self.n}
+
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
@@ -297,16 +302,16 @@ def disagreements(differences: Mapping[str, tuple[Interval, Interval]]) -> str:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedTest:
     """Two models on the same examples."""
 
     difference: Interval  # mean of the first minus the second, paired
     p_bootstrap: float  # two-sided, of no difference
 
 
-def compare(first: Values, second: Values) -> Comparison:
+def paired_test(first: Values, second: Values) -> PairedTest:
     """Compare two models by their scores on the same examples, in the same order."""
-    return Comparison(paired_difference(first, second), paired_bootstrap_p(first, second))
+    return PairedTest(paired_difference(first, second), paired_bootstrap_p(first, second))
 
 
 def paired_bootstrap_p(first: Values, second: Values) -> float:

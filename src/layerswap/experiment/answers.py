@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.languages import Speaks, known_language, sample_shares
-from layerswap.evaluation.statistics import Classified, Interval, classified_of, mean_interval
+from layerswap.evaluation.statistics import Classified, classified_of
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.conditions import CHECKPOINT, Condition
 from layerswap.experiment.old_files import OLD_TABLE, read_old, remove_old
@@ -259,17 +259,6 @@ def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
     return list(tasks.values())
 
 
-def classified(
-    scores: Sequence[Answer], asked: Sequence[WrittenTask]
-) -> dict[tuple[str, str], Classified]:
-    """Collect the headline answers of classifications, by model and task."""
-    return {
-        key: found
-        for key, group in _headlines(scores, asked).items()
-        if (found := classified_of([(score.label, score.predicted) for score in group]))
-    }
-
-
 def uneven_labels(scores: Sequence[Answer], metric: str) -> Iterator[str]:
     """Warn about tasks whose labels are not equally frequent, which calibration assumes."""
     labels: dict[str, dict[int, str]] = {}
@@ -297,22 +286,6 @@ def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
     raise EvaluationError(f"{task.name}: lm-eval has no {key}")
 
 
-def intervals_of(
-    scores: Sequence[Answer], asked: Sequence[WrittenTask]
-) -> dict[tuple[str, str], Interval | None]:
-    """Compute the mean over documents with its interval, by model and task or group.
-
-    None if the headline score is of a whole corpus, such as BLEU.
-    """
-    corpus = {task.name for task in asked if task.document_metric is not None}
-    return {
-        (model, task): None if task in corpus else mean_interval(
-            np.array([score.score for score in group])
-        )
-        for (model, task), group in _headlines(scores, asked).items()
-    }  # fmt: skip
-
-
 def grouped(scores: Iterable[Answer], key: Callable[[Answer], KeyT]) -> dict[KeyT, list[Answer]]:
     """Group scores by a key, in the order of its first scores."""
     groups: dict[KeyT, list[Answer]] = {}
@@ -321,9 +294,10 @@ def grouped(scores: Iterable[Answer], key: Callable[[Answer], KeyT]) -> dict[Key
     return groups
 
 
-def _headlines(
+def headlines(
     scores: Sequence[Answer], asked: Sequence[WrittenTask]
 ) -> dict[tuple[str, str], list[Answer]]:
+    """Collect the headline scores by model and task or group."""
     main = (score for score in scores if score.main)
     return grouped(main, lambda score: (score.model, task_of(score.task, asked).name))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,10 @@ from layerswap.evaluation.response_cache import (
     nothing_if_refused,
 )
 from layerswap.evaluation.settings import EvaluationSettings
-from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.evaluation.statistics import Interval, classified_of, mean_interval
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
 from layerswap.experiment import answers as files
-from layerswap.experiment.runs import SideBySide, compare_runs
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
@@ -69,42 +68,6 @@ class Evaluation:
         return str(self.to_pandas().to_html(index=False))
 
 
-class ComparedModels(SideBySide):
-    """The result of `layerswap.compare`: models on the same documents."""
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A row for each benchmark, language, metric and model.
-
-        `difference` is paired, model minus the first, with its interval from `lower` to `upper`;
-        `p` is corrected by Holm over the whole table.
-        """
-        import pandas as pd
-
-        return pd.DataFrame(list(self._records()))
-
-    def __repr__(self) -> str:
-        return f"Comparison of {', '.join(self.models)} on {len(self.rows)} benchmarks"
-
-    def _repr_html_(self) -> str:
-        return str(self.to_pandas().to_html(index=False, float_format="{:.3f}".format))
-
-    def _records(self) -> Iterator[dict[str, Any]]:
-        for row, cells in zip(self.rows, self.cells, strict=True):
-            for model, cell in zip(self.models, cells, strict=True):
-                if cell is None:
-                    continue
-                gap = None if cell.against is None else cell.against.difference
-                yield {
-                    **dict(zip(("benchmark", "language", "metric"), row, strict=True)),
-                    "model": model, "score": cell.score.mean, **_bounds(cell.score),
-                    **({} if gap is None else {"difference": gap.mean, "lower": gap.low,
-                                               "upper": gap.high, "p": cell.p}),
-                    **({} if cell.balanced is None else {
-                        metric: interval.mean for metric, interval in vars(cell.balanced).items()
-                    }),
-                }  # fmt: skip
-
-
 def evaluate(
     models: PathLike | Sequence[PathLike],
     tasks: str | Sequence[str] = (),
@@ -116,7 +79,9 @@ def evaluate(
     data: PathLike | None = None,
     answer_language: str = "",
     answer_texts: Mapping[str, PathLike] | None = None,
+    calibrate: bool = False,
     log: Log = lambda line: None,
+    open_store: Callable[[Path], AbstractContextManager[AnswerStore]] | None = None,
     **settings: Any,
 ) -> Evaluation:
     """Evaluate models on lm-eval tasks, or on a suite in some languages.
@@ -134,7 +99,9 @@ def evaluate(
         answer_language: the language that answers to `tasks` should be in.
         answer_texts: texts by language, from which an identifier is learned if py3langid does not
             know the language: `{"wo": "wolof.txt", "en": "english.txt"}`.
+        calibrate: also score accuracy after batch calibration, of tasks with labels.
         log: called with what the evaluation costs, and what it skips.
+        open_store: opens the file of answers, such as with a progress bar.
         settings: further settings: `limit`, `limit_first`, `num_fewshot`, `batch_size`, `device`,
             `dtype`, `engine`, `seed`, `allow_code`.
 
@@ -147,31 +114,8 @@ def evaluate(
         ls.compare("results")
     """
     checked = validate(EvaluationSettings, settings, where="evaluate", expected="settings by name")
-    return run_evaluation(
-        [str(model) for model in listed(models)], listed(tasks), listed(include), suite=suite,
-        languages=listed(language), data=data, answer_language=answer_language,
-        answer_texts=answer_texts, out=Path(out), settings=checked, log=log,
-    )  # fmt: skip
-
-
-def run_evaluation(
-    models: Sequence[str],
-    tasks: Sequence[str],
-    include: Sequence[PathLike],
-    *,
-    suite: str | None,
-    languages: Sequence[str],
-    data: PathLike | None,
-    answer_language: str,
-    answer_texts: Mapping[str, PathLike] | None = None,
-    out: Path,
-    settings: EvaluationSettings,
-    log: Log,
-    calibrate: bool = False,
-    open_store: Callable[[Path], AbstractContextManager[AnswerStore]] | None = None,
-) -> Evaluation:
-    """Evaluate models; `open_store` opens the file of answers, such as with a progress bar."""
-    if (suite is None) == (not tasks):
+    names, languages, out = listed(tasks), listed(language), Path(out)
+    if (suite is None) == (not names):
         raise RecipeError("give either tasks or a suite")
     if suite is not None and not languages:
         raise RecipeError("a suite needs a language")
@@ -180,12 +124,13 @@ def run_evaluation(
     identified: list[str] = []
     if answer_language or answer_texts:
         speaks, identified = identifying(answer_language, answer_texts or {})
-    for language in languages:
-        check_askable(suite or "", language, allow_code=settings.allow_code)
-    plans = open_models(models)  # before what takes seconds: torch and lm-eval's index
-    open_device(pick_device(settings.device))
-    folders = [Path(path).absolute() for path in include]
-    check_task_names(tasks, folders)
+    for code in languages:
+        check_askable(suite or "", code, allow_code=checked.allow_code)
+    # Models come before what takes seconds: torch and lm-eval's index.
+    plans = open_models([str(model) for model in listed(models)])
+    open_device(pick_device(checked.device))
+    folders = [Path(path).absolute() for path in listed(include)]
+    check_task_names(names, folders)
     store_of = open_store or (lambda path: closing(AnswerStore(path)))
     with nothing_if_refused(out / files.ANSWERS):
         folder = files.open_folder(out)
@@ -194,12 +139,12 @@ def run_evaluation(
         written = [] if suite is None else write_suite(
             suite, languages, task_folder,
             data=DataFolder.given(None if data is None else Path(data)),
-            shots=settings.num_fewshot, allow_code=settings.allow_code, skip=log,
+            shots=checked.num_fewshot, allow_code=checked.allow_code, skip=log,
         )  # fmt: skip
         with store_of(folder / files.ANSWERS) as store:
             results = evaluate_models(
-                plans, tasks or [task.name for task in written], folders or [task_folder.root],
-                settings=settings, store=store, log=log,
+                plans, names or [task.name for task in written], folders or [task_folder.root],
+                settings=checked, store=store, log=log,
             )  # fmt: skip
     written = written or files.tasks_of(results, answer_language)
     weights = {name: composition_key(plan) for name, plan in plans.items()}
@@ -228,52 +173,36 @@ def _scores(
     calibrated: bool,
 ) -> list[dict[str, Any]]:
     """A row for each model and task, for balanced measures, and for shares of languages."""
-    intervals = files.intervals_of(rows, tasks)
-    scores: list[dict[str, Any]] = [
-        {"model": name, "benchmark": task.benchmark, "task": task.name, "metric": task.metric[0],
-         "score": files.headline(result, task), **_bounds(intervals.get((name, task.name)))}
-        for name, result in results.items() for task in tasks
-    ]  # fmt: skip
-    scores += [
-        {"model": name, "task": task, "metric": metric, "score": interval.mean, **_bounds(interval)}
-        for (name, task), answers in files.classified(rows, tasks).items()
-        for metric, interval in vars(answers.balanced).items()
-    ]
+    headlines = files.headlines(rows, tasks)
+    corpus = {task.name for task in tasks if task.document_metric is not None}  # such as BLEU
+    intervals = {key: _mean(group) for key, group in headlines.items() if key[1] not in corpus}
+    scores: list[dict[str, Any]] = []
+    for name, result in results.items():
+        for task in tasks:
+            interval = intervals.get((name, task.name))
+            scores.append({
+                "model": name, "benchmark": task.benchmark, "task": task.name,
+                "metric": task.metric[0], "score": files.headline(result, task),
+                **(interval.bounds if interval else {}),
+            })  # fmt: skip
+
+    def add(model: str, task: str, metric: str, interval: Interval) -> None:
+        scores.append({"model": model, "task": task, "metric": metric, "score": interval.mean,
+                       **interval.bounds})  # fmt: skip
+
+    for key, group in headlines.items():
+        if answers := classified_of([(row.label, row.predicted) for row in group]):
+            for metric, interval in vars(answers.balanced).items():
+                add(*key, metric, interval)
     added = [name for name in ADDED if calibrated or name != CALIBRATED]
-    metrics = (*added, ANSWER, REASONING)
     shares = files.grouped(
-        (row for row in rows if row.metric in metrics),
+        (row for row in rows if row.metric in (*added, ANSWER, REASONING)),
         lambda row: (row.model, row.task, row.metric),
     )
-    for (model, name, metric), group in shares.items():
-        interval = mean_interval(np.array([row.score for row in group]))
-        scores.append({"model": model, "task": name, "metric": metric, "score": interval.mean,
-                       **_bounds(interval)})  # fmt: skip
+    for (name, task_name, metric), group in shares.items():
+        add(name, task_name, metric, _mean(group))
     return scores
 
 
-def _bounds(interval: Interval | None) -> dict[str, float]:
-    """The bounds of an interval and its number of documents."""
-    return {} if interval is None else {"low": interval.low, "high": interval.high, "n": interval.n}
-
-
-def compare(
-    runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] = ()
-) -> ComparedModels:
-    """Compare the models of one or several runs on the documents that they share.
-
-    This is `layerswap compare` from Python.
-
-    Args:
-        runs: folders that `eval`, `sweep` or `study` wrote.
-        models: the models to compare, the reference first; all when empty.
-
-    Raises:
-        EvaluationError: a folder holds no results, or there are fewer than two models.
-
-    Example:
-        compared = ls.compare(["results/base", "results/swap"], models=["base", "swap"])
-        compared.to_pandas()
-    """
-    found = compare_runs([Path(run) for run in listed(runs)], models=listed(models) or None)
-    return ComparedModels(**vars(found))
+def _mean(rows: Sequence[files.Answer]) -> Interval:
+    return mean_interval(np.array([row.score for row in rows]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,19 +14,23 @@ from layerswap.checkpoint.remote import local_name
 from layerswap.evaluation.statistics import (
     Balanced,
     Classified,
-    Comparison,
     Interval,
+    PairedTest,
     classified_of,
-    compare,
     disagreements,
     holm,
     mean_interval,
     mean_over_groups,
     paired_over_groups,
+    paired_test,
 )
 from layerswap.evaluation.suites.suites import has_variants
 from layerswap.experiment.answers import Answer, read_answers
 from layerswap.ground.errors import EvaluationError
+from layerswap.ground.types import PathLike, listed
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class ScoreCell:
     """One model on one benchmark in one language."""
 
     score: Interval  # mean over the common documents with its bootstrap interval
-    against: Comparison | None  # comparison with the first model; None for the first itself
+    against: PairedTest | None  # comparison with the first model; None for the first itself
     p: float | None  # of the comparison, corrected by Holm over the whole table
     best: bool  # true if no other model has a higher mean; false where documents are left out
     documents: int  # of the model, of which `score.n` are common to all models
@@ -58,7 +62,7 @@ class LanguageMean:
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class ComparedModels:
     """Models on the same documents."""
 
     models: tuple[str, ...]  # the reference first
@@ -68,16 +72,60 @@ class SideBySide:
     notes: tuple[str, ...]  # about documents that are left out
     disagreement: str  # where accuracy and balanced accuracy disagree; empty if nowhere
 
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each benchmark, language, metric and model.
 
-def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -> SideBySide:
-    """Compare the models of one or several runs on their common documents.
+        `difference` is paired, model minus the first, with its interval from `lower` to `upper`;
+        `p` is corrected by Holm over the whole table.
+        """
+        import pandas as pd
 
-    Runs are folders of `layerswap eval`, `sweep` (the test split) or `study`. The first of the
-    models (all when None) is the reference. A model that two runs evaluated is one model. Another
+        return pd.DataFrame(list(self._records()))
+
+    def __repr__(self) -> str:
+        return f"Comparison of {', '.join(self.models)} on {len(self.rows)} benchmarks"
+
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas().to_html(index=False, float_format="{:.3f}".format))
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for row, cells in zip(self.rows, self.cells, strict=True):
+            for model, cell in zip(self.models, cells, strict=True):
+                if cell is None:
+                    continue
+                gap = None if cell.against is None else cell.against.difference
+                yield {
+                    **dict(zip(("benchmark", "language", "metric"), row, strict=True)),
+                    "model": model, "score": cell.score.mean, **cell.score.bounds,
+                    **({} if gap is None else {"difference": gap.mean, "lower": gap.low,
+                                               "upper": gap.high, "p": cell.p}),
+                    **({} if cell.balanced is None else {
+                        metric: interval.mean for metric, interval in vars(cell.balanced).items()
+                    }),
+                }  # fmt: skip
+
+
+def compare(
+    runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] = ()
+) -> ComparedModels:
+    """Compare the models of one or several runs on the documents that they share.
+
+    This is `layerswap compare` from Python. A model that two runs evaluated is one model. Another
     name that two runs share is prefixed with the run's folder.
+
+    Args:
+        runs: folders that `eval`, `sweep` (the test split) or `study` wrote.
+        models: the models to compare, the reference first; all when empty.
+
+    Raises:
+        EvaluationError: a folder holds no results, or there are fewer than two models.
+
+    Example:
+        compared = ls.compare(["results/base", "results/swap"], models=["base", "swap"])
+        compared.to_pandas()
     """
-    scores, flattered = _documents(runs)
-    names = list(models or scores)
+    scores, flattered = _documents([Path(run) for run in listed(runs)])
+    names = listed(models) or list(scores)
     unknown = next((name for name in names if name not in scores), None)
     if unknown is not None:
         raise EvaluationError(f"no model {unknown!r}; there are {', '.join(scores)}")
@@ -111,7 +159,7 @@ def compare_runs(runs: Sequence[Path], *, models: Sequence[str] | None = None) -
         for name, cell in zip(names, line, strict=True)
         if cell is not None and cell.against is not None and cell.balanced_against is not None
     }  # fmt: skip
-    return SideBySide(
+    return ComparedModels(
         tuple(names), tuple(rows), tuple(cells), tuple(means), notes, disagreements(gaps)
     )
 
@@ -231,7 +279,7 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
             cells.append(None)
             continue
         values = _values(documents, common)
-        against = compare(values, first) if number and first is not None else None
+        against = paired_test(values, first) if number and first is not None else None
         p = None if against is None else against.p_bootstrap
         answers = _classified(documents, common)
         cells.append(ScoreCell(

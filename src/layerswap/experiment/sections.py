@@ -42,11 +42,13 @@ def surpassing(
         written: the model that the command writes.
         command: for a shell; none when empty.
     """
-    sentences = [
-        f"On the test documents{heading and f' of {heading}'}, models are clearly above the "
-        f"selected one: {'; '.join(f'{one} ({scored(by.intervals[one], unit)})' for one in by.above)}."
-        for heading, by in found.items() if by.above
-    ]  # fmt: skip
+    sentences = []
+    for heading, result in found.items():
+        if names := [f"{one} ({scored(result.intervals[one], unit)})" for one in result.above]:
+            documents = "the test documents" + (f" of {heading}" if heading else "")
+            sentences.append(
+                f"On {documents}, models are clearly above the selected one: {'; '.join(names)}."
+            )
     if sentences and command:
         sentences.append(f"{shlex.join(command)} writes the {written}.")
     return " ".join(sentences)

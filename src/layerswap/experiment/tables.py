@@ -22,7 +22,7 @@ from layerswap.report.tables import (
 from layerswap.report.tables import score as score_words
 
 if TYPE_CHECKING:
-    from layerswap.experiment.runs import LanguageMean, ScoreCell, SideBySide
+    from layerswap.experiment.runs import ComparedModels, LanguageMean, ScoreCell
     from layerswap.experiment.sweeps import SweepResult
     from layerswap.report.tables import Cell
 
@@ -116,7 +116,7 @@ def evaluation_table(scores: Iterable[Mapping[str, Any]]) -> Table:
     return Table(columns, rows, "with 95% bootstrap intervals over n documents; shares in %")
 
 
-def comparison_tables(compared: SideBySide) -> list[Table]:
+def comparison_tables(compared: ComparedModels) -> list[Table]:
     """Tabulate each benchmark: documents, scores, and differences to the first model.
 
     A benchmark of several languages has a second table with the differences in each of them.
@@ -132,7 +132,7 @@ def comparison_tables(compared: SideBySide) -> list[Table]:
     return [*tables, *_balanced_tables(compared)]
 
 
-def _balanced_tables(compared: SideBySide) -> Iterator[Table]:
+def _balanced_tables(compared: ComparedModels) -> Iterator[Table]:
     """Tabulate the balanced measures of every row that is a classification."""
     for (benchmark, language, _), cells in zip(compared.rows, compared.cells, strict=True):
         known = {model: cell for model, cell in zip(compared.models, cells, strict=True)
