@@ -21,7 +21,7 @@ import layerswap as ls
 from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts, Runner
-from layerswap.experiment.answers import Answer
+from layerswap.experiment.answers import Answer, open_folder
 from layerswap.experiment.candidates import grid_plans, zone_sources
 from layerswap.experiment.conditions import (
     CHOSEN,
@@ -33,7 +33,7 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.evaluator import Evaluator, objectives
 from layerswap.experiment.spec import Grid, read_sweep
-from layerswap.experiment.sweep_page import lead, prepare_folder, sweep_report, write_result
+from layerswap.experiment.sweep_page import lead, sweep_report, write_result
 from layerswap.experiment.sweeps import SweepResult, run_sweep
 from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.report.page import render
@@ -171,7 +171,7 @@ def test_development_alone_decides_what_is_saved_and_headed(
     board = run_sweep(*read_sweep(path))
     assert board.selected == (DEFAULT if zones == Zones(1, 1) else CHOSEN)
     assert board.best.recipe.swap.zones(4) == zones
-    assert board.best_recipe["swap"]["bottom"] == zones.bottom
+    assert board.best.recipe.swap.bottom == zones.bottom
     named = "the default swap" if zones == Zones(1, 1) else "bottom 2, top 0"
     score = scores["test"].get(zones, 0) / 5
     above, _, rest = lead(board, tmp_path).partition("The selected model is ")
@@ -285,8 +285,8 @@ def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
-    assert "does not hold a sweep; choose another output" in str(done.exception)
-    assert prepare_folder(tmp_path / "new" / "sweep").is_dir()
+    assert "not written by `layerswap sweep`; choose another folder" in str(done.exception)
+    assert open_folder(tmp_path / "new" / "sweep", "sweep").is_dir()
 
 
 # --- two stages ----------------------------------------------------------------------------------

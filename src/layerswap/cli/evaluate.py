@@ -28,6 +28,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     """
     from layerswap.evaluation.response_cache import nothing_if_refused
     from layerswap.experiment import sweep_page as files
+    from layerswap.experiment.answers import ANSWERS, open_folder
     from layerswap.experiment.spec import read_sweep
     from layerswap.experiment.sweeps import run_sweep
     from layerswap.experiment.tables import balanced_table, results_table
@@ -37,9 +38,9 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     if allow_code:
         checked = checked.model_copy(update={"allow_code": True})
     need_extras("a sweep", "eval")
-    with nothing_if_refused(out.expanduser() / files.ANSWERS):
-        folder = files.prepare_folder(out)
-        with output.answer_progress("evaluating", folder / files.ANSWERS) as store:
+    with nothing_if_refused(out.expanduser() / ANSWERS):
+        folder = open_folder(out, "sweep")
+        with output.answer_progress("evaluating", folder / ANSWERS) as store:
             result = run_sweep(checked, recipe, store=store, log=output.log)
             facts = files.write_result(result, folder)
     lines: list[object] = [
@@ -95,7 +96,7 @@ def evaluate(
     out: Path,
     asked: Asked,
     calibrate: bool = False,
-    evaluation: options.Evaluation,
+    evaluation: options.EvaluationOptions,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
 

@@ -195,7 +195,7 @@ class Prompts(OptionGroup, panel="Documents and prompts"):
         return validate(EvaluationSettings, self.given(), where="command line", expected="options")
 
 
-class Evaluation(Prompts, panel=MODELS):
+class EvaluationOptions(Prompts, panel=MODELS):
     """All settings of an evaluation.
 
     Options:

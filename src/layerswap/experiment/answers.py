@@ -167,13 +167,14 @@ def _under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, list[
     }
 
 
-def open_folder(out: Path) -> Path:
-    """Open or create the folder of a run; refuse a folder with anything else."""
+def open_folder(out: Path, command: str = "eval") -> Path:
+    """Open or create the folder of `eval` or `sweep`; refuse a folder with anything else."""
     folder = out.expanduser().absolute()
+    marker = {"eval": TASKS, "sweep": ANSWERS}[command]
     try:
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / TASKS).is_dir():
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).exists():
             raise EvaluationError(
-                f"{folder}: not written by `layerswap eval`; choose another folder"
+                f"{folder}: not written by `layerswap {command}`; choose another folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

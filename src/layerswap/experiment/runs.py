@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -167,15 +167,7 @@ def compare(
 _Row = tuple[str, str, str]
 
 
-class Answered(NamedTuple):
-    """One document of a comparison."""
-
-    score: float
-    label: str
-    predicted: str
-
-
-_Documents = dict[tuple[str, int], Answered]
+_Documents = dict[tuple[str, int], Answer]
 """By task and document."""
 
 
@@ -192,8 +184,7 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
                 # Without a record of the weights, a model is one only within its run.
                 key = score.weights, run
                 documents = read.setdefault(score.model, {}).setdefault(key, {})
-                answered = Answered(score.score, score.label, score.predicted)
-                documents.setdefault(_row(score), {})[score.task, score.document] = answered
+                documents.setdefault(_row(score), {})[score.task, score.document] = score
                 if score.condition.zones is not None:
                     flattered.add(score.model)
     by_model: dict[str, dict[_Row, _Documents]] = {}
@@ -300,4 +291,5 @@ def _values(documents: _Documents, common: Sequence[tuple[str, int]]) -> npt.NDA
 
 
 def _classified(documents: _Documents, common: Sequence[tuple[str, int]]) -> Classified | None:
-    return classified_of([documents[document][1:] for document in common])
+    answers = [documents[document] for document in common]
+    return classified_of([(answer.label, answer.predicted) for answer in answers])

@@ -43,24 +43,11 @@ from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table, unit_of
 from layerswap.versions import __version__
 
-ANSWERS = "answers.sqlite"
 TOP = 20
 """Draws that a report lists."""
 SUMMARY, RECIPE, PAGE = "board.json", "best.yaml", "report.html"
 ABOVE = "above.yaml"
 """Recipe of the best model that clearly beats the selected model on the test documents."""
-
-
-def prepare_folder(out: Path) -> Path:
-    """Create the folder of a sweep, or take one that holds a sweep."""
-    folder = out.expanduser().absolute()
-    try:
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / ANSWERS).is_file():
-            raise EvaluationError(f"{folder}: does not hold a sweep; choose another output")
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EvaluationError(f"{folder}: cannot be written ({error.strerror})") from None
-    return folder
 
 
 def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
@@ -116,7 +103,7 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
         figure=draw_stack(board.best.composition, {name: str(one) for name, one in names.items()}),
         sections=[
             *result_sections(board),
-            _models(board.best_recipe, recipe),
+            _models(recipe_of(board.best), recipe),
         ],
         colophon="; ".join(notes)
         + f"; {board.counts.distinct} layers run per batch instead of {board.counts.naive}.",
@@ -213,12 +200,16 @@ def write_above(board: SweepResult, folder: Path) -> None:
         write_recipe(board.models[above], folder / ABOVE)
 
 
+def recipe_of(plan: Plan) -> dict[str, Any]:
+    """Return the recipe of a plan, ready for `layerswap merge`."""
+    return plan.recipe.model_dump(mode="json", exclude_defaults=True)
+
+
 def write_recipe(plan: Plan, path: Path) -> None:
-    """Write the recipe of a plan, ready for `layerswap merge`."""
+    """Write the recipe of a plan."""
     import yaml
 
-    data = plan.recipe.model_dump(mode="json", exclude_defaults=True)
-    path.write_bytes(yaml.safe_dump(data, sort_keys=False).encode())
+    path.write_bytes(yaml.safe_dump(recipe_of(plan), sort_keys=False).encode())
 
 
 def _front(board: SweepResult) -> list[Section]:

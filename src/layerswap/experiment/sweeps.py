@@ -148,11 +148,6 @@ class SweepResult(TestResult):
             for by in by_layer
         ]
 
-    @cached_property
-    def best_recipe(self) -> dict[str, Any]:
-        """The recipe of `best`, ready for `layerswap merge`."""
-        return self.best.recipe.model_dump(mode="json", exclude_defaults=True)
-
     def to_pandas(self) -> pd.DataFrame:
         """Every score of every document, a row each; see `Answer`."""
         import pandas as pd

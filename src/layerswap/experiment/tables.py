@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.statistics import Balanced, Interval
-from layerswap.experiment.conditions import CHOSEN, FLATTERED, Condition
+from layerswap.experiment.conditions import CHOSEN, FLATTERED
 from layerswap.report.tables import (
     STAR,
     Count,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BALANCED = {"balanced accuracy": "balanced_accuracy", "macro-F1": "macro_f1"}
 """Headings and fields of the measures in which every label has the same weight."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
-ModelT = TypeVar("ModelT", str, Condition)
+ModelT = TypeVar("ModelT")
 
 
 def models_table(
@@ -38,7 +38,7 @@ def models_table(
     *,
     caption: str,
     first: str = "model",
-    selected: Condition | None = None,
+    selected: ModelT | None = None,
     unit: str = "%",
     bold: bool = True,
 ) -> Table:
