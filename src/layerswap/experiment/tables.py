@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.statistics import Balanced, Interval
 from layerswap.experiment.conditions import CHOSEN, FLATTERED
+from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import (
     STAR,
     Count,
@@ -138,7 +139,7 @@ def _balanced_tables(compared: ComparedModels) -> Iterator[Table]:
         known = {model: cell for model, cell in zip(compared.models, cells, strict=True)
                  if cell and cell.balanced}  # fmt: skip
         if known:
-            where = ", ".join(filter(None, [benchmark, language and language_name(language)]))
+            where = ", ".join(filter(None, [benchmark, _spoken(language)]))
             yield models_table(
                 by_label({model: cell.balanced for model, cell in known.items()}, "{}"),
                 by_label({model: cell.balanced_against for model, cell in known.items()},
@@ -154,7 +155,7 @@ def _of_benchmark(
     mean: LanguageMean | None,
 ) -> Iterator[Table]:
     unit = unit_of(key[1])
-    names = [language_name(code) if code else "" for code in lines]
+    names = [_spoken(code) for code in lines]
     rows: list[list[Any]] = []
     differences: list[list[Any]] = []
     for i, (model, cells) in enumerate(zip(models, zip(*lines.values(), strict=True), strict=True)):
@@ -179,6 +180,14 @@ def _of_benchmark(
     yield Table(["model", "n", *scores], rows, caption, bold=bold, unit=unit)
     caption = f"{benchmark}: {what}, {minus}: paired differences {words}"
     yield Table(["model", *scores], differences, caption, unit=unit)
+
+
+def _spoken(code: str) -> str:
+    """Return the name of a language, or its code if it has no name, as the lab's languages."""
+    try:
+        return language_name(code) if code else ""
+    except LayerswapError:
+        return code
 
 
 def _documents(cells: Sequence[ScoreCell | None]) -> Count:
