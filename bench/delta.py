@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from checkpoints import make_checkpoints
-from runner import LAYERSWAP, Contestant, measure, times
+from runner import LAYERSWAP, Contestant, measure, run_rounds, times
 
 ALONE = """
 import sys, time
@@ -40,37 +41,19 @@ def drop_from_cache(folders: list[Path]) -> None:
             os.close(handle)
 
 
-def contestants(folder: Path, experts: list[str], script: Path) -> list[Contestant]:
+def contestants(folder: Path, experts: list[str], script: Path, rounds: int) -> list[Contestant]:
     paths = [folder / name for name in ("base", *experts)]
     shards = " ".join(f"'{path}'/*.safetensors" for path in paths)
     flags = " ".join(f"--expert '{path}'" for path in paths[1:])
     label = f"{len(experts)} expert{'s' if len(experts) > 1 else ''}"
     command = LAYERSWAP if LAYERSWAP.exists() else f"{sys.executable}' -m 'layerswap"
+    ours = f"'{command}' delta --base '{paths[0]}' {flags} --out '{{out}}'"
+    alone = f"'{sys.executable}' '{script}' {' '.join(map(repr, map(str, paths)))}"
     return [
-        Contestant(f"cat, {label}", f"cat {shards} > /dev/null", 0),
-        Contestant(
-            f"layerswap delta, {label}",
-            f"'{command}' delta --base '{paths[0]}' {flags} --out '{folder / 'atlas'}' --overwrite",
-            0,
-        ),
-        Contestant(
-            f"measuring alone, {label}",
-            f"'{sys.executable}' '{script}' {' '.join(map(repr, map(str, paths)))}",
-            0,
-        ),
+        Contestant(f"cat, {label}", f"cat {shards} > /dev/null", rounds),
+        Contestant(f"layerswap delta, {label}", ours, rounds),
+        Contestant(f"measuring alone, {label}", alone, rounds, own_clock=True),
     ]
-
-
-def run(commands: list[Contestant], folder: Path, paths: list[Path], *, cold: bool) -> None:
-    for contestant in commands:
-        if cold:
-            drop_from_cache(paths)
-        seconds, peak = measure(contestant.command, folder / "log.txt")
-        if contestant.name.startswith("measuring"):
-            seconds = float((folder / "log.txt").read_text().splitlines()[-1])
-        contestant.seconds.append(seconds)
-        contestant.peaks.append(peak)
-        print(f"{'cold' if cold else 'cached'}: {contestant.name}: {seconds:.2f} s", flush=True)
 
 
 def main() -> None:
@@ -87,10 +70,10 @@ def main() -> None:
     for cold in (False, True):
         for experts in (["task"], ["task", "language"]):
             paths = [folder / name for name in ("base", *experts)]
-            found = contestants(folder, experts, script)
+            found = contestants(folder, experts, script, options.rounds)
             measure(found[0].command, folder / "log.txt")  # into the cache
-            for _ in range(options.rounds):
-                run(found, folder, paths, cold=cold)
+            before = partial(drop_from_cache, paths) if cold else os.sync
+            run_rounds(found, folder, before=before)
             title = "dropped from the page cache" if cold else "in the page cache"
             print(times(found, found[0], title=title))
 

@@ -31,12 +31,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from generate import one_by_one
 from layerswap import Plan
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.vllm import VllmSweep
 from layerswap.lab.assets import shipped
+from sweep import one_by_one
 from sweep_data import add_model_options, make_plan
 
 GRIDS = {24: (range(6), range(4)), 81: (range(9), range(9))}

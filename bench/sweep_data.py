@@ -1,8 +1,11 @@
-"""Two experts with random weights for the sweep benchmarks."""
+"""Two experts with random weights, and ways that are timed in turn, for the sweep benchmarks."""
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -78,3 +81,29 @@ def make_plan(folder: Path, options: argparse.Namespace) -> ls.Plan:
         model.to(getattr(torch, options.dtype)).save_pretrained(folder / name)
         del model
     return ls.swap(task=folder / "task", language=folder / "language", bottom=1, top=1)
+
+
+def in_turn(
+    ways: Mapping[str, Callable[[], object]], options: argparse.Namespace
+) -> dict[str, tuple[float, float]]:
+    """Take each way in turn, round after round.
+
+    Returns:
+        By way, the median seconds of the clock, and of this process on the CPU: these are steadier
+        on a shared machine.
+    """
+    clocks = (time.perf_counter, time.process_time)
+    seconds: dict[str, list[list[float]]] = {name: [] for name in ways}
+    for number in range(options.rounds):
+        for name, work in ways.items():
+            start = [clock() for clock in clocks]
+            work()
+            if options.device.startswith("cuda"):
+                torch.cuda.synchronize()
+            seconds[name].append([clock() - at for clock, at in zip(clocks, start, strict=True)])
+        print(f"round {number + 1} of {options.rounds}", flush=True)
+    return {
+        name: (statistics.median(wall), statistics.median(busy))
+        for name, times in seconds.items()
+        for wall, busy in [zip(*times, strict=True)]
+    }

@@ -130,6 +130,28 @@ def test_no_imports_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+@pytest.mark.parametrize("folder", ["bench", "research", "tests/research"])
+def test_scripts_import_nothing_in_a_circle_and_no_inside_of_the_package(folder):
+    graph = {}
+    for path in (SOURCE.parents[1] / folder).glob("*.py"):
+        imported = [
+            (node.module or "", alias.name)
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        ]
+        ours = [(module, name) for module, name in imported if module.startswith("layerswap")]
+        assert not [name for _, name in ours if name.startswith("_")]
+        theirs = {*imported} - {*ours}
+        names = {part for module, name in theirs for part in (module.split(".")[-1], name)}
+        graph[path.stem] = {name for name in names if path.with_stem(name).is_file()}
+    assert len(graph) > 5
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
 def modules_run(*arguments: object) -> list[str]:
     """The modules of which a function runs, from the command line to the bytes."""
     lines = run_python(WALK.format(arguments=["layerswap", *map(str, arguments)])).split("\n")
