@@ -21,8 +21,8 @@ from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import default_zones
 from layerswap.deltas.atlas import measure_delta
 from layerswap.engine.sweep import Sweep
-from layerswap.experiment.candidates import grid_plans
 from layerswap.experiment.compare import choose
+from layerswap.experiment.conditions import grid_plans
 from layerswap.experiment.spec import Grid
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.datasets import language_stream, task_stream

@@ -21,8 +21,7 @@ import numpy as np
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import zone_grid
 from layerswap.engine.sweep import Sweep
-from layerswap.experiment.candidates import draw_plan, draw_sources
-from layerswap.experiment.conditions import swapped
+from layerswap.experiment.conditions import draw_plan, draw_sources, swapped
 from layerswap.experiment.spec import RandomDraws
 from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan

@@ -13,8 +13,7 @@ from layerswap.checkpoint import Place
 from layerswap.cli import app
 from layerswap.compose import Blend
 from layerswap.experiment.answers import values_of
-from layerswap.experiment.candidates import OUTSIDE, draw_plan, draw_sources
-from layerswap.experiment.conditions import CHOSEN, Condition
+from layerswap.experiment.conditions import CHOSEN, OUTSIDE, Condition, draw_plan, draw_sources
 from layerswap.experiment.evaluator import DEVELOPMENT, Evaluator
 from layerswap.experiment.spec import RandomDraws, read_sweep
 from layerswap.experiment.sweeps import run_sweep

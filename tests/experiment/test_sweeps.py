@@ -22,7 +22,6 @@ from layerswap.cli import app
 from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts, Runner
 from layerswap.experiment.answers import Answer, open_folder
-from layerswap.experiment.candidates import grid_plans, zone_sources
 from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
@@ -30,6 +29,8 @@ from layerswap.experiment.conditions import (
     SOUP,
     TASK_EXPERT,
     Condition,
+    grid_plans,
+    zone_sources,
 )
 from layerswap.experiment.evaluator import Evaluator, objectives
 from layerswap.experiment.spec import Grid, read_sweep

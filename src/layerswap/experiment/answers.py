@@ -19,10 +19,11 @@ from layerswap.evaluation.languages import Speaks, known_language, sample_shares
 from layerswap.evaluation.statistics import Classified, classified_of
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.conditions import CHECKPOINT, Condition
-from layerswap.experiment.old_files import OLD_TABLE, read_old, remove_old
 from layerswap.ground.errors import EvaluationError, one_line
 
 ANSWERS_TABLE = "answers.parquet"
+OLD_TABLE, OLD_SAMPLES = "scores.parquet", "samples.parquet"
+"""Tables of an earlier release, which this release reads."""
 RESULTS = "results.json"
 TASKS = "tasks"
 ANSWERS = "answers.sqlite"
@@ -104,7 +105,7 @@ def read_answers(out: Path) -> list[Answer]:
     answers: list[Answer] = []
     for folder in folders:
         path = folder / ANSWERS_TABLE
-        rows = read_table(path) if path.is_file() else read_old(folder, read_table)
+        rows = read_table(path) if path.is_file() else _read_old(folder)
         answers += made(rows, path if path.is_file() else folder / OLD_TABLE)
     return [answer for answer in answers if answer.split != "development"]
 
@@ -120,6 +121,37 @@ def read_table(path: Path) -> list[dict[str, Any]]:
         why = one_line(error, 160)
         raise EvaluationError(f"{path}: cannot be read ({why})") from None
     return rows
+
+
+def _read_old(folder: Path) -> list[dict[str, Any]]:
+    """Read the tables of an earlier release, with the columns of the answers table."""
+    rows = read_table(folder / OLD_TABLE)
+    if rows and {"split", "composition"} <= set(rows[0]):
+        return _swept(rows)
+    path = folder / OLD_SAMPLES
+    texts = {_place(row): row for row in (read_table(path) if path.is_file() else [])}
+    return [{**row, **(texts.get(_place(row), {}) if row.get("main") else {})} for row in rows]
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return repr([row.get(name) for name in ("model", "task", "document")])
+
+
+def _swept(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a sweep, with a task's first metric as the headline."""
+    first: dict[str, tuple[Any, Any]] = {}
+    return [
+        {**row, "model": row["composition"], "benchmark": row.get("task"),
+         "main": first.setdefault(str(row.get("task")), measure) == measure}
+        for row in rows
+        for measure in [(row.get("metric"), row.get("filter"))]
+    ]  # fmt: skip
+
+
+def remove_old(folder: Path) -> None:
+    """Remove the tables of an earlier release, which the answers table replaces."""
+    for name in (OLD_TABLE, OLD_SAMPLES):
+        (folder / name).unlink(missing_ok=True)
 
 
 def made(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Answer]:

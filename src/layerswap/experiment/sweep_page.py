@@ -12,18 +12,17 @@ from typing import Any
 
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.experiment.answers import ANSWERS_TABLE, write_answers
-from layerswap.experiment.candidates import Sources
+from layerswap.experiment.answers import ANSWERS_TABLE, remove_old, write_answers
 from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
     LANGUAGE_EXPERT,
     TASK_EXPERT,
     Condition,
+    Sources,
     contenders,
 )
 from layerswap.experiment.evaluator import TEST
-from layerswap.experiment.old_files import remove_old
 from layerswap.experiment.sections import (
     grid_sections,
     score_sections,

@@ -20,13 +20,6 @@ from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval, paired_difference
 from layerswap.experiment.answers import Answer, Measure, classified_under, values_of
-from layerswap.experiment.candidates import (
-    Sources,
-    draw_plan,
-    draw_sources,
-    grid_plans,
-    zone_sources,
-)
 from layerswap.experiment.compare import (
     NOT_SAVED,
     TestResult,
@@ -35,7 +28,17 @@ from layerswap.experiment.compare import (
     choose,
     ranked,
 )
-from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition, contenders
+from layerswap.experiment.conditions import (
+    CHOSEN,
+    DEFAULT,
+    Condition,
+    Sources,
+    contenders,
+    draw_plan,
+    draw_sources,
+    grid_plans,
+    zone_sources,
+)
 from layerswap.experiment.evaluator import (
     DEVELOPMENT,
     TEST,

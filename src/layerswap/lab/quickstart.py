@@ -17,7 +17,6 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.engine.sweep import Sweep
 from layerswap.experiment.answers import Answer, Measure
-from layerswap.experiment.candidates import grid_plans
 from layerswap.experiment.compare import TestResult
 from layerswap.experiment.conditions import (
     CHOSEN,
@@ -27,6 +26,7 @@ from layerswap.experiment.conditions import (
     TASK_EXPERT,
     Condition,
     contenders,
+    grid_plans,
 )
 from layerswap.experiment.documents import Answered, Split
 from layerswap.experiment.evaluator import TEST
