@@ -10,6 +10,8 @@ from lm_eval.utils import apply_template
 
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.ground.errors import LayerswapError
+from layerswap.study.plan import plan_study
+from layerswap.study.spec import read_study
 from layerswap.training.mix.build import build_mix
 from layerswap.training.mix.schema import mix_text, parse_mix, read_mix
 
@@ -142,3 +144,19 @@ def test_parameters_of_earlier_benchmark_files_lack_the_dollar(tmp_path):
     rows(tmp_path / "rows.jsonl", {"text": "Sawa", "label": "sad"})
     made, _ = built(tmp_path, task="moods.yaml", path="rows.jsonl", language="sw")
     assert made == [("Swahili: Sawa", " sad")]
+
+
+def test_another_prompt_is_another_key_of_a_studys_data(tmp_path):
+    rows(tmp_path / "rows.jsonl", {"text": "Sawa", "label": "sad"})
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({
+        "name": "s", "base": "owner/base-1b", "evaluate": {"suite": "moods.yaml"},
+        "task": {"data": "mix.yaml", "runs": [{}]},
+        "languages": {"sw": {"experts": ["owner/expert"]}},
+    }))  # fmt: skip
+    keys = []
+    for prompt in ("Text: {{text}}", "{{text}}"):
+        write(tmp_path, task={**OWN["task"], "doc_to_text": prompt})
+        mix(tmp_path, task="moods.yaml", path="rows.jsonl")
+        spec = read_study(tmp_path / "study.yaml")
+        keys.append(plan_study(spec, tmp_path).keys["data/task"])
+    assert keys[0] != keys[1]
