@@ -83,8 +83,6 @@ class BenchmarkResult:
     benchmark: str
     pairs: Mapping[str, Scores]  # by pair and treatment, on test documents
     grid: Mapping[Condition, Interval]  # compositions, mean over pairs on development documents
-    chosen: Mapping[str, Condition]  # by pair, the best composition on development documents
-    flattered: Mapping[str, Condition]  # by pair, the best composition on test documents
     test: tuple[int, ...]  # positions of the test documents, in the order of task and document
     shared: frozenset[Condition]  # treatments that all pairs share
     # By pair, its treatments on development documents; empty without such documents.
@@ -99,6 +97,11 @@ class BenchmarkResult:
     def heading(self) -> str:
         """The heading of its table."""
         return f"{self.benchmark}, {self.language}"
+
+    @property
+    def chosen(self) -> dict[str, Condition]:
+        """By pair, the best composition on development documents."""
+        return {pair: by[CHOSEN] for pair, by in self.reported.items() if CHOSEN in by}
 
     def documents(self, known: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
         """The test documents among all of the benchmark, as task and position."""
@@ -140,8 +143,8 @@ class BenchmarkResult:
         """The treatments that report a condition: of the grid, `CHOSEN`, `FLATTERED` or none."""
         if one.zones is None:
             return [one.treatment]
-        picked = {CHOSEN: self.chosen, FLATTERED: self.flattered}
-        return [name for name, by in picked.items() if by.get(one.pair) == one.treatment]
+        picked = self.reported.get(one.pair, {})
+        return [name for name in (CHOSEN, FLATTERED) if picked.get(name) == one.treatment]
 
     @property
     def best(self) -> Condition:
@@ -184,48 +187,48 @@ def benchmark_result(
     """
     split = found.split(development)
     choosing = len(split.development) > 0
-    by_pair = _by_pair(found.scores)
-    shared = by_pair.pop("", {})
-    answers_by_pair = _by_pair(found.answers)
-    shared_answers = answers_by_pair.pop("", {})
-    pairs: dict[str, Scores] = {}
-    answers: dict[str, Mapping[Condition, Labels]] = {}
-    chosen: dict[str, Condition] = {}
-    flattered: dict[str, Condition] = {}
+    by_pair, answers = _by_pair(found.scores), _by_pair(found.answers)
+    shared, shared_answers = by_pair.pop("", {}), answers.pop("", {})
+    reported = {pair: _reported(shared, own, split) for pair, own in by_pair.items()}
+
+    def on(
+        documents: npt.NDArray[np.int64], own: Mapping[str, Any], common: Mapping[Condition, Any]
+    ) -> dict[str, dict[Condition, Any]]:
+        return {
+            pair: {name: {**common, **own[pair]}[one][documents] for name, one in names.items()}
+            for pair, names in reported.items()
+        }
+
     grids: dict[Condition, list[Values]] = defaultdict(list)
-    first: dict[str, Scores] = {}
-    names: dict[str, Mapping[Condition, Condition]] = {}
-    for pair, own in by_pair.items():
-        grid = {one: values for one, values in own.items() if one.zones is not None}
-        tuned = _chosen_of_methods(own, split) if choosing else {}
-        others = [
-            one for one in own
-            if one not in grid and (not choosing or one.method == "ties" or one.method not in TUNED)
-        ]  # fmt: skip
-        reported = {one: one for one in (*shared, *others)} | tuned  # by name, what it reports
-        if grid and choosing:
-            tried = {one: values[split.development] for one, values in grid.items()}
-            rest = {one: values[split.test] for one, values in grid.items()}
-            for one, values in tried.items():
-                grids[one].append(values)
-            chosen[pair] = choose(tried, of_equals="first")
-            flattered[pair] = choose(rest, of_equals="first")
-            reported |= {CHOSEN: chosen[pair], FLATTERED: flattered[pair]}
-        every = {**shared, **own}
-        kept = {name: every[one] for name, one in reported.items()}
-        if choosing:
-            first[pair] = {one: values[split.development] for one, values in kept.items()}
-        pairs[pair] = {one: values[split.test] for one, values in kept.items()}
-        names[pair] = reported
-        if found.labels is not None:
-            given = {**shared_answers, **answers_by_pair[pair]}
-            answers[pair] = {name: given[one][split.test] for name, one in reported.items()}
-    grid_means = {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()}
+    for one, values in (item for own in by_pair.values() for item in own.items()):
+        if choosing and one.zones is not None:
+            grids[one].append(values[split.development])
     return BenchmarkResult(
-        language, benchmark, pairs, grid_means, chosen, flattered, tuple(split.test.tolist()),
-        frozenset(shared), first, _chosen_on(found, split),
-        None if found.labels is None else found.labels[split.test], answers, names,
+        language, benchmark, on(split.test, by_pair, shared),
+        {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()},
+        tuple(split.test.tolist()), frozenset(shared),
+        on(split.development, by_pair, shared) if choosing else {}, _chosen_on(found, split),
+        None if found.labels is None else found.labels[split.test],
+        {} if found.labels is None else on(split.test, answers, shared_answers), reported,
     )  # fmt: skip
+
+
+def _reported(shared: Scores, own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
+    """By name, the models that a pair reports: not a whole grid, but the best of it."""
+    choosing = len(split.development) > 0
+    grid = [one for one in own if one.zones is not None]
+    others = [
+        one for one in own
+        if one not in grid and (not choosing or one.method == "ties" or one.method not in TUNED)
+    ]  # fmt: skip
+    reported = {one: one for one in (*shared, *others)}
+    if choosing:
+        reported |= _chosen_of_methods(own, split)
+    if choosing and grid:
+        for name, documents in ((CHOSEN, split.development), (FLATTERED, split.test)):
+            tried = {one: own[one][documents] for one in grid}
+            reported[name] = choose(tried, of_equals="first")
+    return reported
 
 
 def _chosen_on(found: BenchmarkScores, split: DocumentSplit) -> str:

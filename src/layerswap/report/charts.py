@@ -125,7 +125,7 @@ def draw_intervals(
         raise ValueError(f"no row is called {highlight!r}")
     words = [f"{score(i.low, unit)} to {score(i.high, unit)}" for _, i in rows]
     if differences:
-        shown = [Difference(i, unit).words(unit) for _, i in rows]
+        shown = [Difference(i, unit).words for _, i in rows]
         marks = [words.number + words.stars for words in shown]
     else:
         marks = [score(i.mean, unit) for _, i in rows]

@@ -93,9 +93,9 @@ class Difference:
     unit: str = "%"
     corrected: bool = False
 
-    def words(self, unit: str) -> Words:
+    @property
+    def words(self) -> Words:
         """The difference with its sign, in its own unit."""
-        del unit
         apart = self.interval
         if apart is None:
             return Words("")
@@ -112,9 +112,9 @@ class Share:
     interval: Interval
     unit: str = "%"
 
-    def words(self, unit: str) -> Words:
+    @property
+    def words(self) -> Words:
         """The mean and its interval, in its own unit."""
-        del unit
         return _with_interval(self.interval, self.unit)
 
 
@@ -125,10 +125,12 @@ class Spread:
     mean: float
     low: float
     high: float
+    unit: str = "%"
 
-    def words(self, unit: str) -> Words:
+    @property
+    def words(self) -> Words:
         """The mean, and the extremes if they differ."""
-        mean, low, high = (score(value, unit) for value in (self.mean, self.low, self.high))
+        mean, low, high = (score(value, self.unit) for value in (self.mean, self.low, self.high))
         return Words(mean, f"({low} to {high})", low, high) if low != high else Words(mean)
 
 
@@ -139,9 +141,9 @@ class Count:
     value: int
     of: int
 
-    def words(self, unit: str) -> Words:
+    @property
+    def words(self) -> Words:
         """Both numbers if they differ, such as `60 of 80`."""
-        del unit
         more = "" if self.value == self.of else f" of {self.of:,}"
         return Words(f"{self.value:,}{more}")
 
@@ -154,9 +156,9 @@ class Number:
     format: str = ""
     text: str = ""
 
-    def words(self, unit: str) -> Words:
+    @property
+    def words(self) -> Words:
         """The number."""
-        del unit
         return Words(self.text or format(self.value, self.format))
 
 
@@ -169,7 +171,7 @@ def words_of(cell: Cell, unit: str = "%") -> Words | str:
     if isinstance(cell, str):
         return cell
     if isinstance(cell, Difference | Share | Spread | Count | Number):
-        return cell.words(unit)
+        return cell.words
     if cell is None or isinstance(cell, int):
         return Words(DASH if cell is None else f"{cell:,}")
     return Words(score(cell, unit)) if isinstance(cell, float) else _with_interval(cell, unit)
