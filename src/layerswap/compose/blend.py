@@ -103,7 +103,7 @@ class Operation:
         """Every blend that is read: the inputs, then the base."""
         return tuple(blend for blend, _ in self.inputs) + ((self.base,) if self.base else ())
 
-    @property
+    @cached_property
     def experts(self) -> tuple[str, ...]:
         """Every expert that is read, the base included, sorted."""
         return tuple(sorted({name for blend in self.blends for name in blend.experts}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from itertools import cycle, groupby
 from types import MappingProxyType
@@ -83,7 +84,7 @@ class Composition:
             self, blends={place: blend.rename(blends) for place, blend in self.blends.items()}
         )
 
-    @property
+    @cached_property
     def experts(self) -> tuple[str, ...]:
         """Every expert that some place uses, sorted."""
         return tuple(sorted({e for blend in self.blends.values() for e in blend.experts}))
