@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,10 +23,12 @@ from layerswap.evaluation.statistics import (
 from layerswap.experiment.answers import (
     ANSWERS_TABLE,
     Answer,
+    read_answers,
     uneven_labels,
     write_answers,
 )
 from layerswap.experiment.runs import compare
+from layerswap.experiment.tables import comparison_tables
 
 LABELS = ["sport"] * 80 + ["health"] * 20
 MAJORITY = ["sport"] * 100
@@ -85,6 +88,15 @@ def written(folder, answers):
     folder.mkdir()
     write_answers(folder / ANSWERS_TABLE, rows)
     return rows
+
+
+def test_a_language_without_a_name_is_shown_by_its_code(tmp_path):
+    written(tmp_path / "run", {"fair": FAIR, "majority": MAJORITY})
+    rows = [replace(row, language="nela") for row in read_answers(tmp_path / "run")]
+    write_answers(tmp_path / "run" / ANSWERS_TABLE, rows)
+    scores, balanced = comparison_tables(compare([tmp_path / "run"]))
+    assert list(scores.columns)[:3] == ["model", "n", "nela"]
+    assert balanced.caption.startswith("topics, nela: ")
 
 
 def test_compare_first_reports_where_accuracy_and_balanced_accuracy_disagree(tmp_path):
