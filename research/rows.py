@@ -23,9 +23,9 @@ import numpy.typing as npt
 import yaml
 
 from layerswap.ground.commit import write_json
-from layerswap.lab.datasets import language_stream, take, task_stream
+from layerswap.lab.datasets import language_stream, task_stream
 from layerswap.lab.tasks import LabExample, comprehension, examples
-from layerswap.lab.train import OUTSIDE, PARTITION, Training, Trainings, train
+from layerswap.lab.train import OUTSIDE, PARTITION, Trainings, train
 
 if TYPE_CHECKING:
     from layerswap.lab.assets import Lab
@@ -47,44 +47,32 @@ Bits = npt.NDArray[np.float64]
 
 def trained_names() -> list[str]:
     """The trainings beside the lab's own experts."""
-    seed = SETTINGS["stopped"]["seed"]
-    stopped = [f"task-{seed}", *(f"language-{name}-{seed}" for name in SCARCE)]
     texts = [
         f"text-{name}-{seed}" for name in SETTINGS["text"]["languages"]
         for seed in SETTINGS["seeds"]
     ]  # fmt: skip
     turns = SETTINGS["turns"]
     return [
-        *texts, *stopped,
+        *texts,
         *(f"turns-{every}-{seed}" for seed in turns["seeds"] for every in turns["every"]),
     ]  # fmt: skip
 
 
 def train_model(lab: Lab, out: Path, name: str) -> None:
-    """Train a model and save it, or its states at every part of the steps, as `NAME@STEPS`."""
-    kind, *_, seed = name.split("-")
-    if kind == "turns":
+    """Train a model and save it in the folder of its name."""
+    if name.startswith("turns"):
         _train_in_turns(lab, out, name)
         return
+    from layerswap.checkpoint.loading import without_progress_bars
     from layerswap.lab.scoring import load
 
-    trainings, number = Trainings(), int(seed)
-    training = trainings.task if kind == "task" else trainings.language
-    language = name.split("-")[1]
-    stream = {
-        "task": lambda: task_stream(lab.world, seed=number),
-        "language": lambda: language_stream(lab.world, language, seed=number),
-        "text": lambda: text_stream(lab.world, language, seed=number),
-    }[kind]()
+    _, language, seed = name.split("-")
     model, tokenizer = load(lab.base)
-    times = 1 if kind == "text" else SETTINGS["stopped"]["times"]
-
-    def on_step(done: int, steps: int) -> None:
-        if done % (steps // times) == 0:
-            model.save_pretrained(out / (name if times == 1 else f"{name}@{done}"))
-            tokenizer.save_pretrained(out / (name if times == 1 else f"{name}@{done}"))
-
-    train(model, tokenizer, stream, training, seed=number, on_step=on_step)  # type: ignore[arg-type]
+    stream = text_stream(lab.world, language, seed=int(seed))
+    train(model, tokenizer, stream, Trainings().language, seed=int(seed))  # type: ignore[arg-type]
+    with without_progress_bars():
+        model.save_pretrained(out / name)
+    tokenizer.save_pretrained(out / name)
 
 
 def text_stream(world: World, language: str, *, seed: int) -> Iterator[LabExample]:
@@ -118,7 +106,10 @@ def _train_in_turns(lab: Lab, out: Path, name: str) -> None:
                        for part in ("train", "validation")}  # fmt: skip
         _write(Path(files[kind]["train"]), stream, rows)
         _write(Path(files[kind]["validation"]), stream, HELD_OUT)
-    training = replace(Trainings().task, steps=turns["steps"], batch=turns["batch"], part=None)
+    training = replace(
+        Trainings().task, part=None,
+        **{name: turns[name] for name in ("steps", "batch", "learning_rate")},
+    )  # fmt: skip
     spec = {
         "base": str(lab.base),
         "simultaneous": {**files, "every": int(every)},
@@ -164,9 +155,7 @@ def _write_scores(recorded: Mapping[str, Mapping[str, str]]) -> None:
     SCORES.write_bytes(("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
-def _evaluations(
-    lab: Lab, out: Path
-) -> dict[str, tuple[Callable[[], Plan], list[str]]]:
+def _evaluations(lab: Lab, out: Path) -> dict[str, tuple[Callable[[], Plan], list[str]]]:
     """The plan of every model by name, and what it is asked: `SKILL LANGUAGE SPLIT`."""
     import layerswap as ls
 
@@ -183,20 +172,20 @@ def _evaluations(
     found["base"] = alone("base"), tests(*(one.name for one in lab.world.languages.values()))
     for name in experts("task", folder):
         signals = [f"{skill} {language} development" for skill, language in TASK_SIGNALS]
-        found[name] = alone(name), signals + tests(SOURCE, *SCARCE) * ("@" not in name)
+        found[name] = alone(name), signals + tests(SOURCE, *SCARCE)
     for language in SCARCE:
-        for name in (*experts(f"language-{language}", folder), *experts(f"text-{language}", folder)):
-            signals = [f"{skill} {language} development" for skill in SKILLS]
-            signals.append(f"problem {SOURCE} development")
-            found[name] = alone(name), signals + tests(SOURCE, language) * ("@" not in name)
-            for task in experts("task", folder):
-                if "@" in task and ("@" in name or name.startswith("text")):
-                    continue
-                asked = tests(SOURCE, language, skills=("problem",))
-                found[f"{task} + {name}"] = (
-                    lambda task=task, name=name: ls.swap(task=folder(task), language=folder(name)),
-                    asked if "@" not in task + name else asked[1:],
-                )
+        for kind in (f"language-{language}", f"text-{language}"):
+            for name in experts(kind, folder):
+                signals = [f"{skill} {language} development" for skill in SKILLS]
+                signals.append(f"problem {SOURCE} development")
+                found[name] = alone(name), signals + tests(SOURCE, language)
+                for task in experts("task", folder):
+                    found[f"{task} + {name}"] = (
+                        lambda task=task, name=name: ls.swap(
+                            task=folder(task), language=folder(name)
+                        ),
+                        tests(SOURCE, language, skills=("problem",)),
+                    )
     for seed in SETTINGS["seeds"]:
         for name, asked in (
             (f"task-{seed}", tests(SOURCE, skills=("problem",))),
@@ -218,12 +207,9 @@ TASK_SIGNALS = [("problem", SOURCE), *((skill, name) for skill in SKILLS for nam
 
 
 def experts(kind: str, folder: Callable[[str], Path]) -> list[str]:
-    """The experts of a kind that there are, the finished ones first."""
-    steps = (Trainings().task if kind == "task" else Trainings().language).steps
-    seed, times = SETTINGS["stopped"]["seed"], SETTINGS["stopped"]["times"]
-    finished = [f"{kind}-{seed}" for seed in SETTINGS["seeds"]]
-    stopped = [f"{kind}-{seed}@{steps * part // times}" for part in range(1, times + 1)]
-    return [name for name in (*finished, *stopped) if folder(name).is_dir()]
+    """The experts of a kind that there are, by seed."""
+    names = (f"{kind}-{seed}" for seed in SETTINGS["seeds"])
+    return [name for name in names if folder(name).is_dir()]
 
 
 def main() -> None:
