@@ -26,6 +26,7 @@ from sklearn.metrics import f1_score
 from layerswap.evaluation.statistics import (
     Classified,
     Interval,
+    Predictor,
     Values,
     paired_difference,
     predictors,
@@ -185,6 +186,22 @@ def signals_table() -> Table:
               for one in (found[name] for name in signals())),
         ])  # fmt: skip
     return table(["Spearman's correlation over ten languages", *signals()], rows)
+
+
+def merge_predictors() -> list[Predictor]:
+    """Rank correlations over languages of models alone with the swap.
+
+    Models are scored on every second document and the swap on the others, so that no document
+    makes both high.
+    """
+    loss = json.loads(LOSS.read_text("utf-8"))
+    models = {"task expert": TASK, "base": BASE, "language expert": LANGUAGE}
+    signals = {
+        f"headlines of the {words}": [float(right(code, name)[::2].mean()) for code in LANGUAGES]
+        for words, name in models.items()
+    }
+    signals["loss of the language expert"] = [loss[code]["language expert"] for code in LANGUAGES]
+    return predictors(signals, [float(right(code, SWAP)[1::2].mean()) for code in LANGUAGES])
 
 
 def tables() -> dict[str, Table]:
