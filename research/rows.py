@@ -256,6 +256,13 @@ def answers(model: str, asked: str, seeds: Sequence[Sequence[int]] | None = None
     return np.array([bits(name, asked) for name in names]).reshape(*map(len, of), -1)
 
 
+@cache
+def draws(shape: tuple[int, ...]) -> list[Bits]:
+    """The weights of every bootstrap sample along each axis: `(resamples, size)`."""
+    rng = np.random.default_rng(0)
+    return [rng.multinomial(size, np.full(size, 1 / size), size=RESAMPLES) / size for size in shape]
+
+
 def crossed(values: Bits) -> Interval:
     """The mean, with an interval over every axis at once: seeds, if several, and documents."""
     values = values.squeeze(tuple(i for i in range(values.ndim - 1) if values.shape[i] == 1))
@@ -263,11 +270,7 @@ def crossed(values: Bits) -> Interval:
         return mean_interval(values)
     if not values.any():
         return paired_difference(values.reshape(-1), values.reshape(-1))
-    rng = np.random.default_rng(0)
-    *seeds, documents = (
-        rng.multinomial(size, np.full(size, 1 / size), size=RESAMPLES) / size
-        for size in values.shape
-    )
+    *seeds, documents = draws(values.shape)
     drawn = np.tensordot(documents, values, axes=(1, -1))  # (resamples, seeds...)
     for weights in seeds:
         drawn = np.einsum("rs,rs...->r...", weights, drawn)
