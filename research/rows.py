@@ -103,7 +103,7 @@ def text_stream(world: World, language: str, *, seed: int) -> Iterator[LabExampl
 
 def _train_in_turns(lab: Lab, out: Path, name: str) -> None:
     """Simultaneous partition SFT of an equal number of rows of both data sets."""
-    from layerswap.lab.exports import _run, _write
+    from layerswap.lab.exports import training_run, write_examples
     from layerswap.training.expert.trainer import train as train_expert
 
     turns = SETTINGS["turns"]
@@ -117,8 +117,8 @@ def _train_in_turns(lab: Lab, out: Path, name: str) -> None:
     for kind, stream in streams.items():
         files[kind] = {part: str(out / f"{name}-{kind}-{part}.jsonl")
                        for part in ("train", "validation")}  # fmt: skip
-        _write(Path(files[kind]["train"]), stream, rows)
-        _write(Path(files[kind]["validation"]), stream, HELD_OUT)
+        write_examples(Path(files[kind]["train"]), stream, rows)
+        write_examples(Path(files[kind]["validation"]), stream, HELD_OUT)
     training = replace(
         Trainings().task, part=None,
         **{name: turns[name] for name in ("steps", "batch", "learning_rate")},
@@ -127,7 +127,7 @@ def _train_in_turns(lab: Lab, out: Path, name: str) -> None:
         "base": str(lab.base),
         "simultaneous": {**files, "every": int(every)},
         "train": {"partition": PARTITION, "outside": OUTSIDE},
-        **_run(training),
+        **training_run(training),
         "save_every": turns["steps"] * turns["batch"],
         "seed": int(seed),
     }

@@ -108,8 +108,10 @@ def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = N
         stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)
         streams[name] = (stream, trainings.language)
     for name, (stream, training) in streams.items():
-        _write(folder / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch)
-        _write(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
+        write_examples(
+            folder / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch
+        )
+        write_examples(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
     export_tasks(folder / "tasks", n=round(n / (1 - DEVELOPMENT)), overwrite=True)
     study = _study(lab, trainings, runs)
     path = folder / STUDY
@@ -129,7 +131,7 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
         "billions": 0.001,
         "task": _experts("task", trainings.task, runs),
         "languages": {name: _experts(name, trainings.language, runs) for name in lab.languages},
-        "both": _run(both),
+        "both": training_run(both),
         "simultaneous": {"partition": PARTITION, "outside": OUTSIDE},
         "pairs": "all",
         "grid": {"bottom": [0, 1, 2, 3], "top": [0, 1], "bottom_transition": [0, 1]},
@@ -150,7 +152,7 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
 
 
 def _experts(name: str, training: Training, runs: int) -> dict[str, Any]:
-    run = {**_run(training), "train": {"partition": PARTITION, "outside": OUTSIDE}}
+    run = {**training_run(training), "train": {"partition": PARTITION, "outside": OUTSIDE}}
     return {
         "data": {part: f"{name}-{part}.jsonl" for part in ("train", "validation")},
         "keep": runs,
@@ -164,7 +166,8 @@ def _cut(training: Training, steps: int) -> Training:
     return replace(training, steps=steps, warmup=min(training.warmup, warmup))
 
 
-def _run(training: Training) -> dict[str, Any]:
+def training_run(training: Training) -> dict[str, Any]:
+    """The settings of a training of the lab, as a study has them."""
     return {
         "hyperparameters": {
             "learning_rate": training.learning_rate,
@@ -179,6 +182,7 @@ def _run(training: Training) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, stream: Iterator[LabExample], n: int) -> None:
+def write_examples(path: Path, stream: Iterator[LabExample], n: int) -> None:
+    """Write the next `n` examples of a stream as JSON Lines."""
     rows = ({"prompt": one.prompt, "completion": one.completion} for one in take(stream, n))
     path.write_bytes(("\n".join(map(json.dumps, rows)) + "\n").encode())
