@@ -28,7 +28,7 @@ from layerswap.evaluation.languages import answer_of
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
-from layerswap.evaluation.suites.folders import Function, TaskFolder
+from layerswap.evaluation.suites.folders import TaskFolder
 from layerswap.ground.errors import EvaluationError, LayerswapError
 
 NAMES = ["maembe_generate", "maembe_choose", "maembe_read"]
@@ -222,7 +222,7 @@ def test_functions_in_task_files_are_reported_before_they_run(world, tmp_path):
 def test_functions_of_the_suites_are_no_news(tmp_path):
     folder = TaskFolder(tmp_path)
     folder.module("numbers", "def found(doc): return doc\n")
-    folder.task("one", {"process_docs": Function("numbers.found")})
+    folder.task("one", {"process_docs": "!function numbers.found"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         harness._warn_of_functions(tmp_path)

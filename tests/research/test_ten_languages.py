@@ -1,8 +1,11 @@
 """The figures of ten languages are those of the recorded scores."""
 
+import pytest
+
 from research import ten_languages as ten
 
 
+@pytest.mark.slow
 def test_figures_have_a_row_for_each_language_and_means(tmp_path):
     ten.draw_figures(tmp_path)
     for name in ("forest-task", "forest-soup"):

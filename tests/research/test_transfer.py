@@ -18,6 +18,7 @@ def tables():
     return transfer.tables()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", transfer.PAGES, ids=lambda page: page.name)
 def test_a_page_has_the_tables_of_the_recorded_scores(page, tables):
     text = page.read_text("utf-8")
@@ -25,6 +26,7 @@ def test_a_page_has_the_tables_of_the_recorded_scores(page, tables):
     assert transfer.filled(text, tables) == text
 
 
+@pytest.mark.slow
 def test_whole_tables_are_files_beside_the_pages(tables):
     files = {path.name: path.read_text("utf-8") for path in transfer.CSV.glob("*.csv")}
     recorded = {transfer.csv_name(name): whole.csv() for name, whole in tables.items()}

@@ -91,7 +91,7 @@ class Exemplars(Strict):
 
     code: str  # of their language, in the data
     split: str
-    language: str | None = None  # when the code is none
+    language: str | None = None  # as mixes write it; the code when not given
     data: Data | None = None  # the benchmark's when not given
 
 

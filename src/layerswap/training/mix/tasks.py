@@ -74,8 +74,11 @@ def _table(benchmark: Benchmark, language: Any) -> tuple[Data | None, str | None
         return benchmark.data, None
     if benchmark.languages == "any":
         return benchmark.data, standard_tag(language)
-    code, exemplars = match(language, benchmark.languages), benchmark.exemplars
-    if code is None and exemplars and match(language, [exemplars.language or exemplars.code]):
+    exemplars = benchmark.exemplars
+    taught = exemplars and (exemplars.language or exemplars.code)
+    # Equal codes are found without langcodes, so that ready mixes are listed by the core alone.
+    code = None if language == taught else match(language, benchmark.languages)
+    if exemplars and taught and code is None and (language == taught or match(language, [taught])):
         return exemplars.data or benchmark.data, exemplars.code
     if code is None:
         raise RecipeError(f"{benchmark.name} does not have {language}")
