@@ -767,12 +767,12 @@ def _read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
         if names == ["consolidated.safetensors"]:
             why += "its names are not those of transformers: download model*.safetensors"
         else:
-            one = len(names) == 1 and not NUMBERED.fullmatch(names[0])
-            why += f"if it is the whole model, rename it to {SINGLE}" if one else AGAIN
+            unnumbered = len(names) == 1 and not NUMBERED.fullmatch(names[0])
+            why += f"if it is the whole model, rename it to {SINGLE}" if unnumbered else AGAIN
     else:
         pickled = any(folder.glob("*.bin"))
-        found = "only pickled weights (.bin)" if pickled else "no weights in safetensors format"
-        why = f"has {found}; load the model with transformers and save it again"
+        weights = "only pickled weights (.bin)" if pickled else "no weights in safetensors format"
+        why = f"has {weights}; load the model with transformers and save it again"
     raise CheckpointError(f"{folder}: {why}")
 
 

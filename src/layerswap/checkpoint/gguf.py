@@ -261,9 +261,9 @@ class _Cursor:
 
     def bytes_at(self, start: int, stop: int) -> bytearray:
         """Read bytes anywhere in the file."""
-        found = bytearray(stop - start)
-        read_into(self._handle, start, memoryview(found), self.path)
-        return found
+        buffer = bytearray(stop - start)
+        read_into(self._handle, start, memoryview(buffer), self.path)
+        return buffer
 
     def number(self, code: str) -> Any:
         """Read a number, by its `struct` code."""

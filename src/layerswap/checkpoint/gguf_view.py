@@ -180,20 +180,20 @@ def as_gguf(checkpoint: Checkpoint, like: Checkpoint) -> dict[str, list[TensorIn
         sources.pop("output.weight", None)
     if "output.weight" in like.tensors and "token_embd.weight" in sources:
         sources.setdefault("output.weight", sources["token_embd.weight"])
-    found: dict[str, list[TensorInfo]] = {}
+    tensors: dict[str, list[TensorInfo]] = {}
     for gguf_name in (*like.tensors, *(sources.keys() - like.tensors.keys())):
         if gguf_name in sources:
             stack = sources[gguf_name]
-            found[gguf_name] = [
+            tensors[gguf_name] = [
                 _as_gguf(gguf_name, stack[number], family, like.config) for number in sorted(stack)
             ]
         elif NOT_OF_TRANSFORMERS.fullmatch(gguf_name):
-            found[gguf_name] = [like.tensors[gguf_name]]
+            tensors[gguf_name] = [like.tensors[gguf_name]]
         else:
             raise CheckpointError(
                 f"{checkpoint.identity}: lacks {quoted(gguf_name)} of {like.identity}"
             )
-    return found
+    return tensors
 
 
 def _as_gguf(

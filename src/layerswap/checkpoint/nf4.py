@@ -45,8 +45,8 @@ def double_quantised(scales: Floats) -> Floats:
     mean = scales.mean(dtype=np.float32)
     rest = scales - mean
     rounded = _rounded(rest, block_scales(rest, SCALES), dynamic_numbers(), SCALES)
-    found: Floats = rounded + mean
-    return found
+    restored: Floats = rounded + mean
+    return restored
 
 
 def given_back(values: Floats, scales: Floats) -> Floats:
@@ -83,5 +83,5 @@ def _rounded(values: Floats, scales: Floats, numbers: Floats, length: int) -> Fl
     between = ((numbers[:-1].astype(np.float64) + numbers[1:]) / 2).astype(np.float32)
     inverse = np.divide(1, largest, out=np.zeros_like(largest), where=largest > 0)
     positions = np.searchsorted(between, values * np.repeat(inverse, length)[: len(values)])
-    found: Floats = numbers[positions] * np.repeat(scales, length)[: len(values)]
-    return found
+    rounded: Floats = numbers[positions] * np.repeat(scales, length)[: len(values)]
+    return rounded

@@ -333,7 +333,7 @@ def _eight_bits(values: Floats) -> Stored:
     rows = values.reshape(-1, length)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # as the package does
         for start in range(0, len(rows), IN_CACHE // length):
-            part, out = (one[start : start + IN_CACHE // length] for one in (rows, stored))
+            part, out = (array[start : start + IN_CACHE // length] for array in (rows, stored))
             largest = np.abs(part)
             while largest.shape[1] > 1:  # in halves: reductions of short rows are slow
                 half = largest.shape[1] // 2

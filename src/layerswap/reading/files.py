@@ -167,7 +167,7 @@ def read_parallel(files: dict[str, list[str]], count: int | None) -> Dataset:
 
 def _aligned(files: dict[str, list[str]]) -> Iterator[dict[str, str]]:
     """Yield the rows of parallel files; a row with an empty line in one of them is left out."""
-    columns = [chain.from_iterable(map(lines_of, one)) for one in files.values()]
+    columns = [chain.from_iterable(map(lines_of, paths)) for paths in files.values()]
     for texts in zip(*columns, strict=True):
         if all(text.strip() for text in texts):
             yield dict(zip(files, texts, strict=True))
@@ -262,8 +262,8 @@ def _features(rows: Iterator[dict[str, Any]]) -> Features:
     names = {frozenset({type(None)}): "null"}
     for kind, name in {str: "string", int: "int64", float: "float64", bool: "bool"}.items():
         names |= dict.fromkeys((frozenset({kind}), frozenset({kind, type(None)})), name)
-    found = {column: names.get(frozenset(one)) for column, one in kinds.items()}
-    return Features({column: Value(name) if name else Json() for column, name in found.items()})
+    dtypes = {column: names.get(frozenset(types)) for column, types in kinds.items()}
+    return Features({column: Value(name) if name else Json() for column, name in dtypes.items()})
 
 
 def _generate(
@@ -285,7 +285,7 @@ def _generate(
     names = chain.from_iterable(files.values()) if isinstance(files, dict) else files
     local = [Path(name).stat() for name in names if "://" not in name]
     # The stamp is a part of the cache's key: a changed file is read again.
-    stamp = str([(one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in local])
+    stamp = str([(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for stat in local])
     made: Dataset = Dataset.from_generator(
         _stamped, features=features, gen_kwargs={"rows": rows, "files": files, "stamp": stamp}
     )

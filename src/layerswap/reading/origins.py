@@ -97,7 +97,7 @@ def open_rows(
     copies = (
         [local / origin.id, local / origin.id.rpartition("/")[2]] if local and origin.id else []
     )
-    copy = next((one for one in copies if one.is_dir()), None)
+    copy = next((path for path in copies if path.is_dir()), None)
     try:
         if origin.path is not None:
             files = matching_files(folder, origin.path)
@@ -145,7 +145,7 @@ def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bo
     check_columns(origin.where, rows.column_names, "where")
     allowed = {  # the values of a table are texts
         column: [*values, *map(str, values),
-                 *(str(one).lower() for one in values if isinstance(one, bool))]
+                 *(str(value).lower() for value in values if isinstance(value, bool))]
         for column, values in origin.where.items()
     }  # fmt: skip
     return lambda row: all(row[column] in values for column, values in allowed.items())
