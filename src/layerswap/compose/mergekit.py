@@ -368,9 +368,9 @@ def resolve(
     spelling = SPELLINGS[method.merge_method]
     for tensor, (_, place) in restacked_names(tensors or llama_tensors(layers), taken).items():
         blend = _blend_at(spelling, stack, positions, tensor, place)
-        first, other = chosen.setdefault(place, (tensor, blend))
-        if other != blend:
-            raise RecipeError(_divided(place, first, other, tensor, blend))
+        first, first_blend = chosen.setdefault(place, (tensor, blend))
+        if first_blend != blend:
+            raise RecipeError(_divided(place, first, first_blend, tensor, blend))
     blends = {place: blend for place, (_, blend) in chosen.items()}
     moved = None if taken == tuple(range(layers)) else taken
     return Composition.build(len(taken), lambda place: _nearest(place, blends), moved)
@@ -385,9 +385,9 @@ def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
         roles = ["embedding"] if place.role == "head" else ["final_norm", "embedding"]
     else:
         roles = ["mlp", "attention", "norm"]
-    for other in (place, *(Place(place.layer, role) for role in roles)):
-        if other in blends:
-            return blends[other]
+    for candidate in (place, *(Place(place.layer, role) for role in roles)):
+        if candidate in blends:
+            return blends[candidate]
     return next(iter(blends.values()))
 
 
@@ -482,11 +482,11 @@ def _shared(
     return values
 
 
-def _divided(place: Place, first: str, other: Blend, tensor: str, blend: Blend) -> str:
+def _divided(place: Place, first: str, first_blend: Blend, tensor: str, blend: Blend) -> str:
     where = place.role if place.layer is None else f"layer {place.layer} {place.role}"
     return (
-        f"{where}: {first} would be {other} and {tensor} {blend}; layerswap merges a place as a "
-        "whole, so filters can separate self_attn, mlp and norms, but not parts of them"
+        f"{where}: {first} would be {first_blend} and {tensor} {blend}; layerswap merges a place "
+        "as a whole, so filters can separate self_attn, mlp and norms, but not parts of them"
     )
 
 

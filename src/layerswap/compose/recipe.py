@@ -286,9 +286,9 @@ def _method_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     for key, method in given.items():
         for path, text in method.mistakes():
             yield (key, *path), text
-        for other, text in method.conflicts.items():
-            if other in recipe.model_fields_set and getattr(recipe, other) is not None:
-                yield (other,), text
+        for other_key, text in method.conflicts.items():
+            if other_key in recipe.model_fields_set and getattr(recipe, other_key) is not None:
+                yield (other_key,), text
 
 
 def _names(recipe: Recipe) -> dict[KeyPath, str]:

@@ -138,10 +138,10 @@ class Decoding:
             raise EvaluationError(f"max_new_tokens is {self.max_new_tokens}; at least 1 is needed")
         if self.stop and self.tokenizer is None:
             raise EvaluationError("stop strings need the tokenizer that decodes them")
-        if other := self.own - ROW_BY_ROW:
+        if unsupported := self.own - ROW_BY_ROW:
             raise EvaluationError(
-                f"generation_config.json sets {', '.join(sorted(other))}, which a sweep does not "
-                "apply; remove it there, or use --engine hf"
+                f"generation_config.json sets {', '.join(sorted(unsupported))}, which a sweep does "
+                "not apply; remove it there, or use --engine hf"
             )
         if "" in self.stop:
             raise EvaluationError("a stop string is empty, and would stop everything at once")

@@ -336,11 +336,11 @@ class Sweep(VirtualModel):
         """Warn if compositions have other generation configurations than the model in memory."""
         files = {member: generation_file(self.plans[member]) for member in (0, *members)}
         texts = {member: file and file.read_bytes() for member, file in files.items()}
-        other = next((member for member in members if texts[member] != texts[0]), None)
-        if other is not None:
+        differing = next((member for member in members if texts[member] != texts[0]), None)
+        if differing is not None:
             warnings.warn(
-                f"composition {other} differs in generation_config.json from composition 0, whose "
-                "settings are used for all; evaluate it separately to use its own",
+                f"composition {differing} differs in generation_config.json from composition 0, "
+                "whose settings are used for all; evaluate it separately to use its own",
                 stacklevel=4,
             )
 

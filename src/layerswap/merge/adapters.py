@@ -63,9 +63,9 @@ def write_adapters(
         raise RecipeError("give at least one task adapter and one language adapter")
     plans: dict[str, Plan] = {}
     for task, source in tasks.items():
-        for language, other in languages.items():
+        for language, language_source in languages.items():
             data = {
-                "experts": {"task": os.fspath(source), "language": os.fspath(other)},
+                "experts": {"task": os.fspath(source), "language": os.fspath(language_source)},
                 "base": None if base is None else os.fspath(base),
                 "swap": dict(method or {}),
                 "weights": weights if isinstance(weights, str) else dict(weights),

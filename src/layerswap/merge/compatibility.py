@@ -179,11 +179,11 @@ def _check_itself(name: str, checkpoint: Checkpoint) -> None:
 
 
 def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
-    for key, both, given in _compared(pair):
-        if both and both[0] != both[1] and (None not in both or key in OFF_IF_NONE):
+    for key, values, given in _compared(pair):
+        if values and values[0] != values[1] and (None not in values or key in OFF_IF_NONE):
             each = ", ".join(
                 f"{_short(value)}{'' if known else ' by default'} in {name}"
-                for name, value, known in zip(pair, both, given, strict=True)
+                for name, value, known in zip(pair, values, given, strict=True)
             )
             lost = [name for name, known in zip(pair, given, strict=True) if not known]
             remedy = (
@@ -216,12 +216,12 @@ def _compared(pair: Mapping[str, Checkpoint]) -> Iterator[tuple[str, list[Any], 
     filled: list[list[dict[str, Any]]] | None = None
     for kind, settings in enumerate(zip(*(_settings(c) for c in pair.values()), strict=True)):
         for key in {**settings[0], **settings[1]}:
-            both = [_number(each.get(key)) for each in settings]
-            given = [value is not None for value in both]
+            values = [_number(each.get(key)) for each in settings]
+            given = [value is not None for value in values]
             if kind and any(given) and not all(given):
                 filled = _filled(pair) if filled is None else filled
-                both = [_number(each[kind].get(key)) for each in filled]
-            yield key, both, given
+                values = [_number(each[kind].get(key)) for each in filled]
+            yield key, values, given
 
 
 def _filled(pair: Mapping[str, Checkpoint]) -> list[list[dict[str, Any]]]:
@@ -236,7 +236,7 @@ def default_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
     first, *others = checkpoints
     for other in others if checkpoints[first].gguf is None else ():
         pair = {name: checkpoints[name] for name in (first, other)}
-        keys = [key for key, both, _ in _compared(pair) if not both]
+        keys = [key for key, values, _ in _compared(pair) if not values]
         if keys:
             return [
                 f"only one of {first} and {other} gives {', '.join(keys)}, and the default is not "

@@ -421,10 +421,10 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
     following = 1 + max(known_ids.values(), default=-1)
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     for name, tokens in alignment.added.items():
-        other = read_json_object(experts[name].folder / "tokenizer.json")
-        known = {entry["content"]: entry for entry in other.get("added_tokens") or ()}
+        tokenizer = read_json_object(experts[name].folder / "tokenizer.json")
+        known = {entry["content"]: entry for entry in tokenizer.get("added_tokens") or ()}
         for i, token in enumerate(tokens):
-            entry = known.get(token) or {"content": _as_text(token, other), **plain}
+            entry = known.get(token) or {"content": _as_text(token, tokenizer), **plain}
             if entry["content"] in taken:
                 raise MergeError(
                     f"tokenizers cannot be joined: the text of {token!r} of {name} is a token "

@@ -156,7 +156,7 @@ def _lost(
 ) -> list[str]:
     """Note trained places where the composition takes too little of the expert."""
     trained = records[name].places
-    alike = {other for other, record in records.items() if record.places == trained}
+    alike = {expert for expert, record in records.items() if record.places == trained}
     shares: dict[Place, float] = {}
     for place in trained:
         weights = composition[place].weights
