@@ -142,10 +142,11 @@ def commands(source: str, out: Path, file: str) -> list[str]:
 def agreement_table(proofs: Sequence[Proof]) -> Table:
     """Agreement with the folder, by type and language."""
     rows: list[list[Cell]] = [
-        [proof.kind, one.language, one.positions, one.same, f"{one.divergence_nats:.3f}"]
+        [proof.kind, agreement.language, agreement.positions, agreement.same,
+         f"{agreement.divergence_nats:.3f}"]
         for proof in proofs
-        for one in proof.agreements
-    ]
+        for agreement in proof.agreements
+    ]  # fmt: skip
     return Table(
         ["type", "language", "positions", "same likeliest token, %", "divergence, nats"], rows,
         "Next-token distributions against the folder in float32.",

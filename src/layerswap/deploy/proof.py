@@ -95,11 +95,11 @@ class Proof:
     @property
     def problems(self) -> list[str]:
         """Every difference that a deployed file must not have."""
-        far = (one for one in self.agreements if one.divergence_nats > DIVERGENT)
+        far = (agreement for agreement in self.agreements if agreement.divergence_nats > DIVERGENT)
         return [
             *(f"{check.name}: {line}" for check in self.checks for line in check.problems),
-            *(f"likelihoods: {one.language}: {one.divergence_nats:.2f} nats from the folder, more "
-              "than rounding explains" for one in far),
+            *(f"likelihoods: {agreement.language}: {agreement.divergence_nats:.2f} nats from the "
+              "folder, more than rounding explains" for agreement in far),
         ]  # fmt: skip
 
 
@@ -503,8 +503,8 @@ def divergence(expected: npt.NDArray[np.float64], found: Mapping[int, float]) ->
     import numpy as np
 
     listed = np.fromiter(found, np.int64)
-    other = np.fromiter(found.values(), np.float64)
+    log_q = np.fromiter(found.values(), np.float64)
     log_p = expected[listed]
     p = np.exp(log_p)
-    rest_p, rest_q = max(1 - p.sum(), 1e-12), max(1 - np.exp(other).sum(), 1e-12)
-    return float(max(0.0, (p * (log_p - other)).sum() + rest_p * np.log(rest_p / rest_q)))
+    rest_p, rest_q = max(1 - p.sum(), 1e-12), max(1 - np.exp(log_q).sum(), 1e-12)
+    return float(max(0.0, (p * (log_p - log_q)).sum() + rest_p * np.log(rest_p / rest_q)))

@@ -69,7 +69,7 @@ class LinearLogProb(torch.autograd.Function):
         for rows in torch.split(torch.arange(len(targets)), size):
             part, product = hidden[rows].to(narrow.dtype), products[: len(rows)]
             torch.mm(part, narrow.t(), out=product)
-            blocks = (torch.split(one, len(buffers[0])) for one in (product, targets[rows]))
+            blocks = (torch.split(tensor, len(buffers[0])) for tensor in (product, targets[rows]))
             for block, labels in zip(*blocks, strict=True):
                 first, second = (memory[: len(block)] for memory in buffers)
                 logits = first.copy_(block)

@@ -161,7 +161,7 @@ def scorer(
             task: [float(values[key]) for key in values if "," in key and "stderr" not in key]
             for task, values in result["results"].items()
         }
-        return {task: found[0] for task, found in metrics.items() if found}
+        return {task: values[0] for task, values in metrics.items() if values}
 
     return score
 

@@ -118,7 +118,7 @@ def _fit(job: TrainingJob, log: Log) -> None:
         system.keep_freed_memory()
     log(f"loading {job.base.source}")
     model = _load_model(job)
-    rows = sum(len(one.train) for one in job.sets)
+    rows = sum(len(data.train) for data in job.sets)
     log(f"tokenising {rows:,} rows")
     trainer = make_trainer(job, model, log)
     parameters = list(trainer.model.parameters())

@@ -113,7 +113,7 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         }
         if built.index
         else {},
-        "identifier": [built.identifier.describe(one) for one in built.identifier.languages]
+        "identifier": [built.identifier.describe(code) for code in built.identifier.languages]
         if built.identifier
         else [],
         "warnings": contaminated + ([boundary] if boundary else []),

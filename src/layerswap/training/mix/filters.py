@@ -182,8 +182,8 @@ def _ranking(identifier: Identifier | None) -> Callable[[str], list[tuple[str, f
     def learned(text: str) -> list[tuple[str, float]]:
         values = identifier.probabilities([" ".join(text.split())])[0]
         ranked = zip(identifier.languages, values, strict=True)
-        return sorted(((one, math.log(max(value, 1e-300))) for one, value in ranked),
-                      key=lambda one: -one[1])  # fmt: skip
+        return sorted(((code, math.log(max(value, 1e-300))) for code, value in ranked),
+                      key=lambda pair: -pair[1])  # fmt: skip
 
     return learned
 
@@ -380,8 +380,8 @@ def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) ->
     for text in texts:
         for unit, known in runs.items():
             if known:
-                found = known.keys() & set(ngrams(units(text, unit), length[unit], unit))
-                shared.update(*(known[run] for run in found))
+                common = known.keys() & set(ngrams(units(text, unit), length[unit], unit))
+                shared.update(*(known[run] for run in common))
     return sorted(shared)
 
 

@@ -94,7 +94,7 @@ def _origin(
     if code is None:
         raise RecipeError("give the language of the rows, or their id or path")
     exemplars = benchmark.exemplars
-    known = [one for one in (exemplars and exemplars.split, benchmark.development) if one]
+    known = [name for name in (exemplars and exemplars.split, benchmark.development) if name]
     if split not in known:
         there = f"; there are {', '.join(known)}" if known else ""
         raise RecipeError(f"{benchmark.name} has no split {split!r} to train on{there}")
@@ -114,7 +114,7 @@ def templates(
 
     `source` may have a completion and `template: jinja` of its own.
     """
-    columns = {name: of[0] for name, of in table.sources.items()} if table else {}
+    columns = {name: fields[0] for name, fields in table.sources.items()} if table else {}
     for name in given:
         if columns and name not in columns:
             raise RecipeError(f"columns: no {name!r} in the data{nearest(name, [*columns])}")
