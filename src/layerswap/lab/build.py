@@ -139,7 +139,7 @@ def _train(
 def _test_answers(folder: Path, language: str, world: World) -> dict[str, Any]:
     """A joint model's answers for the quickstart: right (1) or wrong (0), and the first texts."""
     scores = score_folder(folder, language, "test", TEST_QUESTIONS, world=world)
-    right = {name: "".join(map(str, one.astype(int))) for name, one in scores.items()}
+    right = {name: "".join(map(str, correct.astype(int))) for name, correct in scores.items()}
     sweep, tokenizer = Sweep([soup({"joint": folder})], dtype="float32"), load_tokenizer(folder)
     first = questions("task_target", language, "test", SHOWN, world=world)
     return {"test": right, "written": "\n".join(sweep_written(sweep, tokenizer, first)[0])}

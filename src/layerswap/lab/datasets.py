@@ -96,10 +96,10 @@ def joint_stream(
 
     `task` is the share of the task expert's examples, in 0..1.
     """
-    both = task_stream(world, seed=seed), language_stream(world, language, mix, seed=seed)
+    streams = task_stream(world, seed=seed), language_stream(world, language, mix, seed=seed)
     rng = random.Random(f"joint/{language}/{seed}")
     while True:
-        yield next(both[0] if rng.random() < task else both[1])
+        yield next(streams[0] if rng.random() < task else streams[1])
 
 
 def take(stream: Iterator[LabExample], n: int) -> list[LabExample]:

@@ -54,8 +54,8 @@ def export_tasks(
                 name = f"lab_{skill}_{language}"
                 asked = examples(lab.world, language, skill, split, n, seed=seed)
                 lines = [
-                    json.dumps({"prompt": one.prompt, "answer": one.completion.strip()})
-                    for one in asked
+                    json.dumps({"prompt": example.prompt, "answer": example.completion.strip()})
+                    for example in asked
                 ]
                 (folder / f"{name}.jsonl").write_bytes(("\n".join(lines) + "\n").encode())
                 data = str(target / f"{name}.jsonl")
@@ -122,7 +122,7 @@ def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = N
 def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
     # As many steps as both experts together, at the task expert's learning rate.
     together = trainings.task.steps + trainings.language.steps
-    both = replace(trainings.task, steps=together, part=None)
+    joint = replace(trainings.task, steps=together, part=None)
     return {
         "name": "Layer swapping on the lab",
         "description": "The papers' experiment on models that a laptop trains: experts of three "
@@ -131,7 +131,7 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
         "billions": 0.001,
         "task": _experts("task", trainings.task, runs),
         "languages": {name: _experts(name, trainings.language, runs) for name in lab.languages},
-        "both": training_run(both),
+        "both": training_run(joint),
         "simultaneous": {"partition": PARTITION, "outside": OUTSIDE},
         "pairs": "all",
         "grid": {"bottom": [0, 1, 2, 3], "top": [0, 1], "bottom_transition": [0, 1]},
@@ -184,5 +184,7 @@ def training_run(training: Training) -> dict[str, Any]:
 
 def write_examples(path: Path, stream: Iterator[LabExample], n: int) -> None:
     """Write the next `n` examples of a stream as JSON Lines."""
-    rows = ({"prompt": one.prompt, "completion": one.completion} for one in take(stream, n))
+    rows = (
+        {"prompt": example.prompt, "completion": example.completion} for example in take(stream, n)
+    )
     path.write_bytes(("\n".join(map(json.dumps, rows)) + "\n").encode())

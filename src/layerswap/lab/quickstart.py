@@ -87,7 +87,7 @@ class LabQuestions:
         self, split: Any, conditions: Sequence[Condition], *, first: int | None = None
     ) -> list[Answer]:
         """Scores compositions on the questions of a split, and writes texts on the test split."""
-        members = [self.members[one] for one in conditions]
+        members = [self.members[condition] for condition in conditions]
         rows: list[Answer] = []
         for measure in MEASURES if split == TEST else ("task_target",):
             count = TEST_QUESTIONS if split == TEST else DEVELOPMENT_QUESTIONS
@@ -97,8 +97,10 @@ class LabQuestions:
             )
             shown = asked[:SHOWN] if (split, measure) == (TEST, "task_target") else []
             texts = sweep_written(self.sweep, self._tokenizer, shown, members=members)
-            for one, scores, written in zip(conditions, right, texts, strict=True):
-                rows += _answers(one, (split, measure), scores, zip(shown, written, strict=True))
+            for condition, scores, written in zip(conditions, right, texts, strict=True):
+                rows += _answers(
+                    condition, (split, measure), scores, zip(shown, written, strict=True)
+                )
         return rows
 
     def recorded(self, condition: Condition) -> list[Answer]:
@@ -107,7 +109,7 @@ class LabQuestions:
         for measure in MEASURES:
             asked = questions(measure, self.language, TEST, TEST_QUESTIONS, world=self.lab.world)
             shown = asked[:SHOWN] if measure == "task_target" else []
-            scores = [float(one) for one in record["test"][measure][: len(asked)]]
+            scores = [float(digit) for digit in record["test"][measure][: len(asked)]]
             texts = zip(shown, record["written"].split("\n"), strict=False)
             rows += _answers(condition, (TEST, measure), scores, texts)
         return rows
@@ -122,8 +124,8 @@ def _answers(
     """The answers to the questions of a split and measure, with the texts of the first ones."""
     split, measure = asked
     texts = [
-        {"question": one.prompt, "target": one.completion.strip(), "answer": text}
-        for one, text in shown
+        {"question": example.prompt, "target": example.completion.strip(), "answer": text}
+        for example, text in shown
     ]
     answer: Any = partial(Answer, str(condition), measure, split=split, condition=condition)
     return [
@@ -163,10 +165,13 @@ class Outcome(SweepResult):
             "selected": (
                 Condition("swap", zones=self.zones) if self.zones else self.selected
             ).to_dict(),
-            "above": [str(one) for one in self.above],
+            "above": [str(condition) for condition in self.above],
             "chosen_on": {"split": "development", "questions": DEVELOPMENT_QUESTIONS},
             "composition": self.best.composition.to_dict(),
-            "grid": [{**one.to_dict(), "task_target": v} for one, v in self.development.items()],
+            "grid": [
+                {**condition.to_dict(), "task_target": v}
+                for condition, v in self.development.items()
+            ],
             **{measure: test.to_dict()["test"] for measure, test in self.tests.items()},
             "seconds": round(self.seconds, 1),
             "layerswap_version": __version__,
@@ -236,7 +241,7 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
 def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
     """Draw the problems in the scarce language, by split, that a page scores on."""
     return Answered(f"problems in {language}", {
-        split: [(one.prompt, one.completion) for one in
+        split: [(example.prompt, example.completion) for example in
                 questions("task_target", language, split, problems, world=lab.world)]
         for split in get_args(Split)
     })  # fmt: skip
@@ -250,7 +255,9 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())
-    best, alone = (outcome.intervals[one].mean for one in (outcome.selected, TASK_EXPERT))
+    best, alone = (
+        outcome.intervals[condition].mean for condition in (outcome.selected, TASK_EXPERT)
+    )
     return Report(
         title=f"{_name(outcome, 'A')} answers {best:.1%} of {outcome.language} problems; the task "
         f"expert {alone:.1%}",

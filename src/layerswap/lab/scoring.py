@@ -73,8 +73,8 @@ def questions(
 def measure_names(language: str) -> dict[LabMeasure, str]:
     """Return the name of every measure in tables, such as `problems, furo`."""
     world = shipped().world
-    found = {measure: _skill_and_language(measure, language, world) for measure in MEASURES}
-    return {measure: f"{NAMES[skill]}, {spoken}" for measure, (skill, spoken) in found.items()}
+    skills = {measure: _skill_and_language(measure, language, world) for measure in MEASURES}
+    return {measure: f"{NAMES[skill]}, {spoken}" for measure, (skill, spoken) in skills.items()}
 
 
 def _skill_and_language(measure: LabMeasure, language: str, world: World) -> tuple[Skill, str]:
@@ -166,7 +166,7 @@ def sweep_written(
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     rows = sweep.generate(prompts, members=members, max_new_tokens=NEW_TOKENS)
     return [
-        [text.strip() for text in tokenizer.batch_decode([list(one.tokens) for one in row],
-                                                         skip_special_tokens=True)]
+        [text.strip() for text in tokenizer.batch_decode(
+            [list(generation.tokens) for generation in row], skip_special_tokens=True)]
         for row in rows
     ]  # fmt: skip

@@ -171,8 +171,8 @@ def examples(
     rng = random.Random(f"examples/{language}/{kind}/{steps}/{split}/{seed}")
     words = spoken.vocabulary(common_only=False)
     biggest = world.settings.biggest
-    found: dict[str, LabExample] = {}
-    while len(found) < n:
+    distinct: dict[str, LabExample] = {}
+    while len(distinct) < n:
         if skill == "problem":
             said_in = [spoken] * (steps + 1)
             drawn = problem(said_in, words, split, rng, biggest=biggest, asked=asked)
@@ -180,8 +180,8 @@ def examples(
             drawn = translation(spoken, world.source, words, split, rng)
         else:
             drawn = comprehension(spoken, spoken, words, split, rng, biggest=biggest)
-        found.setdefault(drawn.prompt, drawn)
-    return list(found.values())
+        distinct.setdefault(drawn.prompt, drawn)
+    return list(distinct.values())
 
 
 def _direction(asker: LabLanguage, change: Clause) -> str:

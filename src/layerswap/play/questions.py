@@ -57,7 +57,7 @@ def label_items(file: str, count: int, seed: int, avoid: Sequence[str] = ()) -> 
     check_text(file)
     texts = [*dict.fromkeys(line.strip() for line in lines_of(file) if line.strip())]
     random.Random(seed).shuffle(texts)
-    known = {*overlap((line for one in avoid for line in lines_of(one)), texts)}
+    known = {*overlap((line for path in avoid for line in lines_of(path)), texts)}
     kept = [text for i, text in enumerate(texts) if i not in known]
     if len(kept) < count:
         shared = ", and share no five words in a row with training text" if avoid else ""
