@@ -51,11 +51,13 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     found = (
         found_in(inputs.task) if isinstance(inputs.task, Task) else [f"{inputs.task}: a ready mix"]
     )
-    for one in inputs.languages:
-        found += one.found()
+    for language in inputs.languages:
+        found += language.found()
         for split, given in (("test", request.tests), ("dev", request.developments)):
-            if split in one.tests:
-                found += found_in_test(given[one.code], split, one.tests[split], one.name)
+            if split in language.tests:
+                found += found_in_test(
+                    given[language.code], split, language.tests[split], language.name
+                )
     for line in found:
         log(line)
     target = request.folder.absolute()
@@ -74,8 +76,9 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         hours = costs.hours
         disk = costs.disk_gb + costs.passing_gb
         made = NewStudy(request.folder, settings.seeds, hours, disk, _memory(costs))
-        proofs = [{"code": one.code, "name": one.name, "proof": _proof(inputs, one.code)}
-                  for one in inputs.languages]  # fmt: skip
+        proofs = [{"code": language.code, "name": language.name,
+                   "proof": _proof(inputs, language.code)}
+                  for language in inputs.languages]  # fmt: skip
         words |= {
             "found": found, "languages": proofs, "speed": speed, "kinds": hours,
             "total": sum(hours.values()), "disk": disk, "memory": made.memory_gb,
@@ -87,10 +90,10 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
 
 def _look(inputs: Inputs, found: list[str], log: Log, model: Any, tokenizer: Any) -> None:
     """Say how the base reads each language."""
-    for one in inputs.languages:
-        reading = glance(inputs.request.base, model, tokenizer, one.own_texts())
+    for language in inputs.languages:
+        reading = glance(inputs.request.base, model, tokenizer, language.own_texts())
         if reading is not None:
-            found.append(reading.line(one.name))
+            found.append(reading.line(language.name))
             log(found[-1])
 
 
@@ -120,18 +123,18 @@ def _planned(
 
 
 def _memory(costs: StudyCosts) -> float:
-    return ROOM * max(one.memory_gb for one in costs.steps.values())
+    return ROOM * max(step.memory_gb for step in costs.steps.values())
 
 
 def _proof(inputs: Inputs, code: str) -> str:
-    one = next(one for one in inputs.languages if one.code == code)
-    if not one.proved:
+    language = next(language for language in inputs.languages if language.code == code)
+    if not language.proved:
         return ("**no test, so the study can prove nothing there.** It makes the model with the "
                 "default zones, and asks whether it still does the task in the task's own "
                 "language")  # fmt: skip
     if inputs.suite:
         return f"the suite {inputs.suite}"
-    tested = f"{len(one.tests['test']):,} test documents"
-    if "dev" in one.tests:
-        return f"{tested}; zones are chosen on {len(one.tests['dev']):,} development documents"
+    tested = f"{len(language.tests['test']):,} test documents"
+    if "dev" in language.tests:
+        return f"{tested}; zones are chosen on {len(language.tests['dev']):,} development documents"
     return f"{tested}; no development split, so nothing is chosen: the default zones"

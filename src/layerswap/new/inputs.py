@@ -76,14 +76,14 @@ class LanguageInput:
         lines = []
         for table, column in ((self.text, "text"), (self.parallel, self.code)):
             if table is not None:
-                texts = [one[column] for one in table.rows]
-                full = [one for one in texts if text_of(one, column)]
+                texts = [row[column] for row in table.rows]
+                full = [text for text in texts if text_of(text, column)]
                 empty = f" ({len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
                 form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
                 how = form.get(table.keys.get("format", ""), "")
                 count = "at least " * (len(texts) == LOOK) + f"{len(texts):,} texts{empty}"
                 lines += [f"{table.name}: {count} in {self.name}{how}"]
-                lines += [f"  {short(one)!r}" for one in full[:1]]
+                lines += [f"  {short(text)!r}" for text in full[:1]]
         return lines
 
     def own_texts(self) -> list[str]:
@@ -117,7 +117,7 @@ class Inputs:
     @cached_property
     def billions(self) -> float:
         """Parameters of the base, in billions."""
-        return sum(prod(one.shape) for one in self.base.tensors.values()) / 1e9
+        return sum(prod(tensor.shape) for tensor in self.base.tensors.values()) / 1e9
 
     @property
     def task_count(self) -> int:
@@ -139,7 +139,7 @@ class Inputs:
         """Prompts and completions of the task; for a ready task, texts of the language."""
         if isinstance(self.task, Task):
             return self.task.rows(SAMPLE)
-        texts = [text for one in self.languages for text in one.texts()][:SAMPLE]
+        texts = [text for language in self.languages for text in language.texts()][:SAMPLE]
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
@@ -159,7 +159,7 @@ def check_request(request: Request) -> Inputs:
     ready = request.task in ready_recipes() and not Path(request.task).exists()
     task: Task | str = request.task if ready else read_task(request.task, request.columns)
     named = {*request.tests.values()} & {*suite_names()}
-    suites = {one for one in named if not Path(one).exists()}
+    suites = {name for name in named if not Path(name).exists()}
     suite = _check_suites(request, suites, ready)
     if request.leave_out:
         if not isinstance(task, Task):
@@ -167,7 +167,7 @@ def check_request(request: Request) -> Inputs:
         _check_left_out(request, task, suite)
     languages = [_language(request, code, task, suite) for code in request.languages]
     held: list[int] = []
-    if isinstance(task, Task) and not all(one.proved for one in languages):
+    if isinstance(task, Task) and not all(language.proved for language in languages):
         step = max(10, len(task.table.rows) // HELD_OUT)
         held = [*range(0, len(task.table.rows), step)][:HELD_OUT]
     return Inputs(request, base, tokenizer, device, task, suite, languages, held)
@@ -186,7 +186,7 @@ def _open_base(given: str) -> tuple[Checkpoint, Any]:
 
 
 def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None:
-    files = [one for one in request.tests.values() if one not in suites]
+    files = [test for test in request.tests.values() if test not in suites]
     if len(suites) > 1 or (suites and files):
         raise RecipeError("--test: give one suite for all languages, or files")
     if ready and not suites:
@@ -207,7 +207,7 @@ def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
         for given in files.values():
             if given != suite:
                 labels |= task.labels_of(given, request.columns, split)
-    if strange := [one for one in request.leave_out if one not in labels]:
+    if strange := [label for label in request.leave_out if label not in labels]:
         there = f"; the labels are {', '.join(sorted(labels)):.80}" if labels else ""
         raise RecipeError(f"--leave-out {strange[0]}: no test row has this label{there}")
 
@@ -216,15 +216,15 @@ def read_languages(given: Sequence[str]) -> dict[str, str | None]:
     """Parse `CODE` and `CODE:FILE`; return the files by standard language code."""
     files: dict[str, str | None] = {}
     first: dict[str, str] = {}
-    for one in given:
-        name, _, file = one.partition(":")
+    for entry in given:
+        name, _, file = entry.partition(":")
         code = standard_tag(name)
         if code in files:
             raise RecipeError(
-                f"--language: {first[code]} and {one} are the same language; give it once, "
+                f"--language: {first[code]} and {entry} are the same language; give it once, "
                 f"such as --language {code}:FILE"
             )
-        files[code], first[code] = file or None, one
+        files[code], first[code] = file or None, entry
     return files
 
 
@@ -248,7 +248,7 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
         tests[split] = task.read_test(given, request.columns, request.leave_out, split)
     if "dev" in tests and "test" not in tests:
         raise RecipeError(f"--development {request.developments[code]}: needs a --test file")
-    shared = [one for one in tests.get("dev", ()) if one in tests["test"]]
+    shared = [document for document in tests.get("dev", ()) if document in tests["test"]]
     if len(shared) > len(tests.get("dev", ())) / 4:
         raise DataError(
             f"{request.developments[code]}: {len(shared):,} of its rows are also in the test, so "

@@ -39,7 +39,7 @@ def memory_gb(device: str) -> float:
 
 def check_disk(folder: Path, needed_gb: float) -> None:
     """Refuse a disk without room for a study."""
-    there = next(one for one in (folder, *folder.parents) if one.is_dir())
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(there).free / 1e9
     if free < needed_gb:
         raise StudyError(

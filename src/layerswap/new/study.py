@@ -71,18 +71,20 @@ def render(name: str, words: Mapping[str, Any]) -> str:
 
 
 def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
-    request, billions = inputs.request, inputs.billions
+    request, billions, languages = inputs.request, inputs.billions, inputs.languages
     local = request.base != "lab" and Path(request.base).expanduser().is_dir()
     base = relpath(Path(request.base).expanduser(), folder) if local else request.base
-    task, language = _hyperparameters(inputs, settings)
-    data = [{"code": one.code, "data": one.ready or f"mixes/{one.code}.yaml"}
-            for one in inputs.languages]  # fmt: skip
-    most = max([inputs.rows_of(one)[0] for one in inputs.languages if not one.ready] or [1400])
+    for_task, for_language = _hyperparameters(inputs, settings)
+    data = [{"code": language.code, "data": language.ready or f"mixes/{language.code}.yaml"}
+            for language in languages]  # fmt: skip
+    most = max(
+        [inputs.rows_of(language)[0] for language in languages if not language.ready] or [1400]
+    )
     return {
         "name": request.folder.name,
         "folder": request.folder,
-        "codes": ", ".join(one.code for one in inputs.languages),
-        "unproved": ", ".join(one.code for one in inputs.languages if not one.proved),
+        "codes": ", ".join(language.code for language in languages),
+        "unproved": ", ".join(language.code for language in languages if not language.proved),
         "base": str(inputs.base.folder) if request.base == "lab" else base,
         "given_base": request.base,
         "device": inputs.device,
@@ -91,11 +93,11 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         else f"mixes/{inputs.task.name}.yaml",
         "layers": f"0-{inputs.base.layers - 1}",
         "rates": "usual for LoRA" if settings.lora else _rates(billions)[3],
-        "task": _flow(task),
-        "language": _flow(language),
+        "task": _flow(for_task),
+        "language": _flow(for_language),
         "first": data[0],
         "others": data[1:],
-        "chosen": any("dev" in one.tests for one in inputs.languages),
+        "chosen": any("dev" in language.tests for language in languages),
         "zones": default_zones(inputs.base.layers),
         "suite": _suite(inputs),
         "trial": request.trial,
@@ -109,13 +111,13 @@ def _suite(inputs: Inputs) -> str:
     """The suite of the study: ready, a benchmark, or the file of two benchmarks."""
     if inputs.suite or not isinstance(inputs.task, Task):
         return inputs.suite or ""
-    proved = {one.proved for one in inputs.languages}
+    proved = {language.proved for language in inputs.languages}
     end = "-all" if len(proved) > 1 else "" if True in proved else ENGLISH
     return f"benchmarks/{inputs.task.name}{end}.yaml"
 
 
 def _write_task(inputs: Inputs, task: Task, folder: Path) -> None:
-    end = "" if any(one.tests for one in inputs.languages) else ENGLISH
+    end = "" if any(language.tests for language in inputs.languages) else ENGLISH
     benchmark = None if inputs.suite else f"../benchmarks/{task.name}{end}.yaml"
     source, count = task.source(folder / "mixes", benchmark), len(task.table.rows)
     if inputs.held_out:
@@ -176,47 +178,48 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
 def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
     """Write the test documents and the benchmarks, also for languages without a test."""
     data = folder / "data"
-    tested = [one for one in inputs.languages if one.tests]
-    unproved = [one.code for one in inputs.languages if not one.proved]
-    for one in tested:
-        for split, documents in one.tests.items():
-            rows = (target(task, document, one.code) for document in documents)
-            _write_rows(data / f"{one.code}.{split}.jsonl", rows)
+    tested = [language for language in inputs.languages if language.tests]
+    unproved = [language.code for language in inputs.languages if not language.proved]
+    for language in tested:
+        for split, documents in language.tests.items():
+            rows = (target(task, document, language.code) for document in documents)
+            _write_rows(data / f"{language.code}.{split}.jsonl", rows)
     held = task.documents([task.table.rows[i] for i in inputs.held_out])
     for code in unproved:
-        _write_rows(data / f"{code}.test.jsonl", (target(task, one, "en") for one in held))
+        rows = (target(task, document, "en") for document in held)
+        _write_rows(data / f"{code}.test.jsonl", rows)
     prompts, answers = zip(*inputs.task_rows, strict=True)
     tokens = max(1, round(sum(map(inputs.tokens, prompts)) / len(prompts)))
     longest = min(512, max(16, 2 * max(map(inputs.tokens, answers))))
-    of = {task.name: [one.code for one in tested], task.name + ENGLISH: unproved}
+    codes_of = {task.name: [language.code for language in tested], task.name + ENGLISH: unproved}
     why = {
         task.name: "# The test documents of each language, in ../data with the development split.",
         task.name + ENGLISH: "# No test in these languages. The documents are held-out rows of "
         f"{task.table.name}:\n# they show whether the model still does the task, and prove "
         "nothing in the language.",
     }
-    for name, codes in of.items():
+    for name, codes in codes_of.items():
         if codes:
-            count = max([len(one.tests["test"]) for one in tested] if name == task.name
+            count = max([len(language.tests["test"]) for language in tested] if name == task.name
                         else [len(held)])  # fmt: skip
             size = {"documents": count, "read": tokens, "written": longest}
             text = f"{why[name]}\n{_dump(task.benchmark(name, codes, size))}"
             (folder / "benchmarks" / f"{name}.yaml").write_bytes(text.encode())
     if tested and unproved:
-        both = {"title": task.name, "benchmarks": {f"{name}.yaml": 0 for name in of}}
-        (folder / _suite(inputs)).write_bytes(_dump(both).encode())
+        suite = {"title": task.name, "benchmarks": {f"{name}.yaml": 0 for name in codes_of}}
+        (folder / _suite(inputs)).write_bytes(_dump(suite).encode())
 
 
 def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
     """Make the filters that keep test documents out of a mix."""
     sets = {
-        f"{one.code}-{split}": {
-            "path": f"../data/{one.code}.{split}.jsonl",
+        f"{language.code}-{split}": {
+            "path": f"../data/{language.code}.{split}.jsonl",
             "columns": [next(iter(documents[0]))],
         }
-        for one in inputs.languages
-        if code in (None, one.code)
-        for split, documents in one.tests.items()
+        for language in inputs.languages
+        if code in (None, language.code)
+        for split, documents in language.tests.items()
     }
     filters = {"exact_duplicates": True}
     return {"filters": filters | ({"evaluation": {"against": sets}} if sets else {})}

@@ -165,20 +165,20 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
         if column not in table.columns and kind is None:
             raise DataError(f"{table.name}: has no column {column!r}; {listed}")
     unclear: dict[str, list[str]] = {}
-    for one in [kind] if kind else KINDS:
-        roles = KINDS[one]
+    for candidate in [kind] if kind else KINDS:
+        roles = KINDS[candidate]
         if kind is None and not set(given) <= set(roles):
             continue
-        found = {role: _candidates(table, role, given) for role in roles}
-        if all(len(names) == 1 for names in found.values()):
-            shape = Shape(one, {role: names[0] for role, names in found.items()})
+        columns = {role: _candidates(table, role, given) for role in roles}
+        if all(len(names) == 1 for names in columns.values()):
+            shape = Shape(candidate, {role: names[0] for role, names in columns.items()})
             for role, column in shape.columns.items():
-                _check_name(table, column, one)
+                _check_name(table, column, candidate)
                 if role not in ("choices", "messages"):
                     _check_texts(table, column)
             return shape
-        if all(found.values()):
-            unclear |= {role: names for role, names in found.items() if len(names) > 1}
+        if all(columns.values()):
+            unclear |= {role: names for role, names in columns.items() if len(names) > 1}
     if unclear:
         role, names = next(iter(unclear.items()))
         raise DataError(

@@ -69,14 +69,14 @@ class Task:
         if not self.labelled:
             return []
         count = len(self.table.rows)
-        found = sorted({one["label"] for one in self.complete})
-        if not 2 <= len(found) <= min(MOST_LABELS, count - 1):
+        labels = sorted({document["label"] for document in self.complete})
+        if not 2 <= len(labels) <= min(MOST_LABELS, count - 1):
             raise DataError(
-                f"{self.table.name}: column {self.shape.columns['label']!r} has {len(found):,} "
+                f"{self.table.name}: column {self.shape.columns['label']!r} has {len(labels):,} "
                 f"different labels in {count:,} rows; a task of labels has 2 to {MOST_LABELS}. "
                 "Name another column by --columns label=COLUMN"
             )
-        return found
+        return labels
 
     @cached_property
     def complete(self) -> list[Document]:
@@ -97,7 +97,7 @@ class Task:
     def numeric(self) -> bool:
         """True if every answer ends with a number, which alone is then compared."""
         return self.generates and all(
-            is_number(one.get("answer", ""), "en") for one in self.complete
+            is_number(document.get("answer", ""), "en") for document in self.complete
         )
 
     @cached_property
@@ -116,12 +116,12 @@ class Task:
         for number, row in enumerate(rows, start=1):
             with error_context(f"row {number}"):
                 made.append(_document(row, shape, coding))
-        return [one for one in made if all(str(value) for value in one.values())]
+        return [document for document in made if all(str(value) for value in document.values())]
 
     def rows(self, count: int) -> list[tuple[str, str]]:
         """Return prompts and completions of the first rows, formatted as in training."""
         rows = self.documents(self.table.rows[:count])
-        return [(self._ask(one), f" {_answer(one)}") for one in rows]
+        return [(self._ask(document), f" {_answer(document)}") for document in rows]
 
     def read_test(
         self, given: str, columns: Mapping[str, str], leave_out: Sequence[str], split: str
@@ -131,35 +131,37 @@ class Task:
         shape = recognise(table, columns, self.shape.kind)
         with error_context(given):
             complete = self.documents(table.rows, shape)
-        found = [one for one in complete if one.get("label") not in leave_out]
-        if not found:
+        kept = [document for document in complete if document.get("label") not in leave_out]
+        if not kept:
             raise DataError(f"{given}: has no complete row")
-        if self.labelled and len({one["label"] for one in found}) == 1:
+        if self.labelled and len({document["label"] for document in kept}) == 1:
             raise DataError(
-                f"{given}: every row has the label {found[0]['label']!r:.40}; a test needs rows of "
+                f"{given}: every row has the label {kept[0]['label']!r:.40}; a test needs rows of "
                 "at least two labels"
             )
-        if strange := {one["label"] for one in found if self.labelled} - {*self.labels}:
+        if strange := {document["label"] for document in kept if self.labelled} - {*self.labels}:
             names = ",".join(sorted(strange))
             raise DataError(
                 f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
                 f"or leave their rows out by --leave-out {names:.80}"
             )
-        seen = {self._ask(one) for one in self.complete}
-        same = sum(self._ask(one) in seen for one in found)
-        if same > len(found) / 4:
+        seen = {self._ask(document) for document in self.complete}
+        same = sum(self._ask(document) in seen for document in kept)
+        if same > len(kept) / 4:
             raise DataError(
-                f"{given}: {same:,} of its {len(found):,} rows are also in {self.table.name}, on "
+                f"{given}: {same:,} of its {len(kept):,} rows are also in {self.table.name}, on "
                 "which the task expert trains; give other documents"
             )
-        return found
+        return kept
 
     def labels_of(self, given: str, columns: Mapping[str, str], split: str) -> set[str]:
         """The labels in a test or development file."""
         table = read_table(given, split=split)
         shape = recognise(table, columns, self.shape.kind)
         with error_context(given):
-            return {one["label"] for one in self.documents(table.rows, shape) if self.labelled}
+            return {
+                document["label"] for document in self.documents(table.rows, shape) if self.labelled
+            }
 
     def source(self, folder: Path, benchmark: str | None = None) -> dict[str, Any]:
         """The keys of the source of the task's mix in `folder`.
@@ -236,7 +238,7 @@ class Task:
     def _generating(self, tokens: int) -> dict[str, Any]:
         metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True,
                   "ignore_case": True}  # fmt: skip
-        several = any("\n" in one["answer"] for one in self.complete)
+        several = any("\n" in document["answer"] for document in self.complete)
         number = {"function": "custom", "filter_fn": "!function numbers_${code}.numbers"}
         kept = number if self.numeric else {"function": "remove_whitespace"}
         until = ["\nQuestion:"] if several else ["\n"]
@@ -296,7 +298,7 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
         prompt = "\n".join(content for _, content in turns[:-1])
         return {"prompt": prompt, "answer": turns[-1][1] if turns else ""}
     cells = {role: row[column] for role, column in shape.columns.items()}
-    texts = {role: text_of(one, role) for role, one in cells.items() if role != "choices"}
+    texts = {role: text_of(cell, role) for role, cell in cells.items() if role != "choices"}
     if shape.kind != "choices":
         return texts
     choices, answer = _choices(cells["choices"]), texts["answer"]
@@ -311,9 +313,9 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
 def _choices(cell: Any) -> list[str]:
     if not isinstance(cell, list | None):
         raise DataError(f"the choices are not a list, but {cell!s:.40}")
-    if not all(isinstance(one, str | int | float) for one in cell or ()):
+    if not all(isinstance(choice, str | int | float) for choice in cell or ()):
         raise DataError(f"a choice is not a text: {cell!s:.40}")
-    return [str(one).strip() for one in cell or ()]
+    return [str(choice).strip() for choice in cell or ()]
 
 
 def _position(answer: str, choices: Sequence[str], coding: Coding) -> int | None:
@@ -337,13 +339,13 @@ def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
             choices, answer = _choices(row[shape.columns["choices"]]), text_of(cell, "answer")
             if not (answer and choices):
                 continue
-            found = [one for one in left if _position(answer, choices, one) is not None]
-            if not found:
+            fitting = [coding for coding in left if _position(answer, choices, coding) is not None]
+            if not fitting:
                 raise DataError(
                     f"{answer!r:.40} is none of the choices, or has another form than earlier "
                     "answers; write all as letters from A, as numbers from 0, or as texts"
                 )
-        left = found
+        left = fitting
     return left[0]
 
 
