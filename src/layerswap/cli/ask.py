@@ -143,13 +143,13 @@ def read(folder: Questions, answers: list[Path] | None = None, *, out: Path | No
     texts: list[object] = [f"{len(lines):,} answers, {twice:,} of them given twice"]
     if asked["kind"] == "prefer":
         key = read_key(folder)
-        found = judge(votes_of(folder, lines), key["models"], key["prompts"], asked["title"])
-        pairs, strengths, notes = vote_tables(found)
+        judgement = judge(votes_of(folder, lines), key["models"], key["prompts"], asked["title"])
+        pairs, strengths, notes = vote_tables(judgement)
         texts += [pairs, "", strengths, *notes]
         if out is not None:
-            write_new(out, json.dumps(asdict(found), ensure_ascii=False, indent=1))
+            write_new(out, json.dumps(asdict(judgement), ensure_ascii=False, indent=1))
             texts.append(f"wrote {out}; in a study's folder, `layerswap study report` shows it")
-        output.finish("ask read", {**facts, **asdict(found)}, texts)
+        output.finish("ask read", {**facts, **asdict(judgement)}, texts)
         return
     facts["agreement"], more = _agreement(lines) if asked["kind"] == "label" else ([], [])
     texts += more
@@ -170,11 +170,11 @@ def _agreement(lines: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]]
     for line in lines:
         by.setdefault(line["speaker"], {})[line["item"]] = line["answer"]
     facts, texts = [], []
-    for one, other in combinations(sorted(by), 2):
-        if shared := sorted({*by[one]} & {*by[other]}):
-            kappa = agreement([by[one][i] for i in shared], [by[other][i] for i in shared])
-            facts.append({"speakers": [one, other], "kappa": asdict(kappa)})
-            texts.append(f"{one} and {other}: kappa {kappa.mean:.2f} [{kappa.low:.2f}, "
+    for first, second in combinations(sorted(by), 2):
+        if shared := sorted({*by[first]} & {*by[second]}):
+            kappa = agreement([by[first][i] for i in shared], [by[second][i] for i in shared])
+            facts.append({"speakers": [first, second], "kappa": asdict(kappa)})
+            texts.append(f"{first} and {second}: kappa {kappa.mean:.2f} [{kappa.low:.2f}, "
                          f"{kappa.high:.2f}] on {kappa.n:,} texts")  # fmt: skip
     return facts, texts
 

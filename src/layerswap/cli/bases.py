@@ -42,23 +42,25 @@ def bases(
     from layerswap.evaluation.bases import count_base, describe, find_best, read_sample
     from layerswap.ground.errors import RecipeError
 
-    if twice := next((one for one in base if base.count(one) > 1), None):
+    if twice := next((source for source in base if base.count(source) > 1), None):
         raise RecipeError(f"{twice}: is given twice; name each base once")
     sample = read_sample(text, parallel, lines)
     texts = [sample.lines, *([sample.english] if sample.english else [])]
     counts = []
     with output.step_progress("reading", len(base), "bases") as step:
-        for one in base:
-            counts.append(count_base(one, texts, weights=not tokenizer_only, device=device))
+        for source in base:
+            counts.append(count_base(source, texts, weights=not tokenizer_only, device=device))
             step(1)
-    readings = [describe(one, sample, found) for one, found in zip(base, counts, strict=True)]
-    best = find_best(sample, [found[0] for found in counts])
+    readings = [
+        describe(source, sample, counted) for source, counted in zip(base, counts, strict=True)
+    ]
+    best = find_best(sample, [counted[0] for counted in counts])
     facts = {
         "lines": len(sample.lines),
         "best": None if best is None else base[best],
-        "bases": [{**asdict(one), "verdict": one.verdict} for one in readings],
+        "bases": [{**asdict(reading), "verdict": reading.verdict} for reading in readings],
     }
-    notes = [f"note: {one.base}: {one.note}" for one in readings if one.note]
+    notes = [f"note: {reading.base}: {reading.note}" for reading in readings if reading.note]
     lead = [] if best is None else [f"fewest bits: {base[best]}"]
     output.finish("bases", facts, [base_table(readings, best), *notes, *lead])
 
@@ -78,8 +80,9 @@ def base_table(readings: Sequence[Reading], best: int | None = None) -> Table:
         "bits / English": ("bits_to_english", ""),
         "verdict": ("verdict", ""),
     }
-    kept = {name: one for name, one in measures.items()
-            if any(getattr(reading, one[0]) not in (None, "") for reading in readings)}  # fmt: skip
+    kept = {name: measure for name, measure in measures.items()
+            if any(getattr(reading, measure[0]) not in (None, "")
+                   for reading in readings)}  # fmt: skip
 
     def cell(reading: Reading, field: str, unit: str) -> Any:
         value = getattr(reading, field)
@@ -87,7 +90,10 @@ def base_table(readings: Sequence[Reading], best: int | None = None) -> Table:
             return value
         return Number(value, ".3f") if isinstance(value, float) else Share(value, unit)
 
-    rows = [[one.base, *(cell(one, *of) for of in kept.values())] for one in readings]
+    rows = [
+        [reading.base, *(cell(reading, *measure) for measure in kept.values())]
+        for reading in readings
+    ]
     caption = (
         "with 95% bootstrap intervals over lines; byte tokens in %. A base reads the text if it "
         "needs fewer bits than character trigrams of the text's other lines (spelling alone)"

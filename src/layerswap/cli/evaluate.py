@@ -128,7 +128,7 @@ def evaluate(
     )  # fmt: skip
     if calibrate and not any(score["metric"] == CALIBRATED for score in done.scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
-    notes = [f"note: {one}" for one in (*done.identified, *done.lost_paths)]
+    notes = [f"note: {note}" for note in (*done.identified, *done.lost_paths)]
     lines: list[object] = [evaluation_table(done.scores), *notes, f"wrote {done.folder}"]
     facts = {
         "scores": done.scores,

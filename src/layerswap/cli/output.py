@@ -139,10 +139,10 @@ class Job:
 
     def amount(self, rate: float | None) -> str:
         """Units done, units in all, and units per second."""
-        of = f" of {self._words(self.total)}" if self.total else ""
+        total = f" of {self._words(self.total)}" if self.total else ""
         unit = f" {self.unit}" if self.unit != "bytes" else ""
         per_second = f", {self._words(rate)}/s" if rate else ""
-        return f"{self._words(self.done)}{of}{unit}{per_second}"
+        return f"{self._words(self.done)}{total}{unit}{per_second}"
 
     def _words(self, count: float) -> str:
         if self.unit == "bytes":
