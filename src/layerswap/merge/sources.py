@@ -249,11 +249,11 @@ def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Exp
     first = next(iter(named))
     # `./smol` and `smol` are one folder.
     spelt = {name: (os.path.normpath(str(base)), rev) for name, (base, rev) in named.items()}
-    for name, other in named.items():
+    for name, identity in named.items():
         if spelt[name] != spelt[first]:
             raise MergeError(
                 f"{first} adapts {with_revision(*named[first])} and {name} adapts "
-                f"{with_revision(*other)}; if they are the same model, choose one with `base` "
+                f"{with_revision(*identity)}; if they are the same model, choose one with `base` "
                 "(--base)"
             )
     source, revision = named[first]

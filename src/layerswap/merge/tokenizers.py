@@ -345,7 +345,7 @@ def _vocabularies(
         # Adapters and bases often have none; equal sizes are assumed to be equal tokens.
         like = name if name in known else next((n for n in known if sizes[n] == size), None)
         if like is None:
-            rows = ", ".join(f"{count} rows in {other}" for other, count in sizes.items())
+            rows = ", ".join(f"{count} rows in {owner}" for owner, count in sizes.items())
             raise MergeError(
                 f"vocabularies differ: {rows}; {name} has no tokenizer.json to align its rows by"
             )

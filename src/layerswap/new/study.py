@@ -169,9 +169,9 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
         "total": "every text; a smaller number takes a fair sample and less time",
         "evaluation": "leaves out rows that share a run of words with a test document",
     }
-    both = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
+    texts = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
             if language.parallel else "plain text")  # fmt: skip
-    head = f"# {language.name}: {both}.\n"
+    head = f"# {language.name}: {texts}.\n"
     (folder / "mixes" / f"{language.code}.yaml").write_bytes((head + _dump(mix, notes)).encode())
 
 
