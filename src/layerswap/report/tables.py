@@ -249,7 +249,7 @@ class Table:
         blocks = _blocks(cells, [self.numeric(i) for i in range(len(self.columns))], width - 2)
         texts = [self._block(columns, styled=styled) for columns in blocks]
         caption = textwrap.wrap(_plain(self.caption), width - 2)
-        return "\n\n".join([*texts, *filter(None, ["\n".join(f"  {one}" for one in caption)])])
+        return "\n\n".join([*texts, *filter(None, ["\n".join(f"  {line}" for line in caption)])])
 
     def _block(self, columns: Mapping[int, Sequence[Sequence[str]]], *, styled: bool) -> str:
         """The lines of some columns; `columns` has the lines of every cell, its heading first."""

@@ -15,23 +15,23 @@ VOTES = "preferences*.json"
 """Pattern of the files that `layerswap ask read --out` writes into a study's folder."""
 
 
-def vote_tables(found: Judgement) -> tuple[Table, Table, list[str]]:
+def vote_tables(judgement: Judgement) -> tuple[Table, Table, list[str]]:
     """The table of pairs, the table of strengths, and notes."""
     rows: list[list[Any]] = [
-        [f"{one.first} against {one.second}", one.wins, one.losses, one.ties, one.both_bad,
-         Number(p, ".3f")] for one, p in zip(found.pairs, found.corrected, strict=True)
+        [f"{pair.first} against {pair.second}", pair.wins, pair.losses, pair.ties, pair.both_bad,
+         Number(p, ".3f")] for pair, p in zip(judgement.pairs, judgement.corrected, strict=True)
     ]  # fmt: skip
     columns = ["pair", "prompts won", "lost", "even", "votes both bad", "p"]
     pairs = Table(columns, rows, "exact sign test over prompts, corrected by Holm")
     strengths = Table(
-        ["model", "strength"], [[name, one] for name, one in found.strengths.items()],
+        ["model", "strength"], [[name, strength] for name, strength in judgement.strengths.items()],
         "% won against an average model (Bradley-Terry), with 95% intervals over prompts and "
         "speakers",
     )  # fmt: skip
-    bias = found.position
+    bias = judgement.position
     notes = [f"the first answer won {100 * bias.mean:.0f}% of decided votes "
              f"[{100 * bias.low:.0f}, {100 * bias.high:.0f}]" if bias else "no vote is decided",
-             f"stopping rule: {'stop' if found.stop else 'go on'}"]  # fmt: skip
+             f"stopping rule: {'stop' if judgement.stop else 'go on'}"]  # fmt: skip
     return pairs, strengths, notes
 
 

@@ -117,7 +117,7 @@ class _Run:
         done = set(self.journal.finished())
         try:
             while waiting or self.running:
-                for step in [one for one in waiting.values() if done.issuperset(one.needs)]:
+                for step in [later for later in waiting.values() if done.issuperset(later.needs)]:
                     self.begin(waiting.pop(step.name))
                 if not self.running:
                     return  # the waiting steps need one that failed
@@ -129,7 +129,7 @@ class _Run:
 
     def handles(self) -> dict[Any, str]:
         named = self.running.items()
-        return {one.handle: name for name, one in named if one.handle is not None}
+        return {running.handle: name for name, running in named if running.handle is not None}
 
     def begin(self, step: Step) -> None:
         """Adopt or start a step."""

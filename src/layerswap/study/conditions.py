@@ -109,8 +109,10 @@ def models_to_run(
     pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of
     experts of each kind; `depth` is the base's; `more` counts further models of each pair.
     """
-    steps = [one.step for one in settings.both]
-    steps += [name for one in settings.variants for name in (one.task, one.language) if name]
+    steps = [joint.step for joint in settings.both]
+    steps += [
+        name for variant in settings.variants for name in (variant.task, variant.language) if name
+    ]
     first = recipes(
         settings, {kind: [kind] for kind in kept}, dict(zip(steps, steps, strict=True)), depth
     )
@@ -118,7 +120,7 @@ def models_to_run(
     pairs = task if settings.pairs == "same" else task * language
     times = {("task",): task, ("language",): language}
     total = 0.0
-    for pair, group in groupby(first, key=lambda one: one[0].pair):
+    for pair, group in groupby(first, key=lambda item: item[0].pair):
         composed = []
         for _, recipe in group:
             if "swap" in recipe or "partition" in recipe:
@@ -158,9 +160,9 @@ def _trained(
 ) -> Iterator[tuple[Condition, RecipeData]]:
     """Models trained beside the pairs: on both data sets, with LoRA, or in part (paper 2)."""
     base, whole = settings.base, kept[settings.language][0]
-    for one in settings.both:
-        if one.condition.regime == regime:
-            yield one.condition, _alone(trained[one.step], base)
+    for joint in settings.both:
+        if joint.condition.regime == regime:
+            yield joint.condition, _alone(trained[joint.step], base)
     for variant in settings.variants:
         if variant.regime != regime:
             continue
@@ -177,11 +179,11 @@ def _trained(
             yield Condition("swap", regime=regime), {"base": base, "experts": experts, "swap": {}}
         elif "partial task" in settings.baselines:
             partners["swap of partial task expert"] = whole
-        for other in [name] if name else settings.partitions:
-            zones = {"partition": {"name": other, "outside": settings.outside}}
+        for partition_name in [name] if name else settings.partitions:
+            zones = {"partition": {"name": partition_name, "outside": settings.outside}}
             for method, partner in partners.items():
                 experts = {"task": task, "language": partner}
-                yield Condition(method, other, regime=regime), {
+                yield Condition(method, partition_name, regime=regime), {
                     "base": base, "experts": experts, **zones,
                 }  # fmt: skip
 
@@ -195,7 +197,7 @@ def _soups(
         "soups": (Condition("swap of soups"), [settings.language]),
         "multilingual soup": (Condition("swap", "multilingual soup"), every),
     }
-    tasks = {f"t{i}": one for i, one in enumerate(kept["task"])}
+    tasks = {f"t{i}": path for i, path in enumerate(kept["task"])}
     for baseline, (condition, kinds) in wanted.items():
         if baseline in settings.baselines:
             paths = [path for kind in kinds for path in kept[kind]]

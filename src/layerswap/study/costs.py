@@ -123,7 +123,7 @@ class Size:
             return 1.0  # the depth of a base that was not read is a guess
         if chosen.partition is not None and chosen.part is not None:
             parts = partition(chosen.partition, layers, outside=chosen.outside)
-            places = {one for one in places if chosen.part in parts[one].experts}
+            places = {place for place in places if chosen.part in parts[place].experts}
         return sum(self.shares.get((place.layer, place.role), 0.0) for place in places)
 
 
@@ -170,8 +170,10 @@ class Costs:
 
     def training_hours(self, run: TrainingRun, sets: Sequence[DataSize]) -> float:
         """Hours of a training on data sets, one after the other or mixed."""
-        shown = [one.shown(run) for one in sets]
-        mean = sum(one.rows * one.tokens for one in shown) / (sum(one.rows for one in shown) or 1)
+        shown = [size.shown(run) for size in sets]
+        mean = sum(size.rows * size.tokens for size in shown) / (
+            sum(size.rows for size in shown) or 1
+        )
         bf16 = run.hyperparameters.get("bf16", True) is not False
         speed = self.trained_tokens(self.size.trained(run), bf16=bf16)
         return (STARTING + examples_seen(run, sets) * mean / speed) / 3600
@@ -269,7 +271,7 @@ def _sampled(mix: Mix, folder: Path) -> int | None:
         if source.id is None:
             maker = ExampleMaker(source, name)
             examples = map(maker.make, open_rows(source, folder=folder, limit=SAMPLE).rows)
-            lengths += [len(one.whole) for one in examples if one is not None]
+            lengths += [len(example.whole) for example in examples if example is not None]
     return _tokens(sum(lengths) / len(lengths)) if lengths else None
 
 
@@ -279,11 +281,12 @@ def data_size(given: Any) -> DataSize:
         try:
             card = json.loads((Path(given) / CARD).read_text("utf-8"))
             rows = int(card["rows"]["train"])
-            kept = [one for one in card["sources"].values() if one["kept"]]
+            kept = [source for source in card["sources"].values() if source["kept"]]
             characters = sum(
-                one["kept"] * (one["mean_prompt_characters"] + one["mean_completion_characters"])
-                for one in kept
-            ) / sum(one["kept"] for one in kept)
+                source["kept"]
+                * (source["mean_prompt_characters"] + source["mean_completion_characters"])
+                for source in kept
+            ) / sum(source["kept"] for source in kept)
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError):
             return USUAL
         return DataSize(rows, _tokens(characters), card.get("kind") == "text")
@@ -316,7 +319,7 @@ def examples_seen(run: TrainingRun, sets: Sequence[DataSize]) -> int:
         batch = run.effective_batch or _setting(run, "per_device_train_batch_size") or 8
         return steps * batch
     times = epochs if isinstance(epochs, int | float) and epochs > 0 else 1
-    return int(times * sum(one.shown(run).rows for one in sets))
+    return int(times * sum(size.shown(run).rows for size in sets))
 
 
 def _setting(run: TrainingRun, name: str) -> int | None:

@@ -58,10 +58,10 @@ class StudyCosts:
     def hours(self) -> dict[str, float]:
         """Hours by kind of step."""
         hours = defaultdict[str, float](float)
-        for name, one in self.steps.items():
+        for name, estimate in self.steps.items():
             kind = name.partition("/")[0]
-            hours["train" if kind == "partial" else kind] += one.hours
-        return {kind: one for kind, one in hours.items() if one}
+            hours["train" if kind == "partial" else kind] += estimate.hours
+        return {kind: total for kind, total in hours.items() if total}
 
 
 def cost_study(spec: StudySpec, graph: Graph, measured: Measured | None = None) -> StudyCosts:

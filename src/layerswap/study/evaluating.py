@@ -124,8 +124,8 @@ class EvaluateStep(Kind, LanguageModels):
         yield own, [self.language]
         there = self.evaluate.other_languages
         others = [
-            one for one in (there.languages if there else ())
-            if not same_language(one, self.language)
+            language for language in (there.languages if there else ())
+            if not same_language(language, self.language)
         ]  # fmt: skip
         if there and others:
             yield there.suites or own, others
@@ -146,13 +146,13 @@ class EvaluateStep(Kind, LanguageModels):
     @property
     def own_tasks(self) -> list[str]:
         """The names of the study's own tasks in all languages that they are asked in."""
-        languages = [one for suites, of in self.suites if not suites for one in of]
+        languages = [language for suites, asked in self.suites if not suites for language in asked]
         return list(self.tasks(languages))
 
     @property
     def include(self) -> list[Path]:
         """The folders of the study's own tasks."""
-        return [Path(one) for one in self.evaluate.include]
+        return [Path(folder) for folder in self.evaluate.include]
 
     def check(self, name: str) -> None:
         """Check the grid, the chat template, the suites and the names of the tasks."""
@@ -195,7 +195,7 @@ class EvaluateStep(Kind, LanguageModels):
         if (there := self.evaluate.other_languages) is not None:
             without_grid = self.model_copy(update={"grid": None})
             models = models_to_run(without_grid, kept, layers, more=CHOSEN_OF_GRID)
-            others = [one for one in there.languages if one != self.language]
+            others = [language for language in there.languages if language != self.language]
             suites: list[str | None] = [*there.suites]
             for suite in suites or [self.evaluate.suite]:
                 same = self.evaluate.model_copy(update={"suite": suite})
@@ -207,10 +207,14 @@ class EvaluateStep(Kind, LanguageModels):
         """Evaluate, and write the answers of every model."""
         check_device(self.device)
         plans = {
-            one: make_plan(check_recipe({**recipe, "bake": True}, where=f"study, {one}"))
-            for one, recipe in self.recipes(context.inputs)
+            condition: make_plan(
+                check_recipe({**recipe, "bake": True}, where=f"study, {condition}")
+            )
+            for condition, recipe in self.recipes(context.inputs)
         }
-        experts = {one.source: one for plan in plans.values() for one in plan.experts.values()}
+        experts = {
+            expert.source: expert for plan in plans.values() for expert in plan.experts.values()
+        }
         for note in base_notes(experts, open_checkpoint(self.base)):
             context.log(f"note: {note}")
         own, *others = self.suites
@@ -237,14 +241,16 @@ class EvaluateStep(Kind, LanguageModels):
 
         if not self.own_tasks:
             return
-        metric, of = self.evaluate.metric
+        metric, filter_name = self.evaluate.metric
         for name, task in load_tasks(self.own_tasks, include=self.include)["tasks"].items():
             metrics = list(task.aggregation())
             metrics += [name for name, added in ADDED.items() if added.needs in metrics]
-            filters = [one["name"] for one in task.get_config("filter_list") or [{"name": "none"}]]
-            if metric not in metrics or of not in filters:
+            filters = [
+                entry["name"] for entry in task.get_config("filter_list") or [{"name": "none"}]
+            ]
+            if metric not in metrics or filter_name not in filters:
                 raise EvaluationError(
-                    f"evaluate.metric: {name} has no [{metric}, {of}]; its metrics are "
+                    f"evaluate.metric: {name} has no [{metric}, {filter_name}]; its metrics are "
                     f"{', '.join(metrics)}, its filters {', '.join(filters)}"
                 )
 
@@ -266,7 +272,7 @@ class EvaluateStep(Kind, LanguageModels):
         folder, data = TaskFolder(context.folder / "tasks"), DataFolder.given(None)
         written = (self._write_suite(suite, languages, folder, data, context.log)
                    for suite in suites)  # fmt: skip
-        return folder.root, [one for of_suite in written for one in of_suite]
+        return folder.root, [task for of_suite in written for task in of_suite]
 
     def _evaluate(
         self,
@@ -312,7 +318,7 @@ class EvaluateStep(Kind, LanguageModels):
             for _, group in groupby(plans.items(), key=lambda item: item[0].pair):
                 models = {str(condition): plan for condition, plan in group}
                 results |= evaluate_models(
-                    models, [one.name for one in asked], [tasks], settings=how, store=store,
+                    models, [task.name for task in asked], [tasks], settings=how, store=store,
                     log=context.log, progress=count,
                 )  # fmt: skip
         for lost in lost_paths(results.values()):
@@ -362,9 +368,13 @@ class EvaluateStep(Kind, LanguageModels):
     ) -> dict[Condition, Plan]:
         """Drop the compositions of the grid that no benchmark of the language chose."""
         scores = read_condition_scores(context.folder / RESULTS)
-        own = [benchmark_result(one, name, of, self.development)
-               for (name, one), of in scores.items()]  # fmt: skip
-        return {one: plan for one, plan in plans.items() if any(by.names_of(one) for by in own)}
+        own = [benchmark_result(language, name, benchmark_scores, self.development)
+               for (name, language), benchmark_scores in scores.items()]  # fmt: skip
+        return {
+            condition: plan
+            for condition, plan in plans.items()
+            if any(by.names_of(condition) for by in own)
+        }
 
 
 class TablesStep(Kind):
@@ -380,7 +390,7 @@ class TablesStep(Kind):
 
     def run(self, context: Context) -> None:
         """Write the tables."""
-        folders = {one: context.inputs[f"evaluate/{one}"] for one in self.languages}
+        folders = {language: context.inputs[f"evaluate/{language}"] for language in self.languages}
         results = study_results(folders, self.development)
         if not results.benchmarks:
             raise StudyError("nothing was evaluated")

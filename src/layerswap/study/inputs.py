@@ -75,7 +75,7 @@ def folder_fingerprints(*paths: str | None) -> dict[str, str]:
         if path is not None and Path(path).is_dir():
             files = fingerprints(path).items()
             lines = "\n".join(
-                f"{Path(name).relative_to(path).as_posix()} {one}" for name, one in files
+                f"{Path(name).relative_to(path).as_posix()} {digest}" for name, digest in files
             )
             found[path] = hashlib.sha256(lines.encode()).hexdigest()
     return found
@@ -96,7 +96,7 @@ def task_fingerprints(*folders: str) -> dict[str, str]:
 
 def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:
     """Fingerprints of the local files that a mix reads."""
-    return fingerprints(*(str(folder / one) for one in _paths(yaml.safe_load(text))))
+    return fingerprints(*(str(folder / path) for path in _paths(yaml.safe_load(text))))
 
 
 def _paths(data: Any) -> Iterator[str]:
@@ -107,8 +107,8 @@ def _paths(data: Any) -> Iterator[str]:
             yield from map(str, data["parallel"].values())
         data = list(data.values())
     if isinstance(data, list):
-        for one in data:
-            yield from _paths(one)
+        for value in data:
+            yield from _paths(value)
 
 
 @cache
@@ -122,10 +122,10 @@ def files_of(path: Path) -> Iterator[Path]:
     if PATTERN & set(path.name):
         found = list(path.parent.glob(path.name))
     elif path.is_dir():
-        found = [one for one in path.rglob("*") if "__pycache__" not in one.parts]
+        found = [file for file in path.rglob("*") if "__pycache__" not in file.parts]
     else:
         found = [path]
-    yield from sorted(one for one in found if one.is_file())
+    yield from sorted(file for file in found if file.is_file())
 
 
 def own_readers(include: Iterable[Path]) -> bool:
@@ -136,5 +136,5 @@ def own_readers(include: Iterable[Path]) -> bool:
         for path in files_of(folder)
         if path.suffix in (".yaml", ".yml")
     ]
-    readers = [one for text in texts for one in READER.findall(text)]
+    readers = [reader for text in texts for reader in READER.findall(text)]
     return bool(readers) and {*readers} <= {"json", "csv", "parquet", "text"}

@@ -334,7 +334,7 @@ class StudyJournal:
             step.name, step.kind, self.graph.keys[step.name], state,
             round(time.monotonic() - started, 3), socket.gethostname(), why, attempts,
             versions(*PACKAGES), uuid4().hex,
-            {name: one.stamp if one else "" for name, one in needed.items()},
+            {name: earlier.stamp if earlier else "" for name, earlier in needed.items()},
         )  # fmt: skip
         folder = self.folder(step.name)
         content = {name: value for name, value in asdict(record).items() if name not in OF_RUNNING}

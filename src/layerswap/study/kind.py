@@ -90,4 +90,4 @@ class Kind(Strict):
 
 def given(model: Strict) -> dict[str, Any]:
     """The settings of a part of a step as plain data, without those that are not given."""
-    return {key: one for key, one in model.model_dump(mode="json").items() if one is not None}
+    return {key: value for key, value in model.model_dump(mode="json").items() if value is not None}

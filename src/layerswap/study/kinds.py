@@ -12,7 +12,8 @@ from layerswap.study.steps import Step
 from layerswap.study.trainings import SelectStep, TrainStep
 
 KINDS: Mapping[str, type[Kind]] = {
-    one.kind: one for one in (DataStep, TrainStep, SelectStep, ChangeStep, EvaluateStep, TablesStep)
+    step.kind: step
+    for step in (DataStep, TrainStep, SelectStep, ChangeStep, EvaluateStep, TablesStep)
 }
 
 

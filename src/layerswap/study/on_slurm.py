@@ -269,9 +269,9 @@ def jobs_of(journal: StudyJournal) -> dict[str, JobState]:
     except (RuntimeError, OSError):
         states = {}
     return {
-        name: replace(states.get(one["job"], JobState(one["job"])), log=one["log"])
-        for name, one in noted.items()
-        if one is not None
+        name: replace(states.get(note["job"], JobState(note["job"])), log=note["log"])
+        for name, note in noted.items()
+        if note is not None
     }
 
 

@@ -201,7 +201,7 @@ class _Planner:
     def _select(self, kind: str, experts: Experts, runs: list[Step]) -> Step:
         name, by, spec = f"select/{kind}", experts.by, self.spec
         if experts.experts is not None:
-            models = [model_of(one, self.folder, f"{kind}.experts") for one in experts.experts]
+            models = [model_of(model, self.folder, f"{kind}.experts") for model in experts.experts]
             given = SelectStep(experts=models, base=self.base)
             return given.plan(name, inputs=folder_fingerprints(*models))
         needs = [run.name for run in runs]
@@ -212,7 +212,7 @@ class _Planner:
                 raise RecipeError(f"{kind}: {why}")
             by_loss = SelectStep(keep=experts.keep, **dict(by))
             return by_loss.plan(name, needs, delete_checkpoints=self.selected_alone)
-        include = [existing_path(self.folder / one) for one in by.include]
+        include = [existing_path(self.folder / path) for path in by.include]
         by_tasks = SelectStep(
             keep=experts.keep, **{**dict(by), "include": include}, base=self.base,
             device=spec.device, dtype=spec.dtype,
@@ -231,9 +231,9 @@ class _Planner:
     ) -> Step:
         spec = self.spec
         grid = None if spec.evaluate.development == "none" else spec.grid
-        include = [existing_path(self.folder / one) for one in spec.evaluate.include]
-        texts = {code: existing_path(self.folder / one)
-                 for code, one in spec.evaluate.answer_texts.items()}  # fmt: skip
+        include = [existing_path(self.folder / path) for path in spec.evaluate.include]
+        texts = {code: existing_path(self.folder / path)
+                 for code, path in spec.evaluate.answer_texts.items()}  # fmt: skip
         asked = Benchmarks.model_construct(**{
             **dict(spec.evaluate), "include": include, "development": spec.development or "none",
             "answer_texts": texts,
@@ -243,25 +243,25 @@ class _Planner:
             inputs |= folder_fingerprints(os.environ.get(VARIABLE))
         there = spec.evaluate.other_languages
         for suite in filter(None, [spec.evaluate.suite, *(there.suites if there else ())]):
-            for one in [language, *(there.languages if there else ())]:
-                inputs |= fingerprints(*map(str, suite_files(suite, one)))
+            for tested in [language, *(there.languages if there else ())]:
+                inputs |= fingerprints(*map(str, suite_files(suite, tested)))
         kinds = [TASK, language]
         if "multilingual soup" in spec.baselines:
-            kinds += [one for one in spec.languages if one != language]
+            kinds += [name for name in spec.languages if name != language]
         languages = {variant: step.name for variant, step in of_language.items()}
         step = EvaluateStep(
             language=language, base=self.base, kinds=kinds, grid=grid, evaluate=asked,
             **{name: getattr(spec, name) for name in Compared.model_fields},
-            both=[BothTrained(condition=condition, step=one.name)
-                  for condition, one in joints.items()],
+            both=[BothTrained(condition=condition, step=joint.name)
+                  for condition, joint in joints.items()],
             variants=[
-                Variant(regime=regime, partition=partition, task=one.name,
+                Variant(regime=regime, partition=partition, task=training.name,
                         language=languages.get((regime, partition)))
-                for (regime, partition), one in of_task.items()
+                for (regime, partition), training in of_task.items()
             ],
         )  # fmt: skip
         trained = [*of_task.values(), *of_language.values(), *joints.values()]
-        needs = [*self._kept(*kinds), *(one.name for one in trained)]
+        needs = [*self._kept(*kinds), *(training.name for training in trained)]
         return step.plan(
             f"evaluate/{language}", needs, inputs, resources=self._resources("evaluate")
         )

@@ -123,7 +123,7 @@ class FinishedSteps:
             write_best(self.journal, self.results)
             if storage is not None:
                 folders = [folder / name for name in (TABLES, FIGURES, BEST)]
-                for path in (page, *sorted(path for one in folders for path in one.iterdir())):
+                for path in (page, *sorted(path for child in folders for path in child.iterdir())):
                     storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
         except OSError as error:
             raise StudyError(f"{folder}: the report cannot be written ({error})") from None
@@ -137,10 +137,10 @@ class FinishedSteps:
             old.unlink()  # the study may have had other languages and benchmarks
         write_tables(tables / tables.name, self.results.tables)
         for language, atlas in self.atlases.items():
-            maps = [map_of(atlas, one, atlas.threshold(one)) for one in atlas.experts]
+            maps = [map_of(atlas, expert, atlas.threshold(expert)) for expert in atlas.experts]
             draw_maps(maps).save(figures / f"change-{language}")
         report = self.report()
-        drawings = {slug(one.heading.lower()): one.figure for one in report.sections}
+        drawings = {slug(section.heading.lower()): section.figure for section in report.sections}
         drawings |= {"differences": report.figure, "stack": report.sections[0].figure}
         drawings.pop(slug(report.sections[0].heading.lower()))
         for name, drawing in drawings.items():
@@ -204,8 +204,8 @@ class FinishedSteps:
                         f"of {items}: scores on it are flattered."
                     )
         selections = SelectStep.all_of(self.journal.graph).values()
-        tasks = dict.fromkeys(task for one in selections for task in one.tasks)
-        for said in dict.fromkeys(one.chosen_on for one in self.results.benchmarks):
+        tasks = dict.fromkeys(task for step in selections for task in step.tasks)
+        for said in dict.fromkeys(result.chosen_on for result in self.results.benchmarks):
             if not said.endswith("the development split."):
                 yield said
         if tasks:
@@ -217,7 +217,7 @@ class FinishedSteps:
     def _losses(self) -> dict[str, list[tuple[int, float]]]:
         """The training loss by step of each training."""
         found = {
-            name: [(one["step"], one["loss"]) for one in training.get("log", ()) if "loss" in one]
+            name: [(row["step"], row["loss"]) for row in training.get("log", ()) if "loss" in row]
             for name, training in self.trainings.items()
         }
         return {name: points for name, points in found.items() if points}
@@ -240,8 +240,8 @@ class FinishedSteps:
             "upload it, and let speakers compare answers. Replace the words in capitals.",
             commands,
         )
-        results = {one.heading: one for one in self.results.benchmarks}
-        inner = {f"{one}: {of}" for one in results for of in ("the compositions", BY_LABEL)}
+        results = {result.heading: result for result in self.results.benchmarks}
+        inner = {f"{title}: {part}" for title in results for part in ("the compositions", BY_LABEL)}
         for heading, table in self.results.tables.items():
             if heading in results:
                 yield from _about(results[heading], self.results.tables)
@@ -255,8 +255,8 @@ class FinishedSteps:
                 "most, by mean absolute change (paper 1, figure 2). The slider sets the 15%.",
                 maps=map_panel(atlas),
             )
-        for one in self.results.benchmarks:
-            yield from examples_of(one, self.evaluations[one.language] / RESULTS)
+        for evaluated in self.results.benchmarks:
+            yield from examples_of(evaluated, self.evaluations[evaluated.language] / RESULTS)
         shared = shared_text(self.journal, self.results.benchmarks, self.evaluations)
         if shared is not None:
             yield Section("Text in training and test data", table=shared)
@@ -277,7 +277,7 @@ class FinishedSteps:
             list(self.records.values()),
             "The step evaluate/<language> computed the scores of a language. Its models are "
             "composed of the experts that the steps select/... kept.",
-            {name: one.seed for name, one in TrainStep.all_of(self.journal.graph).items()},
+            {name: step.seed for name, step in TrainStep.all_of(self.journal.graph).items()},
         )
 
     def _asked(self) -> Section:
@@ -360,11 +360,11 @@ def merge_models(
     if not known:
         read_journal(root)  # refuses what is no study
         raise StudyError(f"{root}: has no {BEST}/<language>.yaml yet; finish the study first")
-    if strange := [one for one in languages if one not in known]:
+    if strange := [name for name in languages if name not in known]:
         raise StudyError(f"{root}: has no {strange[0]!r}; its languages are {', '.join(known)}")
     recipes = {
-        one: read_recipe(known[one]) if model is None else _recipe_of(root, one, model)
-        for one in languages or known
+        name: read_recipe(known[name]) if model is None else _recipe_of(root, name, model)
+        for name in languages or known
     }
     for language, recipe in recipes.items():
         log(f"merging the model of {language}")
@@ -390,9 +390,11 @@ def _chosen_settings(
     results: StudyResults, language: str, recipes: Mapping[str, RecipeData]
 ) -> dict[str, RecipeData]:
     """The recipes of settings and zones that were chosen, by the names in the tables."""
-    first = next(one for one in results.benchmarks if one.language == language)
+    first = next(result for result in results.benchmarks if result.language == language)
     names = next(iter(first.reported.values()))
-    return {str(name): recipes[str(one)] for name, one in names.items() if str(one) in recipes}
+    return {
+        str(name): recipes[str(model)] for name, model in names.items() if str(model) in recipes
+    }
 
 
 def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, Benchmarks]:
@@ -417,7 +419,7 @@ def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, st
 def verdict(results: Sequence[BenchmarkResult]) -> str:
     """The result in one sentence: the selected model against the task expert, or another model."""
     compared = [result.over_pairs.differences for result in results]
-    other = next((one for one in COMPARED if all(one in by for by in compared)), None)
+    other = next((model for model in COMPARED if all(model in by for by in compared)), None)
     first = results[0]
     if len(results) == 1:
         score = first.over_pairs.intervals[first.selected].mean
@@ -439,7 +441,7 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
 def study_surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
     """List the models above the selected model in each result, and how to write the first."""
     found = {result.heading: result.over_pairs for result in results}
-    best = next((one for result in found.values() for one in result.above), None)
+    best = next((model for result in found.values() for model in result.above), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
     return surpassing(found, written=best, command=command)
 
@@ -447,11 +449,11 @@ def study_surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
 def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:
     """The selected model minus every other, by accuracy and by balanced accuracy."""
     return {
-        f"{result.heading}, {result.selected} against {one}": (
-            result.over_pairs.differences[one], gap.balanced_accuracy
+        f"{result.heading}, {result.selected} against {model}": (
+            result.over_pairs.differences[model], gap.balanced_accuracy
         )
         for result in results
-        for one, gap in result.over_pairs.balanced_differences.items() if one != FLATTERED
+        for model, gap in result.over_pairs.balanced_differences.items() if model != FLATTERED
     }  # fmt: skip
 
 
@@ -461,9 +463,9 @@ def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
     rows = []
     for result in results:
         apart = result.over_pairs.differences
-        known = [one for one in COMPARED if one in apart][: max(1, ROWS // len(results))]
+        known = [model for model in COMPARED if model in apart][: max(1, ROWS // len(results))]
         name = result.heading if several else result.language
-        rows += [(f"{name}: {one}", apart[one]) for one in known]
+        rows += [(f"{name}: {model}", apart[model]) for model in known]
     if not rows:
         return None
     return draw_intervals(rows, measure="the selected model minus the other", differences=True)
@@ -496,7 +498,7 @@ def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> list[Section
         "Mean over pairs on the development documents, by the number of layers from the language "
         f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
         "pairs.",
-        {one: interval.mean for one, interval in result.grid.items()}, best=best,
+        {composition: interval.mean for composition, interval in result.grid.items()}, best=best,
     )  # fmt: skip
     if result.grid:
         table = tables[f"{result.heading}: the compositions"]
@@ -509,13 +511,13 @@ def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
     models = _browsed(result)
     names = set(map(str, models.values()))
     rows = [
-        one for one in read_answers(results)
-        if one.main and one.model in names and result.benchmark in (one.benchmark, one.task)
+        row for row in read_answers(results)
+        if row.main and row.model in names and result.benchmark in (row.benchmark, row.task)
     ]  # fmt: skip
     answers = side_by_side(
-        {str(title): str(one) for title, one in models.items()},
+        {str(title): str(condition) for title, condition in models.items()},
         rows,
-        result.documents({(one.task, one.document) for one in rows}),
+        result.documents({(row.task, row.document) for row in rows}),
     )
     if answers:
         yield Section(
@@ -530,9 +532,9 @@ def _browsed(result: BenchmarkResult) -> dict[Condition, Condition]:
     """The conditions of the first pair whose answers are shown, by treatment."""
     pair, treatments = next(iter(result.pairs.items()))
     models = {CHOSEN: replace(result.chosen[pair], pair=pair)} if result.chosen else {}
-    for one in sorted(treatments, key=lambda one: one in result.shared):
-        if one in BROWSED or (one.method == "ties" and one.variant != CHOSEN.variant):
-            models[one] = one if one in result.shared else replace(one, pair=pair)
+    for name in sorted(treatments, key=lambda treatment: treatment in result.shared):
+        if name in BROWSED or (name.method == "ties" and name.variant != CHOSEN.variant):
+            models[name] = name if name in result.shared else replace(name, pair=pair)
     return models
 
 

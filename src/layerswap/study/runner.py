@@ -74,7 +74,7 @@ class Summary:
     @property
     def blocked(self) -> dict[str, str]:
         """The steps that were not tried, with the failed step that each needs."""
-        return {name: one.blocked_by for name, one in self.records.items() if one.blocked_by}
+        return {name: step.blocked_by for name, step in self.records.items() if step.blocked_by}
 
     def check(self) -> None:
         """Raise an error if a step failed."""

@@ -30,21 +30,23 @@ def shared_text(
         evaluations: the folder of each language's evaluation.
     """
     data = _data(journal)
-    items = {one.heading: _items(one, evaluations[one.language] / RESULTS) for one in results}
+    items = {
+        result.heading: _items(result, evaluations[result.language] / RESULTS) for result in results
+    }
     shared: dict[str, Counter[str]] = {}
     for kind, given in data.items():
-        asked = [one.heading for one in results if kind in (TASK, one.language)]
+        asked = [result.heading for result in results if kind in (TASK, result.language)]
         owners = [heading for heading in asked for _ in items[heading]]
         texts = _texts(journal, given)
         with suppress(LayerswapError):  # its files changed since
             found = overlap(texts, (item for heading in asked for item in items[heading]))
             shared[kind] = Counter(owners[position] for position in found)
     rows: list[list[Any]] = []
-    for one in results:
-        by_kind = [shared.get(kind) for kind in (TASK, one.language)]
-        if items[one.heading] and any(by is not None for by in by_kind):
-            counts = [None if by is None else by[one.heading] for by in by_kind]
-            rows.append([one.heading, len(items[one.heading]), *counts])
+    for reported in results:
+        by_kind = [shared.get(kind) for kind in (TASK, reported.language)]
+        if items[reported.heading] and any(by is not None for by in by_kind):
+            counts = [None if by is None else by[reported.heading] for by in by_kind]
+            rows.append([reported.heading, len(items[reported.heading]), *counts])
     if not rows:
         return None
     caption = (
@@ -82,17 +84,17 @@ def _texts(journal: StudyJournal, data: Any) -> Iterator[str]:
 def _items(result: BenchmarkResult, folder: Path) -> list[str]:
     """The test documents: questions without their template, each with its answer."""
     samples = {
-        (one.task, one.document): one for one in read_answers(folder)
-        if one.main and result.benchmark in (one.benchmark, one.task)
+        (row.task, row.document): row for row in read_answers(folder)
+        if row.main and result.benchmark in (row.benchmark, row.task)
     }  # fmt: skip
     test = set(result.documents(samples))
     tasks: dict[str, list[Any]] = defaultdict(list)
     for place in sorted(test):
         tasks[place[0]].append(samples[place])
     return [
-        f"{question} {one.target}"
+        f"{question} {row.target}"
         for same in tasks.values()
-        for question, one in zip(_without_template([s.question for s in same]), same, strict=True)
+        for question, row in zip(_without_template([s.question for s in same]), same, strict=True)
     ]
 
 

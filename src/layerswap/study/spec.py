@@ -58,7 +58,7 @@ TRAINED_BASELINES = ("joint", "simultaneous", "partial", "partial task")
 
 
 def _distinct(values: list[Any]) -> list[Any]:
-    twice = next((one for one in values if values.count(one) > 1), None)
+    twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice!r} is listed twice")
     return values
@@ -147,7 +147,7 @@ class OtherLanguages(Strict):
 
 
 def _read_metric(value: object) -> object:
-    texts = [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    texts = [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
     if len(texts) != 2 or texts != value:
         raise ValueError(
             "write a metric of lm-eval and its filter, such as [exact_match, none]; found "
@@ -326,7 +326,7 @@ class StudySpec(Compared):
         settings = {
             "weighted soup": self.soup_shares, "task arithmetic": self.scales, "ties": self.ties,
         }  # fmt: skip
-        several = any(len(settings.get(one, ())) > 1 for one in self.baselines)
+        several = any(len(settings.get(baseline, ())) > 1 for baseline in self.baselines)
         return share if share != "none" and (self.grid or several) else None
 
     @property
@@ -350,8 +350,10 @@ class StudySpec(Compared):
                     f"`pairs: same` needs as many experts of each kind, but the task keeps "
                     f"{self.task.keep} and {name} {experts.keep}"
                 )
-        finished = next((kind for kind, one in self.kinds.items() if one.experts), None)
-        training = [f"baseline `{one}`" for one in self.baselines if one in TRAINED_BASELINES]
+        finished = next((kind for kind, given in self.kinds.items() if given.experts), None)
+        training = [
+            f"baseline `{baseline}`" for baseline in self.baselines if baseline in TRAINED_BASELINES
+        ]
         training += ["`lora`"] if self.lora else []
         if finished and training:
             raise ValueError(f"{training[0]} needs training, but {finished} has no data; remove it")
@@ -407,7 +409,7 @@ def _filled(
         if not isinstance(like, str):
             raise RecipeError(f"{LIKE}: write the name or the file of a study; found {like!r:.80}")
         other = _study_file(like, path.parent)
-        if other.resolve() in {one.resolve() for one in (*within, path)}:
+        if other.resolve() in {file.resolve() for file in (*within, path)}:
             raise RecipeError(f"{LIKE}: the study refers to itself")
         if not other.is_file():
             raise RecipeError(f"{LIKE}: {other}: no such file")
@@ -433,7 +435,7 @@ def _locate_suites(evaluate: dict[str, Any], folder: Path) -> None:
         evaluate["suite"] = located(evaluate["suite"])
     there = evaluate.get("other_languages")
     if isinstance(there, dict) and isinstance(there.get("suites"), list):
-        there["suites"] = [located(one) for one in there["suites"]]
+        there["suites"] = [located(suite) for suite in there["suites"]]
 
 
 def _with_new_languages(data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -447,7 +449,7 @@ def _with_new_languages(data: dict[str, Any], defaults: dict[str, Any]) -> dict[
         if name in known or not isinstance(given, dict) or "experts" in given:
             continue
         for key in OF_LANGUAGES:
-            there = [one.get(key) for one in known.values() if isinstance(one, dict)]
+            there = [language.get(key) for language in known.values() if isinstance(language, dict)]
             if key not in given and there != [there[0]] * len(there):
                 raise RecipeError(
                     f"languages.{name}: the languages of the other study ({', '.join(known)}) "
@@ -486,7 +488,7 @@ def _for_base(
 def _without_rates(node: Any, removed: set[str]) -> Any:
     """Plain data without the learning rates of runs; `removed` receives them."""
     if isinstance(node, list):
-        return [_without_rates(one, removed) for one in node]
+        return [_without_rates(item, removed) for item in node]
     if not isinstance(node, dict):
         return node
     left = {key: _without_rates(value, removed) for key, value in node.items()}
@@ -508,7 +510,7 @@ def _billions(data: dict[str, Any], folder: Path) -> float | None:
     try:
         if (local := folder / Path(base).expanduser()).is_dir():
             tensors = open_checkpoint(str(local)).tensors.values()
-            return sum(prod(one.shape) for one in tensors) / 1e9
+            return sum(prod(tensor.shape) for tensor in tensors) / 1e9
     except (LayerswapError, OSError, ValueError):
         return None  # the plan names the mistake
     return named_billions(base)

@@ -80,7 +80,7 @@ class TrainStep(Kind, TrainingRun):
 
     @field_serializer("data")
     def _data_as_given(self, data: list[TrainedOn]) -> list[dict[str, Any]]:
-        return [given(one) for one in data]
+        return [given(data_set) for data_set in data]
 
     @field_serializer("turns")
     def _turns_as_given(self, turns: InTurns | None) -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ class TrainStep(Kind, TrainingRun):
     def expert(self, sets: Sequence[Any]) -> dict[str, Any]:
         """The expert that the step trains on data sets, in the form of `EXPERT.yaml`."""
         own = self.model_dump(mode="json", include={"base", *TrainingRun.model_fields})
-        spec = {key: one for key, one in own.items() if one is not None}
+        spec = {key: value for key, value in own.items() if value is not None}
         if self.turns is not None:
             part = given(self.turns)
             both = {"task": sets[0], "language": sets[1], "every": part.pop("every")}
@@ -98,8 +98,8 @@ class TrainStep(Kind, TrainingRun):
 
     def sizes(self, graph: Graph) -> list[DataSize]:
         """The sizes of the data sets."""
-        return [data_size(one.given) if one.step is None else DataStep.of(graph[one.step]).size
-                for one in self.data]  # fmt: skip
+        return [data_size(data.given) if data.step is None else DataStep.of(graph[data.step]).size
+                for data in self.data]  # fmt: skip
 
     def check(self, name: str) -> None:
         """Check the expert and its hyperparameters, and its places if the base is local."""
@@ -115,9 +115,9 @@ class TrainStep(Kind, TrainingRun):
         from layerswap.training.expert.job import load_rows
 
         del name, fetch, log, seen
-        for one in self.data:
-            if one.given is not None:
-                files = Files(**one.given) if isinstance(one.given, dict) else one.given
+        for data in self.data:
+            if data.given is not None:
+                files = Files(**data.given) if isinstance(data.given, dict) else data.given
                 load_rows(files, folder=Path())
 
     def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
@@ -142,8 +142,8 @@ class TrainStep(Kind, TrainingRun):
         from layerswap.training.expert import trainer
         from layerswap.training.expert.save import CHECKPOINTS
 
-        spec = self.expert([one.at(context.inputs[one.step] if one.step else None)
-                            for one in self.data])  # fmt: skip
+        spec = self.expert([data.at(context.inputs[data.step] if data.step else None)
+                            for data in self.data])  # fmt: skip
         out = context.folder / EXPERT
         context.log("reading the base and the rows")
         checked = check_expert(spec, where=context.step.name)
@@ -195,7 +195,7 @@ class SelectStep(Kind, SelectBy):
 
     def _check_experts(self, name: str, *, local: bool) -> None:
         """Refuse experts, local or on the Hub, that are missing or do not fit the base."""
-        sources = [one for one in self.experts or () if Path(one).is_dir() == local]
+        sources = [source for source in self.experts or () if Path(source).is_dir() == local]
         if local and not Path(self.base or "").is_dir():
             return
         if sources:
@@ -209,14 +209,14 @@ class SelectStep(Kind, SelectBy):
         if not self.tasks:
             return Estimate()
         trainings = [TrainStep.of(graph[name]) for name in step.needs]
-        models = sum(checkpoints_of(one, one.sizes(graph)) for one in trainings)
+        models = sum(checkpoints_of(training, training.sizes(graph)) for training in trainings)
         asked = Benchmarks(tasks=self.tasks, limit=self.limit)
         return Estimate(costs.evaluation_hours(asked, models), memory_gb=costs.model_gb)
 
     def run(self, context: Context) -> None:
         """Select, and write the selection."""
         if self.experts is not None:
-            write_json(context.folder / SELECTION, [{"model": one} for one in self.experts])
+            write_json(context.folder / SELECTION, [{"model": expert} for expert in self.experts])
             return
         from layerswap.training.expert.select import candidates, scorer, select
 
@@ -225,17 +225,17 @@ class SelectStep(Kind, SelectBy):
             check_device(self.device)
             score = scorer(
                 self.tasks,
-                include=[Path(one) for one in self.include],
+                include=[Path(path) for path in self.include],
                 settings=EvaluationSettings.taken_from(self.settings()),
             )
         runs = [folder / EXPERT for folder in context.inputs.values()]
         _refuse_deleted(context.inputs)
-        measured = score is not None or any(one.loss is not None for one in candidates(runs[0]))
+        measured = score is not None or any(saved.loss is not None for saved in candidates(runs[0]))
         if len(runs) == 1 and self.keep == 1 and not measured:
             folders = [runs[0]]  # no score to choose by, so the output of the training
         else:
             chosen = select(runs, keep=self.keep, score=score).chosen
-            folders = [Path(one.folder) for one in chosen]
+            folders = [Path(checkpoint.folder) for checkpoint in chosen]
         if len(folders) < self.keep:
             raise StudyError(
                 f"`keep` is {self.keep}, but training saved only {len(folders)} checkpoints; keep "
@@ -243,7 +243,7 @@ class SelectStep(Kind, SelectBy):
             )
         # Relative to the folder of all steps, so that a study can be moved.
         root = context.folder.parent
-        names = [one.relative_to(root).as_posix() for one in folders]
+        names = [folder.relative_to(root).as_posix() for folder in folders]
         write_json(context.folder / SELECTION, names)
         if context.step.delete_checkpoints:
             _delete_others(runs, folders)
@@ -267,7 +267,7 @@ def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
 def selection(folder: Path, root: Path) -> list[str]:
     """The models that the step in a folder selected: paths from `root`, or models as given."""
     names = json.loads((folder / SELECTION).read_text("utf-8"))
-    return [one["model"] if isinstance(one, dict) else str(root / one) for one in names]
+    return [entry["model"] if isinstance(entry, dict) else str(root / entry) for entry in names]
 
 
 def check_prompts(prompts: PromptOptions, base: str | None) -> None:
@@ -300,8 +300,8 @@ def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
     from layerswap.training.expert.save import CHECKPOINTS, checkpoints
 
     for run in runs:
-        write_json(run.parent / DELETED, [one.relative_to(run).as_posix() for one in selected
-                                          if one == run or run in one.parents])  # fmt: skip
+        write_json(run.parent / DELETED, [kept.relative_to(run).as_posix() for kept in selected
+                                          if kept == run or run in kept.parents])  # fmt: skip
         for folder in checkpoints(run / CHECKPOINTS).values():
             if folder not in selected:
                 shutil.rmtree(folder)
