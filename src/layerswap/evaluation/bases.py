@@ -139,11 +139,13 @@ def read_sample(text: str, english: str | None = None, count: int = LINES) -> Sa
 def count_tokens(tokenizer: Any, lines: Sequence[str]) -> Counts:
     """Count the tokens of lines, and tokens that are a part of a character's bytes."""
     ids = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
-    spelt = {one: "\N{REPLACEMENT CHARACTER}" in tokenizer.decode([one])
-             for one in set().union(*ids)}  # fmt: skip
+    spelt = {token: "\N{REPLACEMENT CHARACTER}" in tokenizer.decode([token])
+             for token in set().union(*ids)}  # fmt: skip
     unknown = getattr(tokenizer, "unk_token_id", None)
     tokens = np.array([len(line) for line in ids], float)
-    parts = np.array([sum(spelt[one] or one == unknown for one in line) for line in ids], float)
+    parts = np.array(
+        [sum(spelt[token] or token == unknown for token in line) for line in ids], float
+    )
     return Counts(tokens, parts, sum(line.count(unknown) for line in ids))
 
 
@@ -163,12 +165,12 @@ def bits_of(model: Any, tokenizer: Any, lines: Sequence[str]) -> npt.NDArray[np.
     with torch.inference_mode():
         for batch in _batches(pieces):
             width = max(len(ids) for _, ids in batch)
-            ids = torch.tensor([one + [one[0]] * (width - len(one)) for _, one in batch])
-            mask = torch.tensor([[1] * len(one) + [0] * (width - len(one)) for _, one in batch])
+            ids = torch.tensor([row + [row[0]] * (width - len(row)) for _, row in batch])
+            mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for _, row in batch])
             ids, mask = ids.to(model.device), mask.to(model.device)
             logits = model(ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-            for (line, one), scores, target in zip(batch, logits, ids[:, 1:], strict=True):
-                own = slice(len(one) - 1)
+            for (line, tokens), scores, target in zip(batch, logits, ids[:, 1:], strict=True):
+                own = slice(len(tokens) - 1)
                 loss = torch.nn.functional.cross_entropy(
                     scores[own].float(), target[own], reduction="sum"
                 )
@@ -275,10 +277,10 @@ def measured(model: Any, tokenizer: Any, samples: Sequence[Sequence[str]]) -> li
     """Count tokens and bits of several texts under a model in memory."""
     made = []
     for lines in samples:
-        one = count_tokens(tokenizer, lines)
+        counts = count_tokens(tokenizer, lines)
         # An unknown token stands for many characters, so its bits are too few.
-        bits = None if one.unknown else bits_of(model, tokenizer, lines)
-        made.append(Counts(one.tokens, one.byte_tokens, one.unknown, bits))
+        bits = None if counts.unknown else bits_of(model, tokenizer, lines)
+        made.append(Counts(counts.tokens, counts.byte_tokens, counts.unknown, bits))
     return made
 
 
@@ -332,12 +334,12 @@ def find_best(sample: Sample, counts: Sequence[Counts]) -> int | None:
 
     All bases are compared on the same resampled lines.
     """
-    if len(counts) < 2 or any(one.bits is None for one in counts):
+    if len(counts) < 2 or any(base.bits is None for base in counts):
         return None
-    size, bits = _bytes(sample.lines), [np.asarray(one.bits) for one in counts]
+    size, bits = _bytes(sample.lines), [np.asarray(base.bits) for base in counts]
     best = min(range(len(bits)), key=lambda i: float(bits[i].sum()))
     others = [bits[i] for i in range(len(bits)) if i != best]
-    return best if all(ratio_interval(bits[best] - one, size).high < 0 for one in others) else None
+    return best if all(ratio_interval(bits[best] - row, size).high < 0 for row in others) else None
 
 
 def glance(base: str, model: Any, tokenizer: Any, texts: Sequence[str]) -> Reading | None:

@@ -57,9 +57,9 @@ class Identifier:
 
     def describe(self, language: str) -> str:
         """Describe the held-out error of a language, and what it is taken for, in one line."""
-        others = sorted(self.confusion[language].items(), key=lambda one: -one[1])
-        taken = ", ".join(f"{share:.0%} for {one}" for one, share in others
-                          if one != language and share >= 0.005)  # fmt: skip
+        others = sorted(self.confusion[language].items(), key=lambda item: -item[1])
+        taken = ", ".join(f"{share:.0%} for {code}" for code, share in others
+                          if code != language and share >= 0.005)  # fmt: skip
         ending = f" ({taken})" if taken else ""
         return (f"{language}: {self.error(language):.1%} of {self.held_out[language]:,} held-out "
                 f"lines are taken for another language{ending}")  # fmt: skip
@@ -80,20 +80,20 @@ def learn_identifier(files: Mapping[str, Path | str]) -> Identifier:
         raise DataError("an identifier needs texts in at least two languages; add English and the "
                         "languages that the text may be mixed with")  # fmt: skip
     lines = {language: _lines(str(file)) for language, file in files.items()}
-    taught = [(line, one) for one, texts in lines.items()
+    taught = [(line, code) for code, texts in lines.items()
               for i, line in enumerate(texts) if i % HELD_OUT]  # fmt: skip
     model = make_pipeline(
         TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), sublinear_tf=True, min_df=2),
         LogisticRegression(C=100, class_weight="balanced", max_iter=200),
     )
-    model.fit([line for line, _ in taught], [one for _, one in taught])
+    model.fit([line for line, _ in taught], [code for _, code in taught])
     held = {language: texts[::HELD_OUT] for language, texts in lines.items()}
-    found = {language: [str(one) for one in model.predict(texts)]
+    found = {language: [str(guess) for guess in model.predict(texts)]
              for language, texts in held.items()}  # fmt: skip
-    confusion = {language: {one: guesses.count(one) / len(guesses) for one in {*guesses}}
+    confusion = {language: {guess: guesses.count(guess) / len(guesses) for guess in {*guesses}}
                  for language, guesses in found.items()}  # fmt: skip
     counts = {language: len(texts) for language, texts in held.items()}
-    made = Identifier([str(one) for one in model.classes_], counts, confusion, model)
+    made = Identifier([str(code) for code in model.classes_], counts, confusion, model)
     for language in files:
         if made.error(language) > WORST:
             raise DataError(f"{files[language]}: {made.describe(language)}; give more text, or "
@@ -119,7 +119,7 @@ def identifying(language: str, texts: Mapping[str, PathLike]) -> tuple[str | Spe
             f"answer texts: {', '.join(texts)} has no text of the answer language {language!r}"
         )
     made = learn_identifier({code: str(file) for code, file in texts.items()})
-    return made.speaks(language), [made.describe(one) for one in texts]
+    return made.speaks(language), [made.describe(code) for code in texts]
 
 
 def _lines(file: str) -> list[str]:

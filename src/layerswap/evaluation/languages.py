@@ -33,12 +33,12 @@ MEMBERS_BY_PLACE = {"fa-AF": "prs", "sw-CD": "swc", "sr-ME": "cnr"}
 """Languages that BCP 47 writes as their macrolanguage in a country."""
 
 
-def same_language(one: str, other: str) -> bool:
+def same_language(first: str, second: str) -> bool:
     """True if two codes or names mean one language; unknown ones are compared as text."""
     try:
-        return standard_tag(one) == standard_tag(other)
+        return standard_tag(first) == standard_tag(second)
     except EvaluationError:
-        return one == other
+        return first == second
 
 
 @cache

@@ -284,8 +284,8 @@ class Linearity:
         loss, sums = "loss_nats_per_token", self.sums
         numbers: list[tuple[str, int | None, float | None, float]] = [
             (loss, layer, at, value)
-            for layer, one in [(None, self.line.whole), *enumerate(self.line.layers)]
-            for at, value in zip(one.positions, one.losses, strict=True)
+            for layer, line in [(None, self.line.whole), *enumerate(self.line.layers)]
+            for at, value in zip(line.positions, line.losses, strict=True)
         ]
         numbers += [("departure_share", layer, None, v) for layer, v in enumerate(sums.layers)]
         numbers += [("departure_alone_share", layer, None, v) for layer, v in enumerate(sums.alone)]

@@ -42,12 +42,12 @@ def agreement(first: Sequence[str], second: Sequence[str]) -> Interval:
 
     labels = sorted({*first, *second})
     table = np.zeros((len(labels), len(labels)))
-    for one, other in zip(first, second, strict=True):
-        table[labels.index(one), labels.index(other)] += 1
+    for label, other_label in zip(first, second, strict=True):
+        table[labels.index(label), labels.index(other_label)] += 1
     if len(labels) < 2:
         return Interval(1.0, -1.0, 1.0, len(first))
     found = cohens_kappa(table)
-    low, high = (float(one) for one in (found.kappa_low, found.kappa_upp))
+    low, high = (float(bound) for bound in (found.kappa_low, found.kappa_upp))
     return Interval(float(found.kappa), max(-1.0, low), min(1.0, high), len(first))
 
 
@@ -88,13 +88,13 @@ def preference(votes: Sequence[Vote], first: str, second: str) -> Preference:
     from scipy.stats import binomtest
 
     sums: dict[str, float] = {}
-    pair = [one for one in votes if {one.left, one.right} == {first, second}]
-    for one in pair:
-        toward = one.margin if one.left == first else -one.margin
-        sums[one.prompt] = sums.get(one.prompt, 0) + toward
+    pair = [v for v in votes if {v.left, v.right} == {first, second}]
+    for vote in pair:
+        toward = vote.margin if vote.left == first else -vote.margin
+        sums[vote.prompt] = sums.get(vote.prompt, 0) + toward
     wins, losses = (sum(sign * value > 0 for value in sums.values()) for sign in (1, -1))
     p = float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-    bad = sum(one.winner == "bad" for one in pair)
+    bad = sum(v.winner == "bad" for v in pair)
     return Preference(first, second, wins, losses, len(sums) - wins - losses, bad, p)
 
 
@@ -109,12 +109,12 @@ def stops(votes: Sequence[Vote], first: str, second: str, prompts: int) -> bool:
     `votes` are in the order they were given, and the prompts of a look are the first ones judged.
     The error over all looks is at most 5% (Bonferroni), whatever the share of ties.
     """
-    order = dict.fromkeys(one.prompt for one in votes)
+    order = dict.fromkeys(vote.prompt for vote in votes)
     for look in looks(prompts):
         if len(order) < look:
             return False
         seen = {*[*order][:look]}
-        found = preference([one for one in votes if one.prompt in seen], first, second)
+        found = preference([vote for vote in votes if vote.prompt in seen], first, second)
         if found.p <= (1 - LEVEL) / LOOKS:
             return True
     return True
@@ -124,7 +124,7 @@ def position_bias(votes: Sequence[Vote]) -> Interval | None:
     """Compute the share of decided votes for the answer shown first, with its exact interval."""
     from scipy.stats import binomtest
 
-    decided = [one.margin > 0 for one in votes if one.margin]
+    decided = [vote.margin > 0 for vote in votes if vote.margin]
     if not decided:
         return None
     found = binomtest(sum(decided), len(decided))
@@ -138,38 +138,39 @@ def strengths(votes: Sequence[Vote], seed: int = 0) -> dict[str, Interval]:
     Equal answers count as half a win each. Intervals resample prompts and speakers together, so
     that they cover other prompts, and with several speakers other speakers.
     """
-    models = sorted({one for vote in votes for one in (vote.left, vote.right)})
-    prompts, speakers = (sorted({getattr(one, name) for one in votes})
+    models = sorted({model for vote in votes for model in (vote.left, vote.right)})
+    prompts, speakers = (sorted({getattr(vote, name) for vote in votes})
                          for name in ("prompt", "speaker"))  # fmt: skip
-    of = np.array([(prompts.index(one.prompt), speakers.index(one.speaker),
-                    models.index(one.left), models.index(one.right)) for one in votes])  # fmt: skip
-    left = np.array([(1 + one.margin) / 2 for one in votes])
+    indices = np.array([(prompts.index(vote.prompt), speakers.index(vote.speaker),
+                         models.index(vote.left), models.index(vote.right))
+                        for vote in votes])  # fmt: skip
+    left = np.array([(1 + vote.margin) / 2 for vote in votes])
     rng = np.random.default_rng(seed)
-    whole = _fit(of, left, np.ones(len(votes)), len(models))
+    whole = _fit(indices, left, np.ones(len(votes)), len(models))
     drawn = []
     for _ in range(DRAWS):
         by_prompt = np.bincount(rng.integers(len(prompts), size=len(prompts)),
                                 minlength=len(prompts))  # fmt: skip
         by_speaker = np.bincount(rng.integers(len(speakers), size=len(speakers)),
                                  minlength=len(speakers))  # fmt: skip
-        weights = by_prompt[of[:, 0]] * by_speaker[of[:, 1]]
+        weights = by_prompt[indices[:, 0]] * by_speaker[indices[:, 1]]
         if weights.any():
-            drawn.append(_fit(of, left, weights.astype(float), len(models)))
+            drawn.append(_fit(indices, left, weights.astype(float), len(models)))
     ends = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return {model: Interval(float(whole[i]), float(ends[0, i]), float(ends[1, i]), len(prompts))
             for i, model in enumerate(models)}  # fmt: skip
 
 
 def _fit(
-    of: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
     left: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64],
     models: int,
 ) -> npt.NDArray[np.float64]:
     """Fit by minorisation-maximisation (Hunter, 2004), with half a tie of every pair added."""
     wins = np.full((models, models), 0.25) * (1 - np.eye(models))
-    np.add.at(wins, (of[:, 2], of[:, 3]), weights * left)
-    np.add.at(wins, (of[:, 3], of[:, 2]), weights * (1 - left))
+    np.add.at(wins, (indices[:, 2], indices[:, 3]), weights * left)
+    np.add.at(wins, (indices[:, 3], indices[:, 2]), weights * (1 - left))
     games, strength = wins + wins.T, np.ones(models)
     for _ in range(100):
         new = wins.sum(1) / (games / (strength[:, None] + strength[None, :])).sum(1)
@@ -210,8 +211,8 @@ def judge(votes: Sequence[Vote], models: Sequence[str], prompts: int, title: str
         raise DataError(f"{title}: no vote; every question was skipped or taken back")
     pairs = [preference(votes, *pair) for pair in combinations(models, 2)]
     return Judgement(
-        title, len(votes), len({one.speaker for one in votes}), pairs,
-        holm([one.p for one in pairs]), strengths(votes), position_bias(votes),
+        title, len(votes), len({vote.speaker for vote in votes}), pairs,
+        holm([pair.p for pair in pairs]), strengths(votes), position_bias(votes),
         stops(votes, models[0], models[1], prompts),
     )  # fmt: skip
 

@@ -238,9 +238,9 @@ class Classified:
     def _intervals(self, drawn: npt.NDArray[np.float64], exact: Interval) -> Balanced:
         """Compute intervals from resamples. Where all resamples are equal, use `exact`."""
         return Balanced(*(
-            exact if (one == exact.mean).all()
-            else Interval(float(one[0]), *_percentiles(one[1:]), len(self.labels))
-            for one in drawn
+            exact if (row == exact.mean).all()
+            else Interval(float(row[0]), *_percentiles(row[1:]), len(self.labels))
+            for row in drawn
         ))  # fmt: skip
 
     @cached_property
@@ -513,7 +513,7 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
         kendall = _interval(_each(kendalltau), signal, quality)
         spearman = _interval(_spearman, signal, quality)
         ranked.append(Predictor(name, spearman, kendall, float(permuted.pvalue)))
-    return sorted(ranked, key=lambda one: -abs(one.spearman.mean))
+    return sorted(ranked, key=lambda predictor: -abs(predictor.spearman.mean))
 
 
 Rows = npt.NDArray[np.float64]
@@ -543,12 +543,12 @@ def _spearman(a: Values, b: Values) -> Rows:
 def _each(test: Callable[..., Any]) -> Callable[[Values, Values], Rows]:
     """A rank correlation of scipy, row by row; 0 if a side is constant."""
 
-    def one(a: Values, b: Values) -> float:
+    def statistic(a: Values, b: Values) -> float:
         return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(test(a, b).statistic)
 
     def rows(a: Values, b: Values) -> Rows:
         if a.ndim == 1:
-            return np.asarray(one(a, b))
-        return np.array([one(*pair) for pair in zip(a, b, strict=True)])
+            return np.asarray(statistic(a, b))
+        return np.array([statistic(*pair) for pair in zip(a, b, strict=True)])
 
     return rows

@@ -216,8 +216,8 @@ def _exemplars(code: str, data: DataFolder, problems: Path) -> Rows:
         raise EvaluationError(f"{path}: has no exemplars for {code}")
     # By number, "1" to "8"; the file may have them in another order.
     return [
-        {"question": one["q"], "answer": one["a"], "answer_number": last_number(one["a"], code)}
-        for _, one in sorted(table[code].items(), key=lambda item: int(item[0]))
+        {"question": shot["q"], "answer": shot["a"], "answer_number": last_number(shot["a"], code)}
+        for _, shot in sorted(table[code].items(), key=lambda item: int(item[0]))
     ]
 
 

@@ -398,20 +398,22 @@ def suite_files(suite: str, language: str) -> list[Path]:
     """List the YAML files of a user's suite, and their data files in a language."""
     files = [Path(suite)] if suite.endswith(".yaml") else []
     for part in parts_of(suite):
-        one = part.benchmark
+        benchmark = part.benchmark
         if part.file is None:
             continue
         files.append(part.file)
         try:
-            code = _code(one, language, allow_code=True)
+            code = _code(benchmark, language, allow_code=True)
         except EvaluationError:
             continue  # it is left out, or refused before the first step
         beside = DataFolder(None).of(part.file)
-        wanted = [(one.data, code, split) for split in (*one.splits, one.development)]
-        if one.exemplars is not None:
-            wanted.append((one.exemplars.data or one.data, one.exemplars.code, one.exemplars.split))
-        for table, of, split in wanted:
-            names = table_files(table, of, split) if table and split else []
+        wanted = [
+            (benchmark.data, code, split) for split in (*benchmark.splits, benchmark.development)
+        ]
+        if (exemplars := benchmark.exemplars) is not None:
+            wanted.append((exemplars.data or benchmark.data, exemplars.code, exemplars.split))
+        for table, table_code, split in wanted:
+            names = table_files(table, table_code, split) if table and split else []
             files += filter(None, [beside.find(*names)])
     return list(dict.fromkeys(files))
 
