@@ -79,7 +79,7 @@ def write_answers(path: Path, answers: Iterable[Answer]) -> None:
     import pyarrow.parquet as pq
 
     types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-    schema = {one.name: types.get(str(one.type), pa.string()) for one in fields(Answer)}
+    schema = {field.name: types.get(str(field.type), pa.string()) for field in fields(Answer)}
     schema |= {name: pa.string() if isinstance(value, str) else pa.int64()
                for name, value in CHECKPOINT.to_dict().items()}  # fmt: skip
     rows = [answer.to_dict() for answer in answers]
@@ -177,22 +177,22 @@ def made(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Answer]:
 def values_of(answers: Iterable[Answer], measure: Measure) -> dict[Condition, Values]:
     """Returns the scores of every condition under a measure, in the order of documents."""
     return {
-        one: np.array([answer.score for answer in by_document])
-        for one, by_document in _under(answers, measure).items()
+        condition: np.array([answer.score for answer in by_document])
+        for condition, by_document in _under(answers, measure).items()
     }
 
 
 def classified_under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, Classified]:
     """Returns the answers of every condition to a classification; empty for other tasks."""
     return {
-        one: classified
-        for one, by_document in _under(answers, measure).items()
+        condition: classified
+        for condition, by_document in _under(answers, measure).items()
         if (classified := classified_of([(a.label, a.predicted) for a in by_document]))
     }
 
 
 def _under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, list[Answer]]:
-    by = grouped((one for one in answers if one.measure == measure), lambda one: one.condition)
+    by = grouped((answer for answer in answers if answer.measure == measure), lambda a: a.condition)
     return {
         condition: [*{a.document: a for a in sorted(same, key=lambda a: a.document)}.values()]
         for condition, same in by.items()
@@ -369,7 +369,7 @@ def write_results(
 
 def lost_paths(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what models did not allow to share (see `Sweep.lost_paths`), each line once."""
-    return list(dict.fromkeys(line for one in results for line in one.get("lost_paths", ())))
+    return list(dict.fromkeys(line for result in results for line in result.get("lost_paths", ())))
 
 
 def earlier_answers(out: Path) -> list[Answer]:

@@ -106,18 +106,18 @@ class BenchmarkResult:
     def documents(self, known: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
         """The test documents among all of the benchmark, as task and position."""
         published = development_tasks(task for task, _ in known)
-        ordered = sorted(known, key=lambda one: (one[0] not in published, *one))
+        ordered = sorted(known, key=lambda document: (document[0] not in published, *document))
         return [ordered[i] for i in self.test if i < len(ordered)]
 
     @cached_property
     def over_pairs(self) -> TestResult:
         """Every treatment, the mean over pairs."""
-        means = {one: np.mean(all_, axis=0) for one, all_ in self._by_treatment.items()}
+        means = {name: np.mean(rows, axis=0) for name, rows in self._by_treatment.items()}
         classified = {} if self.labels is None else {
-            one: Classified(
-                self.labels, np.array([by[one] for by in self.answers.values() if one in by])
+            name: Classified(
+                self.labels, np.array([by[name] for by in self.answers.values() if name in by])
             )
-            for one in means
+            for name in means
         }  # fmt: skip
         return TestResult(means, selected=self.selected, classified=classified)
 
@@ -130,21 +130,21 @@ class BenchmarkResult:
         if not self.development:
             return DEFAULT
         scores = list(self.development.values())
-        common = [one for one in scores[0] if all(one in by for by in scores)]
-        return best_of_all({one: np.mean([by[one] for by in scores], axis=0) for one in common})
+        common = [name for name in scores[0] if all(name in by for by in scores)]
+        return best_of_all({name: np.mean([by[name] for by in scores], axis=0) for name in common})
 
     @cached_property
     def extremes(self) -> dict[Condition, tuple[float, float]]:
         """The mean score of the lowest and of the highest pair, by treatment."""
-        means = {one: [float(v.mean()) for v in all_] for one, all_ in self._by_treatment.items()}
-        return {one: (min(found), max(found)) for one, found in means.items()}
+        means = {name: [float(v.mean()) for v in rows] for name, rows in self._by_treatment.items()}
+        return {name: (min(pair_means), max(pair_means)) for name, pair_means in means.items()}
 
-    def names_of(self, one: Condition) -> list[Condition]:
+    def names_of(self, condition: Condition) -> list[Condition]:
         """The treatments that report a condition: of the grid, `CHOSEN`, `FLATTERED` or none."""
-        if one.zones is None:
-            return [one.treatment]
-        picked = self.reported.get(one.pair, {})
-        return [name for name in (CHOSEN, FLATTERED) if picked.get(name) == one.treatment]
+        if condition.zones is None:
+            return [condition.treatment]
+        picked = self.reported.get(condition.pair, {})
+        return [name for name in (CHOSEN, FLATTERED) if picked.get(name) == condition.treatment]
 
     @property
     def best(self) -> Condition:
@@ -155,7 +155,7 @@ class BenchmarkResult:
         if not self.development:
             return replace(DEFAULT, pair=next(iter(self.pairs)))
         means = {pair: scores[self.selected] for pair, scores in self.development.items()}
-        pair = max(means, key=lambda one: float(means[one].mean()))
+        pair = max(means, key=lambda candidate: float(means[candidate].mean()))
         model = self.reported[pair][self.selected]
         return model if model in self.shared else replace(model, pair=pair)
 
@@ -169,8 +169,8 @@ class BenchmarkResult:
     def _by_treatment(self) -> dict[Condition, list[Values]]:
         found: dict[Condition, list[Values]] = defaultdict(list)
         for scores in self.pairs.values():
-            for one, values in scores.items():
-                found[one].append(values)
+            for treatment, values in scores.items():
+                found[treatment].append(values)
         return dict(found)
 
 
@@ -195,17 +195,17 @@ def benchmark_result(
         documents: npt.NDArray[np.int64], own: Mapping[str, Any], common: Mapping[Condition, Any]
     ) -> dict[str, dict[Condition, Any]]:
         return {
-            pair: {name: {**common, **own[pair]}[one][documents] for name, one in names.items()}
+            pair: {name: {**common, **own[pair]}[model][documents] for name, model in names.items()}
             for pair, names in reported.items()
         }
 
     grids: dict[Condition, list[Values]] = defaultdict(list)
-    for one, values in (item for own in by_pair.values() for item in own.items()):
-        if choosing and one.zones is not None:
-            grids[one].append(values[split.development])
+    for condition, values in (item for own in by_pair.values() for item in own.items()):
+        if choosing and condition.zones is not None:
+            grids[condition].append(values[split.development])
     return BenchmarkResult(
         language, benchmark, on(split.test, by_pair, shared),
-        {one: mean_interval(np.mean(values, axis=0)) for one, values in grids.items()},
+        {zoned: mean_interval(np.mean(values, axis=0)) for zoned, values in grids.items()},
         tuple(split.test.tolist()), frozenset(shared),
         on(split.development, by_pair, shared) if choosing else {}, _chosen_on(found, split),
         None if found.labels is None else found.labels[split.test],
@@ -216,17 +216,17 @@ def benchmark_result(
 def _reported(shared: Scores, own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
     """By name, the models that a pair reports: not a whole grid, but the best of it."""
     choosing = len(split.development) > 0
-    grid = [one for one in own if one.zones is not None]
+    grid = [condition for condition in own if condition.zones is not None]
     others = [
-        one for one in own
-        if one not in grid and (not choosing or one.method == "ties" or one.method not in TUNED)
+        condition for condition in own if condition not in grid
+        and (not choosing or condition.method == "ties" or condition.method not in TUNED)
     ]  # fmt: skip
-    reported = {one: one for one in (*shared, *others)}
+    reported = {condition: condition for condition in (*shared, *others)}
     if choosing:
         reported |= _chosen_of_methods(own, split)
     if choosing and grid:
         for name, documents in ((CHOSEN, split.development), (FLATTERED, split.test)):
-            tried = {one: own[one][documents] for one in grid}
+            tried = {condition: own[condition][documents] for condition in grid}
             reported[name] = choose(tried, of_equals="first")
     return reported
 
@@ -247,11 +247,11 @@ def _chosen_on(found: BenchmarkScores, split: DocumentSplit) -> str:
 def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
     """Choose each method's weight, scale or density on development documents."""
     found: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
-    for one, values in own.items():
-        if one.method in TUNED:
-            found[replace(one, variant=CHOSEN.variant)][one] = values
+    for condition, values in own.items():
+        if condition.method in TUNED:
+            found[replace(condition, variant=CHOSEN.variant)][condition] = values
     return {
-        chosen: choose({one: v[split.development] for one, v in tried.items()})
+        chosen: choose({setting: v[split.development] for setting, v in tried.items()})
         for chosen, tried in found.items()
         if len(tried) > 1
     }
@@ -286,15 +286,15 @@ def in_other_languages(
     A benchmark that is not among the language's own takes the composition that was chosen on the
     first of them.
     """
-    by_benchmark = {one.benchmark: one for one in own}
+    by_benchmark = {result.benchmark: result for result in own}
     rows: dict[str, dict[Condition, dict[str, Interval]]] = {}
     for (benchmark, language), found in scores.items():
         chosen = by_benchmark.get(benchmark, own[0])
         values: dict[Condition, list[Values]] = defaultdict(list)
         test = found.split(development).test
-        for one, all_ in found.scores.items():
-            for name in chosen.names_of(one):
-                values[name].append(all_[test])
+        for condition, by_document in found.scores.items():
+            for name in chosen.names_of(condition):
+                values[name].append(by_document[test])
         for name, several in values.items():
             mean = mean_interval(np.mean(several, axis=0))
             rows.setdefault(benchmark, {}).setdefault(name, {})[language] = mean
@@ -320,8 +320,8 @@ class StudyResults:
         """
         values = [found.over_pairs.intervals for found in self.benchmarks]
         names = [
-            one for one in (values[0] if values else ())
-            if one != FLATTERED and all(one in by for by in values)
+            name for name in (values[0] if values else ())
+            if name != FLATTERED and all(name in by for by in values)
         ]  # fmt: skip
         if len(values) < 3 or len(names) < 3:
             return None
@@ -331,8 +331,8 @@ class StudyResults:
     def by_benchmark(self) -> dict[str, list[BenchmarkResult]]:
         """Every language on each benchmark."""
         found: dict[str, list[BenchmarkResult]] = defaultdict(list)
-        for one in self.benchmarks:
-            found[one.benchmark].append(one)
+        for result in self.benchmarks:
+            found[result.benchmark].append(result)
         return dict(found)
 
     @cached_property
@@ -344,9 +344,9 @@ class StudyResults:
     def summary(self) -> Table:
         """Treatments down, every language and benchmark across, with intervals."""
         columns = {
-            found.heading: {one: score for one, score in found.over_pairs.intervals.items()
-                            if one != FLATTERED}
-            for found in self.benchmarks
+            result.heading: {name: score for name, score in result.over_pairs.intervals.items()
+                             if name != FLATTERED}
+            for result in self.benchmarks
         }  # fmt: skip
         caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
         return models_table(columns, first="treatment", caption=caption)
@@ -355,12 +355,12 @@ class StudyResults:
         for benchmark, same in self.by_benchmark.items():
             if len(same) > 1:
                 yield f"{benchmark}, all languages", _over_languages(benchmark, same)
-            for one in same:
-                yield one.heading, _in_detail(one)
-                if one.over_pairs.classified:
-                    yield f"{one.heading}: {BY_LABEL}", _balanced_table(one)
-                if one.grid:
-                    yield f"{one.heading}: the compositions", _grid_table(one)
+            for result in same:
+                yield result.heading, _in_detail(result)
+                if result.over_pairs.classified:
+                    yield f"{result.heading}: {BY_LABEL}", _balanced_table(result)
+                if result.grid:
+                    yield f"{result.heading}: the compositions", _grid_table(result)
         yield from self.written.items()
         for other in self.other_languages:
             yield other.heading, _in_other_languages(other)
@@ -372,28 +372,28 @@ class StudyResults:
         facts: dict[str, Any] = {
             "languages": {}, "grids": {}, "all_languages": {}, "other_languages": {},
         }  # fmt: skip
-        for found in self.benchmarks:
+        for result in self.benchmarks:
             rows = {}
-            for one, interval in found.over_pairs.intervals.items():
-                low, high = found.extremes[one]
-                rows[str(one)] = {**one.to_dict(), **asdict(interval),
+            for model, interval in result.over_pairs.intervals.items():
+                low, high = result.extremes[model]
+                rows[str(model)] = {**model.to_dict(), **asdict(interval),
                                   "low_pair": low, "high_pair": high}  # fmt: skip
-                if one in found.over_pairs.classified:
-                    rows[str(one)] |= asdict(found.over_pairs.classified[one].balanced)
-            facts["languages"].setdefault(found.language, {})[found.benchmark] = rows
-            facts["grids"].setdefault(found.language, {})[found.benchmark] = {
-                "development": [{**one.to_dict(), **asdict(i)} for one, i in found.grid.items()],
-                "chosen": {pair: one.to_dict() for pair, one in found.chosen.items()},
+                if model in result.over_pairs.classified:
+                    rows[str(model)] |= asdict(result.over_pairs.classified[model].balanced)
+            facts["languages"].setdefault(result.language, {})[result.benchmark] = rows
+            facts["grids"].setdefault(result.language, {})[result.benchmark] = {
+                "development": [{**c.to_dict(), **asdict(i)} for c, i in result.grid.items()],
+                "chosen": {pair: condition.to_dict() for pair, condition in result.chosen.items()},
             }
         for benchmark, same in self.by_benchmark.items():
-            means = {str(one): over_languages(same, one) for one in same[0].over_pairs.scores}
+            means = {str(name): over_languages(same, name) for name in same[0].over_pairs.scores}
             facts["all_languages"][benchmark] = {
                 name: asdict(mean) for name, mean in means.items() if mean is not None
             }
         for other in self.other_languages:
             facts["other_languages"].setdefault(other.language, {})[other.benchmark] = {
-                str(one): {language: asdict(interval) for language, interval in row.items()}
-                for one, row in other.rows.items()
+                str(name): {language: asdict(interval) for language, interval in row.items()}
+                for name, row in other.rows.items()
             }
         return facts | ({"friedman": asdict(self.ranked)} if self.ranked else {})
 
@@ -409,8 +409,8 @@ def study_results(folders: Mapping[str, Path], development: float | None) -> Stu
             for (benchmark, _), scores in read_condition_scores(folder / RESULTS).items()
         ]
         found += own
-        written |= {f"{one.benchmark}, {language}: written in the language": table
-                    for one in own if (table := _written(one, folder / RESULTS))}  # fmt: skip
+        written |= {f"{result.benchmark}, {language}: written in the language": table
+                    for result in own if (table := _written(result, folder / RESULTS))}  # fmt: skip
         if (folder / OTHER_LANGUAGES).is_dir():
             there = read_condition_scores(folder / OTHER_LANGUAGES)
             others += in_other_languages(own, there, development)
@@ -425,13 +425,13 @@ def _written(found: BenchmarkResult, folder: Path) -> Table | None:
             for name in found.names_of(score.condition):
                 if name != FLATTERED:
                     shares[name, score.metric].append(score.score)
-    metrics = [one for one in (ANSWER, REASONING) if any(key[1] == one for key in shares)]
+    metrics = [metric for metric in (ANSWER, REASONING) if any(key[1] == metric for key in shares)]
     if not metrics:
         return None
     columns = {
         metric.partition("_")[0]: {
-            one: float(np.mean(shares[one, metric])) if (one, metric) in shares else None
-            for one in dict.fromkeys(one for one, _ in shares)
+            model: float(np.mean(shares[model, metric])) if (model, metric) in shares else None
+            for model in dict.fromkeys(model for model, _ in shares)
         }
         for metric in metrics
     }
@@ -467,15 +467,15 @@ def _in_order(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
         return score.task not in published, score.task, score.document
 
     ordered = {
-        one: np.array([fraction(score) for score in sorted(scores, key=place)])
-        for one, scores in by.items()
+        condition: np.array([fraction(score) for score in sorted(scores, key=place)])
+        for condition, scores in by.items()
     }
     count = sum(score.task in published for score in first)
     if not all(score.label for scores in by.values() for score in scores):
         return BenchmarkScores(ordered, count)
     answers = {
-        one: np.array([score.predicted for score in sorted(scores, key=place)])
-        for one, scores in by.items()
+        condition: np.array([score.predicted for score in sorted(scores, key=place)])
+        for condition, scores in by.items()
     }
     labels = np.array([score.label for score in sorted(first, key=place)])
     return BenchmarkScores(ordered, count, labels, answers)
@@ -484,8 +484,8 @@ def _in_order(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
 def _by_pair(scores: Mapping[Condition, T]) -> dict[str, dict[Condition, T]]:
     """Group scores by pair and treatment; the pair of shared treatments is an empty name."""
     found: dict[str, dict[Condition, T]] = defaultdict(dict)
-    for one, values in scores.items():
-        found[one.pair][one.treatment] = values
+    for condition, values in scores.items():
+        found[condition.pair][condition.treatment] = values
     return dict(found)
 
 
@@ -494,9 +494,9 @@ def _grid_table(found: BenchmarkResult) -> Table:
     columns = ["bottom", "top", "bottom transition", "top transition", "outside",
                "development, %", "chosen for"]  # fmt: skip
     cells: list[list[Any]] = [
-        [*vars(one.zones).values(), one.outside or "blend", score,
-         ", ".join(pair for pair, chosen in found.chosen.items() if chosen == one)]
-        for one, score in found.grid.items()
+        [*vars(composition.zones).values(), composition.outside or "blend", score,
+         ", ".join(pair for pair, chosen in found.chosen.items() if chosen == composition)]
+        for composition, score in found.grid.items()
     ]  # fmt: skip
     caption = (
         f"{found.heading}: layers from the language expert and blended ones; "
@@ -510,15 +510,17 @@ def _in_other_languages(other: OtherLanguagesResult) -> Table:
     languages = list(dict.fromkeys(name for row in other.rows.values() for name in row))
     own = {} if other.own is None else {other.language: other.own.over_pairs.intervals}
     columns: dict[str, dict[Condition, Any]] = {
-        language: {one: by.get(one) for one in other.rows}
+        language: {model: by.get(model) for model in other.rows}
         for language, by in {
-            **own, **{name: {one: row[name] for one, row in other.rows.items() if name in row}
+            **own, **{name: {model: row[name] for model, row in other.rows.items() if name in row}
                       for name in languages},
         }.items()
     }  # fmt: skip
-    means = {one: [by[one].mean for by in columns.values() if by[one]] for one in other.rows}
+    means = {
+        model: [by[model].mean for by in columns.values() if by[model]] for model in other.rows
+    }
     return models_table(
-        {**columns, "mean": {one: sum(known) / len(known) for one, known in means.items()}},
+        {**columns, "mean": {model: sum(known) / len(known) for model, known in means.items()}},
         first="treatment", bold=False,
         caption=f"{other.benchmark}: mean over pairs, with its 95% bootstrap interval; per cent. "
         "The compositions are those that were chosen in the language's own documents.",
@@ -526,7 +528,7 @@ def _in_other_languages(other: OtherLanguagesResult) -> Table:
 
 
 def over_languages(
-    found: Sequence[BenchmarkResult], one: Condition, other: Condition | None = None
+    found: Sequence[BenchmarkResult], treatment: Condition, reference: Condition | None = None
 ) -> Interval | None:
     """The mean of a treatment over languages, or its paired difference to another.
 
@@ -534,26 +536,26 @@ def over_languages(
     languages have as many, a document and its translations are drawn together; else every
     language's documents are drawn by themselves. None where a language lacks one of the treatments.
     """
-    wanted = [one] if other is None else [one, other]
+    wanted = [treatment] if reference is None else [treatment, reference]
     if not all(name in by.over_pairs.scores for name in wanted for by in found):
         return None
     if len(found) >= RANKED:
         means = [np.array([by.over_pairs.scores[name].mean() for by in found]) for name in wanted]
-        return student_interval(means[0] if other is None else means[0] - means[1])
+        return student_interval(means[0] if reference is None else means[0] - means[1])
     together = len({by.test for by in found}) == 1
 
     def groups(name: Condition) -> list[Values]:
         values = [by.over_pairs.scores[name] for by in found]
         return [np.mean(values, axis=0)] if together else values
 
-    if other is None:
-        return mean_over_groups(groups(one))
-    return paired_over_groups(groups(one), groups(other))
+    if reference is None:
+        return mean_over_groups(groups(treatment))
+    return paired_over_groups(groups(treatment), groups(reference))
 
 
 def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
-    treatments = list(dict.fromkeys(one for by in found for one in by.over_pairs.scores))
+    treatments = list(dict.fromkeys(name for by in found for name in by.over_pairs.scores))
     several = any(len(by.pairs) > 1 for by in found)
     spread = ", with the lowest and the highest pair in brackets" if several else ""
     student = len(found) >= RANKED
@@ -563,14 +565,14 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
         f"differences and a 95% {kind}. {STAR}"
     )
     spreads = {
-        by.language: {one: Spread(score.mean, *by.extremes[one])
-                      for one, score in by.over_pairs.intervals.items()}
+        by.language: {name: Spread(score.mean, *by.extremes[name])
+                      for name, score in by.over_pairs.intervals.items()}
         for by in found
     }  # fmt: skip
     return models_table(
-        {**spreads, "mean": {one: over_languages(found, one) for one in treatments}},
-        {f"minus {reference}": {one: over_languages(found, one, reference)
-                                for one in treatments if one != reference}
+        {**spreads, "mean": {name: over_languages(found, name) for name in treatments}},
+        {f"minus {reference}": {name: over_languages(found, name, reference)
+                                for name in treatments if name != reference}
          for reference in _references(treatments)},
         first="treatment", caption=caption,
     )  # fmt: skip
@@ -578,7 +580,7 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
 
 def _references(treatments: Collection[Condition]) -> list[Condition]:
     """The treatments that the others are compared with."""
-    return [one for one in (DEFAULT, CHOSEN) if one in treatments]
+    return [reference for reference in (DEFAULT, CHOSEN) if reference in treatments]
 
 
 def _in_detail(found: BenchmarkResult) -> Table:
@@ -586,10 +588,10 @@ def _in_detail(found: BenchmarkResult) -> Table:
     result, columns = found.over_pairs, dict[str, Any]()
     if len(found.pairs) > 1:
         for i, heading in enumerate(("lowest pair", "highest pair")):
-            columns[heading] = {one: both[i] for one, both in found.extremes.items()}
+            columns[heading] = {name: ends[i] for name, ends in found.extremes.items()}
     return models_table(
         {"score, %": result.intervals, **columns},
-        {f"minus {one}": result.against(one) for one in _references(result.scores)},
+        {f"minus {swap}": result.against(swap) for swap in _references(result.scores)},
         first="treatment", selected=found.selected,
         caption=f"{found.heading}: {len(found.test)} documents, mean over {_pairs(found)} with its "
         f"95% bootstrap interval over documents, and paired differences. {STAR} >: selected. "
@@ -601,10 +603,10 @@ def _balanced_table(found: BenchmarkResult) -> Table:
     """Treatments down: balanced accuracy, macro-F1, and the former against both swaps."""
     classified = found.over_pairs.classified
     return models_table(
-        by_label({one: answers.balanced for one, answers in classified.items()}, "{}, %"),
+        by_label({name: answers.balanced for name, answers in classified.items()}, "{}, %"),
         {f"balanced accuracy minus {reference}": {
-            one: answers.minus(classified[reference]).balanced_accuracy
-            for one, answers in classified.items() if one != reference
+            name: answers.minus(classified[reference]).balanced_accuracy
+            for name, answers in classified.items() if name != reference
         } for reference in _references(classified)},
         first="treatment",
         caption=f"{found.heading}: mean recall and mean F1 over labels, mean over {_pairs(found)}, "

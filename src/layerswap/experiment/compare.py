@@ -64,9 +64,9 @@ def ranked(scores: Mapping[Condition, Values | float]) -> list[Condition]:
     fewest layers in its zones.
     """
 
-    def rank(one: Condition) -> tuple[float, int]:
-        size = sum(vars(one.zones).values()) if one.zones else 0
-        return -float(np.mean(scores[one])), size
+    def rank(condition: Condition) -> tuple[float, int]:
+        size = sum(vars(condition.zones).values()) if condition.zones else 0
+        return -float(np.mean(scores[condition])), size
 
     return sorted(scores, key=rank)
 
@@ -82,7 +82,7 @@ def choose(
     """
     if of_equals == "smallest":
         return ranked(scores)[0]
-    return max(scores, key=lambda one: float(np.mean(scores[one])))
+    return max(scores, key=lambda condition: float(np.mean(scores[condition])))
 
 
 def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
@@ -92,9 +92,9 @@ def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
     default swap comes first, then the chosen one. Test scores play no part. The regret of this rule
     and of others is in docs/questions.md.
     """
-    competing = [one for one in scores if one.method not in NOT_SAVED and one != FLATTERED]
-    ordered = sorted(competing, key=lambda one: (one != DEFAULT, one != CHOSEN))
-    return choose({one: scores[one] for one in ordered}, of_equals="first")
+    competing = [model for model in scores if model.method not in NOT_SAVED and model != FLATTERED]
+    ordered = sorted(competing, key=lambda model: (model != DEFAULT, model != CHOSEN))
+    return choose({model: scores[model] for model in ordered}, of_equals="first")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class TestResult:
     @cached_property
     def intervals(self) -> dict[Condition, Interval]:
         """Mean and 95% bootstrap interval of every condition."""
-        return {one: mean_interval(values) for one, values in self.scores.items()}
+        return {condition: mean_interval(values) for condition, values in self.scores.items()}
 
     @cached_property
     def differences(self) -> dict[Condition, Interval]:
@@ -125,14 +125,14 @@ class TestResult:
             return {}
         first, others = self.scores[self.selected], {**self.scores}
         del others[self.selected]
-        return {one: paired_difference(first, values) for one, values in others.items()}
+        return {condition: paired_difference(first, values) for condition, values in others.items()}
 
     @cached_property
     def by_sign(self) -> dict[int, list[Condition]]:
         """Other models, best first: 1 clearly below the selected one, -1 above, 0 neither."""
-        others = sorted(self.differences, key=lambda one: -self.intervals[one].mean)
-        return {sign: [one for one in others
-                       if one != FLATTERED and self.differences[one].sign == sign]
+        others = sorted(self.differences, key=lambda model: -self.intervals[model].mean)
+        return {sign: [model for model in others
+                       if model != FLATTERED and self.differences[model].sign == sign]
                 for sign in (1, -1, 0)}  # fmt: skip
 
     @property
@@ -146,8 +146,10 @@ class TestResult:
         if self.selected not in self.classified:
             return {}
         first = self.classified[self.selected]
-        others = {one: all_ for one, all_ in self.classified.items() if one != self.selected}
-        return {one: first.minus(answers) for one, answers in others.items()}
+        others = {
+            model: answers for model, answers in self.classified.items() if model != self.selected
+        }
+        return {model: first.minus(answers) for model, answers in others.items()}
 
     def against(self, reference: Condition) -> dict[Condition, Interval]:
         """Every other condition minus a reference, paired over documents; computed once."""
@@ -155,7 +157,7 @@ class TestResult:
             first, others = self.scores[reference], {**self.scores}
             del others[reference]
             self._against[reference] = {
-                one: paired_difference(values, first) for one, values in others.items()
+                condition: paired_difference(values, first) for condition, values in others.items()
             }
         return self._against[reference]
 
@@ -165,20 +167,20 @@ class TestResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns every condition with its fields, its interval and its difference."""
-        differences = {one: asdict(apart) for one, apart in self.differences.items()}
+        differences = {condition: asdict(apart) for condition, apart in self.differences.items()}
         rows = [
-            {"condition": str(one), **one.to_dict(), **asdict(interval),
-             "selected_minus": differences.get(one), **self._balanced(one)}
-            for one, interval in self.intervals.items()
+            {"condition": str(condition), **condition.to_dict(), **asdict(interval),
+             "selected_minus": differences.get(condition), **self._balanced(condition)}
+            for condition, interval in self.intervals.items()
         ]  # fmt: skip
         chosen = None if self.chosen is None else self.chosen.to_dict()
         return {"chosen": chosen, "selected": str(self.selected), "test": rows}
 
-    def _balanced(self, one: Condition) -> dict[str, Any]:
-        if one not in self.classified:
+    def _balanced(self, condition: Condition) -> dict[str, Any]:
+        if condition not in self.classified:
             return {}
-        gap = self.balanced_differences.get(one)
+        gap = self.balanced_differences.get(condition)
         return {
-            **asdict(self.classified[one].balanced),
+            **asdict(self.classified[condition].balanced),
             "selected_minus_balanced": gap and asdict(gap),
         }

@@ -62,9 +62,9 @@ class Condition:
         return f"{self.pair}: " * bool(self.pair) + ", ".join(part for part in parts if part)
 
     def __lt__(self, other: Condition) -> bool:
-        def key(one: Condition) -> tuple[Any, ...]:
-            zones = (-1,) if one.zones is None else astuple(one.zones)
-            return one.pair, one.method, one.regime, one.outside, zones, one.variant
+        def key(model: Condition) -> tuple[Any, ...]:
+            zones = (-1,) if model.zones is None else astuple(model.zones)
+            return model.pair, model.method, model.regime, model.outside, zones, model.variant
 
         return key(self) < key(other)
 
@@ -77,15 +77,15 @@ class Condition:
         """Returns the fields as columns of a table; without zones, their four counts are None."""
         columns: dict[str, Any] = {**vars(self)}
         zones = columns.pop("zones")
-        return columns | (vars(zones) if zones else {one.name: None for one in fields(Zones)})
+        return columns | (vars(zones) if zones else {field.name: None for field in fields(Zones)})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Condition:
         """Reads a condition that `to_dict` stored; other keys are ignored."""
         zones = None
         if data.get("bottom") is not None:
-            zones = Zones(**{one.name: data[one.name] for one in fields(Zones)})
-        texts = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+            zones = Zones(**{field.name: data[field.name] for field in fields(Zones)})
+        texts = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         return cls(**{**texts, "zones": zones})
 
 

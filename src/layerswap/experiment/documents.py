@@ -96,7 +96,7 @@ class Tasks:
         chosen = self._evaluator.measure(rows)
         self.measure = f"{chosen[1]} of {chosen[0]}"
         scores = values_of(rows, chosen)
-        return [scores[one] for one in named]
+        return [scores[condition] for condition in named]
 
 
 Documents = Answered | Tasks

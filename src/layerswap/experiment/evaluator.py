@@ -57,9 +57,9 @@ def objectives(
         if row.metric == ANSWER and row.split == DEVELOPMENT:
             shares.setdefault(row.condition, []).append(row.score)
     both = {
-        one: (development[one], float(np.mean(values)))
-        for one, values in shares.items()
-        if one in development
+        condition: (development[condition], float(np.mean(values)))
+        for condition, values in shares.items()
+        if condition in development
     }
 
     def beaten(mine: tuple[float, float]) -> bool:
@@ -67,7 +67,7 @@ def objectives(
             other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in both.values()
         )
 
-    return {one: Objectives(*mine, not beaten(mine)) for one, mine in both.items()}
+    return {condition: Objectives(*mine, not beaten(mine)) for condition, mine in both.items()}
 
 
 class Evaluator:
@@ -113,7 +113,7 @@ class Evaluator:
         scored = evaluate(
             self.sweep, self._plain, self.spec.tasks,
             samples={task: sorted(drawn[:first]) for task, drawn in documents.items()},
-            members=[self.members[one] for one in conditions], **settings,
+            members=[self.members[composition] for composition in conditions], **settings,
         )  # fmt: skip
         rows: list[Answer] = []
         for condition, result in zip(conditions, scored, strict=True):
@@ -151,13 +151,13 @@ class Evaluator:
             raise EvaluationError("choose_by: the tasks have no score of a single document")
         for i, key in enumerate(Choice.model_fields):
             wanted = getattr(self.spec.choose_by, key)
-            known = list(dict.fromkeys(one[i] for one in fitting))
+            known = list(dict.fromkeys(measure[i] for measure in fitting))
             if wanted is not None and wanted not in known:
                 hint = nearest(wanted, known)
                 if key == "filter":  # one is called none
                     hint = f"; its filters are {', '.join(map(repr, known))}"
                 raise EvaluationError(f"choose_by: no {key} {wanted!r}{hint}")
-            fitting = [one for one in fitting if wanted in (None, one[i])]
+            fitting = [measure for measure in fitting if wanted in (None, measure[i])]
         return fitting[0]
 
 

@@ -204,8 +204,8 @@ def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> boo
     weights = {weights for weights, _ in places}
     found: dict[tuple[_Row, tuple[str, int]], float] = {}
     same = all(
-        found.setdefault((row, document), one.score) == one.score
-        for rows in places.values() for row, by in rows.items() for document, one in by.items()
+        found.setdefault((row, document), answer.score) == answer.score
+        for rows in places.values() for row, by in rows.items() for document, answer in by.items()
     )  # fmt: skip
     return same and len(weights) == 1 and "" not in weights
 
@@ -226,9 +226,9 @@ def _means(
         first = values[0]
         yield LanguageMean(
             benchmark, metric,
-            tuple(mean_over_groups(one) if one else None for one in values),
-            tuple(paired_over_groups(one, first) if one and first and number else None
-                  for number, one in enumerate(values)),
+            tuple(mean_over_groups(groups) if groups else None for groups in values),
+            tuple(paired_over_groups(groups, first) if groups and first and number else None
+                  for number, groups in enumerate(values)),
         )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def surpassing(
     """
     sentences = []
     for heading, result in found.items():
-        if names := [f"{one} ({scored(result.intervals[one], unit)})" for one in result.above]:
+        if names := [f"{name} ({scored(result.intervals[name], unit)})" for name in result.above]:
             documents = "the test documents" + (f" of {heading}" if heading else "")
             sentences.append(
                 f"On {documents}, models are clearly above the selected one: {'; '.join(names)}."
@@ -67,7 +67,7 @@ def score_sections(
 ) -> list[Section]:
     """Show models on the test documents: a chart, their table, and their balanced measures."""
     figure = draw_intervals(
-        [(str(one), interval) for one, interval in result.intervals.items()],
+        [(str(condition), interval) for condition, interval in result.intervals.items()],
         measure=measure, unit=unit, highlight=str(result.selected),
     )  # fmt: skip
     sections = [Section(heading, text, figure=figure, table=table, note=note)]
@@ -132,7 +132,7 @@ def side_by_side(
         answers: under one measure; with a score above `RIGHT` an answer counts as right.
         documents: task and position of each document.
     """
-    answered = {(one.model, one.task, one.document): one for one in answers}
+    answered = {(answer.model, answer.task, answer.document): answer for answer in answers}
     shown = []
     for task, document in documents:
         keys = [(model, task, document) for model in models.values()]
@@ -140,6 +140,6 @@ def side_by_side(
             rows = [answered[key] for key in keys]
             shown.append(ShownAnswer(
                 task, document, rows[0].question, rows[0].target,
-                tuple(one.answer for one in rows), tuple(fraction(one) > RIGHT for one in rows),
+                tuple(row.answer for row in rows), tuple(fraction(row) > RIGHT for row in rows),
             ))  # fmt: skip
     return Answers(list(models), shown[:SHOWN]) if shown else None

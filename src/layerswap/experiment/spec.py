@@ -163,7 +163,7 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
         raise RecipeError(f"{path}: recipe: a sweep needs a recipe with `swap`")
     known = [*recipe.experts, *(["base"] if recipe.base else [])]
     take = spec.random.take if spec.random else []
-    unknown = next((one for one in take if isinstance(one, str) and one not in known), None)
+    unknown = next((taken for taken in take if isinstance(taken, str) and taken not in known), None)
     if unknown is not None:
         raise RecipeError(
             f"{path}: random.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"

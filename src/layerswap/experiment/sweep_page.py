@@ -72,7 +72,7 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "development": [{**c.to_dict(), "mean": score} for c, score in board.development.items()],
         "development_lead": board.lead and asdict(board.lead),
         "competed": [{**c.to_dict(), "mean": score} for c, score in board.competed.items()],
-        "above": [str(one) for one in board.above],
+        "above": [str(model) for model in board.above],
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
         "screening": board.screening and asdict(board.screening),
@@ -99,7 +99,7 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board, recipe and recipe.parent),
-        figure=draw_stack(board.best.composition, {name: str(one) for name, one in names.items()}),
+        figure=draw_stack(board.best.composition, {name: str(c) for name, c in names.items()}),
         sections=[
             *result_sections(board),
             _models(recipe_of(board.best), recipe),
@@ -189,7 +189,7 @@ def sweep_surpassing(board: SweepResult, folder: Path | None = None) -> str:
 
 def _written(board: SweepResult) -> Condition | None:
     """The best model above the selected one of which there is a recipe."""
-    return next((one for one in board.above if one in board.models), None)
+    return next((model for model in board.above if model in board.models), None)
 
 
 def write_above(board: SweepResult, folder: Path) -> None:
@@ -233,10 +233,10 @@ def _front(board: SweepResult) -> list[Section]:
 def _models(recipe: Mapping[str, Any], file: Path | None) -> Section:
     """The checkpoints of a recipe, and the command that merges it."""
     sources = {**recipe["experts"], **({"base": recipe["base"]} if "base" in recipe else {})}
-    plain = [one["source"] if isinstance(one, Mapping) and set(one) == {"source"} else one
-             for one in sources.values()]  # fmt: skip
-    rows = [[name, one if isinstance(one, str) else json.dumps(one)]
-            for name, one in zip(sources, plain, strict=True)]  # fmt: skip
+    plain = [given["source"] if isinstance(given, Mapping) and set(given) == {"source"} else given
+             for given in sources.values()]  # fmt: skip
+    rows = [[name, source if isinstance(source, str) else json.dumps(source)]
+            for name, source in zip(sources, plain, strict=True)]  # fmt: skip
     text, command = 'In Python, `result.best.save("merged")` writes the best composition.', ""
     if file is not None:
         text = "This command writes the best composition:"
@@ -247,7 +247,7 @@ def _models(recipe: Mapping[str, Any], file: Path | None) -> Section:
 def _answers(board: SweepResult) -> list[Section]:
     """The answers of the models to the test documents."""
     tested = [row for row in board.rows if row.split == TEST and row.measure == board.measure]
-    others = [str(one) for one in board.intervals if one != board.selected]
+    others = [str(condition) for condition in board.intervals if condition != board.selected]
     models = {name: name for name in [str(board.selected), *others]}
     documents = sorted({(row.task, row.document) for row in tested if row.question})
     answers = side_by_side(models, tested, documents)

@@ -131,9 +131,9 @@ class SweepResult(TestResult):
     def worth(self) -> dict[str, dict[str, float]]:
         """Mean score of the candidates, by place and source."""
         scores: dict[str, dict[str, list[float]]] = {}
-        for one, sources in self.sources.items():
+        for model, sources in self.sources.items():
             for place, source in sources.items():
-                scores.setdefault(place, {}).setdefault(source, []).append(self.development[one])
+                scores.setdefault(place, {}).setdefault(source, []).append(self.development[model])
         return {
             place: {source: float(np.mean(found)) for source, found in sorted(by.items())}
             for place, by in scores.items()
@@ -173,7 +173,7 @@ def run_sweep(
         Condition("draw", str(number)): sources
         for number, sources in enumerate(draw_sources(spec.random, layers), start=1)
     }
-    candidates = {one: draw_plan(start, sources) for one, sources in draws.items()}
+    candidates = {condition: draw_plan(start, sources) for condition, sources in draws.items()}
     return sweep_plans(spec, candidates, others, sources=draws, log=log, **settings)
 
 
@@ -234,21 +234,21 @@ def run_experiment(
     See `sweep_plans` and `best_of_all`; `screen` has the two stages.
     """
     plans = {**others, **candidates}
-    numbers = [documents.members[one] for one in candidates]
+    numbers = [documents.members[candidate] for candidate in candidates]
     counts = documents.sweep.counts(numbers)
     log(
         f"{len(candidates)} compositions: {counts.distinct} layers to run per batch instead of "
         f"{counts.naive} ({counts.ratio:.1f} times fewer)"
     )
     default = _default(candidates, others)
-    rivals = [one for one in others if one.method not in NOT_SAVED and one != DEFAULT]
+    rivals = [rival for rival in others if rival.method not in NOT_SAVED and rival != DEFAULT]
     scored = _scored(documents, list(candidates), default, rivals, screen)
-    chosen = choose({one: v for one, v in scored.finals.items() if one in candidates})
+    chosen = choose({model: v for model, v in scored.finals.items() if model in candidates})
     lead = None
     if default is not None and default != chosen:
         lead = paired_difference(scored.finals[chosen], scored.finals[default])
     named = {CHOSEN: chosen, **({DEFAULT: default} if default else {}), **{o: o for o in rivals}}
-    selected = best_of_all({name: scored.finals[one] for name, one in named.items()})
+    selected = best_of_all({name: scored.finals[model] for name, model in named.items()})
     models = {**others, CHOSEN: plans[chosen]}
     if scored.screening is not None:
         log(str(scored.screening))
@@ -259,13 +259,13 @@ def run_experiment(
     ]
     classified = classified_under(rows, measure)
     layers = next(iter(candidates.values())).composition.layers
-    zones = {one: one.zones for one in candidates if one.zones is not None}
+    zones = {candidate: candidate.zones for candidate in candidates if candidate.zones is not None}
     return SweepResult(
         scores=values_of(rows, measure), chosen=chosen,
         selected=selected, best=models[selected], models=models,
-        competed={name: float(scored.finals[one].mean()) for name, one in named.items()},
+        competed={name: float(scored.finals[model].mean()) for name, model in named.items()},
         development=scored.means, lead=lead,
-        sources=sources or {one: zone_sources(z, layers) for one, z in zones.items()},
+        sources=sources or {candidate: zone_sources(z, layers) for candidate, z in zones.items()},
         measure=measure, rows=[*scored.rows, *rows],
         counts=documents.sweep.counts(numbers), lost_paths=documents.sweep.lost_paths,
         screening=scored.screening, classified=classified,
@@ -279,7 +279,7 @@ def _default(
     if DEFAULT not in others:
         return None
     wanted = others[DEFAULT].composition
-    return next((one for one, plan in candidates.items() if plan.composition == wanted), DEFAULT)
+    return next((name for name, plan in candidates.items() if plan.composition == wanted), DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def _scored(
     rows = documents.rows(DEVELOPMENT, [*finalists, *rivals])
     measure = documents.measure(rows)
     finals = values_of(rows, measure)
-    means = {one: float({**early, **finals}[one].mean()) for one in candidates}
+    means = {candidate: float({**early, **finals}[candidate].mean()) for candidate in candidates}
     screening = None
     if early:
         size, whole = (len(next(iter(by.values()))) for by in (early, finals))

@@ -97,7 +97,7 @@ def balanced_table(board: SweepResult) -> Table | None:
     if not board.classified:
         return None
     return models_table(
-        by_label({one: answers.balanced for one, answers in board.classified.items()}, "{}, %"),
+        by_label({model: answers.balanced for model, answers in board.classified.items()}, "{}, %"),
         by_label(board.balanced_differences, "selected minus it, {}"),
         caption="Every label has the same weight: mean recall and mean F1 over labels, with 95% "
         f"bootstrap intervals and paired differences. {STAR} Nothing is chosen by them.",
