@@ -213,7 +213,7 @@ def spelling_bits(lines: Sequence[str]) -> npt.NDArray[np.float64]:
             for at in range(ORDER, len(text)):
                 for order in range(ORDER + 1):
                     seen[text[at - order : at]][text[at]] += 1
-        totals = {context: found.total() for context, found in seen.items()}
+        totals = {context: counter.total() for context, counter in seen.items()}
         for i in range(fold, len(texts), FOLDS):
             for at in range(ORDER, len(texts[i])):
                 bits[i] -= math.log2(_share(seen, totals, texts[i][at - ORDER : at], texts[i][at]))
@@ -226,11 +226,11 @@ def _share(
     """Mix the shares of a character after longer and longer contexts."""
     share = 256.0 ** -len(character.encode())
     for order in range(ORDER + 1):
-        found = seen.get(before[ORDER - order :])
-        if found is None:
+        counter = seen.get(before[ORDER - order :])
+        if counter is None:
             break
         total = totals[before[ORDER - order :]]
-        share = (found[character] + len(found) * share) / (total + len(found))
+        share = (counter[character] + len(counter) * share) / (total + len(counter))
     return share
 
 

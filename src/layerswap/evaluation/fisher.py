@@ -206,12 +206,12 @@ def _write(
         model.save_pretrained(draft, state_dict=fisher, max_shard_size="1000TB")
     stored = read_header(draft / "model.safetensors")
     expected = {n: t for n, t in checkpoint.tensors.items() if t.dtype in FLOAT_DTYPES}
-    other = sorted(
+    extra = sorted(
         n for n, t in stored.items() if n not in expected or t.shape != expected[n].shape
     )
-    if other:
+    if extra:
         raise MergeError(
-            f"{checkpoint.identity}: transformers has a tensor {other[0]!r} that the checkpoint "
+            f"{checkpoint.identity}: transformers has a tensor {extra[0]!r} that the checkpoint "
             "does not; its Fisher cannot be written"
         )
     # Buffers and stored copies of tied embeddings have no gradient.

@@ -88,10 +88,10 @@ def learn_identifier(files: Mapping[str, Path | str]) -> Identifier:
     )
     model.fit([line for line, _ in taught], [code for _, code in taught])
     held = {language: texts[::HELD_OUT] for language, texts in lines.items()}
-    found = {language: [str(guess) for guess in model.predict(texts)]
-             for language, texts in held.items()}  # fmt: skip
+    guessed = {language: [str(guess) for guess in model.predict(texts)]
+               for language, texts in held.items()}  # fmt: skip
     confusion = {language: {guess: guesses.count(guess) / len(guesses) for guess in {*guesses}}
-                 for language, guesses in found.items()}  # fmt: skip
+                 for language, guesses in guessed.items()}  # fmt: skip
     counts = {language: len(texts) for language, texts in held.items()}
     made = Identifier([str(code) for code in model.classes_], counts, confusion, model)
     for language in files:

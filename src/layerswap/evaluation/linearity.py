@@ -114,8 +114,8 @@ def _four_plans(base: PathLike, task: PathLike, language: PathLike, dtype: str) 
         {"soup": {"experts": ["task"]}, "places": [{"layers": "all", "take": name}]}
         for name in ("base", "task", "language")
     ]
-    both = {"method": "task_arithmetic", "experts": ["task", "language"]}
-    methods.append({"merge": both})
+    arithmetic = {"method": "task_arithmetic", "experts": ["task", "language"]}
+    methods.append({"merge": arithmetic})
     return [make_plan(check_recipe({**data, **m}, where="linearity")) for m in methods]
 
 
@@ -174,8 +174,8 @@ def _add_alone(
 
 def _squares(outputs: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
     """Return the squared norms of the departure and of the change, in float64."""
-    base, task, language, both = map(in_float64, outputs)
-    change = both - base
+    base, task, language, merged = map(in_float64, outputs)
+    change = merged - base
     departure = change - (task - base) - (language - base)
     return np.array([float(departure.square().sum()), float(change.square().sum())])
 

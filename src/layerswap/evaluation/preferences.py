@@ -46,9 +46,9 @@ def agreement(first: Sequence[str], second: Sequence[str]) -> Interval:
         table[labels.index(label), labels.index(other_label)] += 1
     if len(labels) < 2:
         return Interval(1.0, -1.0, 1.0, len(first))
-    found = cohens_kappa(table)
-    low, high = (float(bound) for bound in (found.kappa_low, found.kappa_upp))
-    return Interval(float(found.kappa), max(-1.0, low), min(1.0, high), len(first))
+    estimate = cohens_kappa(table)
+    low, high = (float(bound) for bound in (estimate.kappa_low, estimate.kappa_upp))
+    return Interval(float(estimate.kappa), max(-1.0, low), min(1.0, high), len(first))
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def stops(votes: Sequence[Vote], first: str, second: str, prompts: int) -> bool:
         if len(order) < look:
             return False
         seen = {*[*order][:look]}
-        found = preference([vote for vote in votes if vote.prompt in seen], first, second)
-        if found.p <= (1 - LEVEL) / LOOKS:
+        result = preference([vote for vote in votes if vote.prompt in seen], first, second)
+        if result.p <= (1 - LEVEL) / LOOKS:
             return True
     return True
 
@@ -127,8 +127,8 @@ def position_bias(votes: Sequence[Vote]) -> Interval | None:
     decided = [vote.margin > 0 for vote in votes if vote.margin]
     if not decided:
         return None
-    found = binomtest(sum(decided), len(decided))
-    low, high = found.proportion_ci(LEVEL, method="exact")
+    test = binomtest(sum(decided), len(decided))
+    low, high = test.proportion_ci(LEVEL, method="exact")
     return Interval(sum(decided) / len(decided), float(low), float(high), len(decided))
 
 

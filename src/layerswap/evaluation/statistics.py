@@ -252,8 +252,8 @@ class Classified:
         drawn = []
         for predicted in self.predicted:
             answered = counts @ (predicted == names).T.astype(np.float32)
-            both = (predicted == names) & (self.labels == names)
-            right = counts @ both.T.astype(np.float32)
+            hits = (predicted == names) & (self.labels == names)
+            right = counts @ hits.T.astype(np.float32)
             drawn.append([
                 _mean_ratio(right, support), _mean_ratio(2 * right, support + answered)
             ])  # fmt: skip
@@ -291,14 +291,14 @@ def disagreements(differences: Mapping[str, tuple[Interval, Interval]]) -> str:
     signs, or if only one of them excludes zero, and also excludes the mean of the other. Empty if
     none do.
     """
-    found = [
+    pairs = [
         f"{name} (accuracy: {accuracy.in_words()}; balanced accuracy: {balanced.in_words()})"
         for name, (accuracy, balanced) in differences.items()
         if accuracy.sign != balanced.sign
         and any(a.sign and not a.low <= b.mean <= a.high
                 for a, b in ((accuracy, balanced), (balanced, accuracy)))
     ]  # fmt: skip
-    return f"Accuracy and balanced accuracy disagree: {'; '.join(found)}." if found else ""
+    return f"Accuracy and balanced accuracy disagree: {'; '.join(pairs)}." if pairs else ""
 
 
 @dataclass(frozen=True)
@@ -401,15 +401,15 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
     with np.errstate(invalid="ignore"):  # if nothing differs; _p makes 1 of that
         nemenyi = scikit_posthocs.posthoc_nemenyi_friedman(table).to_numpy()
         conover = scikit_posthocs.posthoc_conover_friedman(table).to_numpy()
-    both = list(combinations(range(count), 2))
-    p_conover = holm([_p(conover[i, j]) for i, j in both])
-    p_wilcoxon = holm([_p(wilcoxon_p(table[:, i], table[:, j])) for i, j in both])
+    index_pairs = list(combinations(range(count), 2))
+    p_conover = holm([_p(conover[i, j]) for i, j in index_pairs])
+    p_wilcoxon = holm([_p(wilcoxon_p(table[:, i], table[:, j])) for i, j in index_pairs])
     pairs = tuple(
         RankedPair(
             names[i], names[j], float((table[:, i] - table[:, j]).mean()), _p(nemenyi[i, j]),
             p_conover[k], p_wilcoxon[k],
         )
-        for k, (i, j) in enumerate(both)
+        for k, (i, j) in enumerate(index_pairs)
     )  # fmt: skip
     quantile = float(studentized_range.ppf(0.95, count, np.inf)) / np.sqrt(2)
     order = sorted(range(count), key=lambda i: (ranks[i], i))
@@ -535,9 +535,9 @@ def _spearman(a: Values, b: Values) -> Rows:
     first, second = (rankdata(side, axis=-1) for side in (a, b))
     first, second = (side - side.mean(-1, keepdims=True) for side in (first, second))
     norm = np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
-    found: Rows = np.zeros_like(norm)
-    np.divide((first * second).sum(-1), norm, out=found, where=norm > 0)
-    return found
+    correlations: Rows = np.zeros_like(norm)
+    np.divide((first * second).sum(-1), norm, out=correlations, where=norm > 0)
+    return correlations
 
 
 def _each(test: Callable[..., Any]) -> Callable[[Values, Values], Rows]:

@@ -318,7 +318,7 @@ class StudyResults:
 
         A block is the mean over its pairs, which share experts and documents.
         """
-        values = [found.over_pairs.intervals for found in self.benchmarks]
+        values = [result.over_pairs.intervals for result in self.benchmarks]
         names = [
             name for name in (values[0] if values else ())
             if name != FLATTERED and all(name in by for by in values)
@@ -417,12 +417,12 @@ def study_results(folders: Mapping[str, Path], development: float | None) -> Stu
     return StudyResults(found, others, written)
 
 
-def _written(found: BenchmarkResult, folder: Path) -> Table | None:
+def _written(result: BenchmarkResult, folder: Path) -> Table | None:
     """The share of the answers' letters in the language, by treatment; None without any."""
     shares: dict[tuple[Condition, str], list[float]] = defaultdict(list)
     for score in read_answers(folder):
-        if score.metric in (ANSWER, REASONING) and score.benchmark == found.benchmark:
-            for name in found.names_of(score.condition):
+        if score.metric in (ANSWER, REASONING) and score.benchmark == result.benchmark:
+            for name in result.names_of(score.condition):
                 if name != FLATTERED:
                     shares[name, score.metric].append(score.score)
     metrics = [metric for metric in (ANSWER, REASONING) if any(key[1] == metric for key in shares)]
@@ -489,18 +489,18 @@ def _by_pair(scores: Mapping[Condition, T]) -> dict[str, dict[Condition, T]]:
     return dict(found)
 
 
-def _grid_table(found: BenchmarkResult) -> Table:
+def _grid_table(result: BenchmarkResult) -> Table:
     """Compositions down: their counts, the score on development, and the pairs that chose each."""
     columns = ["bottom", "top", "bottom transition", "top transition", "outside",
                "development, %", "chosen for"]  # fmt: skip
     cells: list[list[Any]] = [
         [*vars(composition.zones).values(), composition.outside or "blend", score,
-         ", ".join(pair for pair, chosen in found.chosen.items() if chosen == composition)]
-        for composition, score in found.grid.items()
+         ", ".join(pair for pair, chosen in result.chosen.items() if chosen == composition)]
+        for composition, score in result.grid.items()
     ]  # fmt: skip
     caption = (
-        f"{found.heading}: layers from the language expert and blended ones; "
-        f"mean over {_pairs(found)} on the documents that the compositions are chosen on."
+        f"{result.heading}: layers from the language expert and blended ones; "
+        f"mean over {_pairs(result)} on the documents that the compositions are chosen on."
     )
     return Table(columns, cells, caption=caption)
 
@@ -528,7 +528,7 @@ def _in_other_languages(other: OtherLanguagesResult) -> Table:
 
 
 def over_languages(
-    found: Sequence[BenchmarkResult], treatment: Condition, reference: Condition | None = None
+    results: Sequence[BenchmarkResult], treatment: Condition, reference: Condition | None = None
 ) -> Interval | None:
     """The mean of a treatment over languages, or its paired difference to another.
 
@@ -537,15 +537,15 @@ def over_languages(
     language's documents are drawn by themselves. None where a language lacks one of the treatments.
     """
     wanted = [treatment] if reference is None else [treatment, reference]
-    if not all(name in by.over_pairs.scores for name in wanted for by in found):
+    if not all(name in by.over_pairs.scores for name in wanted for by in results):
         return None
-    if len(found) >= RANKED:
-        means = [np.array([by.over_pairs.scores[name].mean() for by in found]) for name in wanted]
+    if len(results) >= RANKED:
+        means = [np.array([by.over_pairs.scores[name].mean() for by in results]) for name in wanted]
         return student_interval(means[0] if reference is None else means[0] - means[1])
-    together = len({by.test for by in found}) == 1
+    together = len({by.test for by in results}) == 1
 
     def groups(name: Condition) -> list[Values]:
-        values = [by.over_pairs.scores[name] for by in found]
+        values = [by.over_pairs.scores[name] for by in results]
         return [np.mean(values, axis=0)] if together else values
 
     if reference is None:
@@ -553,12 +553,12 @@ def over_languages(
     return paired_over_groups(groups(treatment), groups(reference))
 
 
-def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
+def _over_languages(benchmark: str, results: Sequence[BenchmarkResult]) -> Table:
     """Treatments down, languages across: mean, lowest and highest pair (paper 1, table 1)."""
-    treatments = list(dict.fromkeys(name for by in found for name in by.over_pairs.scores))
-    several = any(len(by.pairs) > 1 for by in found)
+    treatments = list(dict.fromkeys(name for by in results for name in by.over_pairs.scores))
+    several = any(len(by.pairs) > 1 for by in results)
     spread = ", with the lowest and the highest pair in brackets" if several else ""
-    student = len(found) >= RANKED
+    student = len(results) >= RANKED
     kind = "interval over languages (Student)" if student else "bootstrap interval over documents"
     caption = (
         f"{benchmark}: mean over pairs{spread}; per cent. The mean over languages has paired "
@@ -567,11 +567,11 @@ def _over_languages(benchmark: str, found: Sequence[BenchmarkResult]) -> Table:
     spreads = {
         by.language: {name: Spread(score.mean, *by.extremes[name])
                       for name, score in by.over_pairs.intervals.items()}
-        for by in found
+        for by in results
     }  # fmt: skip
     return models_table(
-        {**spreads, "mean": {name: over_languages(found, name) for name in treatments}},
-        {f"minus {reference}": {name: over_languages(found, name, reference)
+        {**spreads, "mean": {name: over_languages(results, name) for name in treatments}},
+        {f"minus {reference}": {name: over_languages(results, name, reference)
                                 for name in treatments if name != reference}
          for reference in _references(treatments)},
         first="treatment", caption=caption,
@@ -599,9 +599,9 @@ def _in_detail(found: BenchmarkResult) -> Table:
     )  # fmt: skip
 
 
-def _balanced_table(found: BenchmarkResult) -> Table:
+def _balanced_table(result: BenchmarkResult) -> Table:
     """Treatments down: balanced accuracy, macro-F1, and the former against both swaps."""
-    classified = found.over_pairs.classified
+    classified = result.over_pairs.classified
     return models_table(
         by_label({name: answers.balanced for name, answers in classified.items()}, "{}, %"),
         {f"balanced accuracy minus {reference}": {
@@ -609,8 +609,9 @@ def _balanced_table(found: BenchmarkResult) -> Table:
             for name, answers in classified.items() if name != reference
         } for reference in _references(classified)},
         first="treatment",
-        caption=f"{found.heading}: mean recall and mean F1 over labels, mean over {_pairs(found)}, "
-        f"with 95% bootstrap intervals and paired differences. {STAR} Nothing is chosen by them.",
+        caption=f"{result.heading}: mean recall and mean F1 over labels, mean over "
+        f"{_pairs(result)}, with 95% bootstrap intervals and paired differences. {STAR} Nothing is "
+        "chosen by them.",
     )  # fmt: skip
 
 
@@ -626,5 +627,5 @@ def _rank_table(ranked: Friedman) -> Table:
     return Table(["treatment", "mean rank"], cells, caption=caption)
 
 
-def _pairs(found: BenchmarkResult) -> str:
-    return "one pair" if len(found.pairs) == 1 else f"{len(found.pairs)} pairs"
+def _pairs(result: BenchmarkResult) -> str:
+    return "one pair" if len(result.pairs) == 1 else f"{len(result.pairs)} pairs"

@@ -135,15 +135,15 @@ def methods(
     (of TIES), `shares` (of the task expert in weighted soups), `scales` (of both deltas in task
     arithmetic) and `partitions` is a condition. `task` and `language` are names in the recipe.
     """
-    both = {"task": task, "language": language}
+    roles = {"task": task, "language": language}
 
     def part(name: str, **experts: str) -> dict[str, Any]:
-        return {"partition": {"name": name, "outside": outside, **both, **experts}}
+        return {"partition": {"name": name, "outside": outside, **roles, **experts}}
 
-    yield DEFAULT, {"swap": dict(both)}
+    yield DEFAULT, {"swap": dict(roles)}
     for name in partitions:
         yield partition_of(name), part(name)
-    experts = list(both.values())
+    experts = list(roles.values())
     known: dict[str, list[tuple[Condition, dict[str, Any]]]] = {
         "experts": [(TASK_EXPERT, {"soup": {"experts": [task]}}),
                     (LANGUAGE_EXPERT, {"soup": {"experts": [language]}})],
@@ -165,9 +165,9 @@ def methods(
             for density in densities
         ],
         "reverted": [
-            (Condition(f"{kind} expert", f"reverted {name}"), part(name, **{other: "base"}))
+            (Condition(f"{kind} expert", f"reverted {name}"), part(name, **{opposite: "base"}))
             for name in partitions
-            for kind, other in (("task", "language"), ("language", "task"))
+            for kind, opposite in (("task", "language"), ("language", "task"))
         ],
     }  # fmt: skip
     for baseline in baselines:

@@ -56,7 +56,7 @@ def objectives(
     for row in rows:
         if row.metric == ANSWER and row.split == DEVELOPMENT:
             shares.setdefault(row.condition, []).append(row.score)
-    both = {
+    points = {
         condition: (development[condition], float(np.mean(values)))
         for condition, values in shares.items()
         if condition in development
@@ -64,10 +64,11 @@ def objectives(
 
     def beaten(mine: tuple[float, float]) -> bool:
         return any(
-            other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in both.values()
+            point != mine and point[0] >= mine[0] and point[1] >= mine[1]
+            for point in points.values()
         )
 
-    return {condition: Objectives(*mine, not beaten(mine)) for condition, mine in both.items()}
+    return {condition: Objectives(*mine, not beaten(mine)) for condition, mine in points.items()}
 
 
 class Evaluator:

@@ -202,9 +202,9 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
 def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> bool:
     """True if runs of one name had equal weights, and equal scores wherever both have a score."""
     weights = {weights for weights, _ in places}
-    found: dict[tuple[_Row, tuple[str, int]], float] = {}
+    first_scores: dict[tuple[_Row, tuple[str, int]], float] = {}
     same = all(
-        found.setdefault((row, document), answer.score) == answer.score
+        first_scores.setdefault((row, document), answer.score) == answer.score
         for rows in places.values() for row, by in rows.items() for document, answer in by.items()
     )  # fmt: skip
     return same and len(weights) == 1 and "" not in weights

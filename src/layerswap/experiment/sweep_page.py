@@ -82,7 +82,7 @@ def summary(board: SweepResult) -> dict[str, Any]:
     }
     if board.objectives:
         facts["objectives"] = [
-            {**c.to_dict(), **both._asdict()} for c, both in board.objectives.items()
+            {**c.to_dict(), **point._asdict()} for c, point in board.objectives.items()
         ]
     if _draws(board):
         facts["draws"] = [{**c.to_dict(), "sources": s} for c, s in _draws(board).items()]
@@ -213,12 +213,12 @@ def write_recipe(plan: Plan, path: Path) -> None:
 
 def _front(board: SweepResult) -> list[Section]:
     """The compositions that no other beats in score and in the language of the answers."""
-    front = {c: both for c, both in board.objectives.items() if both.front}
+    front = {c: point for c, point in board.objectives.items() if point.front}
     if not front:
         return []
     rows: list[list[Any]] = [
-        [str(composition), both.score, both.language]
-        for composition, both in sorted(front.items(), key=lambda item: -item[1].score)
+        [str(composition), point.score, point.language]
+        for composition, point in sorted(front.items(), key=lambda item: -item[1].score)
     ]
     return [
         Section(

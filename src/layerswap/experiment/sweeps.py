@@ -135,7 +135,7 @@ class SweepResult(TestResult):
             for place, source in sources.items():
                 scores.setdefault(place, {}).setdefault(source, []).append(self.development[model])
         return {
-            place: {source: float(np.mean(found)) for source, found in sorted(by.items())}
+            place: {source: float(np.mean(values)) for source, values in sorted(by.items())}
             for place, by in scores.items()
         }
 

@@ -168,11 +168,11 @@ def map_panel(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
         "slider": "Rows that count, of each expert" if threshold is None else "Rows above a MAV of",
         "positions": positions,
         "start": start,
-        "thresholds": [of.tolist() for of in thresholds],
+        "thresholds": [limits.tolist() for limits in thresholds],
         "above": [
-            {f"{layer} {column}": _above(rows[expert, (layer, column)], of)
+            {f"{layer} {column}": _above(rows[expert, (layer, column)], limits)
              for layer, column in cells}
-            for expert, of in zip(atlas.experts, thresholds, strict=True)
+            for expert, limits in zip(atlas.experts, thresholds, strict=True)
         ],
     }  # fmt: skip
 

@@ -41,13 +41,13 @@ def read_judgements(folder: Path) -> list[Judgement]:
     Raises:
         StudyError: a file is no comparison.
     """
-    found = []
+    judgements = []
     for path in sorted(folder.glob(VOTES)):
         try:
-            found.append(TypeAdapter(Judgement).validate_json(path.read_bytes()))
+            judgements.append(TypeAdapter(Judgement).validate_json(path.read_bytes()))
         except ValidationError:
             raise StudyError(
                 f"{path}: is no comparison by speakers; write it by `layerswap ask read FOLDER "
                 f"FILE... --out {path.name}`, or move it away"
             ) from None
-    return found
+    return judgements

@@ -39,10 +39,10 @@ def write_speed(measured: Measured, folder: Path) -> None:
 def read_speed(folder: Path, device: str) -> Measured | None:
     """Read the speed of this machine on a device; None if it was measured elsewhere or never."""
     try:
-        found = Measured(**json.loads((folder / SPEED).read_text("utf-8")))
+        speed = Measured(**json.loads((folder / SPEED).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return found if (found.device, found.machine) == (device, socket.gethostname()) else None
+    return speed if (speed.device, speed.machine) == (device, socket.gethostname()) else None
 
 
 @dataclass(frozen=True)

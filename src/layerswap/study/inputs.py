@@ -44,8 +44,8 @@ def resolve_data(data: Data, folder: Path) -> Any:
 def existing_path(path: Path) -> str:
     """Resolve a file, a folder or a pattern to an absolute path; refuse a missing one."""
     path = path.expanduser()
-    found = any(files_of(path)) if PATTERN & set(path.name) else _exists(path)
-    if not found:
+    exists = any(files_of(path)) if PATTERN & set(path.name) else _exists(path)
+    if not exists:
         raise RecipeError(f"{path}: no such {'file' if path.suffix else 'folder'}")
     return str(path.absolute())
 
@@ -120,12 +120,12 @@ def _fingerprint(file: Path, size: int, changed: int) -> str:
 def files_of(path: Path) -> Iterator[Path]:
     """List the files of a path, a folder or a pattern, in order."""
     if PATTERN & set(path.name):
-        found = list(path.parent.glob(path.name))
+        files = list(path.parent.glob(path.name))
     elif path.is_dir():
-        found = [file for file in path.rglob("*") if "__pycache__" not in file.parts]
+        files = [file for file in path.rglob("*") if "__pycache__" not in file.parts]
     else:
-        found = [path]
-    yield from sorted(file for file in found if file.is_file())
+        files = [path]
+    yield from sorted(file for file in files if file.is_file())
 
 
 def own_readers(include: Iterable[Path]) -> bool:

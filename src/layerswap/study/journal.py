@@ -321,8 +321,8 @@ class StudyJournal:
         finally:
             ended.set()
             thread.join()
-            other = living_owner(folder)
-            if other is None or other.token == token:
+            holder = living_owner(folder)
+            if holder is None or holder.token == token:
                 self.clear(step.name)
 
     def finish(

@@ -51,7 +51,7 @@ def held(folder: Path, owner: Owner) -> Iterator[None]:
     def renew() -> None:
         while not ended.wait(HEARTBEAT):
             with suppress(OSError):  # a failed heartbeat must not fail the step
-                if (other := _read(folder / LEASE)) and other != owner:
+                if (holder := _read(folder / LEASE)) and holder != owner:
                     system.interrupt_main()
                     return
                 os.utime(folder / LEASE)
@@ -91,10 +91,10 @@ def _take(folder: Path, owner: Owner) -> None:
                     continue
                 os.utime(fresh)
                 # The age by the clock of the file system, which all machines share.
-                other = _living(lease, fresh.stat().st_mtime)
-                if other is not None and other.token != owner.token:
+                holder = _living(lease, fresh.stat().st_mtime)
+                if holder is not None and holder.token != owner.token:
                     raise StudyError(
-                        f"{folder}: {other} writes into it; wait for its end, or end it, and run "
+                        f"{folder}: {holder} writes into it; wait for its end, or end it, and run "
                         "the command again"
                     )
                 lease.unlink()

@@ -137,7 +137,7 @@ class OnSlurm(ClusterExecutor):
         }  # fmt: skip
         given = {**self._given, **self._by_kind.get(step.kind, {})}
         ours = {key: value for key, value in ours.items()
-                if not any(given.get(other) for other in WITHOUT.get(key, ()))}  # fmt: skip
+                if not any(given.get(excluded) for excluded in WITHOUT.get(key, ()))}  # fmt: skip
         chosen = {key: value for key, value in {**ours, **given}.items() if value is not None}
         if "time" in chosen:
             chosen["time"] = minutes(chosen["time"])
@@ -320,11 +320,11 @@ def minutes(time_limit: object) -> int:
     """
     if isinstance(time_limit, int | float) and not isinstance(time_limit, bool):
         return math.ceil(time_limit)
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time_limit))
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time_limit))
+    if match is None:
         raise StudyError(f"slurm: time {time_limit!r} is no number of minutes, nor D-HH:MM:SS")
-    days, first, second, third = (int(part or 0) for part in found.groups())
-    if found[1] or found[4]:
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    if match[1] or match[4]:
         return days * 1440 + first * 60 + second + (third > 0)
     return first + (second > 0)
 

@@ -216,11 +216,11 @@ class FinishedSteps:
 
     def _losses(self) -> dict[str, list[tuple[int, float]]]:
         """The training loss by step of each training."""
-        found = {
+        losses = {
             name: [(row["step"], row["loss"]) for row in training.get("log", ()) if "loss" in row]
             for name, training in self.trainings.items()
         }
-        return {name: points for name, points in found.items() if points}
+        return {name: points for name, points in losses.items() if points}
 
     def _sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
@@ -322,10 +322,10 @@ def write_best(journal: StudyJournal, results: StudyResults) -> None:
     """
     folder = journal.root / BEST
     folder.mkdir(exist_ok=True)
-    first = {found.language: found for found in reversed(results.benchmarks)}
-    for language, found in first.items():
-        recipe = dict(_recipes(journal, language))[found.best]
-        head = f"# {found.benchmark} in {language}, {found.best}: {scored(found.best_score)}\n"
+    first = {benchmark.language: benchmark for benchmark in reversed(results.benchmarks)}
+    for language, result in first.items():
+        recipe = dict(_recipes(journal, language))[result.best]
+        head = f"# {result.benchmark} in {language}, {result.best}: {scored(result.best_score)}\n"
         text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
         (folder / f"{language}.yaml").write_bytes((head + text).encode())
 
@@ -374,16 +374,16 @@ def merge_models(
 
 def _recipe_of(root: Path, language: str, model: str) -> Recipe:
     """Return the recipe of a model in the tables."""
-    found: dict[str, RecipeData] = {}
+    recipes: dict[str, RecipeData] = {}
     journal = read_journal(root)
     for condition, data in _recipes(journal, language):
-        found.setdefault(str(condition.treatment), data)
-    if model not in found and model.endswith(CHOSEN.variant):
-        found |= _chosen_settings(FinishedSteps(journal).results, language, found)
-    if model not in found:
-        names = "; ".join(found)
+        recipes.setdefault(str(condition.treatment), data)
+    if model not in recipes and model.endswith(CHOSEN.variant):
+        recipes |= _chosen_settings(FinishedSteps(journal).results, language, recipes)
+    if model not in recipes:
+        names = "; ".join(recipes)
         raise StudyError(f"{root}: no model is called {model!r} in {language}; there are {names}")
-    return check_recipe({**found[model], "bake": True}, where=f"{root}")
+    return check_recipe({**recipes[model], "bake": True}, where=f"{root}")
 
 
 def _chosen_settings(
@@ -419,31 +419,31 @@ def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, st
 def verdict(results: Sequence[BenchmarkResult]) -> str:
     """The result in one sentence: the selected model against the task expert, or another model."""
     compared = [result.over_pairs.differences for result in results]
-    other = next((model for model in COMPARED if all(model in by for by in compared)), None)
+    rival = next((model for model in COMPARED if all(model in by for by in compared)), None)
     first = results[0]
     if len(results) == 1:
         score = first.over_pairs.intervals[first.selected].mean
-        words = "" if other is None else f": against the {other}, {compared[0][other].in_words()}"
+        words = "" if rival is None else f": against the {rival}, {compared[0][rival].in_words()}"
         where = f"{first.benchmark} in {first.language}"
         return f"The {first.selected}, scores {100 * score:.1f}% on {where}{words}."
-    if other is None:
+    if rival is None:
         return f"{len(results)} results, without a model to compare the selected model with."
-    above = [r.heading for r, by in zip(results, compared, strict=True) if by[other].low > 0]
-    below = [r.heading for r, by in zip(results, compared, strict=True) if by[other].high < 0]
+    above = [r.heading for r, by in zip(results, compared, strict=True) if by[rival].low > 0]
+    below = [r.heading for r, by in zip(results, compared, strict=True) if by[rival].high < 0]
     counts = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
     like = len(results) - len(above) - len(below)
     return (
-        f"Of {len(results)} results, the selected model is above the {other} in {counts[0]} and "
+        f"Of {len(results)} results, the selected model is above the {rival} in {counts[0]} and "
         f"below it in {counts[1]}; no difference is detected in {like}."
     )
 
 
 def study_surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
     """List the models above the selected model in each result, and how to write the first."""
-    found = {result.heading: result.over_pairs for result in results}
-    best = next((model for result in found.values() for model in result.above), None)
+    by_heading = {result.heading: result.over_pairs for result in results}
+    best = next((model for result in by_heading.values() for model in result.above), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
-    return surpassing(found, written=best, command=command)
+    return surpassing(by_heading, written=best, command=command)
 
 
 def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:

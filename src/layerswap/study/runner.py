@@ -185,11 +185,11 @@ def run_step(
     with held(folder, owner):
         with journal.running(step, owner.token) as note:
 
-            def both(line: str) -> None:
+            def log_and_note(line: str) -> None:
                 log(line)
                 note(line)
 
-            state, why, attempts = _try(journal, Context(step, folder, {}, both), functions)
+            state, why, attempts = _try(journal, Context(step, folder, {}, log_and_note), functions)
         record = journal.finish(step, state=state, started=started, why=why, attempts=attempts)
     if state == "failed":
         log(f"{step.name} failed: {why}")

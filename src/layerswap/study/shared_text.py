@@ -39,8 +39,8 @@ def shared_text(
         owners = [heading for heading in asked for _ in items[heading]]
         texts = _texts(journal, given)
         with suppress(LayerswapError):  # its files changed since
-            found = overlap(texts, (item for heading in asked for item in items[heading]))
-            shared[kind] = Counter(owners[position] for position in found)
+            positions = overlap(texts, (item for heading in asked for item in items[heading]))
+            shared[kind] = Counter(owners[position] for position in positions)
     rows: list[list[Any]] = []
     for reported in results:
         by_kind = [shared.get(kind) for kind in (TASK, reported.language)]

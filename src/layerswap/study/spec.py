@@ -524,11 +524,11 @@ def named_billions(base: str) -> float | None:
     return float(named[1]) / (1000 if named[2] in "mM" else 1)
 
 
-def _over(data: Any, other: Any) -> Any:
+def _over(data: Any, defaults: Any) -> Any:
     """Merge `data` over the defaults of `other`; lists are replaced, nulls removed."""
-    if not isinstance(data, dict) or not isinstance(other, dict):
+    if not isinstance(data, dict) or not isinstance(defaults, dict):
         return data
-    filled = {**other, **{key: _over(value, other.get(key)) for key, value in data.items()}}
+    filled = {**defaults, **{key: _over(value, defaults.get(key)) for key, value in data.items()}}
     return {key: value for key, value in filled.items() if value is not None}
 
 

@@ -92,8 +92,8 @@ class TrainStep(Kind, TrainingRun):
         spec = {key: value for key, value in own.items() if value is not None}
         if self.turns is not None:
             part = given(self.turns)
-            both = {"task": sets[0], "language": sets[1], "every": part.pop("every")}
-            return {**spec, "simultaneous": both, "train": part}
+            turns = {"task": sets[0], "language": sets[1], "every": part.pop("every")}
+            return {**spec, "simultaneous": turns, "train": part}
         return {**spec, **({"data": sets[0]} if len(sets) == 1 else {"mix": list(sets)})}
 
     def sizes(self, graph: Graph) -> list[DataSize]:

@@ -439,7 +439,7 @@ def _write_task(
             for row in rows:
                 parts[row[group.by]][split].append(row)
         scored = benchmark.splits[-1]
-        members = {f"{name}_{part}": of for part, of in sorted(parts.items()) if of[scored]}
+        members = {f"{name}_{part}": data for part, data in sorted(parts.items()) if data[scored]}
     for member, written in members.items():
         files = tasks.rows(member, written)
         given: dict[str, Any] = {}
