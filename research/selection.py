@@ -1,6 +1,7 @@
 """Selecting the model to save on development documents, from the recorded scores.
 
-    python -m research.selection
+    python -m research.selection        # the table of docs/questions.md
+    python -m research.selection lab    # ask the lab's pairs anew, and record their regrets
 
 A study saves the model that is best on development documents, of all merges and experts. How far is
 it from the best on the test documents, and how far are other rules? Prints the table of
@@ -9,6 +10,8 @@ docs/questions.md: four data sets, each of three or ten languages, and every pai
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from layerswap.lab.assets import shipped
 from layerswap.lab.scoring import TEST_QUESTIONS, questions, sweep_correct
 
 HERE = Path(__file__).parent
+LAB = HERE / "selection" / "lab.json"
+"""The recorded regrets of the lab's pairs."""
 STUDIES = {
     "headlines, ten languages": "ten-languages",
     "headlines, three pairs": "headline-seeds",
@@ -97,7 +102,7 @@ def lab_regrets() -> Iterator[dict[str, float]]:
             start = quickstart.lab_plan(lab, language, pair)
             grid = Grid(bottom=[*quickstart.BOTTOMS], top=[*quickstart.TOPS])
             others = contenders(start, densities=quickstart.DENSITIES)
-            plans = {**others, **grid_plans(grid, start, print)}
+            plans = {**others, **grid_plans(grid, start, lambda line: None)}
             plans = {one: plan for one, plan in plans.items() if one.method not in NOT_SAVED}
             sweep = Sweep([*plans.values()], dtype="float32")
             splits = []
@@ -121,8 +126,13 @@ def mean_regrets(found: Sequence[Mapping[str, float]]) -> dict[str, str]:
     return {rule: f"{100 * np.mean([row[rule] for row in found]):.1f}" for rule in RULES}
 
 
-def main() -> None:
-    found = {**by_study(), "the lab": [*lab_regrets()]}
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ask", nargs="?", choices=["lab"])
+    if parser.parse_args(arguments).ask:
+        text = json.dumps([*lab_regrets()], indent=1)
+        LAB.write_text(f"{text}\n", "utf-8", newline="\n")
+    found = {**by_study(), "the lab": json.loads(LAB.read_text("utf-8"))}
     print(
         "| rule |", " | ".join(f"{name} ({len(rows)})" for name, rows in found.items()), "| all |"
     )

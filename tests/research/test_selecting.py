@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
 @pytest.mark.slow
 def test_the_regrets_of_the_page_are_those_of_the_recorded_scores(capsys):
     assert {len(rows) for rows in by_study().values()} == {3, 10}
-    main()
+    main([])
     assert capsys.readouterr().out.strip() in PAGE.read_text("utf-8")
 
 
