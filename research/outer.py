@@ -89,22 +89,30 @@ def evaluate(trained: Path, published: Path, out: Path) -> None:
 
 
 def asked(
-    task: Path, language: Path, suite: str, code: str, published: Path, out: Path
+    task: Path,
+    language: Path,
+    suite: str,
+    code: str,
+    published: Path,
+    out: Path,
+    layers: int = LAYERS,
 ) -> dict[str, Values]:
     """The right answers of every composition of a pair, by test document."""
     with tempfile.TemporaryDirectory() as folder:
         files = {}
-        for number, (name, recipe) in enumerate(recipes(LAYERS).items()):
+        for number, (name, recipe) in enumerate(recipes(layers).items()):
             path = Path(folder) / f"{number:02}.yaml"
             path.write_text(yaml.safe_dump(with_experts(recipe, task, language)), "utf-8")
-            files[str(path)] = name
+            files[path] = name
         ls.evaluate([*files], suite=suite, language=code, data=published, out=out, log=print,
                     dtype="float32", device="cpu")  # fmt: skip
         import pandas as pd
 
         rows = pd.read_parquet(out / "answers.parquet")
     rows = rows[rows.main]
-    return {files[model]: by.sort_values("document").score.to_numpy()
+    # A model is called after its file, without the suffix.
+    names = {path.stem: name for path, name in files.items()}
+    return {names[model]: by.sort_values("document").score.to_numpy()
             for model, by in rows.groupby("model")}  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The rows of docs/papers.md that the lab can show, by the settings in `lab-rows/settings.yaml`.
 
-    python -m research.rows                         # the tables, from the recorded scores
+    python -m research.rows                         # prints the tables, writes their CSV files
     layerswap lab build --out LAB                   # the experts, 26 minutes
     python -m research.rows train LAB OUT NAME...   # a model of `trained_names()`, or all of them
     python -m research.rows score LAB OUT           # records the scores of the models there are
@@ -496,8 +496,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.asked is None:
         for name, make in TABLES.items():
-            print(f"{name}\n\n{make()}\n")
-            (CSV / f"{name}.csv").write_text(make().csv(), "utf-8", newline="\n")
+            made = make()
+            print(f"{name}\n\n{made}\n")
+            (CSV / f"{name}.csv").write_text(made.csv(), "utf-8", newline="\n")
         print("\n".join(numbers()))
         return
     lab = open_lab(arguments.lab)

@@ -1,0 +1,47 @@
+"""The compositions of the question about attention and feed-forward are those that are named."""
+
+import numpy as np
+import pytest
+
+import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.lab.assets import shipped
+from layerswap.merge import make_plan
+from research import outer
+
+ROWS = [("politics", "bunge la nchi"), ("sports", "timu ya mpira"), ("health", "daktari mpya"),
+        ("business", "bei ya mafuta"), ("sports", "goli la pili")]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_composition_has_its_own_answers(tmp_path):
+    (tmp_path / "masakhanews").mkdir()
+    lines = ["category\theadline\ttext\turl"]
+    lines += [f"{category}\t{headline}\t{headline}\tu" for category, headline in ROWS]
+    for split in ("dev", "test"):
+        (tmp_path / "masakhanews" / f"swa.{split}.tsv").write_text("\n".join(lines) + "\n")
+    lab = shipped()
+    task, language = lab.task_experts[0], lab.language_experts["furo"][0]
+    found = outer.asked(task, language, "masakhanews", "sw", tmp_path, tmp_path / "out", layers=8)
+    assert found.keys() == outer.recipes(8).keys()
+    alone = ls.evaluate([task, language], suite="masakhanews", language="sw", data=tmp_path,
+                        out=tmp_path / "alone", dtype="float32", device="cpu")  # fmt: skip
+    scores = {row["model"]: row["score"] for row in alone.scores if row["metric"] == "acc"}
+    for name, folder in ((outer.TASK, task), (outer.LANGUAGE, language)):
+        assert len(found[name]) == len(ROWS)  # the test split alone
+        assert np.isclose(found[name].mean(), scores[folder.name])
+
+
+def test_one_role_of_the_outer_layers_comes_from_the_language_expert():
+    lab = shipped()
+    task, language = lab.task_experts[0], lab.language_experts["furo"][0]
+
+    def experts(name):
+        recipe = outer.with_experts(outer.recipes(8)[name], task, language)
+        composition = make_plan(check_recipe(recipe, where=name)).composition
+        return {(place.layer, place.role): blend.experts
+                for place, blend in composition.blends.items()}  # fmt: skip
+
+    for name, role in ((outer.ATTENTION, "attention"), (outer.FEED_FORWARD, "mlp")):
+        taken = {place for place, names in experts(name).items() if "language" in names}
+        assert taken - {(0, "router"), (7, "router")} == {(0, role), (7, role)}
