@@ -111,19 +111,22 @@ BAD = {
     "unknown": ({"task": "sib20"}, "no suite 'sib20'; did you mean 'sib200'"),
     "suite": ({"task": "layer-swapping"}, "layer-swapping is a suite; name one of its benchmarks"),
     "language": ({"task": "masakhanews", "language": "fi"}, "masakhanews does not have fi"),
-    "no language": ({"task": "masakhanews"}, "give the language of the rows, or their id or path"),
+    "no language": ({"task": "masakhanews"}, "the source names no rows; give language, id or path"),
     "split": ({"task": "sib200", "language": "sw", "split": "test"},
               "sib200 has no split 'test' to train on; there are train, dev"),
-    "function": ({"task": "mbpp", "language": "en"}, "mbpp reads its rows by a function"),
+    "function": ({"task": "mbpp", "language": "en"},
+                 "a function reads the rows of mbpp; give id or path"),
     "prompt of lm-eval": ({"task": "mgsm", "path": "x.jsonl"}, "mgsm has no single prompt"),
     "several prompts": ({"task": "flores", "path": "x.jsonl"}, "flores has no single prompt"),
     "no code": ({"task": "coded.yaml", "path": "x.jsonl"},
                 "the prompt names the language; give the source's language"),
     "no answers": ({"task": "moods.yaml", "path": "x.jsonl"},
-                   "moods has no text of the answers; write completion"),
+                   "moods has no template of its answers; write completion"),
     "column": ({"task": "sib200", "path": "x.jsonl", "columns": {"label": "a", "txt": "b"}},
                "columns: no 'txt' in the data; did you mean 'text'"),
     "kind": ({"task": ["sib200"]}, "task: write a text"),
+    "no task": ({"path": "x.jsonl", "columns": {"text": "a"}},
+                "columns rename those of a benchmark; name it in task"),
 }  # fmt: skip
 
 
@@ -137,6 +140,16 @@ def test_a_mistake_is_one_line_that_names_the_source(case, tmp_path):
     (line,) = str(error.value).splitlines()
     assert f"{tmp_path / 'mix.yaml'}, source 'a'" in line
     assert message in line
+
+
+@pytest.mark.parametrize(("typo", "key"), [("taks", "task"), ("colums", "columns")])
+def test_a_misspelt_key_of_a_task_is_recognised(tmp_path, typo, key):
+    keys = {"task": "sib200", "columns": {"text": "a"}}
+    source = {"path": "x.jsonl", typo: keys.pop(key), **({} if key == "task" else keys)}
+    with pytest.raises(
+        LayerswapError, match=rf"sources\.a\.{typo}: unknown key; did you mean '{key}'"
+    ):
+        mix(tmp_path, **source)
 
 
 def test_parameters_of_earlier_benchmark_files_lack_the_dollar(tmp_path):

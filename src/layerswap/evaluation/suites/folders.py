@@ -104,6 +104,8 @@ def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
     raise FileNotFoundError(f"no Parquet files of {config or 'the data set'}, split {split}")
 
 
+FUNCTION = "!function "
+"""Beginning of a text that names a function in a module beside the task's YAML: `module.name`."""
 WRITTEN: set[Path] = set()
 """Task files that this process has written, or found as it would write them."""
 
@@ -135,13 +137,9 @@ class TaskFolder:
             """Writes functions, such as `!function module.name`, with lm-eval's tag."""
 
         def represent(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-            tag, _, name = value.partition("!function ")
-            marked = name and not tag
-            return (
-                dumper.represent_scalar("!function", name)
-                if marked
-                else dumper.represent_str(value)
-            )
+            if value.startswith(FUNCTION):
+                return dumper.represent_scalar(FUNCTION.strip(), value.removeprefix(FUNCTION))
+            return dumper.represent_str(value)
 
         Dumper.add_representer(str, represent)
         named = dict(config) if "group" in config else {"task": name, **config}

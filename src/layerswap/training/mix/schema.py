@@ -34,7 +34,7 @@ from layerswap.ground.yaml_file import (
 )
 from layerswap.reading.origins import Count, NonEmpty, Origin
 from layerswap.training.mix.mathematics import MATH_THRESHOLD
-from layerswap.training.mix.tasks import fill_tasks
+from layerswap.training.mix.tasks import TaskKeys, fill_tasks
 from layerswap.training.mix.templates import PARAMETERS, Values, fill_parameters, template_mistake
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -79,7 +79,7 @@ class Messages(Strict):
     roles: dict[NonEmpty, Literal["system", "user", "assistant"]] = {}  # by the data set's name
 
 
-class MixSource(Origin):
+class MixSource(Origin, TaskKeys):
     """One source of a mix: the origin of its rows, and the templates of examples."""
 
     prompt: NonEmpty | None = None  # template

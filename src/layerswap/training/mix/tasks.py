@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.evaluation.languages import match, standard_tag
-from layerswap.evaluation.suites.folders import DataFolder
+from layerswap.evaluation.suites.folders import FUNCTION, DataFolder
 from layerswap.evaluation.suites.suites import Benchmark, Data, filled, parts_of, table_files
 from layerswap.ground.errors import RecipeError, error_context
 from layerswap.ground.strict import Strict
@@ -24,10 +24,10 @@ _FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _OWN = "write prompt and completion instead of task"
 
 
-class _Asked(Strict):
-    """The keys of a source that `fill_tasks` replaces."""
+class TaskKeys(Strict):
+    """The keys of a source that name a benchmark; `fill_tasks` puts templates in their place."""
 
-    task: NonEmpty
+    task: NonEmpty | None = None  # a benchmark, or its file
     columns: dict[NonEmpty, NonEmpty] = {}  # of the rows, by their names in the benchmark
 
 
@@ -41,7 +41,7 @@ def fill_tasks(data: Any, folder: Path, *, where: str) -> Any:
     named = {
         name: source
         for name, source in (sources.items() if isinstance(sources, dict) else ())
-        if isinstance(source, dict) and "task" in source
+        if isinstance(source, dict) and source.keys() & TaskKeys.model_fields.keys()
     }
     if not named:
         return data
@@ -52,8 +52,10 @@ def fill_tasks(data: Any, folder: Path, *, where: str) -> Any:
 
 
 def _filled(source: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
-    keys = {key: source[key] for key in _Asked.model_fields if key in source}
-    asked = validate(_Asked, keys, where=where, expected="")
+    keys = {key: source[key] for key in TaskKeys.model_fields if key in source}
+    asked = validate(TaskKeys, keys, where=where, expected="")
+    if asked.task is None:
+        raise RecipeError(f"{where}: columns rename those of a benchmark; name it in task")
     kept = {key: value for key, value in source.items() if key not in keys}
     with error_context(f"{where}: task"):
         file = folder / asked.task if asked.task.endswith(".yaml") else None
@@ -90,9 +92,9 @@ def _origin(
 ) -> dict[str, Any]:
     """The keys of the rows that the benchmark publishes for training."""
     if table is None:
-        raise RecipeError(f"{benchmark.name} reads its rows by a function; give id or path")
+        raise RecipeError(f"a function reads the rows of {benchmark.name}; give id or path")
     if code is None:
-        raise RecipeError("give the language of the rows, or their id or path")
+        raise RecipeError("the source names no rows; give language, id or path")
     exemplars = benchmark.exemplars
     known = [name for name in (exemplars and exemplars.split, benchmark.development) if name]
     if split not in known:
@@ -130,7 +132,7 @@ def templates(
     answers: dict[str, Any] = {}
     if "completion" not in source:
         if not _is_text(target) or (choices and choices != benchmark.labels):
-            raise RecipeError(f"{benchmark.name} has no text of the answers; write completion")
+            raise RecipeError(f"{benchmark.name} has no template of its answers; write completion")
         before = task.get("target_delimiter", " ")
         texts["completion"] = f"{before}{target}"
         if benchmark.labels:
@@ -149,7 +151,7 @@ def templates(
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and not value.startswith("!function ")
+    return isinstance(value, str) and not value.startswith(FUNCTION)
 
 
 def _plain(text: str, columns: Mapping[str, str]) -> str | None:
