@@ -4,11 +4,12 @@ import csv
 import json
 import re
 
+import numpy as np
 import pytest
 
 from layerswap.study.spec import read_study
 from layerswap.training.mix.schema import read_mix
-from research import inputs, transfer
+from research import inputs, ten_languages, transfer
 
 LINK = re.compile(r"\(tables/([\w-]+\.csv)\)")
 
@@ -40,9 +41,12 @@ def test_the_readmes_chart_is_that_of_the_recorded_scores(tmp_path):
     transfer.save_svg(transfer.draw_summary(), tmp_path / "summary")
     drawn = (tmp_path / "summary.svg").read_text("utf-8")
     assert drawn == transfer.CHART.with_suffix(".svg").read_text("utf-8")
-    assert f"]({transfer.CHART.relative_to(transfer.HERE.parent)}.svg)" in (
-        transfer.HERE.parent / "README.md"
-    ).read_text("utf-8")
+    readme = (transfer.HERE.parent / "README.md").read_text("utf-8")
+    assert f"]({transfer.CHART.relative_to(transfer.HERE.parent)}.svg)" in readme
+    alone = [ten_languages.accuracy(code, "task expert") for code in ten_languages.LANGUAGES]
+    sentences = transfer.correct("sentences", "task expert").mean
+    assert f"(task expert: {100 * np.mean(alone):.1f}% right)" in readme
+    assert f"sentences in three ({100 * sentences:.1f}%)" in readme
 
 
 def test_a_probability_is_that_of_the_answer_that_was_scored():
