@@ -194,8 +194,9 @@ def benchmark_result(
     def on(
         documents: npt.NDArray[np.int64], own: Mapping[str, Any], common: Mapping[Condition, Any]
     ) -> dict[str, dict[Condition, Any]]:
+        models = {pair: {**common, **own[pair]} for pair in reported}
         return {
-            pair: {name: {**common, **own[pair]}[model][documents] for name, model in names.items()}
+            pair: {name: models[pair][model][documents] for name, model in names.items()}
             for pair, names in reported.items()
         }
 
