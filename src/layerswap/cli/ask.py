@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 app = commands.group("Ask speakers of a language: label a test, write answers, compare models.")
-Questions = Annotated[Path, Argument(metavar="FOLDER", help="Folder of the questions.")]
-Count = Annotated[int, Option(min=1, help="Number of texts or prompts, drawn at random.")]
+Questions = Annotated[Path, Argument(metavar="FOLDER", help="Folder of questions that ask wrote.")]
+Count = Annotated[int, Option(min=1, help="Number of texts or prompts to draw at random.")]
 Seed = Annotated[int, Option(help="Seed of the draw.")]
 
 

@@ -23,7 +23,7 @@ from layerswap.versions import Extra, need_extras
 Json = Annotated[bool, Option("--json", help="Print one JSON document for programs.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[
-    bool, Option("--verbose", "-v", help="Print the logs of libraries, and tracebacks.")
+    bool, Option("--verbose", "-v", help="Print tracebacks and the logs of libraries.")
 ]
 
 
@@ -143,7 +143,7 @@ def command(
 
     Keyword-only parameters become options, and others arguments. `Options:` in the docstring has a
     line for each: `name: help text`, `name METAVAR: help text`, or with `(default: words)` at the
-    end. The options of a parameter whose type is a `OptionGroup` are options of the command.
+    end. The options of a parameter whose type is an `OptionGroup` are options of the command.
 
     Args:
         app: the group of commands.

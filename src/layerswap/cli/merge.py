@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RecipeOptions(options.OutputFormat, options.Zones, options.PairOptions, panel="Composition"):
-    """A recipe: a file, or the options that describe one.
+    """A recipe, as a file or as options.
 
     Options:
         file [RECIPE.yaml]: Recipe or mergekit configuration.

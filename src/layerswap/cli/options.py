@@ -34,13 +34,16 @@ LanguageExpert = Annotated[str, _LANGUAGE_EXPERT]
 
 _OVERWRITE = Option("--overwrite", help="Overwrite an output that layerswap wrote.")
 _THREADS = Option(min=1, show_default="the usable processors", help="Number of threads.")
-_AXIS = Option(help="Features that count as rows (papers: input).")
+_AXIS = Option(help="Features that count as rows: input, as in the papers, or output.")
 _LAYOUT = Option(
-    help="Layout of the files: auto shares blocks with the experts where the filesystem can.",
+    help="Layout of the files. With auto, they share the experts' blocks if the filesystem can.",
     rich_help_panel=OUTPUT,
 )
 _RANK = Option(
-    min=1, show_default="exact", help="Largest rank of a merged adapter.", rich_help_panel=OUTPUT
+    min=1,
+    show_default="the exact rank",
+    help="Largest rank of a merged adapter.",
+    rich_help_panel=OUTPUT,
 )
 OutFolder = Annotated[Path, Option(help="Folder to create.")]
 Overwrite = Annotated[bool, _OVERWRITE]
@@ -54,7 +57,7 @@ _TASKS = Option(
 )
 _INCLUDE = Option(help="Folder with YAML files of more lm-eval tasks. Repeatable.")
 _DEVICE = Option(
-    show_default="a GPU if any", help="Device of the models: cpu, cuda, mps or xpu.",
+    show_default="a GPU if there is one", help="Device of the models: cpu, cuda, mps or xpu.",
     rich_help_panel=MODELS,
 )  # fmt: skip
 _ALLOW_CODE = Option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Shown(commands.OptionGroup):
-    """Documents for the map, and prompts to offer.
+    """The documents that the map scores, and the prompts that the page offers.
 
     Options:
         documents FILE.jsonl: Documents for the map: `prompt` and `answer`.

@@ -23,7 +23,7 @@ from layerswap.ground.errors import EvaluationError, one_line
 
 ANSWERS_TABLE = "answers.parquet"
 OLD_TABLE, OLD_SAMPLES = "scores.parquet", "samples.parquet"
-"""Tables of an earlier release, which this release reads."""
+"""Files of scores and of answers that an earlier release wrote."""
 RESULTS = "results.json"
 TASKS = "tasks"
 ANSWERS = "answers.sqlite"

@@ -34,10 +34,12 @@ def surpassing(
     written: Condition | None = None,
     command: Sequence[str] = (),
 ) -> str:
-    """List the models clearly above the selected one on the test documents; empty without any.
+    """Name the models that score clearly above the selected model on the test documents.
+
+    The text is empty if there is no such model.
 
     Args:
-        found: results by heading, which may be empty for a single one.
+        found: results by heading; a single result may have an empty heading.
         unit: of the scores.
         written: the model that the command writes.
         command: for a shell; none when empty.
@@ -71,8 +73,9 @@ def score_sections(
         measure=measure, unit=unit, highlight=str(result.selected),
     )  # fmt: skip
     sections = [Section(heading, text, figure=figure, table=table, note=note)]
-    by_label = [Section(f"{heading}: {BY_LABEL}", table=balanced)] if balanced else []
-    return sections + by_label
+    if balanced:
+        sections.append(Section(f"{heading}: {BY_LABEL}", table=balanced))
+    return sections
 
 
 def grid_sections(

@@ -1,4 +1,4 @@
-"""Tables that compare models: models down, their scores and paired differences across."""
+"""Tables that compare models: a row for each model, with its scores and paired differences."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _cut(training: Training, steps: int) -> Training:
 
 
 def training_run(training: Training) -> dict[str, Any]:
-    """The settings of a training of the lab, as a study has them."""
+    """The settings of a lab training, in the form that a study reads."""
     return {
         "hyperparameters": {
             "learning_rate": training.learning_rate,
