@@ -161,6 +161,15 @@ class TestReal:
         assert study.begun("data/0") == 2
         assert study.begun("train/0") == 1
 
+    @pytest.mark.parametrize("end", ["kill -USR2 $$", "exit 140"])
+    def test_a_job_warned_before_it_listens_runs_again(self, study, tmp_path, end):
+        mark = tmp_path / "warned"
+        once = f"[ -e {mark} ] || {{ touch {mark}; {end}; }}"
+        summary = study.run(parameters={"data": {"setup": [once]}})
+        assert not summary.failed, [record.why for record in summary.failed]
+        assert study.told("it runs again")
+        assert study.begun("data/0") == 1
+
     def test_a_job_beyond_its_memory_fails_with_the_reason(self, study):
         summary = study.run(seconds=20, swallow="data/0", resources={"memory_gb": 0.5})
         (record,) = summary.failed

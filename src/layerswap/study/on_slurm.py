@@ -38,6 +38,9 @@ LIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING
 """States of jobs that have not ended."""
 LOST = ("TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED")
 """States after which a step runs again and resumes."""
+WARNINGS = (10, 12)
+"""SIGUSR1 and SIGUSR2 on Linux: Slurm's warning before it ends a job, which kills a job that has
+not begun to listen; the step runs again."""
 QUEUED = ("None", "Priority", "Resources", "BeginTime", "Prolog", "Cleaning", "Licenses")
 """Reasons of waiting that pass by themselves."""
 WITHOUT = {"mem": ("mem_per_cpu", "mem_per_gpu"), "cpus_per_task": ("cpus_per_gpu",),
@@ -226,7 +229,8 @@ class OnSlurm(ClusterExecutor):
         last = last_lines(log, 1)
         if not log.exists() and state.node and state.state == "FAILED":
             last = [f"it wrote no {log}; check that {state.node} sees this folder"]
-        return Ending(": ".join([str(state), *last]), again=state.state in LOST)
+        warned = state.signal in WARNINGS or state.exit_code - 128 in WARNINGS
+        return Ending(": ".join([str(state), *last]), again=warned or state.state in LOST)
 
     def cancel(self, handles: Mapping[Any, str]) -> str:
         """Cancel jobs."""
