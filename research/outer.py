@@ -69,21 +69,27 @@ def with_experts(recipe: Mapping[str, Any], task: Path, language: Path) -> dict[
 
 
 def evaluate(trained: Path, published: Path, out: Path) -> None:
-    """Record every composition's answers to the test documents, where the experts are there."""
-    for task, (name, suite) in TASKS.items():
-        for code in LANGUAGES:
-            experts = [trained / f"{task}-{seed}" for seed in SEEDS]
-            language = trained / f"{code}-73k-1"
-            if not all((one / "config.json").is_file() for one in [*experts, language]):
-                print(f"{name}, {code}: not all experts are trained")
-                continue
+    """Record every composition's answers to the test documents.
+
+    Pairs whose experts are not trained yet are left out, and named.
+    """
+    for code in LANGUAGES:
+        language = trained / f"{code}-73k-1"
+        for task, (name, suite) in TASKS.items():
             record: dict[str, list[str]] = {}
-            for seed, expert in zip(SEEDS, experts, strict=True):
+            for seed in SEEDS:
+                expert = trained / f"{task}-{seed}"
+                if not all((folder / "config.json").is_file() for folder in (expert, language)):
+                    print(f"{name}, {code}, seed {seed}: not trained yet")
+                    continue
                 scores = asked(
                     expert, language, suite, code, published, out / f"{name}-{code}-{seed}"
                 )
                 for model, right in scores.items():
                     record.setdefault(model, []).append("".join("01"[int(one)] for one in right))
+            if not record:
+                continue
+            RECORDED.mkdir(exist_ok=True)
             target = RECORDED / f"{name}-{code}.json"
             target.write_text(json.dumps(record, indent=1) + "\n", "utf-8", newline="\n")
 
