@@ -69,3 +69,8 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_collection_modifyitems(items):
+    """The longest tests come first, so that no worker waits for the other's last one."""
+    items.sort(key=lambda item: item.path.name not in ("test_docs.py", "test_simulations.py"))

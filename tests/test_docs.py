@@ -70,6 +70,7 @@ def check(command, folder):
         assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
 
 
+@pytest.mark.slow
 def test_every_command_on_the_pages_is_one_that_there_is():
     """Its name, its options and the number of its arguments."""
     every = [command for file in PAGES for command in commands(file)]
@@ -90,6 +91,7 @@ def test_every_command_on_the_pages_is_one_that_there_is():
             pytest.fail(f"{command}: {error}")
 
 
+@pytest.mark.slow
 def test_the_commands_and_studies_of_the_papers_page_are_there():
     from layerswap.study.spec import find_study
 

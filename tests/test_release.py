@@ -25,6 +25,7 @@ SCHEMAS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_project_files_follow_their_schemas(schema):
     files = sorted(map(str, ROOT.glob(SCHEMAS[schema])))

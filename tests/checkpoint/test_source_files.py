@@ -116,6 +116,7 @@ def test_shards_with_tensors_that_the_index_lacks_are_refused_one_by_one(folder)
     assert refusal(folder) == holds
 
 
+@pytest.mark.slow
 def test_an_index_of_too_many_tensors_is_refused(folder):
     (folder / "model.safetensors").unlink()
     write_index(folder, {str(i): "model.safetensors" for i in range(500_001)})

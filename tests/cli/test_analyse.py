@@ -50,6 +50,7 @@ def test_delta_writes_tables_maps_and_the_page(layerswap, experts, tmp_path):
             assert found == fresh.fraction("task", tensor, threshold)
 
 
+@pytest.mark.slow
 def test_delta_takes_experts_as_merge_does(layerswap, experts, tmp_path):
     def names(*given):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -101,6 +102,7 @@ def test_delta_warns_in_one_line_where_bfloat16_has_taken_much(layerswap, expert
     ]
 
 
+@pytest.mark.slow
 def test_delta_notes_other_tokens(layerswap, experts, tmp_path):
     for name, vocabulary in (("base", {"a": 0, "b": 1}), ("language", {"b": 0, "a": 1})):
         shutil.copytree(getattr(experts, name), tmp_path / name)

@@ -78,6 +78,7 @@ json.dump(found, sys.stdout)
 """
 
 
+@pytest.mark.slow
 def test_every_command_without_its_extras(experts, tmp_path):
     """In a process that has the core alone: one line that works in a clone too, or the work."""
     recipe = f"{{experts: {{task: {experts.task}, language: {experts.language}}}, swap: {{}}}}"

@@ -140,6 +140,7 @@ def test_a_folder_of_something_else_is_left_alone(layerswap, models, tmp_path):
     assert layerswap("compare", tmp_path).code == 2
 
 
+@pytest.mark.slow
 def test_other_results_in_the_folder_are_kept(layerswap, models, tmp_path):
     """A second `eval` replaces its own models and tasks in the table, and no others."""
     out = tmp_path / "out"
@@ -190,6 +191,7 @@ def test_a_table_that_is_damaged_is_one_line(layerswap, tmp_path, name):
     assert f"{name}: cannot be read" in done.err
 
 
+@pytest.mark.slow
 def test_the_tables_of_an_earlier_release_are_read(layerswap, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -283,6 +285,7 @@ def test_differences_to_the_first_model_have_intervals_and_stars(layerswap, tmp_
     assert layerswap("compare", tmp_path / "one", "--model", "nobody").code == 2
 
 
+@pytest.mark.slow
 def test_means_over_languages_and_their_differences(layerswap, tmp_path):
     for language, right in (("sw", 60), ("yo", 40)):
         scores(tmp_path / "one", language=language, base=[1] * 20 + [0] * 80,
@@ -416,6 +419,7 @@ def test_models_that_are_stored_in_several_dtypes_are_evaluated_in_one(
     assert "models are stored in BF16 (narrow), F32 (task); all are evaluated in float32" in said
 
 
+@pytest.mark.slow
 def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
     sweep = {
         "recipe": yaml.safe_load((models / "swap.yaml").read_text()) | {"swap": {}},

@@ -176,7 +176,7 @@ def with_settings(root, family="llama", eos=(), **settings):
     return grid_of(ls.swap(task=root / "task", language=root / "language", bottom=1, top=1))[::4]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids="-".join)
+@pytest.mark.parametrize("settings", mostly_slow(SETTINGS, SETTINGS[0]), ids="-".join)
 def test_generation_settings_act_as_in_transformers(settings, tmp_path):
     plain = with_settings(tmp_path / "plain")
     eos = sorted({tokens[3] for tokens in alone(plain[0], PROMPTS, own=True, max_new_tokens=10)})
@@ -195,6 +195,7 @@ def test_generation_settings_act_as_in_transformers(settings, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -248,12 +249,14 @@ def check_draws(found, plans, sampling, processors):
             assert list(generation.tokens) == drawn_alone(plan, prompt, row, processors)
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_those_of_their_draws(llama):
     for sampling, processors in ((Sampling(seed=3), []), (NARROW, WARPERS)):
         found = Sweep(llama).generate(PROMPTS, max_new_tokens=8, eos=[], sampling=sampling)
         check_draws(found, llama[:2], sampling, processors)
 
 
+@pytest.mark.slow
 def test_sampling_with_settings_of_the_generation_configuration(tmp_path):
     """The model's own settings act before and after those of sampling, as in transformers."""
     plans = with_settings(tmp_path, repetition_penalty=1.5, min_p=0.02)
@@ -265,6 +268,7 @@ def test_sampling_with_settings_of_the_generation_configuration(tmp_path):
     assert sweep.generate(PROMPTS, **settings) == found
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_other_rows(llama):
     sweep, settings = Sweep(llama), {"max_new_tokens": 8, "sampling": Sampling(seed=2)}
     whole = sweep.generate(PROMPTS, **settings)
@@ -326,6 +330,7 @@ def test_a_model_that_decodes_differently_is_detected(llama, monkeypatch):
 # --- models that cannot be decoded together ---
 
 
+@pytest.mark.slow
 def test_a_state_inside_modules_is_detected(letters, tmp_path):
     """RecurrentGemma keeps its state in modules, which a few steps would not reveal."""
     from transformers import RecurrentGemmaConfig
@@ -373,6 +378,7 @@ def test_earlier_longer_texts_change_nothing(tmp_path):
         assert torch.equal(logits, plans[member].load()(short).logits)
 
 
+@pytest.mark.slow
 def test_rotary_tables_that_depend_on_the_batch(tmp_path):
     """Beyond its original length, LongRoPE has other frequencies for all rows of a batch."""
     longrope = {

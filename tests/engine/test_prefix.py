@@ -106,6 +106,7 @@ def test_a_model_whose_logits_differ_reads_whole_rows(tmp_path, monkeypatch):
     assert sweep._shares_prefixes is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", EVERY)
 def test_texts_are_those_of_whole_prompts(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))[::2]

@@ -54,6 +54,7 @@ def check_alone(logits, plans, ids):
 # --- exactness ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", mostly_slow([torch.float32, torch.bfloat16], torch.float32), ids=["fp32", "bf16"]
 )
@@ -108,6 +109,7 @@ def test_members_can_be_chosen_and_added(llama):
     assert all(same_bits(logits, every[i]) for i, logits in growing.logits(ids))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatch):
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -144,6 +146,7 @@ def swaps(layers, **zones):
     return [swap_composition(layers, zones=z) for z in zone_grid(layers, **zones)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zones", "naive", "distinct"),
     [
@@ -348,6 +351,7 @@ def paligemma(root):
     return ls.swap(task=root / "task", language=root / "language", bottom=1, top=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 6])
 def test_requests_to_a_model_that_is_not_causal_are_scored_alone(batch_size, tmp_path):
     plans = paligemma(tmp_path).grid(bottom=[0, 1], top=[1])

@@ -44,6 +44,7 @@ def check_answers(sweep, plans):
     assert np.abs(np.diff(expected.logprob, axis=0)).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_weights_are_swapped_in_one_engine(engines, server, tmp_path):
     plans = swap_of(tmp_path).grid(bottom=[0, 1, 2], top=[0, 1])
     sweep = VllmSweep(plans[:3], dtype="float32", server=server)
@@ -55,6 +56,7 @@ def test_weights_are_swapped_in_one_engine(engines, server, tmp_path):
     assert engines.started[1]["max_model_len"] == 64
 
 
+@pytest.mark.slow
 def test_adapters_are_loaded_as_weights_of_their_base(engines, server, tmp_path):
     swap_of(tmp_path)
     for seed, name in enumerate(("math", "sw")):

@@ -57,6 +57,7 @@ def test_the_measures_are_those_of_scikit_learn(seed):
         assert interval.n == 50
 
 
+@pytest.mark.slow
 def test_intervals_are_percentiles_over_resampled_documents():
     found = classified(FAIR).balanced.balanced_accuracy
     rng = np.random.default_rng(1)
@@ -99,6 +100,7 @@ def test_a_language_without_a_name_is_shown_by_its_code(tmp_path):
     assert balanced.caption.startswith("topics, nela: ")
 
 
+@pytest.mark.slow
 def test_compare_first_reports_where_accuracy_and_balanced_accuracy_disagree(tmp_path):
     rows = written(tmp_path / "run", {"fair": FAIR, "majority": MAJORITY, "again": FAIR})
     compared = compare([tmp_path / "run"])

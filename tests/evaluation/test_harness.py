@@ -133,6 +133,7 @@ class Counted(Sweep):
         yield from super().iter_generate(prompts, members=members, **settings)
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_twice(world, tmp_path):
     path = tmp_path / "answers.sqlite"
     sweep = Counted(sweep_of(world).plans)
@@ -149,6 +150,7 @@ def test_nothing_is_computed_twice(world, tmp_path):
     assert {members for _, _, members in more.asked} == {len(more) - 6}
 
 
+@pytest.mark.slow
 def test_a_crash_between_two_batches_keeps_what_was_answered(world, tmp_path):
     path = tmp_path / "answers.sqlite"
     sweep = sweep_of(world)
@@ -239,6 +241,7 @@ def with_generation(world, root, **settings):
     return str(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"repetition_penalty": 1.8}, {"suppress_tokens": [*range(40)]}],
     ids="-".join,
@@ -260,6 +263,7 @@ def test_generation_settings_count_in_both_engines(world, settings, tmp_path):
     assert texts["hf"]["plain"] != texts["hf"]["own"]
 
 
+@pytest.mark.slow
 def test_sampling_settings_that_a_task_leaves_out_are_the_models_own(world, tmp_path):
     plain = [with_generation(world, tmp_path / "plain")]
     own = [with_generation(world, tmp_path / "own", top_k=1, do_sample=True)]

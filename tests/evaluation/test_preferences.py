@@ -85,6 +85,7 @@ def test_the_stopping_rule_errs_at_most_at_its_level():
         assert not stops(made[: first - 1], "a", "b", prompts)
 
 
+@pytest.mark.slow
 def test_an_injected_bias_of_the_sides_is_found_and_none_is_not():
     rng = np.random.default_rng(3)
     biased = position_bias(votes(rng, 150, 0.5, bias=0.2))

@@ -183,6 +183,7 @@ print(*[one.message for one in said], sep="\\n")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are x86_64's")
 @pytest.mark.parametrize(
     ("call", "reason"), [(272, "unshare: Operation not permitted"), (165, "cannot mount /")]
@@ -199,6 +200,7 @@ def test_without_namespaces_the_sandbox_is_weaker_and_says_so(call, reason):
     assert reason in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

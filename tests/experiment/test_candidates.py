@@ -58,6 +58,7 @@ def test_neighbours_often_have_the_same_source():
     assert sum(equal) / len(equal) == pytest.approx(0.75 + 0.25 / 2, abs=0.02)
 
 
+@pytest.mark.slow
 def test_draws_on_tasks_from_the_file_to_its_folder(world, tmp_path):
     random = {"draws": 12, "take": ["task", "language", 0.5], "outside": ["blend", "language"]}
     path = write_sweep(
@@ -82,6 +83,7 @@ def test_draws_on_tasks_from_the_file_to_its_folder(world, tmp_path):
     assert "The selected model is " in done.output
 
 
+@pytest.mark.slow
 def test_any_expert_of_the_recipe_can_be_taken(world, tmp_path):
     experts = {"task": str(world["task"]), "language": str(world["language"]),
                "both": {"merge": {"method": "slerp", "experts": ["task", "language"]}}}  # fmt: skip
@@ -98,6 +100,7 @@ def test_any_expert_of_the_recipe_can_be_taken(world, tmp_path):
     assert scored == {*board.development, *board.competed} - {CHOSEN}
 
 
+@pytest.mark.slow
 def test_scores_of_draws_are_those_of_the_compositions(world, tmp_path):
     path = write_sweep(world, tmp_path / "sweep.yaml", grid=None, random=6)
     spec, recipe = read_sweep(path)

@@ -121,6 +121,7 @@ def test_a_lost_path_is_named_at_the_end_in_the_json_and_in_the_report(
     assert lost in json.loads(asked("--json"))["lost_paths"]
 
 
+@pytest.mark.slow
 def test_answers_and_tasks_with_markup_are_text_in_the_report(world, tmp_path):
     board = run_sweep(*read_sweep(write_sweep(world, tmp_path / "sweep.yaml")))
     hostile = "<script>window.hacked=1</script>&\"'"
@@ -161,6 +162,7 @@ CASES = [
 """Right answers by split and zones, and the zones that are to be saved and headed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scores", "zones"), CASES)
 @pytest.mark.parametrize("grid", [{"bottom": "0-2", "top": [0, 1]}, {"bottom": [0, 2], "top": 0}])
 def test_development_alone_decides_what_is_saved_and_headed(
@@ -327,6 +329,7 @@ def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypa
 # --- from Python ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_from_python_is_that_of_the_file(world, tmp_path):
     spec, recipe = read_sweep(write_sweep(world, tmp_path / "sweep.yaml", development=0.5, seed=3))
     by_file = run_sweep(spec, recipe)
@@ -435,6 +438,7 @@ def test_a_sweep_learns_the_language_of_the_answers_and_reports_its_error(world,
         read_sweep(write_sweep(world, path, **changes))
 
 
+@pytest.mark.slow
 def test_a_sweep_reports_the_language_of_the_answers(world, tmp_path):
     changes = {"answer_language": "sw", "tasks": ["maembe_generate"],
                "gen_kwargs": "max_gen_toks=60,until=@@", "choose_by": {}}  # fmt: skip

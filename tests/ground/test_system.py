@@ -196,6 +196,7 @@ def test_free_memory_without_proc(monkeypatch):
         assert system.free_memory() == 123
 
 
+@pytest.mark.slow
 def test_the_main_thread_is_interrupted(any_system):
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         threading.Timer(0.05, system.interrupt_main).start()

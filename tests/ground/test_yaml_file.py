@@ -114,6 +114,7 @@ def test_numbers_are_those_of_yaml_1_2(text, value):
     assert type(found) is type(value)
 
 
+@pytest.mark.slow
 def test_a_recipe_cannot_make_a_long_message(tmp_path):
     name, path = "x" * 400_000, tmp_path / "r.yaml"
     for text in (f"a: *{name}", f"{name}: 1\n{name}: 2", f"experts: {{}}\n{name}: 1", f"- {name}"):

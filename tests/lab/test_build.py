@@ -33,6 +33,7 @@ def tiny(tmp_path_factory):
     patch.undo()
 
 
+@pytest.mark.slow
 def test_a_build_leaves_checkpoints_in_float16_and_a_record(tiny):
     import torch
     from transformers import AutoModelForCausalLM

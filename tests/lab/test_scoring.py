@@ -55,6 +55,7 @@ def test_correct_is_exact_match_of_what_generate_writes(expert, measure):
         assert shown == text or len(shown.split()) >= 4
 
 
+@pytest.mark.slow
 def test_neither_the_batch_size_nor_the_order_changes_an_answer(expert):
     _, tokenizer = expert
     sweep = Sweep([soup({"task": LAB.task_experts[0]})], dtype="float32")

@@ -44,6 +44,7 @@ def test_shipped_models_were_made_with_the_codes_defaults():
     assert LAB.record["trainings"] == json.loads(json.dumps(asdict(Trainings())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder", mostly_slow(FOLDERS, LAB.task_experts[0]), ids=lambda folder: folder.name
 )

@@ -75,6 +75,7 @@ def test_comprehension_never_asks_for_a_number():
             assert not any(c.isdigit() for c in example.completion)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skill", ["comprehension", "translation", "problem"])
 def test_the_splits_share_no_meaning_in_any_language(skill):
     meanings = {

@@ -81,6 +81,7 @@ def test_commands_that_read_whole_files_download_them(quantised, files, tmp_path
     assert not list((tmp_path / "cache").rglob("language.gguf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_gguf_file_on_the_hub_beside_safetensors(hub, tmp_path, whole):
     """Its rows are in another order; a method over whole models downloads it."""

@@ -195,6 +195,7 @@ def test_a_server_that_never_answers_ends_in_one_line(hub, experts, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "why"),
     [

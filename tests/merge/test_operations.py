@@ -227,6 +227,7 @@ def nested(experts, levels, method="ties"):
     return {"base": str(experts["base"]), "experts": made, "soup": {"experts": names}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "most"), [("task_arithmetic", 6 / 2), ("ties", (6 / 2) ** 2)])
 def test_work_does_not_double_with_every_level_of_nesting(
     experts, tmp_path, monkeypatch, method, most

@@ -230,6 +230,7 @@ def test_a_source_elsewhere_is_copied_and_the_other_shared(disk, experts, models
     assert ls.verify(out).passed
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_shared(disk, experts):
     def command(*words):
         done = subprocess.run(
@@ -249,6 +250,7 @@ def test_the_command_says_what_is_shared(disk, experts):
     assert command("merge", *out, "--overwrite", "--layout", "plain") == f"{wrote})"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["revert", "instruct"])
 def test_other_merges_share_too(disk, experts, tmp_path, way):
     base = copied(experts["task"], disk / "base")
@@ -277,6 +279,7 @@ def test_the_space_check_asks_for_what_is_written(disk, experts, monkeypatch):
     assert "only 400.0 kB are free" in refusal(swap_of(experts).save, disk / "two")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(disk, experts, monkeypatch):
     with (disk / "full").open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(1 << 16)):
@@ -302,6 +305,7 @@ def test_a_killed_merge_resumes(disk, experts, models, elsewhere):
     assert ls.verify(out, full=True).passed
 
 
+@pytest.mark.slow
 def test_kills_at_random_points(disk, experts):
     draws = random.Random(0)
     plan = swap_of(experts, bottom=1, top=1, max_shard_size="6MB")
@@ -349,6 +353,7 @@ def test_a_source_that_changes_meanwhile_stops_the_merge(disk, experts):
     assert not list(disk.glob("*.partial-*"))
 
 
+@pytest.mark.slow
 def test_gguf_shares_what_lies_at_the_same_position(disk, experts, tmp_path):
     from gguf import GGUFWriter
 
@@ -375,6 +380,7 @@ def test_gguf_shares_what_lies_at_the_same_position(disk, experts, tmp_path):
 # --- on filesystems that do not ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xfs without reflinks", "ext4"])
 def test_without_reflinks_the_layout_is_plain(models, tmp_path, kind):
     with mounted(kind, tmp_path / "disk", 400) as disk:

@@ -12,6 +12,7 @@ from layerswap.methods import thresholds
 from layerswap.methods.thresholds import Stream, magnitude_thresholds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", mostly_slow([2, 64, thresholds.BUCKETS], 2, 64))
 @pytest.mark.parametrize("margin", [0.0, 0.01, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 1000, 20_000])

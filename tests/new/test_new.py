@@ -133,6 +133,7 @@ def test_a_gpu_that_is_not_there(files):
     assert "device 'cuda' cannot be used" in str(new(device="cuda").exception)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small(files, monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
     found = str(new().exception)
@@ -140,6 +141,7 @@ def test_a_disk_that_is_too_small(files, monkeypatch):
     assert not (files / "demo").exists()
 
 
+@pytest.mark.slow
 def test_short_memory_takes_lora_or_says_so(files, monkeypatch, unmeasured):
     full = folder.create(_request(files / "full"))
     monkeypatch.setattr(folder, "memory_gb", lambda _: full.memory_gb * 0.95)
@@ -161,6 +163,7 @@ def _request(name):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_seeds_follow_the_time(files, monkeypatch):
     seeds = []
     for speed in (1e6, 1.0):
@@ -169,6 +172,7 @@ def test_seeds_follow_the_time(files, monkeypatch):
     assert seeds == [3, 1]
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_time_that_new_measured(files, monkeypatch):
     from layerswap.study import estimate
 

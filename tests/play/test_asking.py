@@ -117,6 +117,7 @@ def test_two_speakers_agree_and_their_majority_is_a_test_that_new_reads(texts):
     assert recognise(read_table("test.tsv"), {}).kind == "labels"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [({"study": "other"}, "answers the study other, not"),
@@ -156,6 +157,7 @@ def test_a_speaker_on_two_devices_is_one_speaker(texts):
     assert (facts["answers"], facts["twice"], facts["agreement"]) == (41, 41, [])
 
 
+@pytest.mark.slow
 def test_votes_name_the_models_whatever_the_sides(texts):
     done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
     assert done.exit_code == 0, done.output

@@ -162,6 +162,7 @@ def test_a_page_that_goes_takes_its_jobs_along(served):
     assert first.post("ask", prompt="x", compositions=["task"]).status_code in (409, 200)
 
 
+@pytest.mark.slow
 def test_an_answer_overtakes_maps_which_wait_in_their_order_and_can_be_stopped(client):
     first, second = (
         client.post("map", composition=f"swap.1.1.0.{size}.blend").json()["job"] for size in (2, 3)

@@ -269,6 +269,7 @@ def test_a_line_that_is_no_object_is_named(tmp_path, line, why, limit):
     assert why_refused(tmp_path, path="a.jsonl", limit=limit) == f"a.jsonl, line 4: {why}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.json", "a.jsonl.gz"])
 @pytest.mark.parametrize("limit", [None, 20_000])
 def test_values_of_json_stay_as_they_are_written(tmp_path, name, limit):

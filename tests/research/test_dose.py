@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from research import dose, languages
 
 
@@ -34,6 +36,7 @@ def test_a_larger_dose_shares_what_a_smaller_shares_with_the_test():
         assert small <= middle <= whole
 
 
+@pytest.mark.slow
 def test_a_gain_without_shared_documents_is_that_of_the_others():
     rows = dose.duplicates_table().rows
     cell = next(row[-1] for row in rows if row[0] == "Somali, headlines")
@@ -47,6 +50,7 @@ def test_a_gain_without_shared_documents_is_that_of_the_others():
     assert cell.startswith(f"{means[0] - means[1]:+.1f} [")
 
 
+@pytest.mark.slow
 def test_the_curve_is_that_of_the_recorded_scores(tmp_path):
     from research.figures import save_svg
 

@@ -37,6 +37,7 @@ def test_whole_tables_are_files_beside_the_pages(tables):
     assert {"means.csv", "dose-task.csv", "balanced.csv"} <= linked
 
 
+@pytest.mark.slow
 def test_the_readmes_chart_is_that_of_the_recorded_scores(tmp_path):
     transfer.save_svg(transfer.draw_summary(), tmp_path / "summary")
     drawn = (tmp_path / "summary.svg").read_text("utf-8")
@@ -49,6 +50,7 @@ def test_the_readmes_chart_is_that_of_the_recorded_scores(tmp_path):
     assert f"sentences in three ({100 * sentences:.1f}%)" in readme
 
 
+@pytest.mark.slow
 def test_a_probability_is_that_of_the_answer_that_was_scored():
     for task in transfer.TASKS:
         words = transfer.words_of(task)

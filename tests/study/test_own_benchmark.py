@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 import yaml
+from effort import mostly_slow
 from typer.testing import CliRunner
 
 from layerswap.cli import app
@@ -110,6 +111,7 @@ def test_a_changed_benchmark_is_evaluated_anew(own):
         planned(own, evaluate={"suite": "none.yaml"})
 
 
+@pytest.mark.slow
 def test_a_study_that_chooses_nothing_reports_all_documents(own):
     rows, page = results(planned(own), own / "out")
     assert {row["n"] for row in rows.values()} == {30}
@@ -133,7 +135,7 @@ def test_a_study_that_chooses_nothing_reports_all_documents(own):
         raise CliRunner().invoke(app, report).exception
 
 
-@pytest.mark.parametrize("development", [None, 6, "none"])
+@pytest.mark.parametrize("development", mostly_slow([None, 6, "none"], 6))
 def test_a_grid_is_chosen_on_a_split_on_drawn_documents_or_not_at_all(own, development):
     evaluate = {}
     if development == "none":
@@ -224,6 +226,7 @@ def test_a_new_language_takes_the_runs_of_the_others(tmp_path):
         read_study(path)
 
 
+@pytest.mark.slow
 def test_a_new_base_leaves_what_belongs_to_the_size_of_the_old_one(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("like: unreasonable\nname: small\nbase: google/gemma-3-270m\n")
@@ -244,6 +247,7 @@ def test_a_new_base_leaves_what_belongs_to_the_size_of_the_old_one(tmp_path):
     assert "note: base" in done.output
 
 
+@pytest.mark.slow
 def test_ready_studies_are_listed_and_shown():
     done = CliRunner().invoke(app, ["study", "list"])
     assert done.exit_code == 0, done.output
@@ -289,6 +293,7 @@ def test_devices_and_packages_are_checked_on_the_node_that_runs_before_models_ar
         assert not node.exists()
 
 
+@pytest.mark.slow
 def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch):
     planned(own, device="cuda:77")
     run = ["study", "run", str(own / "study.yaml"), "--out", str(own / "out"), "--device", "cpu"]

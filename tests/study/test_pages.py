@@ -94,6 +94,7 @@ def test_accuracy_and_balanced_accuracy_that_disagree_are_reported():
     assert "against soup (accuracy: 20.0 points higher; balanced accuracy: 25.0 points lo" in line
 
 
+@pytest.mark.slow
 def test_one_pair_has_no_extremes_and_few_results_no_ranks():
     one, two = result("sw"), result("sw", pairs=("0-0", "0-1"))
     (alone, both) = (StudyResults([found], []).tables["maths, sw"] for found in (one, two))

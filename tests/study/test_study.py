@@ -627,6 +627,7 @@ def test_files_outside_the_study_are_part_of_the_keys(folder, tmp_path, monkeypa
     assert not changed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(ready_studies()))
 def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     import socket
@@ -718,6 +719,7 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
         check_plan(spec(folder, **changes | {"base": str(shipped().base)}))
 
 
+@pytest.mark.slow
 def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_path):
     asked = {**LAB, "limit": 3}
     few, models = {**ALONE, "evaluate": asked}, shipped().base.parent
@@ -754,6 +756,7 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
     assert {key: after[key] for key in before} == before
 
 
+@pytest.mark.slow
 def test_experts_that_exist_are_studied_without_training(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("layerswap.engine.sweep.why_not_joint", lambda *given: "logits differ")
     models = shipped().base.parent
@@ -963,6 +966,7 @@ def test_the_size_of_a_base_is_read_or_in_its_name():
     assert 0.2 < size_of(spec, "a/b").trained(parts[1]) < 0.25
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
     def plan():
         given = ["study", "run", str(folder / "study.yaml"), "--out", str(tmp_path), "--dry-run"]
@@ -991,6 +995,7 @@ def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
     assert f"{len(graph)} steps, all of them done before, " in " ".join(plan().split())
 
 
+@pytest.mark.slow
 def test_a_large_study_says_how_to_need_less_disk():
     def plan(*more):
         given = ["study", "run", "unreasonable", "--out", "x", "--dry-run", *more]

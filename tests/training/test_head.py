@@ -115,6 +115,7 @@ def test_the_kept_copy_of_a_frozen_head_follows_its_weights(model):
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 def test_under_autocast_a_learnt_batch_keeps_its_small_gradient(model, frozen):
     """Near p = 1 the gradient is a difference of two terms that rounding must not part."""
@@ -189,6 +190,7 @@ def test_a_training_scores_labelled_positions_alone(tmp_path, base, rows, calls)
     assert 0 < sum(len(arguments[0]) for arguments in calls) < tokens / 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_freed_memory_is_kept_for_the_next_batch():
     """A tensor of 64 MB has 16,384 pages of 4 KB; small objects may split a kept block once."""

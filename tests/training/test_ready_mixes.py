@@ -163,6 +163,7 @@ def test_english_tasks_have_the_prompts_of_the_suite(name, tmp_path):
         assert row["completion"] == f" {labels[number % 3]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_recipe_of_the_papers_builds_from_downloaded_copies(name, tmp_path):
     mix = read_mix(name)

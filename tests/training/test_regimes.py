@@ -61,6 +61,7 @@ def test_partial_sft_changes_its_part_and_nothing_else(tmp_path, base, rows, nam
     assert 0 < len(own) < len(places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "layers", "mlp_only"),
     mostly_slow(
@@ -111,6 +112,7 @@ def test_the_second_papers_study_trains_adapters_with_rslora(whole):
             assert check_expert(training.expert(["d"])).rslora
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rslora", mostly_slow([True, None], None))
 def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows, rslora):
     from peft import PeftModel

@@ -48,6 +48,7 @@ def tasks(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_every_checkpoint_and_the_output_are_candidates(runs):
     for run in runs:
         steps = candidates(run)
@@ -68,6 +69,7 @@ def test_the_best_are_kept_but_not_all_of_one_run(runs):
     assert len(json.loads(spread.to_json())["chosen"]) == 3
 
 
+@pytest.mark.slow
 def test_checkpoints_and_adapters_are_scored_on_lm_eval_tasks(runs, tasks):
     score = scorer(["lab_problem_basu"], include=[tasks], settings=EvaluationSettings(limit=12))
     selection = select(runs, keep=2, score=score)
@@ -82,6 +84,7 @@ def test_an_unknown_task_fails_before_a_run_is_opened(tmp_path):
     assert str(ended.exception).startswith("no task 'belebele_swh'; did you mean ")
 
 
+@pytest.mark.slow
 def test_without_a_validation_loss_selection_needs_tasks(tmp_path, base, rows):
     spec = spec_of(base, rows, data={"train": str(rows / "task-train.jsonl")}, limit=32)
     run = train(spec, tmp_path / "run")

@@ -57,6 +57,7 @@ def test_a_file_a_mapping_and_a_specification_train_the_same(tmp_path, base, row
         ls.train(spec, tmp_path / "none", seeds=2)
 
 
+@pytest.mark.slow
 def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd, monkeypatch):
     lines, steps = [], []
     save = sft.Checkpointing.on_save
@@ -216,6 +217,7 @@ def processor(monkeypatch):
     return lambda **able: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("able", "large", "given", "bf16"), [
     (True, True, {}, True), (False, True, {}, False), (True, False, {}, False),
     (True, True, {"bf16": False}, False), (True, True, {"fp16": True}, False),
