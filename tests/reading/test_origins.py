@@ -241,6 +241,46 @@ def test_a_damaged_file_is_one_line(tmp_path, limit):
         assert "\n" not in str(error.value)
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize(
+    ("content", "names", "why"),
+    [
+        (POINTER, "a.txt a.csv a.jsonl a.jsonl.gz a.parquet a.arrow", "this is a Git LFS pointer"),
+        (b"<!DOCTYPE html>\n<p>404</p>", "a.txt a.tsv a.json a.parquet", "this is a web page"),
+        (b"PK\x03\x04\n", "a.csv a.txt", "this is a zip archive or an Excel file; unpack it, or"),
+        (b"PK\x03\x04\n", "a.csv.zip", "unknown format '.zip'; unpack the archive"),
+        (b"PK\x03\x04\n", "a.xlsx", "unknown format '.xlsx'; save its table as CSV in UTF-8"),
+        (gzip.compress(b"text\na\n"), "a.csv", "this is compressed by gzip; add .gz to its name"),
+        (b"PAR1\n", "a.jsonl", "this is a Parquet file; name it *.parquet"),
+    ],
+)
+def test_other_kinds_of_files_are_named(tmp_path, content, names, why, limit):
+    for name in names.split():
+        write_bytes(tmp_path, **{name: content})
+        assert f"{name}: {why}" in why_refused(tmp_path, path=name, limit=limit)
+
+
+def test_a_parquet_file_of_another_name_is_read_by_its_format(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.bin")
+    assert rows_of(tmp_path, path="a.bin", format="parquet") == [{"text": "a"}]
+
+
+def test_tables_as_excel_writes_them(tmp_path):
+    write_bytes(tmp_path, a__csv="\ufeffsep=;\r\ntext;ok\r\na, b;TRUE\r\nc;FALSE\r\n")
+    where = {"path": "a.csv", "delimiter": ";", "where": {"ok": True}}
+    rows = open_rows(Origin(**where), folder=tmp_path).rows
+    assert list(rows) == [{"text": "a, b", "ok": "TRUE"}, {"text": "c", "ok": "FALSE"}]
+    assert [row["text"] for row in rows if where_filter(Origin(**where), rows)(row)] == ["a, b"]
+    write_bytes(tmp_path, b__csv="text;label\na, b;x\n")
+    assert why_refused(tmp_path, path="b.csv") == (
+        "b.csv, line 2: the number of fields is 2, not 1 as in the header; if ';' separates its "
+        "columns, write delimiter: ';'"
+    )
+
+
 def write_bytes(tmp_path, **files):
     for name, content in files.items():
         data = content if isinstance(content, bytes) else content.encode()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from layerswap.ground.errors import DataError, one_line
+from layerswap.ground.strict_json import mistaken
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -31,6 +32,16 @@ FORMATS = {
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
+_SHEET = "save its table as CSV in UTF-8"
+_REMEDIES = {".zip": "unpack the archive", **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET)}
+_BINARY = {
+    b"PK\x03\x04": f"this is a zip archive or an Excel file; unpack it, or {_SHEET}",
+    b"\xd0\xcf\x11\xe0": f"this is an Excel file; {_SHEET}",
+    b"\x1f\x8b": "this is compressed by gzip; add .gz to its name",
+    b"\x28\xb5\x2f\xfd": "this is compressed by zstd; add .zst to its name",
+    b"PAR1": "this is a Parquet file; name it *.parquet",
+}  # fmt: skip
+"""Kinds of files that are no text, with remedies, by their first bytes."""
 
 
 class Layout(NamedTuple):
@@ -51,9 +62,10 @@ def format_of(file: str) -> str:
     """Return the format that the file's extension names; refuse an unknown extension."""
     suffix = unpacked(file).suffix
     if suffix.lower() not in FORMATS:
+        named = "give format: jsonl, json, csv, parquet, arrow, text or paragraphs"
         raise DataError(
             f"{file}: unknown format {suffix or 'without an extension'!r}; "
-            "give format: jsonl, json, csv, parquet, arrow, text or paragraphs"
+            f"{_REMEDIES.get(suffix.lower(), named)}"
         )
     return FORMATS[suffix.lower()]
 
@@ -65,14 +77,29 @@ def evenly_spaced(rows: Sequence[RowT], count: int) -> Sequence[RowT]:
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
+def check_start(file: str | Path, *, binary: bool) -> None:
+    """Refuse a local file that is a Git LFS pointer or a web page, or binary where it must not."""
+    path = Path(file)
+    if not path.is_file():  # a pipe can be read once
+        return
+    with path.open("rb") as stream:
+        start = stream.read(200)
+    what = mistaken(start)
+    if not (what or binary):
+        what = next((why for magic, why in _BINARY.items() if start.startswith(magic)), None)
+    if what:
+        raise DataError(f"{file}: {what}")
+
+
 def lines_of(file: str | Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 file, plain or compressed, without line ends.
 
-    Refuses other encodings by name.
+    Refuses other encodings and other kinds of files by name.
     """
     import fsspec
 
     try:
+        check_start(file, binary=unpacked(file) != Path(file))
         with fsspec.open(str(file), "rb", compression="infer") as stream:
             for number, line in enumerate(stream, start=1):
                 body = line.rstrip(b"\r\n")
@@ -322,9 +349,11 @@ def _rows_of(file: str, layout: Layout) -> Iterator[dict[str, str]]:
     for number, row in _records(file, layout, len(names)):
         # Published tables without a header may leave out fields at the end of a row.
         if names and (len(row) > len(names) or (len(row) < len(names) and layout.header is None)):
+            mark = next((mark for mark in ";\t|," if mark in names[0]), None)
+            hint = f"; if {mark!r} separates its columns, write delimiter: {mark!r}"
             raise DataError(
                 f"{file}, line {number}: the number of fields is {len(row)}, not {len(names)} "
-                "as in the header"
+                f"as in the header{hint if mark and len(names) == 1 else ''}"
             )
         if names:
             yield dict(zip_longest(names, row, fillvalue=""))
@@ -339,9 +368,11 @@ def _records(file: str, layout: Layout, width: int) -> Iterator[tuple[int, list[
 
     A quotation mark that begins a field quotes it by the rules of csv, over several lines if need
     be. It is an ordinary character where those rules fail but the line alone has all fields, and
-    where every line of such a quotation has all fields: there it would swallow rows.
+    where every line of such a quotation has all fields: there it would swallow rows. Excel's first
+    line `sep=;` is no record.
     """
     lines = enumerate(lines_of(file), start=1)
+    lines = (pair for pair in lines if pair != (1, f"sep={layout.delimiter}"))
     ahead: list[tuple[int, str]] = []
     while ahead or (ahead := [*islice(lines, 1)]):
         number, line = ahead[0]

@@ -16,6 +16,7 @@ from layerswap.ground.yaml_file import nearest
 from layerswap.reading.datasets_inside import needs_script
 from layerswap.reading.files import (
     Layout,
+    check_start,
     format_of,
     holds_objects,
     read_json,
@@ -145,7 +146,9 @@ def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bo
     check_columns(origin.where, rows.column_names, "where")
     allowed = {  # the values of a table are texts
         column: [*values, *map(str, values),
-                 *(str(value).lower() for value in values if isinstance(value, bool))]
+                 # JSON and Excel write truth values in their own way.
+                 *(form for value in values if isinstance(value, bool)
+                   for form in (str(value).lower(), str(value).upper()))]
         for column, values in origin.where.items()
     }  # fmt: skip
     return lambda row: all(row[column] in values for column, values in allowed.items())
@@ -232,6 +235,8 @@ def read_files(files: list[str], origin: Origin, count: int | None = None) -> Da
         return read_table(files, Layout(delimiter, origin.header, origin.quotes), count)
     if form in ("text", "paragraphs"):
         return read_texts(files, count, paragraphs=form == "paragraphs")
+    for file in files:
+        check_start(file, binary=True)
     options: dict[str, Any] = {"data_files": files}
     if form == "csv":
         # Words such as "NA" and "null" are texts here, not missing numbers.
