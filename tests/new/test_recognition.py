@@ -272,6 +272,73 @@ def test_a_conversation_whose_content_is_no_text_is_refused():
         task.documents([row])
 
 
+def test_sharegpt_is_a_conversation(tmp_path):
+    row = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    task = Task(table(row, row), recognise(table(row, row), {}))
+    assert task.documents([row]) == [{"prompt": "a", "answer": "b"}]
+    made = ExampleMaker(MixSource(**task.source(tmp_path)), "x").make(row)
+    assert made.turns == (("user", "a"), ("assistant", "b"))
+
+
+@pytest.mark.parametrize(
+    ("row", "own"),
+    [
+        ({"instruction": "Add.", "input": "2 + 2", "output": "4"},
+         "prompt=instruction,answer=output"),
+        ({"context": "A river.", "question": "What?", "answer": "it"},
+         "question=question,answer=answer"),
+        ({"question": "What?", "A": "x", "B": "y", "answer": "A"},
+         "question=question,answer=answer"),
+        ({"question": "What?", "option_a": "x", "answer": "A"}, "question=question,answer=answer"),
+    ],
+)  # fmt: skip
+def test_no_part_of_a_prompt_is_left_out_in_silence(row, own):
+    part = next(name for name in row if name not in own)
+    with pytest.raises(DataError) as error:
+        recognise(table(row, row), {})
+    first = own.partition("=")[2].partition(",")[0]
+    assert str(error.value) == (
+        f"rows.jsonl: column '{part}' seems a part of the prompt, which would be '{first}' alone; "
+        f"join them in one column, or leave it out by --columns {own}"
+    )
+    given = dict(pair.split("=") for pair in own.split(","))
+    assert recognise(table(row), given).columns == given
+    assert (
+        recognise(table(row | {name: "" for name in row if name not in own}), {}).columns == given
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "other", "shown"),
+    [
+        (["yes", "no", "Yes"], [], "'Yes' and 'yes'"),
+        (["0", "1", "1.0"], [], "'1' and '1.0'"),
+        (["n\u00e9", "non"], ["ne\u0301", "non"], r"'n\xe9' and 'ne\u0301'"),
+        (["True", "False"], ["true", "false"], "'False' and 'false'"),
+    ],
+)
+def test_labels_that_read_alike_are_named(tmp_path, labels, other, shown):
+    def write(name, known):
+        rows = [(f"{name} {i}", known[i % len(known)]) for i in range(9 if known else 0)]
+        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
+        return str(tmp_path / f"{name}.tsv")
+
+    def read():
+        task = read_task(write("train", labels), {})
+        return task.labels, task.read_test(write("test", other), {}, [], "test")
+
+    with pytest.raises(DataError) as error:
+        read()
+    file = tmp_path / ("test.tsv" if other else "train.tsv")
+    assert str(error.value) == f"{file}: the labels {shown} read alike; write them in one form"
+
+
+def test_signs_and_marks_tell_labels_apart(tmp_path):
+    labels = ["-1", "1", "C", "C#", "+", "-"]
+    write_tsv(tmp_path / "t.tsv", ("text", "label"), [(f"a{i}", labels[i % 6]) for i in range(12)])
+    assert read_task(str(tmp_path / "t.tsv"), {}).labels == sorted(labels)
+
+
 @pytest.mark.parametrize("name", ["head:line", "a[b]", "x!"])
 def test_a_column_that_no_template_can_name(name):
     rows = table({name: "a", "label": "b"})

@@ -41,6 +41,12 @@ KINDS: dict[Kind, tuple[str, ...]] = {
     "labels": ("text", "label"),
 }
 """Roles of the columns of each kind of task; the first kind that a table has is its own."""
+PROMPT_PARTS = re.compile(
+    r"input|context|passage|paragraph|article|background|story"
+    r"|(?:opt(?:ion)?|choice|ending|mc_answer)[_ ]?[a-e1-5]|[a-e]",
+    re.IGNORECASE,
+)
+"""Names of columns that belong to a prompt in published tables (Alpaca, SQuAD, MMLU)."""
 SHOWN = 70
 """Characters of a column that an example shows."""
 
@@ -176,6 +182,8 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
                 _check_name(table, column, candidate)
                 if role not in ("choices", "messages"):
                     _check_texts(table, column)
+            if set(given) != set(roles):
+                _check_parts(table, shape)
             return shape
         if all(columns.values()):
             unclear |= {role: names for role, names in columns.items() if len(names) > 1}
@@ -192,6 +200,20 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
         f"{table.name}: no rule recognises its columns; {listed}. Name them, such as "
         "--columns text=COLUMN,label=COLUMN or --columns question=COLUMN,answer=COLUMN"
     )
+
+
+def _check_parts(table: Table, shape: Shape) -> None:
+    """Refuse a table with a column that seems a part of the prompt and that no role reads."""
+    for column in table.columns:
+        if column in shape.columns.values() or not PROMPT_PARTS.fullmatch(column):
+            continue
+        if shape.kind != "messages" and any(row[column] not in (None, "") for row in table.rows):
+            own = ",".join(f"{role}={name}" for role, name in shape.columns.items())
+            raise DataError(
+                f"{table.name}: column {column!r} seems a part of the prompt, which would be "
+                f"{shape.columns[KINDS[shape.kind][0]]!r} alone; join them in one column, or leave "
+                f"it out by --columns {own}"
+            )
 
 
 def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:

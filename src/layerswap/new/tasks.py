@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,6 +71,7 @@ class Task:
             return []
         count = len(self.table.rows)
         labels = sorted({document["label"] for document in self.complete})
+        _check_forms(self.table.name, labels, labels)
         if not 2 <= len(labels) <= min(MOST_LABELS, count - 1):
             raise DataError(
                 f"{self.table.name}: column {self.shape.columns['label']!r} has {len(labels):,} "
@@ -140,6 +142,7 @@ class Task:
                 "at least two labels"
             )
         if strange := {document["label"] for document in kept if self.labelled} - {*self.labels}:
+            _check_forms(given, self.labels, sorted(strange))
             names = ",".join(sorted(strange))
             raise DataError(
                 f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
@@ -290,6 +293,22 @@ def target(task: Task, document: Document, language: str) -> Document:
     """Make a document of the benchmark; a numeric answer is reduced to its number."""
     number = last_number(document["answer"], language) if task.numeric else None
     return {**document, "answer": number} if number else document
+
+
+def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> None:
+    """Refuse labels that a reader takes for one, such as `Yes` and `yes`, or `1` and `1.0`."""
+    forms = {_reading(label): label for label in reversed(known)}
+    for label in labels:
+        if (other := forms.get(_reading(label), label)) != label:
+            raise DataError(
+                f"{given}: the labels {other!a} and {label!a} read alike; write them in one form"
+            )
+
+
+def _reading(label: str) -> str:
+    """Return what a reader takes a label for: without case, Unicode forms and `.0` of numbers."""
+    folded = unicodedata.normalize("NFKC", label).casefold()
+    return re.sub(r"(?<=\d)\.0+$", "", " ".join(unicodedata.normalize("NFKC", folded).split()))
 
 
 def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Turn = tuple[str, str]
 """A role (system, user, assistant) and its message."""
+SHAREGPT = {"human": "user", "gpt": "assistant"}
+"""Roles of ShareGPT's messages, which have `from` and `value` for role and content."""
 
 
 class MixExample(NamedTuple):
@@ -135,14 +137,17 @@ def conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
 
 
 def _turn(item: Any, mapping: Messages) -> Turn:
+    keys = (mapping.role, mapping.content)
+    if keys == ("role", "content") and isinstance(item, dict) and {"from", "value"} <= item.keys():
+        keys = ("from", "value") if item.get("role") is None else keys
     try:
-        role, content = item[mapping.role], item[mapping.content]
+        role, content = (item[key] for key in keys)
     except (KeyError, TypeError):
         keys = ", ".join(sorted(item)) if isinstance(item, dict) else type(item).__name__
         raise DataError(
             f"messages: a message has no {mapping.role!r} and {mapping.content!r}; it has {keys}"
         ) from None
-    role = mapping.roles.get(str(role), str(role))
+    role = {**SHAREGPT, **mapping.roles}.get(str(role), str(role))
     if role not in ("system", "user", "assistant"):
         raise DataError(
             f"messages.roles: unknown role {role!r}; map it to system, user or assistant"
