@@ -100,7 +100,8 @@ def test_numbers_are_scored_as_numbers_and_texts_as_texts():
 @pytest.mark.parametrize(
     ("answers", "numeric"),
     [(["1/2", "5/8", "12"], True), (["It is 1,200", "so 12."], True), (["10:30", "7:30"], False),
-     (["1963-12-12", "2001-05-12"], False), (["A1", "B1"], False), (["2:3", "4:3"], False)],
+     (["1963-12-12", "2001-05-12"], False), (["A1", "B1"], False), (["2:3", "4:3"], False),
+     (["5 × 10^3", "7 × 10^3"], False), (["2³", "2⁴"], False), ([".5", "\u200f۵\u200f"], True)],
 )  # fmt: skip
 def test_dates_times_and_codes_are_texts(answers, numeric):
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]

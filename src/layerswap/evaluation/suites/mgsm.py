@@ -20,7 +20,7 @@ from layerswap.reading.files import Layout, rows_of
 
 SPACES = "\u00a0\u202f\u2009"
 """Spaces that occur only inside numbers."""
-SEPARATORS = {"٬": ",", "٫": ".", "،": ",", "−": "-", "’": "'"}
+SEPARATORS = {"٬": ",", "٫": ".", "،": ",", "−": "-", "–": "-", "‐": "-", "’": "'"}
 """ASCII forms of separators and of the minus sign; NFKC covers the full-width ones."""
 PUNCTUATION = ".,;:!?)]}*_\"'»”’।۔。！？"
 LATEX = [
@@ -36,6 +36,8 @@ LATEX = [
     )
 ]
 """LaTeX's numbers as plain text; exponents, indices and units go."""
+POWER = re.compile(r"\d\s*(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻])")
+"""Matches the exponent of a number, which is then no number alone."""
 MOST_DIGITS = 1000
 """Characters of a number; a longer one is compared as text."""
 
@@ -62,7 +64,9 @@ def last_number(text: str, language: str) -> str | None:
 
 
 def is_number(text: str, language: str) -> bool:
-    """True if the last word of a text is a number alone, not a date, a time, a ratio or a code."""
+    """True if the last word of a text is a number alone: no date, time, ratio, code or power."""
+    if POWER.search(text):
+        return False
     words = _ascii(_plain(text)).split()
     last = words[-1].strip(f"{PUNCTUATION}%‰°€$£¥₦₹৳") if words else ""
     return _pattern(spaced=False).fullmatch(last) is not None
@@ -94,7 +98,7 @@ def _pattern(spaced: bool) -> re.Pattern[str]:
     space = f"[{SPACES} ]" if spaced else f"[{SPACES}]"
     groups = rf"(?:(?:[.,']|{space})\d{{3}}(?!\d))+"
     indian = r"(?:,\d{2})+,\d{3}(?!\d)"
-    number = rf"\d+(?:{indian}|{groups})?(?:[.,]\d+)?"
+    number = rf"\d+(?:{indian}|{groups})?(?:[.,]\d+)?|(?<![\w.,)])\.\d+"
     # Neither a date (12/5/2001) nor a fraction with a leading zero (2001/05).
     fraction = r"(?<!/\d)(?<!/\d\d)/[1-9]\d*(?![\d/]|[.,]\d)"
     return re.compile(
@@ -139,7 +143,9 @@ def _ascii(text: str) -> str:
 
 
 def _compatible(character: str) -> str:
-    """Write a character in compatibility form; exponents and indices are no numbers."""
+    """Write a character in compatibility form; exponents, indices and invisible marks go."""
+    if unicodedata.category(character) == "Cf":  # as between the sign and digits of Persian
+        return ""
     how = unicodedata.decomposition(character).partition(" ")[0]
     plain = unicodedata.normalize("NFKC", character).replace("\u2044", "/")
     return "" if how in ("<super>", "<sub>") else f" {plain}" if how == "<fraction>" else plain
