@@ -15,7 +15,14 @@ from tests.helpers.merging import (
     refusal,
     tensors_of,
 )
-from tests.helpers.plain_checkpoints import WIDTH, write_adapter, write_family, write_tokenizer
+from tests.helpers.plain_checkpoints import (
+    WIDTH,
+    weights,
+    write_adapter,
+    write_checkpoint,
+    write_family,
+    write_tokenizer,
+)
 
 import layerswap as ls
 
@@ -219,6 +226,23 @@ def test_matrices_have_the_shapes_of_the_configuration(family, tmp_path):
     )
 
 
+@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "gptq"])
+def test_plain_weights_that_the_configuration_calls_quantised_are_named(family, tmp_path, method):
+    """As unsloth and others left it after merging an adapter into the dequantised base."""
+    task = copied(family["task"], tmp_path / "task")
+    change_config(task, quantization_config={"quant_method": method})
+    message = refusal(plan_of, task, family["language"])
+    assert "its weights are not quantised, but config.json says that they are" in message
+    assert "remove quantization_config from it" in message
+
+
+def test_packed_matrices_without_a_word_in_the_configuration_are_named(family, tmp_path):
+    task = copied(family["task"], tmp_path / "task")
+    change_tensors(task, {"model.layers.1.mlp.up_proj.weight": torch.zeros(96, 1).byte()})
+    said = "'model.layers.1.mlp.up_proj.weight' is U8, as quantised weights are"
+    assert said in refusal(plan_of, task, family["language"])
+
+
 def test_an_adapter_with_the_configuration_of_its_base(family, tmp_path):
     """As Axolotl writes it."""
     adapters = {}
@@ -302,6 +326,22 @@ def test_close_models_with_other_tensors_are_told_what_to_do(family, tmp_path):
     message = refusal(plan_of, task, family["language"])
     assert "otherwise they are close" in message
     assert "not fine-tuned from one base" not in message
+
+
+def test_models_of_other_pretraining_are_noted(family, tmp_path):
+    """Their shapes agree, as those of Llama 2 and of other models of 7B."""
+    other = write_checkpoint(tmp_path / "other", weights(9, 0.05), "BF16")
+    said = re.compile(
+        r"are not fine-tuned from one base \('[\w.]+' differs by 1[34]\d% of its norm\)"
+    )
+
+    def noted(**settings):
+        experts = {"task": family["task"], "language": family["language"], **settings}
+        return [note for note in ls.swap(**experts).notes if said.search(note)]
+
+    assert noted(base=family["base"]) == []
+    assert [note.split(" are ")[0] for note in noted(language=other)] == ["task and language"]
+    assert [note.split(" are ")[0] for note in noted(base=other)] == ["task and base"]
 
 
 # --- settings and templates ---

@@ -162,6 +162,7 @@ def test_a_quantised_tensor_is_named(pair, tmp_path, dtype):
 
 def test_a_quantised_checkpoint_is_refused_by_name(pair):
     change_config(pair[1], quantization_config={"quant_method": "fp8"})
+    change_tensors(pair[1], {"model.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1, 1)})
     assert refusal(plan_of, pair) == (
         "task is not quantised and language is quantised (fp8); give checkpoints in one form"
     )

@@ -7,12 +7,14 @@ import json
 import pytest
 import torch
 from merging import (
+    change_tensors,
     copied,
     refusal,
     save_adapter,
     save_expert,
     save_tokenizer,
     swap_of,
+    tensors_of,
     tiny_llama,
 )
 
@@ -37,6 +39,20 @@ def write_record(folder, part, *, name="C", outside="task", data=()):
     }  # fmt: skip
     (folder / TRAINING).write_text(json.dumps(record))
     return folder
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """A base, and experts that are close to it, as trained ones are."""
+    root = tmp_path_factory.mktemp("close")
+    found = {"base": save_tokenizer(save_expert(root / "base", tiny_llama(), 3))}
+    for seed, name in enumerate(("task", "language", "third")):
+        draws = torch.Generator().manual_seed(seed)
+        found[name] = copied(found["base"], root / name)
+        near = {n: t + 0.01 * torch.randn(t.shape, generator=draws)
+                for n, t in tensors_of(found["base"]).items()}  # fmt: skip
+        change_tensors(found[name], near)
+    return found
 
 
 @pytest.fixture

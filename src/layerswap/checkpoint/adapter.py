@@ -208,7 +208,8 @@ def _check_targets(config: Mapping[str, Any], paths: Iterable[str]) -> None:
     numbers = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
     for path in paths:
         number = re.search(r"\.(\d+)\.", path)
-        if listed and path.rpartition(".")[2] not in ends:
+        # With `ensure_weight_tying` PEFT also adapts the head of an adapted embedding.
+        if listed and path.rpartition(".")[2] not in ends and not config.get("ensure_weight_tying"):
             key = "target_modules"
         elif layers not in (None, []) and number and number[1] not in numbers:
             key = "layers_to_transform"

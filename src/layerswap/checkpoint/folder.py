@@ -43,7 +43,14 @@ from layerswap.checkpoint.places import (
     place_by_number,
     place_tensors,
 )
-from layerswap.checkpoint.read import as_torch, narrowed, open_file, read_floats, read_tensor
+from layerswap.checkpoint.read import (
+    FLOAT_DTYPES,
+    as_torch,
+    narrowed,
+    open_file,
+    read_floats,
+    read_tensor,
+)
 from layerswap.checkpoint.remote import (
     BESIDE_WEIGHTS,
     CONNECTIONS,
@@ -293,6 +300,7 @@ def open_checkpoint(
         config = _read_config(folder)
         _refuse_quantised(folder, config, COPIED if quantised else ())
         tensors = _read_tensors(folder, find)
+        _refuse_stale(folder, config, tensors)
     except CheckpointError as error:
         # The files next to the weights of a URL are in a temporary folder, which means nothing to
         # the user.
@@ -582,9 +590,25 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any], known: Collection
     method = method_of(config)
     if method is not None and method not in known:
         can = "can only be copied by a swap" if method in COPIED else "cannot be merged"
+        tensors: dict[str, TensorInfo] = {}
+        with suppress(CheckpointError):
+            tensors = _read_tensors(folder, folder.joinpath)
+        _refuse_stale(folder, config, tensors)
         raise CheckpointError(
             f"{folder}: quantised weights ({clipped(method, 40)}) {can}; use the unquantised "
             "checkpoint"
+        )
+
+
+def _refuse_stale(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+) -> None:
+    """Refuse plain weights whose configuration says that they are quantised."""
+    plain = all(info.dtype in FLOAT_DTYPES for info in tensors.values())
+    if method_of(config) and tensors and plain and not quantised_names(tensors):
+        raise CheckpointError(
+            f"{folder}: its weights are not quantised, but {CONFIG} says that they are, as some "
+            "tools leave it after a merge; remove quantization_config from it"
         )
 
 
@@ -635,6 +659,11 @@ def _check_shapes(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) 
     expected = expected_shapes(config)
     for name, info in tensors.items() if expected else ():
         shape = expected.get(re.sub(r".*\.layers\.\d+\.", "", name))
+        if shape is not None and info.dtype in ("U8", "I8"):
+            raise CheckpointError(
+                f"{quoted(name)} is {info.dtype}, as quantised weights are; use the unquantised "
+                "checkpoint"
+            )
         if shape is not None and info.shape != shape:
             raise CheckpointError(
                 f"{quoted(name)} is {list(info.shape)}, but by {CONFIG} it is {list(shape)}; the "

@@ -298,6 +298,24 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
 
 def _relation(a: Checkpoint, b: Checkpoint) -> str:
     """Say if two checkpoints have one base, by a sample of matrices, and what to do."""
+    nearest = _nearest(a, b)
+    if nearest is None:
+        return "save both with one class of transformers if they have one base"
+    name, distance = nearest
+    measured = f"{name!r} differs by {distance:.0%} of its norm"
+    if distance > FARTHEST:
+        return f"they are not fine-tuned from one base ({measured})"
+    return (
+        f"otherwise they are close ({measured}); load and save one of them with the other's class "
+        "of transformers, so that both have these tensors or neither"
+    )
+
+
+def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
+    """Return the sampled matrix of the layers that differs least, and its relative distance.
+
+    None for weights that are read in place, and without common matrices of numbers.
+    """
     import numpy as np
 
     common = [
@@ -311,16 +329,19 @@ def _relation(a: Checkpoint, b: Checkpoint) -> str:
         first, second = (c.elements(name, 0, size).astype(np.float64) for c in (a, b))
         if norm := float(np.linalg.norm(second)):
             distances[name] = float(np.linalg.norm(first - second)) / norm
-    if not distances:
-        return "save both with one class of transformers if they have one base"
-    name = min(distances, key=lambda each: distances[each])
-    measured = f"{name!r} differs by {distances[name]:.0%} of its norm"
-    if distances[name] > FARTHEST:
-        return f"they are not fine-tuned from one base ({measured})"
-    return (
-        f"otherwise they are close ({measured}); load and save one of them with the other's class "
-        "of transformers, so that both have these tensors or neither"
-    )
+    return min(distances.items(), key=lambda pair: pair[1], default=None)
+
+
+def origin_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
+    """Note the checkpoints that are further from the first one than fine-tuning goes."""
+    first, *others = checkpoints
+    pairs = ((other, _nearest(checkpoints[other], checkpoints[first])) for other in others)
+    return [
+        f"{first} and {other} are not fine-tuned from one base ({pair[0]!r} differs by "
+        f"{pair[1]:.0%} of its norm), so a merge of them seldom works"
+        for other, pair in pairs
+        if pair is not None and pair[1] > FARTHEST
+    ]
 
 
 def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None:

@@ -34,6 +34,7 @@ from layerswap.merge.compatibility import (
     default_notes,
     equal_notes,
     numbered_notes,
+    origin_notes,
     tied_notes,
 )
 from layerswap.merge.layout import (
@@ -503,6 +504,7 @@ class Format(ABC):
             *(f"{n}: {note}" for n, c in sources.items() for note in c.notes),
             *borrowing_notes(sources),
             *default_notes(sources),
+            *origin_notes(sources),
             *numbered_notes(plan.reference),
             *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),

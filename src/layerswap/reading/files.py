@@ -371,8 +371,8 @@ def _records(file: str, layout: Layout, width: int) -> Iterator[tuple[int, list[
     where every line of such a quotation has all fields: there it would swallow rows. Excel's first
     line `sep=;` is no record.
     """
-    lines = enumerate(lines_of(file), start=1)
-    lines = (pair for pair in lines if pair != (1, f"sep={layout.delimiter}"))
+    numbered = enumerate(lines_of(file), start=1)
+    lines = (pair for pair in numbered if pair != (1, f"sep={layout.delimiter}"))
     ahead: list[tuple[int, str]] = []
     while ahead or (ahead := [*islice(lines, 1)]):
         number, line = ahead[0]
