@@ -227,6 +227,34 @@ def test_a_template_that_opens_answers_otherwise_in_evaluation_is_named():
     tokenizer.chat_template = turns + opened.replace("[assistant]", "[assistant]<think></think>")
     warning = template_warning(Dataset.from_list([row]), tokenizer)
     assert warning.startswith("in evaluation the chat template writes '<think></think>' before")
+    spaced = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    tokenizer.chat_template = spaced + "{% if add_generation_prompt %}assistant: {% endif %}"
+    row = {**row, "completion": [{"role": "assistant", "content": "12"}]}
+    warning = template_warning(Dataset.from_list([row]), tokenizer)
+    assert warning.startswith("the end of 'Qassistant: ', which the chat template writes before")
+
+
+def test_a_template_that_ends_no_answer_is_named():
+    from datasets import Dataset
+
+    from layerswap.checkpoint.loading import load_tokenizer
+    from layerswap.training.mix.card import ending_warning
+
+    tokenizer = load_tokenizer(TOKENIZER)
+    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "s"}]
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}|end|{% endfor %}\n"
+    )
+    for row in ({"messages": turns}, {"prompt": turns[:1], "completion": turns[1:]}):
+        rows = Dataset.from_list([row])
+        assert ending_warning(rows, tokenizer, ["</s>", "|end|"]) is None
+        warning = ending_warning(rows, tokenizer, ["</s>", "<|end|>"])
+        assert warning.startswith(
+            "after an answer the chat template writes '|end|' and no token that ends a text "
+            "(</s>, <|end|>), so the expert does not learn to stop"
+        )
+    plain = Dataset.from_list([{"prompt": "a", "completion": "b"}])  # TRL ends it
+    assert ending_warning(plain, tokenizer, ["</s>"]) is None
 
 
 def test_rows_that_a_trainer_cuts_are_counted():

@@ -78,6 +78,7 @@ TURNS = [{"role": "user", "content": "Ana"}, {"role": "assistant", "content": "B
             "row 2: completion mixes texts and lists of messages",
         ),
         ({"messages": TURNS}, "no chat template, and bad is made of messages"),
+        ({"messages": TURNS, "tools": [{"name": "f"}]}, "has a column tools, which would change"),
     ],
 )
 def test_a_row_that_a_trainer_does_not_take_is_one_line(tmp_path, base, row, message):
@@ -85,6 +86,14 @@ def test_a_row_that_a_trainer_does_not_take_is_one_line(tmp_path, base, row, mes
     (tmp_path / "bad.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(LayerswapError, match=message):
         train_expert(tmp_path, base, data={"train": str(tmp_path / "bad.jsonl")})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_loss_of_completions_needs_completions(tmp_path, base):
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"messages": TURNS, "tools": None}) + "\n")
+    settings = {"hyperparameters": {"completion_only_loss": True}}
+    with pytest.raises(LayerswapError, match="completion_only_loss: bad has messages and no compl"):
+        train_expert(tmp_path, base, data={"train": str(tmp_path / "bad.jsonl")}, **settings)
     assert not (tmp_path / "out").exists()
 
 

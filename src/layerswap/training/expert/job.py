@@ -17,6 +17,7 @@ from layerswap.checkpoint.loading import load_tokenizer, with_thinking
 from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.ground.errors import DataError, LayerswapError, TrainingError, one_line
+from layerswap.ground.strict_json import read_json_object
 from layerswap.ground.types import PathLike
 from layerswap.merge.target import check_apart
 from layerswap.reading.origins import Origin, matching_files, open_rows
@@ -90,6 +91,17 @@ class TrainingJob:
             ]
             for rows in self.sets
         ]
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """Tokens that end a text, by the base's settings of generation and by the tokenizer."""
+        path = self.base.folder / "generation_config.json"
+        settings = read_json_object(path) if path.is_file() else self.base.config
+        given = settings.get("eos_token_id")
+        ids = [i for i in (given if isinstance(given, list) else [given]) if type(i) is int]
+        own = [self.config.eos_token, self.tokenizer.eos_token]
+        tokens = [*own, *self.tokenizer.convert_ids_to_tokens(ids)]
+        return [*dict.fromkeys(str(token) for token in tokens if token)]
 
     @property
     def processes(self) -> int:
@@ -172,6 +184,12 @@ def plan_training(
         parameters=sum(math.prod(tensor.shape) for tensor in base.tensors.values()),
         bf16=read_training(target)["hyperparameters"].get("bf16") if started else None,
     )  # fmt: skip
+    for rows in sets if config.completion_only_loss else ():
+        if rows.form != "prompt":
+            raise TrainingError(
+                f"hyperparameters.completion_only_loss: {rows.name} has {rows.form} and no "
+                "completions; build the mix with kind: chat or prompt-completion"
+            )
     tokenizer = load_tokenizer(base.folder, named=base.source)
     if tokenizer.eos_token is None:
         raise TrainingError(f"{base.source}: its tokenizer has no end-of-sequence token")
@@ -289,6 +307,12 @@ def _trainer_columns(rows: Dataset) -> Dataset:
     if form is None:
         forms = "; ".join(" and ".join(form) for form in FORMS)
         raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {forms}")
+    for column in {"tools", "images", "chat_template_kwargs"} & {*rows.column_names}:
+        if any(rows[column]):
+            raise DataError(
+                f"has a column {column}, which would change the prompts and is not supported; "
+                "remove it, or write its content into the messages"
+            )
     for column in form:
         _check_values(rows, column)
     if len(rows) and len({isinstance(rows[0][column], str) for column in form}) > 1:

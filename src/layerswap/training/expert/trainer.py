@@ -31,7 +31,7 @@ from layerswap.training.expert.save import (
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
 from layerswap.training.expert.trainable import adapter_targets, names_by_part, parameter_places
-from layerswap.training.mix.card import length_warning
+from layerswap.training.mix.card import ending_warning, length_warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -283,7 +283,8 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
     longest = None if trainer.args.packing else trainer.args.max_length
     for data, prompts in zip(job.sets, job.prompt_warnings, strict=True):
         lengths = length_warning(data.train, job.tokenizer, longest)
-        for warning in filter(None, [*prompts, lengths]):
+        ending = ending_warning(data.train, job.tokenizer, job.ends)
+        for warning in filter(None, [*prompts, lengths, ending]):
             yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,11 +213,34 @@ def template_warning(rows: Dataset, tokenizer: Any) -> str | None:
     whole = tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
     asked = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
     if whole.startswith(asked):
-        return None
+        short, long = tokenizer([asked, whole], add_special_tokens=False)["input_ids"]
+        if long[: len(short)] == short:
+            return None
+        return (
+            f"the end of {asked[-12:]!r}, which the chat template writes before an answer, and the "
+            "first letters of the answer are one token; give the base a template without this space"
+        )
     added = asked[len(commonprefix([asked, whole])) :]  # noqa: RUF071  # of texts, not paths
     return (
         f"in evaluation the chat template writes {added!r} before an answer, in training rows it "
         "does not; set think, or give the base a template that writes the same in both"
+    )
+
+
+def ending_warning(rows: Dataset, tokenizer: Any, ends: Collection[str]) -> str | None:
+    """Warn if a chat template writes none of the tokens that end a text after an answer."""
+    form = "messages" if "messages" in rows.column_names else "completion"
+    if form not in rows.column_names or not len(rows) or isinstance(rows[0][form], str):
+        return None
+    *turns, last = [turn for value in rows[0].values() for turn in value]
+    turns.append({**last, "content": "An answer."})
+    after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("An answer.")[2]
+    if last["role"] != "assistant" or any(end in after for end in ends):
+        return None
+    return (
+        f"after an answer the chat template writes {after!r} and no token that ends a text "
+        f"({', '.join(ends)}), so the expert does not learn to stop; give a base whose template "
+        "writes one, or name the token that ends an answer by hyperparameters.eos_token"
     )
 
 

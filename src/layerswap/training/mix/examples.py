@@ -137,11 +137,11 @@ def conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
 
 
 def _turn(item: Any, mapping: Messages) -> Turn:
-    keys = (mapping.role, mapping.content)
-    if keys == ("role", "content") and isinstance(item, dict) and {"from", "value"} <= item.keys():
-        keys = ("from", "value") if item.get("role") is None else keys
+    names = (mapping.role, mapping.content)
+    if names == ("role", "content") and isinstance(item, dict) and {"from", "value"} <= item.keys():
+        names = ("from", "value") if item.get("role") is None else names
     try:
-        role, content = (item[key] for key in keys)
+        role, content = (item[name] for name in names)
     except (KeyError, TypeError):
         keys = ", ".join(sorted(item)) if isinstance(item, dict) else type(item).__name__
         raise DataError(
