@@ -423,6 +423,25 @@ def test_a_benchmark_of_ones_own_is_one_file(greetings, tasks):
         write_suite(str(greetings), ["en"], tasks, data=data)
 
 
+def test_no_document_is_shown_its_own_answer(greetings, tasks):
+    """lm-eval draws exemplars among all documents of a test without another split."""
+    rows = "".join(f"Neno {i}\t{('polite', 'rude')[i % 2]}\n" for i in range(6))
+    (greetings.parent / "greetings" / "sw.test.tsv").write_text("sentence\ttone\n" + rows)
+    data = DataFolder(greetings.parent)
+    (asked,) = write_suite(str(greetings), ["sw"], tasks, data=data, shots=4)
+    task = loaded([asked], tasks)[asked.name]
+    for document in range(6):
+        prompt = prompt_of(task, document)
+        assert prompt.count(f"Neno {document}\n") == 1
+        assert prompt.count("Neno") == 5
+    (file,) = tasks.root.glob("**/greetings*.yaml")
+    file.write_text(file.read_text().replace("fewshot_split: test\n", ""))
+    with pytest.warns(
+        UserWarning, match="greetings_sw_4shot: its exemplars are drawn from the doc"
+    ):
+        loaded([asked], tasks)
+
+
 def test_a_suite_of_ones_own_names_benchmarks_and_files(greetings):
     suite = greetings.parent / "mine.yaml"
     suite.write_text("title: Mine\nbenchmarks: {mgsm: 2, greetings.yaml: 0}\n")

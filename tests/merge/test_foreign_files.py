@@ -275,7 +275,9 @@ def test_folders_of_other_kinds_are_named(family, tmp_path):
     gguf = tmp_path / "repo" / "model.gguf"
     gguf.parent.mkdir()
     gguf.write_bytes(b"GGUF")
-    for folder, inner in ((run, run / "checkpoint-1000"), (cache, snapshot), (gguf.parent, gguf)):
+    named = write_adapter(tmp_path / "several" / "second", family["base"], 1, 2)
+    for folder, inner in ((run, run / "checkpoint-1000"), (cache, snapshot), (gguf.parent, gguf),
+                          (named.parent, named)):  # fmt: skip
         assert refusal(plan_of, folder, family["language"]).endswith(f"such as {str(inner)!r}")
     blob = tmp_path / "sha256-abab"
     blob.write_bytes(gguf.read_bytes())

@@ -635,11 +635,14 @@ def _other_kind(folder: Path) -> str:
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"it holds GGUF files; give one of them, such as {str(ggufs[0])!r}"
-    for form in ("checkpoint-*/", "snapshots/*/"):
+    kinds = {
+        "checkpoint-*/": "a trainer's folder", "snapshots/*/": "the cache of a Hub repository",
+        "*/": "a folder of folders",
+    }  # fmt: skip
+    for form, kind in kinds.items():
         inner = [path for path in folder.glob(form) if (path / CONFIG).is_file()]
         inner += [path for path in folder.glob(form) if (path / ADAPTER_CONFIG).is_file()]
         if inner:
-            kind = "a trainer's folder" if form[0] == "c" else "the cache of a Hub repository"
             newest = max(inner, key=lambda path: (len(path.name), path.name))
             return f"it is {kind}; give a checkpoint in it, such as {str(newest)!r}"
     if any(folder.glob("snapshots/*")) or any(folder.glob(".cache/**/*.incomplete")):

@@ -30,7 +30,7 @@ from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
 from layerswap.evaluation.languages import answer_of
-from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code
+from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code, shows_scored_documents
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
@@ -139,13 +139,19 @@ def load_tasks(
         raise EvaluationError(f"cannot load the tasks {asked}: {why}") from None
     prompts = prompts or PromptOptions()
     generation = parse_arguments(prompts.gen_kwargs)
-    for task in loaded["tasks"].values():
+    for name, task in loaded["tasks"].items():
         default = task.get_config("num_fewshot")
         if prompts.num_fewshot is not None and default != 0:
             task.set_config(key="num_fewshot", value=prompts.num_fewshot)
         elif default is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        if task.get_config("num_fewshot") and shows_scored_documents(task):
+            warnings.warn(
+                f"{name}: its exemplars are drawn from the documents that it scores, and a prompt "
+                "may show its own answer; name a split for them (fewshot_split in the task's file)",
+                stacklevel=2,
+            )
         if generation and task.get_config("output_type") == "generate_until":
             task.set_config(key="generation_kwargs", value=generation, update=True)
     return loaded

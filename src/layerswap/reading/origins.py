@@ -163,7 +163,8 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
     matching = root.glob(str(path.relative_to(root)))
     files = sorted_paths(file for file in matching if file.is_file())
     if not files:
-        raise DataError(f"{path}: no such file")
+        inside = f"is a folder; give the files in it, such as {path / '*.parquet'}"
+        raise DataError(f"{path}: {inside if path.is_dir() else 'no such file'}")
     return [str(file) for file in files]
 
 

@@ -46,6 +46,8 @@ from layerswap.reading.files import rows_of
 
 DEVELOPMENT = "_dev"
 """Suffix of the task of a published development split."""
+EXEMPLARS = {"fewshot_split", "fewshot_config", "training_split", "validation_split"}
+"""Keys of a task that say where its exemplars come from."""
 WITH_EXEMPLARS = "with_exemplars"
 """Key of a task whose contents are written only if the split of the exemplars is."""
 PLACEHOLDER = re.compile(r"(?<!\{)\$?\{(\w+)\}(?!\})")
@@ -451,6 +453,9 @@ def _write_task(
         config = filled(given, {**values, "files": files})
         if "include" in config:
             config["include"] = lm_eval_file(config["include"])
+        elif values["shots"] and EXEMPLARS.isdisjoint(config):
+            # Without the name of the split, lm-eval may show a document its own answer.
+            config["fewshot_split"] = config.get("test_split")
         tasks.task(member, config)
     if group is not None:
         tasks.task(name, {"group": name, "task": list(members), **group.task})
