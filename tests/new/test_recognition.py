@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import unicodedata
 
 import pytest
 from lab_files import write_tsv
@@ -111,6 +112,14 @@ def test_dates_times_and_codes_are_texts(answers, numeric):
     assert len({target(task, row, "en")["answer"] for row in rows}) == len(answers)
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_answers_have_the_letters_of_the_training(form):
+    rows = [{"question": "q", "answer": unicodedata.normalize(form, "Ọjọ́ é")}] * 2
+    task = Task(table(*rows), recognise(table(*rows), {}))
+    test = {"question": "q", "answer": unicodedata.normalize("NFD", "Ọjọ́ é")}
+    assert target(task, test, "yo")["answer"] == rows[0]["answer"]
+
+
 def test_what_was_recognised_is_shown_with_two_examples():
     task = Task(table(*HEADLINES), recognise(table(*HEADLINES), {}))
     assert found_in(task) == [
@@ -207,7 +216,7 @@ def test_values_of_different_kinds_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"question": "b", "choices": "yes", "answer": 0}, "the choices are not a list, but yes"),
+        ({"question": "b", "choices": "yes", "answer": 0}, "the choices are not a list of texts, but yes; write"),
         ({"question": "b", "choices": ["x", "y"], "answer": 7}, "'7' is none of the choices"),
     ],
 )

@@ -270,7 +270,7 @@ def test_a_parquet_file_of_another_name_is_read_by_its_format(tmp_path):
 
 
 def test_tables_as_excel_writes_them(tmp_path):
-    write_bytes(tmp_path, a__csv="\ufeffsep=;\r\ntext;ok\r\na, b;TRUE\r\nc;FALSE\r\n")
+    write_bytes(tmp_path, a__csv="\ufeffsep=;\r\ntext ; ok\r\na, b;TRUE\r\nc;FALSE\r\n")
     where = {"path": "a.csv", "delimiter": ";", "where": {"ok": True}}
     rows = open_rows(Origin(**where), folder=tmp_path).rows
     assert list(rows) == [{"text": "a, b", "ok": "TRUE"}, {"text": "c", "ok": "FALSE"}]

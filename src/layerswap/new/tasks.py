@@ -103,6 +103,12 @@ class Task:
         )
 
     @cached_property
+    def composed(self) -> bool:
+        """True if every answer has composed letters (NFC), as models write them."""
+        answers = (document.get("answer", "") for document in self.complete)
+        return all(unicodedata.is_normalized("NFC", answer) for answer in answers)
+
+    @cached_property
     def prompt(self) -> str:
         """The template of the prompt, with roles in braces."""
         usual = "Relation" if self.shape.kind == "pairs" else "Label"
@@ -290,9 +296,14 @@ def found_in_test(given: str, split: str, documents: Sequence[Document], name: s
 
 
 def target(task: Task, document: Document, language: str) -> Document:
-    """Make a document of the benchmark; a numeric answer is reduced to its number."""
+    """Make a document of the benchmark: the number of a numeric answer, letters as in training."""
+    if not task.generates:
+        return document
     number = last_number(document["answer"], language) if task.numeric else None
-    return {**document, "answer": number} if number else document
+    answer = document["answer"]
+    return {**document, "answer": number or (
+        unicodedata.normalize("NFC", answer) if task.composed else answer
+    )}  # fmt: skip
 
 
 def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> None:
@@ -331,7 +342,7 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
 
 def _choices(cell: Any) -> list[str]:
     if not isinstance(cell, list | None):
-        raise DataError(f"the choices are not a list, but {cell!s:.40}")
+        raise DataError(f"the choices are not a list of texts, but {cell!s:.40}; write them as one")
     if not all(isinstance(choice, str | int | float) for choice in cell or ()):
         raise DataError(f"a choice is not a text: {cell!s:.40}")
     return [str(choice).strip() for choice in cell or ()]

@@ -435,7 +435,7 @@ def _whole_fields() -> Iterator[None]:
 
 
 def _column_names(names: list[str]) -> list[str]:
-    """Replace empty names by positions, and number repeated names, as pandas does."""
-    given = [name or f"Unnamed: {i}" for i, name in enumerate(names)]
+    """Strip names, replace empty ones by positions, and number repeated ones, as pandas does."""
+    given = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(names)]
     counts = [given[:i].count(name) for i, name in enumerate(given)]
     return [f"{name}.{n}" if n else name for name, n in zip(given, counts, strict=True)]
