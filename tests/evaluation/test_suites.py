@@ -14,6 +14,7 @@ import pytest
 import sacrebleu
 
 from layerswap.evaluation.harness import load_tasks
+from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites import flores, mbpp, mgsm, suite_names, suites
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
@@ -434,6 +435,8 @@ def test_no_document_is_shown_its_own_answer(greetings, tasks):
         prompt = prompt_of(task, document)
         assert prompt.count(f"Neno {document}\n") == 1
         assert prompt.count("Neno") == 5
+    with pytest.raises(EvaluationError, match="has 5 documents for exemplars, not 6; give --num-f"):
+        load_tasks([asked.name], include=[tasks.root], prompts=PromptOptions(num_fewshot=6))
     (file,) = tasks.root.glob("**/greetings*.yaml")
     file.write_text(file.read_text().replace("fewshot_split: test\n", ""))
     with pytest.warns(

@@ -216,7 +216,10 @@ def test_values_of_different_kinds_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"question": "b", "choices": "yes", "answer": 0}, "the choices are not a list of texts, but yes; write"),
+        (
+            {"question": "b", "choices": "yes", "answer": 0},
+            "the choices are not a list of texts, but yes; write",
+        ),
         ({"question": "b", "choices": ["x", "y"], "answer": 7}, "'7' is none of the choices"),
     ],
 )

@@ -30,7 +30,12 @@ from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
 from layerswap.evaluation.languages import answer_of
-from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code, shows_scored_documents
+from layerswap.evaluation.lm_eval_inside import (
+    exemplars_of,
+    is_too_long,
+    runs_code,
+    shows_scored_documents,
+)
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
@@ -146,7 +151,13 @@ def load_tasks(
         elif default is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        if task.get_config("num_fewshot") and shows_scored_documents(task):
+        wanted = task.get_config("num_fewshot")
+        if wanted and (known := exemplars_of(task)) is not None and wanted > known:
+            raise EvaluationError(
+                f"{name}: has {known} documents for exemplars, not {wanted}; give --num-fewshot "
+                f"{max(known, 0)} or fewer"
+            )
+        if wanted and shows_scored_documents(task):
             warnings.warn(
                 f"{name}: its exemplars are drawn from the documents that it scores, and a prompt "
                 "may show its own answer; name a split for them (fewshot_split in the task's file)",

@@ -19,3 +19,12 @@ def shows_scored_documents(task: Any) -> bool:
     if exemplars is None or exemplars.split is not None or exemplars.samples is not None:
         return False
     return not (task.has_training_docs() or task.has_validation_docs())
+
+
+def exemplars_of(task: Any) -> int | None:
+    """Number of documents that one prompt may take its exemplars from; None if unknown."""
+    pool = getattr(getattr(task, "sampler", None), "df", None)
+    exemplars = getattr(task, "fewshot_cfg", None)
+    if exemplars is None or not isinstance(pool, list):
+        return None
+    return len(pool) - int(exemplars.split == task.config.test_split)
