@@ -85,7 +85,9 @@ def test_a_text_that_is_no_template_is_refused(template, syntax, message):
         ({"c": [{"role": "bot", "content": "x"}]}, {"messages": {"column": "c"}},
          "messages.roles: unknown role 'bot'; map it to system, user or assistant"),
         ({"c": [{"from": "bot", "value": "x"}]}, {"messages": {"column": "c"}},
-         "has no 'role' and 'content'; it has from, value"),
+         "messages.roles: unknown role 'bot'; map it to system, user or assistant"),
+        ({"c": [{"from": "bot", "says": "x"}]}, {"messages": {"column": "c"}},
+         "has no 'role' and 'content'; it has from, says"),
         ({"d": []}, {"messages": {"column": "c"}}, "messages.column: no column 'c'"),
     ],
 )  # fmt: skip
