@@ -1,14 +1,14 @@
 """What carries the language in the outer layers: attention, feed-forward, or both?
 
     python -m research.outer evaluate TRAINED --data PUBLISHED --out OUT    # the test documents
-    python -m research.outer                                                # the tables
+    python -m research.outer                                                # the figure
     python -m research.outer lab                                            # the same on the lab
 
 Fixed before anything was evaluated: three task experts each of headlines and sentences, one
 language expert each of Swahili, Hausa and Yoruba (73,000 tokens), and the compositions of
 `recipes`. Nothing is chosen, so development documents are not asked. TRAINED holds the experts
 that `research.languages` trains (`task-1`, `sentences-1`, `sw-73k-1`, ...). The answers are
-recorded in `research/outer`, one character a document.
+recorded in `research/outer`, one character a document; `research.transfer` makes the tables.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ import yaml
 import layerswap as ls
 from layerswap.compose import Zones, default_zones
 from layerswap.evaluation.statistics import Values, mean_interval, paired_difference
+from layerswap.report import Drawing, draw_intervals
 from research.markdown import Table, per_cent, points, table
 
 RECORDED = Path(__file__).parent / "outer"
+FIGURE = Path(__file__).parent.parent / "docs" / "images" / "outer"
 LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "yo": "Yoruba"}
 TASKS = {"task": ("headlines", "masakhanews"), "sentences": ("sentences", "sib200")}
 SEEDS = (1, 2, 3)
@@ -146,18 +148,50 @@ def compared(found: Mapping[str, Values]) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def over_languages(task: str) -> dict[str, Values]:
+    """Every model's scores on the test documents of all languages of a task."""
+    every: dict[str, list[Values]] = {}
+    for name, _, scores in recorded():
+        if name == task:
+            for model, values in scores.items():
+                every.setdefault(model, []).append(values)
+    return {model: np.concatenate(values) for model, values in every.items()}
+
+
+def page_table() -> Table:
+    """Both tasks beside each other, over the documents of all languages."""
+    tasks = [name for name, _ in TASKS.values()]
+    rows = [compared(over_languages(task)) for task in tasks]
+    columns = [name for task in tasks for name in (f"{task}, % correct", "minus the default")]
+    return table(
+        ["from the language expert, of 18 layers", *columns],
+        [[first[0], *first[1:], *second[1:]] for first, second in zip(*rows, strict=True)],
+    )
+
+
+def languages_table() -> Table:
+    """Every model by task and language."""
+    rows = [
+        [name, LANGUAGES[code], *row]
+        for name, code, scores in recorded()
+        for row in compared(scores)
+    ]
+    return table(["", "", "model", "% correct", "minus the default"], rows, words=3)
+
+
 def tables() -> dict[str, Table]:
-    """A table of each task, over the documents of all its languages."""
-    by_task: dict[str, list[dict[str, Values]]] = {}
-    for name, _, found in recorded():
-        by_task.setdefault(name, []).append(found)
-    head = ["language expert in the outer layers", "% correct", "minus the default"]
-    return {
-        name: table(
-            head, compared({one: np.concatenate([f[one] for f in found]) for one in found[0]})
-        )
-        for name, found in by_task.items()
-    }
+    """The tables by name."""
+    return {"outer": page_table(), "outer by language": languages_table()}
+
+
+def draw() -> Drawing:
+    """The models that are no deeper bottom, minus the default, on both tasks."""
+    rows = []
+    for task, _ in TASKS.values():
+        scores = over_languages(task)
+        for model in (ATTENTION, FEED_FORWARD, PARTITION, EVEN, SOUP, TASK, LANGUAGE):
+            rows.append((f"{task}: {model}", paired_difference(scores[model], scores[BOTH])))
+    return draw_intervals(rows, measure="composition minus the default swap", differences=True)
 
 
 def lab(problems: int = 1000) -> Table:
@@ -201,8 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.asked == "lab":
         print(lab())
     else:
-        for name, found in tables().items():
-            print(f"{name}\n\n{found}\n")
+        from research.figures import save_svg
+
+        save_svg(draw(), FIGURE)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from layerswap.checkpoint import read_header
 from layerswap.checkpoint.header import DTYPE_BITS, TensorInfo
 from layerswap.checkpoint.read import (
     as_torch,
+    first_floats,
     glance_is_finite,
     is_finite,
     narrowed,
@@ -74,6 +75,13 @@ def test_floats_are_converted_as_torch_converts_them(dtype):
         assert not is_finite(bad, dtype)
         assert not glance_is_finite(bad.tobytes(), dtype)
     assert glance_is_finite(stored[np.abs(values) < 60000].tobytes(), dtype)
+
+
+@pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16"])
+def test_the_first_floats_are_those_of_the_tensor(stored, name):
+    size = TENSORS[name].numel() - 1
+    expected = TENSORS[name].flatten()[:size].tolist()
+    assert str(first_floats(stored[name], size)) == str(tuple(expected))
 
 
 @pytest.mark.parametrize("name", TENSORS)

@@ -138,7 +138,7 @@ def test_a_file_that_came_back_is_checked(texts, changes, said):
     ("change", "said"),
     [(lambda text: text[:-40], "line 41: is not JSON"),  # cut by a mail program
      (lambda text: text.replace('"', "\u201d"), "line 1: is not JSON"),
-     (lambda text: "<!doctype html>", "line 1: is not JSON"),
+     (lambda text: "<!doctype html>", "is a web page"),
      (lambda text: "", "is empty")],
 )  # fmt: skip
 def test_a_damaged_file_names_its_line_and_the_remedy(texts, change, said):

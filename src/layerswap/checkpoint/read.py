@@ -11,6 +11,7 @@ between the stored form and the form for arithmetic.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -252,6 +253,19 @@ def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
     queries, keys, values = np.split(rows, [heads * size, (heads + order.groups) * size])
     parts = [part.reshape(order.groups, -1, size) for part in (queries, keys, values)]
     return np.concatenate(parts, axis=1).reshape(-1)
+
+
+def first_floats(info: TensorInfo, size: int) -> tuple[float, ...]:
+    """Read the first elements of a tensor of `FLOAT_DTYPES`, without numpy."""
+    raw = bytearray(size * info.nbytes // info.elements)
+    with open_file(info.file) as handle:
+        read_into(handle, info.offset, memoryview(raw), info.file)
+    if info.dtype == "BF16":  # the upper half of a float32
+        wide = bytearray(2 * len(raw))
+        wide[2::4], wide[3::4] = raw[::2], raw[1::2]
+        raw = wide
+    code = {"F64": "d", "F16": "e"}.get(info.dtype, "f")
+    return struct.unpack(f"<{size}{code}", raw)
 
 
 def read_tensor(info: TensorInfo) -> Stored:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -12,7 +13,7 @@ from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.loading import filled_config
 from layerswap.checkpoint.names import PROVENANCE, method_of, settings_of, with_text
 from layerswap.checkpoint.places import pattern_advice
-from layerswap.checkpoint.read import FLOAT_DTYPES, same_bytes, same_sample
+from layerswap.checkpoint.read import FLOAT_DTYPES, first_floats, same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
@@ -316,8 +317,6 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
 
     None for weights that are read in place, and without common matrices of numbers.
     """
-    import numpy as np
-
     common = [
         n for n, i in a.tensors.items()
         if a.places[n].layer is not None and len(i.shape) == 2 and i.dtype in FLOAT_DTYPES
@@ -326,10 +325,19 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
     distances = {}
     for name in [] if a.in_place or b.in_place else common[:: max(1, len(common) // SAMPLES)]:
         size = min(a.tensors[name].elements, SAMPLE_ELEMENTS)
-        first, second = (c.elements(name, 0, size).astype(np.float64) for c in (a, b))
-        if norm := float(np.linalg.norm(second)):
-            distances[name] = float(np.linalg.norm(first - second)) / norm
+        first, second = (_first_elements(checkpoint, name, size) for checkpoint in (a, b))
+        if norm := math.hypot(*second):
+            distances[name] = math.dist(first, second) / norm
     return min(distances.items(), key=lambda pair: pair[1], default=None)
+
+
+def _first_elements(checkpoint: Checkpoint, name: str, size: int) -> Sequence[float]:
+    """Read the first elements of a tensor; a copy needs no numpy, so that plain ones do without."""
+    info = checkpoint.tensors[name]
+    if type(info) is TensorInfo and name not in checkpoint.low_rank:
+        return first_floats(info, size)
+    elements: list[float] = checkpoint.elements(name, 0, size).tolist()
+    return elements
 
 
 def origin_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
@@ -472,7 +480,7 @@ def some_tensors(names: Iterable[str]) -> str:
     return f"{first!r}" + (f" and {len(rest)} more tensors" if rest else "")
 
 
-SAMPLE_ELEMENTS, FARTHEST = 1 << 16, 1.2
+SAMPLE_ELEMENTS, FARTHEST = 1 << 13, 1.2
 """Elements of a sampled matrix, and the largest relative distance of fine-tuning: independent
 matrices differ by 141%, and the sampled deltas of full fine-tuning by a few percent."""
 SAMPLES, SAMPLE_BYTES = 4, 4096
