@@ -234,6 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         evaluate(given.trained, given.data, given.out)
     elif given.asked == "lab":
         print(lab())
+    elif not RECORDED.is_dir():
+        parser.error("no answers of Gemma 3 270M are recorded yet; give `evaluate` first")
     else:
         from research.figures import save_svg
 
