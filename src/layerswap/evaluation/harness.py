@@ -30,12 +30,7 @@ from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.engine.vllm import VllmSweep, open_engine
 from layerswap.evaluation.languages import answer_of
-from layerswap.evaluation.lm_eval_inside import (
-    exemplars_of,
-    is_too_long,
-    runs_code,
-    shows_scored_documents,
-)
+from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
@@ -151,21 +146,32 @@ def load_tasks(
         elif default is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        wanted = task.get_config("num_fewshot")
-        if wanted and (known := exemplars_of(task)) is not None and wanted > known:
+        _check_exemplars(name, task)
+        if generation and task.get_config("output_type") == "generate_until":
+            task.set_config(key="generation_kwargs", value=generation, update=True)
+    return loaded
+
+
+def _check_exemplars(name: str, task: Any) -> None:
+    """Refuse more exemplars than documents; warn if a prompt may show its own answer."""
+    wanted, exemplars = task.get_config("num_fewshot"), getattr(task, "fewshot_cfg", None)
+    if not wanted or exemplars is None:
+        return
+    pool = getattr(getattr(task, "sampler", None), "df", None)
+    if isinstance(pool, list):
+        known = len(pool) - int(exemplars.split == task.config.test_split)
+        if wanted > known:
             raise EvaluationError(
                 f"{name}: has {known} documents for exemplars, not {wanted}; give --num-fewshot "
                 f"{max(known, 0)} or fewer"
             )
-        if wanted and shows_scored_documents(task):
-            warnings.warn(
-                f"{name}: its exemplars are drawn from the documents that it scores, and a prompt "
-                "may show its own answer; name a split for them (fewshot_split in the task's file)",
-                stacklevel=2,
-            )
-        if generation and task.get_config("output_type") == "generate_until":
-            task.set_config(key="generation_kwargs", value=generation, update=True)
-    return loaded
+    own = exemplars.split is not None or exemplars.samples is not None
+    if not (own or task.has_training_docs() or task.has_validation_docs()):
+        warnings.warn(
+            f"{name}: its exemplars are drawn from the documents that it scores, and a prompt may "
+            "show its own answer; name a split for them (fewshot_split in the task's file)",
+            stacklevel=3,
+        )
 
 
 @cache
