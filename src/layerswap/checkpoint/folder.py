@@ -298,9 +298,13 @@ def open_checkpoint(
     find = find_weights(name, folder, commit) if in_place else folder.joinpath
     try:
         config = _read_config(folder)
-        _refuse_quantised(folder, config, COPIED if quantised else ())
-        tensors = _read_tensors(folder, find)
-        _refuse_stale(folder, config, tensors)
+        known = COPIED if quantised else ()
+        try:
+            tensors = _read_tensors(folder, find)
+        except CheckpointError:
+            _refuse_quantised(folder, config, {}, known)  # the cause, if it is one
+            raise
+        _refuse_quantised(folder, config, tensors, known)
     except CheckpointError as error:
         # The files next to the weights of a URL are in a temporary folder, which means nothing to
         # the user.
@@ -585,30 +589,30 @@ def _offline() -> bool:
 # --- the configuration, and the places by it ---
 
 
-def _refuse_quantised(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse quantised weights, except in the `known` formats."""
+def _refuse_quantised(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+    known: Collection[str],
+) -> None:
+    """Refuse quantised weights, except in the `known` formats, and a wrong `quantization_config`.
+
+    `tensors` is empty if the weights cannot be read.
+    """
     method = method_of(config)
-    if method is not None and method not in known:
+    if method is None:
+        return
+    plain = all(info.dtype in FLOAT_DTYPES for info in tensors.values())
+    if tensors and plain and not quantised_names(tensors):
+        raise CheckpointError(
+            f"{folder}: its weights are not quantised, but {CONFIG} says that they are (some tools "
+            "leave this entry after a merge); remove quantization_config from it"
+        )
+    if method not in known:
         can = "can only be copied by a swap" if method in COPIED else "cannot be merged"
-        tensors: dict[str, TensorInfo] = {}
-        with suppress(CheckpointError):
-            tensors = _read_tensors(folder, folder.joinpath)
-        _refuse_stale(folder, config, tensors)
         raise CheckpointError(
             f"{folder}: quantised weights ({clipped(method, 40)}) {can}; use the unquantised "
             "checkpoint"
-        )
-
-
-def _refuse_stale(
-    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
-) -> None:
-    """Refuse plain weights whose configuration says that they are quantised."""
-    plain = all(info.dtype in FLOAT_DTYPES for info in tensors.values())
-    if method_of(config) and tensors and plain and not quantised_names(tensors):
-        raise CheckpointError(
-            f"{folder}: its weights are not quantised, but {CONFIG} says that they are, as some "
-            "tools leave it after a merge; remove quantization_config from it"
         )
 
 
