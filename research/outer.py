@@ -1,14 +1,14 @@
 """What carries the language in the outer layers: attention, feed-forward, or both?
 
     python -m research.outer evaluate TRAINED --data PUBLISHED --out OUT    # the test documents
-    python -m research.outer                                                # the figure
+    python -m research.outer                                                # tables and figure
     python -m research.outer lab                                            # the same on the lab
 
 Fixed before anything was evaluated: three task experts each of headlines and sentences, one
 language expert each of Swahili, Hausa and Yoruba (73,000 tokens), and the compositions of
 `recipes`. Nothing is chosen, so development documents are not asked. TRAINED holds the experts
 that `research.languages` trains (`task-1`, `sentences-1`, `sw-73k-1`, ...). The answers are
-recorded in `research/outer`, one character a document; `research.transfer` makes the tables.
+recorded in `research/outer`, one character a document.
 """
 
 from __future__ import annotations
@@ -124,14 +124,18 @@ def asked(
             for model, by in rows.groupby("model")}  # fmt: skip
 
 
-def recorded() -> Iterator[tuple[str, str, dict[str, Values]]]:
-    """Task, language, and every model's share of right answers over seeds, by document."""
+def recorded() -> Iterator[tuple[str, str, int, dict[str, Values]]]:
+    """Yield task, language, number of task experts, and every model's scores by document.
+
+    A score is the share of the task experts' answers that are right.
+    """
     for path in sorted(RECORDED.glob("*.json")):
         name, _, code = path.stem.rpartition("-")
         read = json.loads(path.read_text("utf-8"))
         yield (
             name,
             code,
+            len(next(iter(read.values()))),
             {
                 model: np.mean([[int(one) for one in right] for right in runs], axis=0)
                 for model, runs in read.items()
@@ -151,7 +155,7 @@ def compared(found: Mapping[str, Values]) -> list[list[str]]:
 def over_languages(task: str) -> dict[str, Values]:
     """Every model's scores on the test documents of all languages of a task."""
     every: dict[str, list[Values]] = {}
-    for name, _, scores in recorded():
+    for name, _, _, scores in recorded():
         if name == task:
             for model, values in scores.items():
                 every.setdefault(model, []).append(values)
@@ -159,7 +163,7 @@ def over_languages(task: str) -> dict[str, Values]:
 
 
 def page_table() -> Table:
-    """Both tasks beside each other, over the documents of all languages."""
+    """Tabulate both tasks beside each other, over the documents of all languages."""
     tasks = [name for name, _ in TASKS.values()]
     rows = [compared(over_languages(task)) for task in tasks]
     columns = [name for task in tasks for name in (f"{task}, % correct", "minus the default")]
@@ -170,22 +174,18 @@ def page_table() -> Table:
 
 
 def languages_table() -> Table:
-    """Every model by task and language."""
+    """Tabulate every model by task and language, with the number of task experts."""
     rows = [
-        [name, LANGUAGES[code], *row]
-        for name, code, scores in recorded()
+        [name, LANGUAGES[code], str(experts), *row]
+        for name, code, experts, scores in recorded()
         for row in compared(scores)
     ]
-    return table(["", "", "model", "% correct", "minus the default"], rows, words=3)
-
-
-def tables() -> dict[str, Table]:
-    """The tables by name."""
-    return {"outer": page_table(), "outer by language": languages_table()}
+    head = ["task", "language", "task experts", "model", "% correct", "minus the default"]
+    return table(head, rows, words=4)
 
 
 def draw() -> Drawing:
-    """The models that are no deeper bottom, minus the default, on both tasks."""
+    """Draw every model but those with a deeper bottom, minus the default, on both tasks."""
     rows = []
     for task, _ in TASKS.values():
         scores = over_languages(task)
@@ -231,6 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked.add_parser("lab")
     given = parser.parse_args(arguments)
     if given.asked == "evaluate":
+        for folder in (given.trained, given.data):
+            if not folder.is_dir():
+                parser.error(f"{folder}: no such folder")
         evaluate(given.trained, given.data, given.out)
     elif given.asked == "lab":
         print(lab())
@@ -239,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         from research.figures import save_svg
 
+        print(f"{page_table()}\n\n{languages_table()}")
         save_svg(draw(), FIGURE)
 
 

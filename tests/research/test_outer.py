@@ -1,5 +1,7 @@
 """The compositions of the question about attention and feed-forward are those that are named."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -45,3 +47,22 @@ def test_one_role_of_the_outer_layers_comes_from_the_language_expert():
     for name, role in ((outer.ATTENTION, "attention"), (outer.FEED_FORWARD, "mlp")):
         taken = {place for place, names in experts(name).items() if "language" in names}
         assert taken - {(0, "router"), (7, "router")} == {(0, role), (7, role)}
+
+
+def test_recorded_answers_become_tables_and_a_figure(tmp_path, monkeypatch):
+    monkeypatch.setattr(outer, "RECORDED", tmp_path)
+    names = [*outer.recipes(outer.LAYERS)]
+    for task, code, runs in (("headlines", "sw", ["1100", "1000"]), ("headlines", "yo", ["11"]),
+                             ("sentences", "sw", ["0000"])):  # fmt: skip
+        answers = {name: ["0" * len(run) for run in runs] for name in names}
+        (tmp_path / f"{task}-{code}.json").write_text(json.dumps(answers | {outer.BOTH: runs}))
+    page, languages = outer.page_table(), outer.languages_table()
+    assert [row[0] for row in page.rows] == names
+    # Three and a half of six documents: a document counts half if one of two experts is right.
+    assert [page.rows[0][i].split(" ")[0] for i in (1, 3)] == ["58.3", "0.0"]
+    assert page.rows[1][2].startswith("-58.3 [")
+    assert [row[:4] for row in languages.rows if row[3] == outer.BOTH] == [
+        ["headlines", "Swahili", "2", outer.BOTH], ["headlines", "Yoruba", "1", outer.BOTH],
+        ["sentences", "Swahili", "1", outer.BOTH],
+    ]  # fmt: skip
+    assert "headlines: attention −58.3" in outer.draw().description
