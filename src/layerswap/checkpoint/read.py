@@ -256,7 +256,7 @@ def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
 
 
 def first_floats(info: TensorInfo, size: int) -> tuple[float, ...]:
-    """Read the first elements of a tensor of `FLOAT_DTYPES`, without numpy."""
+    """Read the first `size` elements of a tensor of `FLOAT_DTYPES`; does not import numpy."""
     raw = bytearray(size * info.nbytes // info.elements)
     with open_file(info.file) as handle:
         read_into(handle, info.offset, memoryview(raw), info.file)

@@ -313,7 +313,7 @@ def _relation(a: Checkpoint, b: Checkpoint) -> str:
 
 
 def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
-    """Return the sampled matrix of the layers that differs least, and its relative distance.
+    """Find the most similar of some matrices of the layers: its name and relative distance.
 
     None for weights that are read in place, and without common matrices of numbers.
     """
@@ -332,7 +332,7 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
 
 
 def _first_elements(checkpoint: Checkpoint, name: str, size: int) -> Sequence[float]:
-    """Read the first elements of a tensor; a copy needs no numpy, so that plain ones do without."""
+    """Read the first elements of a tensor; a copy imports no numpy, so plain tensors need none."""
     info = checkpoint.tensors[name]
     if type(info) is TensorInfo and name not in checkpoint.low_rank:
         return first_floats(info, size)
@@ -341,7 +341,7 @@ def _first_elements(checkpoint: Checkpoint, name: str, size: int) -> Sequence[fl
 
 
 def origin_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
-    """Note the checkpoints that are further from the first one than fine-tuning goes."""
+    """Note checkpoints that differ from the first one by more than fine-tuning explains."""
     first, *others = checkpoints
     pairs = ((other, _nearest(checkpoints[other], checkpoints[first])) for other in others)
     return [

@@ -46,7 +46,7 @@ PROMPT_PARTS = re.compile(
     r"|(?:opt(?:ion)?|choice|ending|mc_answer)[_ ]?[a-e1-5]|[a-e]",
     re.IGNORECASE,
 )
-"""Names of columns that belong to a prompt in published tables (Alpaca, SQuAD, MMLU)."""
+"""Column names of prompt parts in published tables (Alpaca, SQuAD, MMLU)."""
 SHOWN = 70
 """Characters of a column that an example shows."""
 
@@ -203,7 +203,7 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
 
 
 def _check_parts(table: Table, shape: Shape) -> None:
-    """Refuse a table with a column that seems a part of the prompt and that no role reads."""
+    """Refuse a table with an unused column whose name is that of a prompt part."""
     for column in table.columns:
         if column in shape.columns.values() or not PROMPT_PARTS.fullmatch(column):
             continue

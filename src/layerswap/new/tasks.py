@@ -104,7 +104,7 @@ class Task:
 
     @cached_property
     def composed(self) -> bool:
-        """True if every answer has composed letters (NFC), as models write them."""
+        """True if every answer is in composed form (NFC), as models write it."""
         answers = (document.get("answer", "") for document in self.complete)
         return all(unicodedata.is_normalized("NFC", answer) for answer in answers)
 
@@ -296,28 +296,29 @@ def found_in_test(given: str, split: str, documents: Sequence[Document], name: s
 
 
 def target(task: Task, document: Document, language: str) -> Document:
-    """Make a document of the benchmark: the number of a numeric answer, letters as in training."""
+    """Reduce a numeric answer to its number; compose the letters (NFC) of others as in training."""
     if not task.generates:
         return document
-    number = last_number(document["answer"], language) if task.numeric else None
     answer = document["answer"]
-    return {**document, "answer": number or (
-        unicodedata.normalize("NFC", answer) if task.composed else answer
-    )}  # fmt: skip
+    if task.numeric and (number := last_number(answer, language)):
+        answer = number
+    elif task.composed:
+        answer = unicodedata.normalize("NFC", answer)
+    return {**document, "answer": answer}
 
 
 def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> None:
-    """Refuse labels that a reader takes for one, such as `Yes` and `yes`, or `1` and `1.0`."""
-    forms = {_reading(label): label for label in reversed(known)}
+    """Refuse labels that differ in spelling alone, such as `Yes` and `yes`, or `1` and `1.0`."""
+    forms = {_spelling(label): label for label in reversed(known)}
     for label in labels:
-        if (other := forms.get(_reading(label), label)) != label:
+        if (other := forms.get(_spelling(label), label)) != label:
             raise DataError(
                 f"{given}: the labels {other!a} and {label!a} read alike; write them in one form"
             )
 
 
-def _reading(label: str) -> str:
-    """Return what a reader takes a label for: without case, Unicode forms and `.0` of numbers."""
+def _spelling(label: str) -> str:
+    """Normalise a label: NFKC, case-folded, single spaces, numbers without `.0`."""
     folded = unicodedata.normalize("NFKC", label).casefold()
     return re.sub(r"(?<=\d)\.0+$", "", " ".join(unicodedata.normalize("NFKC", folded).split()))
 
@@ -342,7 +343,7 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
 
 def _choices(cell: Any) -> list[str]:
     if not isinstance(cell, list | None):
-        raise DataError(f"the choices are not a list of texts, but {cell!s:.40}; write them as one")
+        raise DataError(f"the choices are not a list of texts, but {cell!s:.40}; write a list")
     if not all(isinstance(choice, str | int | float) for choice in cell or ()):
         raise DataError(f"a choice is not a text: {cell!s:.40}")
     return [str(choice).strip() for choice in cell or ()]

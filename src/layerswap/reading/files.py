@@ -41,7 +41,7 @@ _BINARY = {
     b"\x28\xb5\x2f\xfd": "this is compressed by zstd; add .zst to its name",
     b"PAR1": "this is a Parquet file; name it *.parquet",
 }  # fmt: skip
-"""Kinds of files that are no text, with remedies, by their first bytes."""
+"""Binary kinds of files and their remedies, by first bytes."""
 
 
 class Layout(NamedTuple):
@@ -78,7 +78,7 @@ def evenly_spaced(rows: Sequence[RowT], count: int) -> Sequence[RowT]:
 
 
 def check_start(file: str | Path, *, binary: bool) -> None:
-    """Refuse a local file that is a Git LFS pointer or a web page, or binary where it must not."""
+    """Refuse a Git LFS pointer or a web page; unless `binary`, also a binary file."""
     path = Path(file)
     if not path.is_file():  # a pipe can be read once
         return

@@ -39,8 +39,8 @@ LIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING
 LOST = ("TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED")
 """States after which a step runs again and resumes."""
 WARNINGS = (10, 12)
-"""SIGUSR1 and SIGUSR2 on Linux: Slurm's warning before it ends a job, which kills a job that has
-not begun to listen; the step runs again."""
+"""SIGUSR1 and SIGUSR2 on Linux. Slurm sends one before it ends a job; a job that has no handler yet
+dies of it, and its step runs again."""
 QUEUED = ("None", "Priority", "Resources", "BeginTime", "Prolog", "Cleaning", "Licenses")
 """Reasons of waiting that pass by themselves."""
 WITHOUT = {"mem": ("mem_per_cpu", "mem_per_gpu"), "cpus_per_task": ("cpus_per_gpu",),

@@ -37,7 +37,7 @@ LATEX = [
 ]
 """LaTeX's numbers as plain text; exponents, indices and units go."""
 POWER = re.compile(r"\d\s*(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻])")
-"""Matches the exponent of a number, which is then no number alone."""
+"""Matches a number with an exponent, such as 10^3 or 10³."""
 MOST_DIGITS = 1000
 """Characters of a number; a longer one is compared as text."""
 
@@ -143,7 +143,7 @@ def _ascii(text: str) -> str:
 
 
 def _compatible(character: str) -> str:
-    """Write a character in compatibility form; exponents, indices and invisible marks go."""
+    """Return the compatibility form of a character; drop exponents, indices, invisible marks."""
     if unicodedata.category(character) == "Cf":  # as between the sign and digits of Persian
         return ""
     how = unicodedata.decomposition(character).partition(" ")[0]

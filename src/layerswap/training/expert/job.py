@@ -94,7 +94,7 @@ class TrainingJob:
 
     @cached_property
     def ends(self) -> list[str]:
-        """Tokens that end a text, by the base's settings of generation and by the tokenizer."""
+        """End-of-text tokens of the training, the tokenizer and the base's generation settings."""
         path = self.base.folder / "generation_config.json"
         settings = read_json_object(path) if path.is_file() else self.base.config
         given = settings.get("eos_token_id")

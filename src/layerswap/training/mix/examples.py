@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Turn = tuple[str, str]
 """A role (system, user, assistant) and its message."""
 SHAREGPT = {"human": "user", "gpt": "assistant"}
-"""Roles of ShareGPT's messages, which have `from` and `value` for role and content."""
+"""ShareGPT's names of roles; its messages have the keys `from` and `value`."""
 
 
 class MixExample(NamedTuple):
@@ -138,8 +138,9 @@ def conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
 
 def _turn(item: Any, mapping: Messages) -> Turn:
     names = (mapping.role, mapping.content)
-    if names == ("role", "content") and isinstance(item, dict) and {"from", "value"} <= item.keys():
-        names = ("from", "value") if item.get("role") is None else names
+    sharegpt = isinstance(item, dict) and {"from", "value"} <= item.keys()
+    if sharegpt and names == ("role", "content") and item.get("role") is None:
+        names = ("from", "value")
     try:
         role, content = (item[name] for name in names)
     except (KeyError, TypeError):
