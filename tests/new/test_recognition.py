@@ -213,6 +213,15 @@ def test_values_of_different_kinds_are_named(tmp_path):
         read_texts(str(file))
 
 
+def test_numbered_labels_are_read_by_their_names_beside_them():
+    rows = [{"text": f"t{i}", "label": i % 2, "label_text": ("no", "yes")[i % 2]} for i in range(4)]
+    task = Task(table(*rows), recognise(table(*rows), {}))
+    assert task.labels == ["no", "yes"]
+    assert task.prompt.endswith("\nLabel:")
+    given = recognise(table(*rows), {"label": "label"})
+    assert Task(table(*rows), given).labels == ["0", "1"]
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
@@ -243,6 +252,12 @@ def test_a_row_that_is_no_choice_is_named(tmp_path, row, why):
         (["x", "y", "z"], ["x", None], ["x"]),
         (["x", "y", "z"], ["\u00b2", "A"], None),
         (["x", None], ["x", "x"], None),
+        ({"text": ["x", "y"], "label": ["A", "B"]}, ["B", None], ["y"]),  # ARC
+        ({"text": ["x", "y"], "label": ["1", "2"]}, [2, 1], ["y", "x"]),  # named from 1
+        ({"text": ["A", "B"], "label": ["B", "A"]}, ["A", "B"], ["B", "A"]),
+        ({"text": ["x", "y"], "label": ["A", "B"]}, ["B", "y"], None),
+        ({"text": ["x", "y"], "label": ["A"]}, ["A", "A"], None),
+        ({"text": ["x", "y"]}, ["x", "x"], None),
     ],
 )
 def test_training_and_test_read_an_answer_alike(tmp_path, choices, answers, right):

@@ -25,12 +25,13 @@ NAMES: dict[str, tuple[str, ...]] = {
     "label": ("label", "category", "topic", "sentiment", "class", "intent"),
     "prompt": ("prompt", "instruction"),
     "question": ("question", "problem", "query", "inputs"),
-    "answer": ("answer", "completion", "response", "output", "solution", "targets"),
+    "answer": ("answer", "completion", "response", "output", "solution", "targets", "answerkey",
+               "answer_key"),
     "messages": ("messages", "conversation", "conversations"),
     "premise": ("premise", "sentence1"),
     "hypothesis": ("hypothesis", "sentence2"),
     "choices": ("choices", "options", "endings"),
-}
+}  # fmt: skip
 """Names of a column, by its role."""
 KINDS: dict[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -220,6 +221,8 @@ def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:
     if given.get(role) in table.columns:
         return [given[role]]
     names = [name for name in table.columns if name.casefold() in NAMES[role]]
+    if role == "label":  # numbers, with their names beside them
+        names = [f"{name}_text" if f"{name}_text" in table.columns else name for name in names]
     return [name for name in names if name not in given.values()]
 
 

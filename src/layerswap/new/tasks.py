@@ -39,8 +39,13 @@ from layerswap.evaluation.suites.mgsm import number_filter
 
 numbers = number_filter('${code}')
 """
-_AT = {"text": "", "number": "{}|int", "letter": f"'{LETTERS}'.index({{}}|trim|upper)"}
-Coding = Literal["text", "letter", "number"]
+_RIGHT = {
+    "text": "{answer}",
+    "name": "{choices}['text'][{choices}['label'].index({answer}|string|trim)]",
+    "number": "{choices}[{answer}|int]",
+    "letter": f"{{choices}}['{LETTERS}'.index({{answer}}|trim|upper)]",
+}
+Coding = Literal["text", "name", "letter", "number"]
 """Form of an answer that identifies a choice."""
 Document = dict[str, Any]
 """A row by the roles of its columns."""
@@ -182,8 +187,7 @@ class Task:
             return {**keys, "messages": {"column": names["messages"]}}
         if self.shape.kind == "choices":
             answer, choices = names.pop("answer"), names.pop("choices")
-            at = _AT[self.coding].format(answer)
-            right = f"{choices}[{at}]" if at else answer
+            right = _RIGHT[self.coding].format(choices=choices, answer=answer)
             complete = f"{choices} and {answer} is not none and {answer}|string|trim"
             completion = f"{{% if {complete} %}} {{{{ {right} }}}}{{% endif %}}"
             keys |= {"template": "jinja", "completion": completion}
@@ -333,7 +337,7 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
     if shape.kind != "choices":
         return texts
     choices, answer = _choices(cells["choices"]), texts["answer"]
-    at = _position(answer, choices, coding) if choices and answer else None
+    at = _position(answer, cells["choices"], coding) if choices and answer else None
     return {
         "question": texts["question"],
         "choices": choices,
@@ -342,6 +346,13 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
 
 
 def _choices(cell: Any) -> list[str]:
+    """Return the texts of a row's choices: a list, or `text` of a mapping with their names."""
+    if isinstance(cell, Mapping):
+        names, cell = cell.get("label"), cell.get("text")
+        if not (isinstance(names, list) and isinstance(cell, list) and len(names) == len(cell)):
+            raise DataError(
+                "the choices are a mapping without equally long lists `text` and `label`"
+            )
     if not isinstance(cell, list | None):
         raise DataError(f"the choices are not a list of texts, but {cell!s:.40}; write a list")
     if not all(isinstance(choice, str | int | float) for choice in cell or ()):
@@ -349,10 +360,12 @@ def _choices(cell: Any) -> list[str]:
     return [str(choice).strip() for choice in cell or ()]
 
 
-def _position(answer: str, choices: Sequence[str], coding: Coding) -> int | None:
+def _position(answer: str, cell: Any, coding: Coding) -> int | None:
     """Return the position of the right choice, or None if the answer has another form."""
-    if coding == "text":
-        return choices.index(answer) if answer in choices else None
+    choices = _choices(cell)
+    if coding in ("text", "name"):
+        known = choices if coding == "text" else [*map(str, cell["label"])]
+        return known.index(answer) if answer in known else None
     letter = LETTERS.find(answer.upper()) if len(answer) == 1 else -1
     number = int(answer) if answer.isdecimal() else -1
     at = letter if coding == "letter" else number
@@ -364,13 +377,15 @@ def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
     left: list[Coding] = ["text", "letter", "number"]
     if shape.kind != "choices":
         return left[0]
-    for number, row in enumerate(rows, start=1):
-        cell = row[shape.columns["answer"]]
+    cells = [row[shape.columns["choices"]] for row in rows]
+    if any(isinstance(cell, Mapping) for cell in cells):  # as in ARC and CommonsenseQA
+        left = ["name"]  # a column of a data set has one type
+    for number, (row, cell) in enumerate(zip(rows, cells, strict=True), start=1):
         with error_context(f"row {number}"):
-            choices, answer = _choices(row[shape.columns["choices"]]), text_of(cell, "answer")
+            choices, answer = _choices(cell), text_of(row[shape.columns["answer"]], "answer")
             if not (answer and choices):
                 continue
-            fitting = [coding for coding in left if _position(answer, choices, coding) is not None]
+            fitting = [coding for coding in left if _position(answer, cell, coding) is not None]
             if not fitting:
                 raise DataError(
                     f"{answer!r:.40} is none of the choices, or has another form than earlier "
