@@ -158,16 +158,16 @@ def test_a_broken_shard_or_index(sharded, change, message):
     assert refusal(sharded) == message
 
 
-def test_a_single_file_beside_a_link_to_nothing(single):
-    (single / INDEX).symlink_to("gone")
-    assert refusal(single) == BOTH
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX, "config.json", "tokenizer.json"])
+def test_a_link_to_nothing_is_an_interrupted_download(single, name):
+    (single / name).unlink(missing_ok=True)
+    (single / name).symlink_to("gone")
+    assert refusal(single) == f"/{name}: a link to a file that does not exist; {AGAIN}"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", INDEX])
-def test_a_link_to_nothing_is_an_interrupted_download(tmp_path, name):
-    write_config(tmp_path)
-    (tmp_path / name).symlink_to("gone")
-    assert refusal(tmp_path) == f"/{name}: a link to a file that does not exist; {AGAIN}"
+def test_a_path_written_as_an_address(single):
+    with pytest.raises(CheckpointError, match="give the path alone, without file://"):
+        open_checkpoint(f"file://{single}")
 
 
 OUTSIDE = [
@@ -200,6 +200,7 @@ def test_an_index_that_names_no_safetensors_file(sharded, name):
 
 ADAPTER = ": a LoRA adapter, where a full checkpoint is needed"
 SAVE_AGAIN = "; load the model with transformers and save it again"
+ELSEWHERE = "download its safetensors too, or give the folder that holds them"
 PICKLED = f": has only pickled weights (.bin){SAVE_AGAIN}"
 
 
@@ -221,7 +222,17 @@ def test_an_empty_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], f": has no weights in safetensors format{SAVE_AGAIN}"),
+        ([], f": has no weights; {ELSEWHERE}"),
+        (["training_args.bin"], f": has no weights; {ELSEWHERE}"),
+        (
+            ["global_step5/x.pt", "training_args.bin"],
+            ": is a checkpoint of DeepSpeed; join its parts with zero_to_fp32.py",
+        ),
+        (
+            ["model_0/__0_0.distcp"],
+            ": is a checkpoint of FSDP; join its parts with `accelerate merge-weights`",
+        ),
+        (["tf_model.h5"], ": has only weights of another kind (.h5); convert them to safetensors"),
         (["pytorch_model.bin"], PICKLED),
         (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], PICKLED),
         ([FIRST], f": has {FIRST} but neither model.safetensors nor {INDEX}; {AGAIN}"),
@@ -235,8 +246,20 @@ def test_an_empty_folder(tmp_path):
 def test_no_weights(tmp_path, files, message):
     write_config(tmp_path)
     for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     assert refusal(tmp_path) == message
+
+
+def test_a_trainers_folder_with_a_configuration_at_its_top(single):
+    inner = single / "checkpoint-5"
+    inner.mkdir()
+    write_config(inner)
+    (single / "model.safetensors").unlink()
+    assert refusal(single) == (
+        ": has no weights; it is a trainer's folder; give a checkpoint in it, such as "
+        f"{str(inner)!r}"
+    )
 
 
 # --- the configuration ---

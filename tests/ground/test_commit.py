@@ -187,6 +187,11 @@ def test_a_folder_that_is_not_ours(target, content):
     assert names(target) == content
 
 
+@pytest.mark.parametrize("address", ["s3://bucket/out", "file:/tmp/out"])
+def test_an_address_is_no_folder(address):
+    assert refusal(Path(address)).endswith("an address; an output is written to a local folder")
+
+
 def test_a_marker_that_is_a_folder_is_no_marker(target):
     (target / MARKER).mkdir(parents=True)
     assert "did not write it" in refusal(target, overwrite=True)

@@ -532,3 +532,31 @@ def test_an_adapter_with_the_matrices_of_more_tokens(family, tmp_path):
         message = refusal(plan_of, adapter, language, base=family["base"], tokenizer=choice)
         assert "but its tokenizer has token" in message
         assert "save_embedding_layers=True" in message
+
+
+def test_windows_that_no_layer_uses(family, tmp_path):
+    task = change_config(copied(family["task"], tmp_path / "task"), use_sliding_window=False)
+    other = copied(family["language"], tmp_path / "language")
+    change_config(task, max_window_layers=21)
+    change_config(other, use_sliding_window=False, max_window_layers=24, sliding_window=9)
+    assert plan_of(task, other).notes == []
+    for folder in (task, other):
+        change_config(folder, use_sliding_window=True)
+    assert "max_window_layers differs: 21 in task, 24" in refusal(plan_of, task, other)
+
+
+def test_weights_of_zeros_are_named(family, tmp_path):
+    name = "model.layers.1.mlp.up_proj.weight"
+    task = copied(family["task"], tmp_path / "task")
+    change_tensors(task, {name: torch.zeros_like(tensors_of(task)[name])})
+    note = f"task seems to hold only zeros in {name!r}; check how it was saved"
+    assert plan_of(task, family["language"]).notes == [note]
+    adapters = [write_adapter(tmp_path / f"a{seed}", family["base"], seed, 2) for seed in (1, 2)]
+    stored = load_file(adapters[0] / "adapter_model.safetensors")
+    stored |= {n: torch.zeros_like(t) for n, t in stored.items() if "lora_B" in n}
+    save_file(stored, adapters[0] / "adapter_model.safetensors")
+    untrained = "task is an adapter of zeros: its training changed nothing"
+    assert untrained in plan_of(*adapters).notes
+    assert not [
+        note for note in plan_of(*adapters[::-1]).notes if "task" in note and "zero" in note
+    ]

@@ -25,6 +25,7 @@ from merging import (
 import layerswap as ls
 from layerswap.merge.target import check_space
 
+NON_FINITE = "holds NaN or infinity; take an earlier checkpoint, or pass --allow-non-finite"
 UP = "model.layers.{}.mlp.up_proj.weight"
 
 
@@ -68,7 +69,13 @@ def test_another_shape_of_model_is_refused(experts, tmp_path, changes, message):
 def test_another_architecture_is_refused(pair):
     change_config(pair[1], model_type="mistral", architectures=["MistralForCausalLM"])
     assert refused_together(pair) == "model_type differs: llama in task, mistral in language"
-    change_config(pair[1], model_type="llama", architectures=["LlamaForTokenClassification"])
+    change_config(pair[1], model_type="seeing", text_config={"model_type": "llama"})
+    assert refused_together(pair) == (
+        "model_type differs: llama in task, seeing in language; save the language model alone of "
+        "the one that has other parts too"
+    )
+    change_config(pair[1], drop="text_config", model_type="llama")
+    change_config(pair[1], architectures=["LlamaForTokenClassification"])
     assert refused_together(pair) == (
         "architectures differs: LlamaForCausalLM in task, LlamaForTokenClassification in language"
     )
@@ -217,7 +224,7 @@ def test_a_source_of_a_blend_must_be_finite(pair, tmp_path, value):
     change_tensors(pair[1], {"model.norm.weight": spoilt})
     plan = swap_of(pair)
     assert refused_save(plan, tmp_path / "out") == (
-        f"{pair[1]}/model.safetensors: tensor 'model.norm.weight' holds NaN or infinity"
+        f"{pair[1]}/model.safetensors: tensor 'model.norm.weight' {NON_FINITE}"
     )
     out = plan.save(tmp_path / "out", allow_non_finite=True)
     assert not torch.isfinite(tensors_of(out)["model.norm.weight"][-1])
@@ -229,7 +236,7 @@ def test_nan_in_a_verbatim_source_is_refused_or_copied_bit_for_bit(pair, tmp_pat
     change_tensors(pair[0], {UP.format(2): odd_nan})
     plan = swap_of(pair)
     assert refused_save(plan, tmp_path / "out").endswith(
-        f"model.safetensors: tensor {UP.format(2)!r} holds NaN or infinity"
+        f"model.safetensors: tensor {UP.format(2)!r} {NON_FINITE}"
     )
     assert not list(tmp_path.glob("*out*"))
     out = plan.save(tmp_path / "out", allow_non_finite=True)

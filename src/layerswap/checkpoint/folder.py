@@ -85,6 +85,17 @@ MODEL_FILES = ("model*.safetensors", INDEX, "pytorch_model*.bin")
 """Forms of the names of a full model's weights."""
 NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 AGAIN = "a download was interrupted, so download the checkpoint again"
+NOT_SAFETENSORS = {
+    "*model*.bin": "has only pickled weights (.bin); load the model with transformers and save it "
+    "again",
+    "global_step*/": "is a checkpoint of DeepSpeed; join its parts with zero_to_fp32.py",
+    "*/*.distcp": "is a checkpoint of FSDP; join its parts with `accelerate merge-weights`",
+    **{
+        f"*.{end}": f"has only weights of another kind (.{end}); convert them to safetensors"
+        for end in ("pth", "pt", "ckpt", "h5", "msgpack", "onnx", "npz")
+    },
+}
+"""Forms of other weights' names, and what a message says of their folder."""
 HUB_GGUF = re.compile(
     rf"(?P<id>{HUB_ID.pattern})(?:@(?P<revision>[^/]+))?/(?P<file>[^@]+\.gguf)", re.IGNORECASE
 )
@@ -498,11 +509,18 @@ def fetch_checkpoint(
     folder, commit = _fetch(source, revision, weights=weights, urls=urls)
     for name in BESIDE_WEIGHTS:  # other libraries open them by their names, and merges copy them
         path = folder / name
+        _check_link(path)
         if path.exists() and not path.is_dir():
             with open_source(path) as handle:
                 if os.fstat(handle).st_size > MAX_JSON_BYTES:
                     raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
     return folder, commit
+
+
+def _check_link(path: Path) -> None:
+    """Refuse a link to a file that does not exist, as an interrupted download leaves in a cache."""
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"{path}: a link to a file that does not exist; {AGAIN}")
 
 
 def _fetch(
@@ -635,7 +653,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _other_kind(folder: Path) -> str:
-    """What a folder without a configuration is, and what to give in its place."""
+    """What a folder without a configuration or weights is, and what to give in its place."""
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"it holds GGUF files; give one of them, such as {str(ggufs[0])!r}"
@@ -651,6 +669,8 @@ def _other_kind(folder: Path) -> str:
             return f"it is {kind}; give a checkpoint in it, such as {str(newest)!r}"
     if any(folder.glob("snapshots/*")) or any(folder.glob(".cache/**/*.incomplete")):
         return "a download that was interrupted; download it again"
+    if (folder / CONFIG).is_file():
+        return "download its safetensors too, or give the folder that holds them"
     return "not a Hugging Face checkpoint"
 
 
@@ -781,12 +801,9 @@ def _read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
         single = find(SINGLE)
     except FileNotFoundError:
         single = folder / SINGLE
-    # A broken link counts as present: the checkpoint is incomplete, and not of another kind.
-    has_single = isinstance(single, RemoteFile) or single.is_symlink() or single.exists()
-    has_index = index.is_symlink() or index.exists()
-    for link in (index, single) if has_single != has_index else ():
-        if isinstance(link, Path) and link.is_symlink() and not link.exists():
-            raise CheckpointError(f"{link}: a link to a file that does not exist; {AGAIN}")
+    if isinstance(single, Path):
+        _check_link(single)
+    has_single, has_index = isinstance(single, RemoteFile) or single.exists(), index.exists()
     if has_single and has_index:
         raise CheckpointError(
             f"{folder}: has both {SINGLE} and {INDEX}; remove the one that is out of date"
@@ -806,9 +823,8 @@ def _read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
             unnumbered = len(names) == 1 and not NUMBERED.fullmatch(names[0])
             why += f"if it is the whole model, rename it to {SINGLE}" if unnumbered else AGAIN
     else:
-        pickled = any(folder.glob("*.bin"))
-        weights = "only pickled weights (.bin)" if pickled else "no weights in safetensors format"
-        why = f"has {weights}; load the model with transformers and save it again"
+        why = next((why for form, why in NOT_SAFETENSORS.items() if any(folder.glob(form))), "")
+        why = why or f"has no weights; {_other_kind(folder)}"
     raise CheckpointError(f"{folder}: {why}")
 
 

@@ -461,6 +461,17 @@ def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int)
     return _same_parts(first, second, _sample_starts(size, blocks, length), length)
 
 
+def sample_is_zero(info: TensorInfo, blocks: int, nbytes: int) -> bool:
+    """True if evenly spread blocks of a stored tensor hold zero bytes alone."""
+    block = bytearray(min(nbytes, info.nbytes))
+    with open_file(info.file) as handle:
+        for start in _sample_starts(info.nbytes, blocks, len(block)):
+            read_into(handle, info.offset + start, memoryview(block), info.file)
+            if any(block):
+                return False
+    return True
+
+
 def equal(first: TensorInfo, second: TensorInfo) -> bool:
     """True if two tensors have the same bytes; reads nothing over the network.
 

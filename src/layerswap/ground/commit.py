@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import uuid
@@ -197,6 +198,8 @@ def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite:
 
 
 def _absolute(target: PathLike) -> Path:
+    if re.match(r"\w{2,}:/", os.fspath(target)):  # a path keeps one of the slashes of s3://
+        raise MergeError(f"{target}: an address; an output is written to a local folder")
     return Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111
 
 

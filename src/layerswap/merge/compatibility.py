@@ -6,14 +6,20 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.loading import filled_config
 from layerswap.checkpoint.names import PROVENANCE, method_of, settings_of, with_text
 from layerswap.checkpoint.places import pattern_advice
-from layerswap.checkpoint.read import FLOAT_DTYPES, first_floats, same_bytes, same_sample
+from layerswap.checkpoint.read import (
+    FLOAT_DTYPES,
+    first_floats,
+    same_bytes,
+    same_sample,
+    sample_is_zero,
+)
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
@@ -44,6 +50,8 @@ NOT_COMPUTED = frozenset(
 """Configuration keys that may differ: they do not change what a layer computes, or are checked
 in another way. Keys of dropout, which only training uses, may differ too."""
 
+WINDOWS = {"sliding_window", "max_window_layers"}
+"""Settings that `use_sliding_window: false` turns off; they differ between models of Qwen."""
 ROPE_TABLES = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight")
 """Matches the tables of a GGUF file that scale positions."""
 FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+\.")
@@ -190,7 +198,13 @@ def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
             remedy = (
                 f"; if {lost[0]} was trained with it, add it to its config.json" if lost else ""
             )
+            if key == "model_type" and {*map(_language_type, pair.values())} < {*values}:
+                remedy = "; save the language model alone of the one that has other parts too"
             raise MergeError(f"{key} differs: {each}{remedy}")
+
+
+def _language_type(checkpoint: Checkpoint) -> Any:
+    return text_config(checkpoint.config).get("model_type")
 
 
 def _check_quantisation(pair: Mapping[str, Checkpoint]) -> None:
@@ -265,7 +279,8 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
             for name in kind["architectures"]
         ]
     yield {**kind, "number of layers": checkpoint.layers}
-    yield {key: text[key] for key in sorted(text.keys() - NOT_COMPUTED) if "drop" not in key}
+    unused = NOT_COMPUTED | (WINDOWS if text.get("use_sliding_window") is False else set())
+    yield {key: text[key] for key in sorted(text.keys() - unused) if "drop" not in key}
     yield dict(sorted(_rope(text).items()))
 
 
@@ -317,11 +332,8 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
 
     None for weights that are read in place, and without common matrices of numbers.
     """
-    common = [
-        n for n, i in a.tensors.items()
-        if a.places[n].layer is not None and len(i.shape) == 2 and i.dtype in FLOAT_DTYPES
-        and n in b.tensors and b.tensors[n].shape == i.shape and b.tensors[n].dtype in FLOAT_DTYPES
-    ]  # fmt: skip
+    others = dict(_matrices(b))
+    common = [n for n, i in _matrices(a) if n in others and others[n].shape == i.shape]
     distances = {}
     for name in [] if a.in_place or b.in_place else common[:: max(1, len(common) // SAMPLES)]:
         size = min(a.tensors[name].elements, SAMPLE_ELEMENTS)
@@ -329,6 +341,14 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
         if norm := math.hypot(*second):
             distances[name] = math.dist(first, second) / norm
     return min(distances.items(), key=lambda pair: pair[1], default=None)
+
+
+def _matrices(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
+    """The matrices of numbers in the layers, with their names."""
+    for name, info in checkpoint.tensors.items():
+        layer = checkpoint.places[name].layer
+        if layer is not None and len(info.shape) == 2 and info.dtype in FLOAT_DTYPES:
+            yield name, info
 
 
 def _first_elements(checkpoint: Checkpoint, name: str, size: int) -> Sequence[float]:
@@ -499,6 +519,27 @@ def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> li
         for first, second in combinations(experts, 2)
         if same_weights(experts[first], experts[second])
     ]
+
+
+def zero_notes(experts: Mapping[str, Checkpoint]) -> list[str]:
+    """Note adapters without a delta, and the first matrix that a broken save left zero."""
+    notes = []
+    for name, expert in experts.items():
+        if expert.in_place:
+            continue
+        if expert.adapter is not None:
+            deltas = [low.b for low in expert.low_rank.values() if not expert.adapter.saved]
+            if deltas and all(map(_seems_zero, deltas)):
+                notes += [f"{name} is an adapter of zeros: its training changed nothing"]
+            continue
+        zeros = (tensor for tensor, info in _matrices(expert) if _seems_zero(info))
+        for tensor in islice(zeros, 1):
+            notes += [f"{name} seems to hold only zeros in {tensor!r}; check how it was saved"]
+    return notes
+
+
+def _seems_zero(info: TensorInfo) -> bool:
+    return type(info) is TensorInfo and sample_is_zero(info, SAMPLES, SAMPLE_BYTES)
 
 
 def same_weights(first: Checkpoint, second: Checkpoint) -> bool:

@@ -36,6 +36,7 @@ from layerswap.merge.compatibility import (
     numbered_notes,
     origin_notes,
     tied_notes,
+    zero_notes,
 )
 from layerswap.merge.layout import (
     SMALLEST_RUN,
@@ -505,6 +506,7 @@ class Format(ABC):
             *borrowing_notes(sources),
             *default_notes(sources),
             *origin_notes(sources),
+            *zero_notes(plan.used),
             *numbered_notes(plan.reference),
             *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),

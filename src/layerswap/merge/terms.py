@@ -164,6 +164,7 @@ def _nodes(terms: Terms, seen: set[Term]) -> Iterator[Term]:
 Handles = Mapping[WeightFile, Handle]
 ModelFacts = Mapping[Operation, Any]
 """By operation, the result of its method's `measure_model`; hashable."""
+NON_FINITE = "holds NaN or infinity; take an earlier checkpoint, or pass --allow-non-finite"
 CHUNK_ELEMENTS = 1 << 18
 """Elements read at a time while a tensor is measured: few enough to stay in the cache."""
 
@@ -277,7 +278,7 @@ class TermEvaluator:
                 continue
             for info in stored_in(source):
                 if not self._is_finite(info, 0, info.elements):
-                    return f"{info.file}: tensor {info.name!r} holds NaN or infinity"
+                    return f"{info.file}: tensor {info.name!r} {NON_FINITE}"
         return None
 
     def _is_finite(self, info: TensorInfo, start: int, stop: int) -> bool:

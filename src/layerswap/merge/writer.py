@@ -40,6 +40,7 @@ from layerswap.ground.errors import LayerswapError, MergeError
 from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
 from layerswap.merge.target import MergeOptions
 from layerswap.merge.terms import (
+    NON_FINITE,
     Gathered,
     Handles,
     ModelFacts,
@@ -121,7 +122,7 @@ def _check_beginnings(tensors: Mapping[TensorInfo, TensorInfo]) -> None:
                 read_stored(handles[info.file], info, 0, len(start) // block_of(info.dtype)[1]),
                 info.dtype,
             ):
-                raise MergeError(f"{source.file}: tensor {source.name!r} holds NaN or infinity")
+                raise MergeError(f"{source.file}: tensor {source.name!r} {NON_FINITE}")
 
 
 def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[Operation, Any]:
