@@ -343,6 +343,7 @@ def test_no_part_of_a_prompt_is_left_out_in_silence(row, own):
         (["0", "1", "1.0"], [], "'1' and '1.0'"),
         (["n\u00e9", "non"], ["ne\u0301", "non"], r"'n\xe9' and 'ne\u0301'"),
         (["True", "False"], ["true", "false"], "'False' and 'false'"),
+        (["sport", "news", "\u200fsport"], [], r"'sport' and '\u200fsport'"),
     ],
 )
 def test_labels_that_read_alike_are_named(tmp_path, labels, other, shown):
@@ -359,6 +360,24 @@ def test_labels_that_read_alike_are_named(tmp_path, labels, other, shown):
         read()
     file = tmp_path / ("test.tsv" if other else "train.tsv")
     assert str(error.value) == f"{file}: the labels {shown} read alike; write them in one form"
+
+
+def test_rows_of_a_test_that_are_incomplete_repeated_or_trained_on(tmp_path):
+    def write(name, texts):
+        rows = [(text, ("yes", "no")[i % 2]) for i, text in enumerate(texts)]
+        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
+        return str(tmp_path / f"{name}.tsv")
+
+    task = read_task(write("train", [f"Text {i}" for i in range(9)]), {})
+    documents, remark = task.read_test(write("test", ["a", " ", "A", "b", "c"]), {}, [], "test")
+    assert [len(documents), remark] == [4, " (1 incomplete rows left out, 1 repeated)"]
+    assert task.read_test(write("whole", ["a", "b"]), {}, [], "test")[1] == ""
+    with pytest.raises(DataError, match=r"9 of its 9 rows are also in .*train\.tsv"):
+        task.read_test(write("same", [f"TEXT\u00a0 {i}" for i in range(9)]), {}, [], "test")
+    asked = [{"question": "Which?", "choices": [choice, "b"], "label": "0"} for choice in "ac"]
+    table = [{"question": f"{i}", "choices": ["a", "b"], "answer": "a"} for i in range(3)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, table)))
+    assert read_task(str(tmp_path / "c.jsonl"), {}).shared(asked[:1], asked[1:]) == 0
 
 
 def test_signs_and_marks_tell_labels_apart(tmp_path):

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -52,6 +53,13 @@ def test_every_format_gives_the_same_texts_up_to_read_and_limit(tmp_path, name):
     assert len(rows_of(tmp_path, path=name, read=2)) == 2
     assert len(rows_of(tmp_path, path=name, read=2, limit=1)) == 1
     assert len(rows_of(tmp_path, path=name, limit=9)) == 3
+
+
+def test_a_compression_that_no_library_here_reads(tmp_path, monkeypatch):
+    monkeypatch.delitem(fsspec.utils.compressions, "zst", raising=False)
+    (tmp_path / "x.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(DataError, match="zst: reading it needs the package zstandard; or unpack"):
+        open_rows(Origin(path="x.jsonl.zst"), folder=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["x.tsv", "x.tsv.gz", "x.gz"])

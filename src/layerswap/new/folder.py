@@ -56,7 +56,11 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         for split, given in (("test", request.tests), ("dev", request.developments)):
             if split in language.tests:
                 found += found_in_test(
-                    given[language.code], split, language.tests[split], language.name
+                    given[language.code],
+                    split,
+                    language.tests[split],
+                    language.remarks[split],
+                    language.name,
                 )
     for line in found:
         log(line)

@@ -57,6 +57,7 @@ class LanguageInput:
     parallel: Table | None
     other: str  # column of the other language in `parallel`
     tests: Mapping[str, list[Document]]  # documents by split, from files
+    remarks: Mapping[str, str]  # on the rows of these files
     proved: bool  # false without a test
 
     def templates(self) -> Iterator[tuple[str, Table, str, int]]:
@@ -239,26 +240,30 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
     if ready and pair:
         raise RecipeError(f"--text {ready}: is a ready mix; give it without --parallel")
     tests: dict[str, list[Document]] = {}
+    remarks: dict[str, str] = {}
     for split, files in (("test", request.tests), ("dev", request.developments)):
         given = files.get(code)
         if given is None or given == suite:
             continue
         if not isinstance(task, Task):
             raise RecipeError(f"{given}: a test file needs a task from a file; give a suite")
-        tests[split] = task.read_test(given, request.columns, request.leave_out, split)
+        tests[split], remarks[split] = task.read_test(
+            given, request.columns, request.leave_out, split
+        )
+        if split == "dev" and "test" in tests:
+            shared = task.shared(tests["dev"], tests["test"])
+            if shared > len(tests["dev"]) / 4:
+                raise DataError(
+                    f"{given}: {shared:,} of its rows are also in the test, so a choice here would "
+                    "flatter its score; give other documents"
+                )
     if "dev" in tests and "test" not in tests:
         raise RecipeError(f"--development {request.developments[code]}: needs a --test file")
-    shared = [document for document in tests.get("dev", ()) if document in tests["test"]]
-    if len(shared) > len(tests.get("dev", ())) / 4:
-        raise DataError(
-            f"{request.developments[code]}: {len(shared):,} of its rows are also in the test, so "
-            "a choice here would flatter its score; give other documents"
-        )
     parallel, other = _parallel(pair, code) if pair else (None, "")
     read = None if text is None or ready else read_texts(text)
     name = language_name(code)
     name = code if name.startswith("Unknown") else name
-    return LanguageInput(code, name, ready, read, parallel, other, tests,
+    return LanguageInput(code, name, ready, read, parallel, other, tests, remarks,
                          suite is not None or "test" in tests)  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, error_context
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 from layerswap.training.mix.examples import conversation
+from layerswap.training.mix.filters import VISIBLE
 from layerswap.training.mix.schema import Messages
 from layerswap.training.mix.tasks import templates
 from layerswap.training.mix.templates import parse_template, text_of
@@ -138,8 +139,11 @@ class Task:
 
     def read_test(
         self, given: str, columns: Mapping[str, str], leave_out: Sequence[str], split: str
-    ) -> list[Document]:
-        """The documents of a test or development file, checked against the task."""
+    ) -> tuple[list[Document], str]:
+        """The documents of a test or development file, checked against the task.
+
+        Also returns a remark on rows that are incomplete or repeated, empty without any.
+        """
         table = read_table(given, split=split)
         shape = recognise(table, columns, self.shape.kind)
         with error_context(given):
@@ -159,14 +163,24 @@ class Task:
                 f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
                 f"or leave their rows out by --leave-out {names:.80}"
             )
-        seen = {self._ask(document) for document in self.complete}
-        same = sum(self._ask(document) in seen for document in kept)
+        same = self.shared(kept, self.complete)
         if same > len(kept) / 4:
             raise DataError(
                 f"{given}: {same:,} of its {len(kept):,} rows are also in {self.table.name}, on "
                 "which the task expert trains; give other documents"
             )
-        return kept
+        lost, known = len(table.rows) - len(complete), {*map(self._seen, kept)}
+        remarks = [f"{lost:,} incomplete rows left out"] * bool(lost)
+        remarks += [f"{len(kept) - len(known):,} repeated"] * (len(known) < len(kept))
+        return kept, f" ({', '.join(remarks)})" * bool(remarks)
+
+    def shared(self, documents: Sequence[Document], others: Sequence[Document]) -> int:
+        """The number of documents that ask what one of the others asks, as a reader sees it."""
+        seen = {*map(self._seen, others)}
+        return sum(self._seen(document) in seen for document in documents)
+
+    def _seen(self, document: Document) -> str:
+        return _spelling(" ".join([self._ask(document), *document.get("choices", ())]))
 
     def labels_of(self, given: str, columns: Mapping[str, str], split: str) -> set[str]:
         """The labels in a test or development file."""
@@ -292,11 +306,13 @@ def found_in(task: Task) -> list[str]:
     return lines + [f"  {line}" for line in examples(task.table, task.shape)]
 
 
-def found_in_test(given: str, split: str, documents: Sequence[Document], name: str) -> list[str]:
-    """Describe a test or development file: number of documents, and the first document."""
+def found_in_test(
+    given: str, split: str, documents: Sequence[Document], remark: str, name: str
+) -> list[str]:
+    """Describe a test or development file: number of documents, a remark, the first document."""
     first = ", ".join(f"{role} {short(value)!r}" for role, value in documents[0].items())
     use = "test" if split == "test" else "development"
-    return [f"{given}: {len(documents):,} {use} documents in {name}", f"  {first}"]
+    return [f"{given}: {len(documents):,} {use} documents in {name}{remark}", f"  {first}"]
 
 
 def target(task: Task, document: Document, language: str) -> Document:
@@ -322,8 +338,11 @@ def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> Non
 
 
 def _spelling(label: str) -> str:
-    """Normalise a label: NFKC, case-folded, single spaces, numbers without `.0`."""
-    folded = unicodedata.normalize("NFKC", label).casefold()
+    """Normalise a text to what it reads as.
+
+    Visible characters alone, NFKC, case-folded, single spaces, numbers without `.0`.
+    """
+    folded = unicodedata.normalize("NFKC", label.translate(VISIBLE)).casefold()
     return re.sub(r"(?<=\d)\.0+$", "", " ".join(unicodedata.normalize("NFKC", folded).split()))
 
 

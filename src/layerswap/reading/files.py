@@ -99,7 +99,10 @@ def lines_of(file: str | Path) -> Iterator[str]:
     import fsspec
 
     try:
-        check_start(file, binary=unpacked(file) != Path(file))
+        packed = unpacked(file) != Path(file)
+        check_start(file, binary=packed)
+        if packed and fsspec.utils.infer_compression(str(file)) is None:
+            raise DataError(f"{file}: reading it needs the package zstandard; or unpack it")
         with fsspec.open(str(file), "rb", compression="infer") as stream:
             for number, line in enumerate(stream, start=1):
                 body = line.rstrip(b"\r\n")

@@ -107,10 +107,14 @@ def build_mix(
 
 
 def _held_out(mix: Mix, count: int) -> int:
-    """Number of validation examples among `count`: at least one for a share, and never all."""
+    """Number of validation examples among `count`: a share is at least one and never all.
+
+    A number is at most a half: sources may hold fewer examples than its writer thought.
+    """
     wanted = mix.validation
-    wanted = max(1, round(wanted * count)) if 0 < wanted < 1 else int(wanted)
-    return min(wanted, count - 1)
+    if 0 < wanted < 1:
+        return min(max(1, round(wanted * count)), count - 1)
+    return min(int(wanted), count // 2)
 
 
 def share(total: int, weights: dict[str, float]) -> dict[str, int]:

@@ -116,7 +116,7 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         "identifier": [built.identifier.describe(code) for code in built.identifier.languages]
         if built.identifier
         else [],
-        "warnings": contaminated + ([boundary] if boundary else []),
+        "warnings": [*contaminated, *_few_rows(built), *([boundary] if boundary else [])],
         "note": mix.note,
         "unverified": [
             *mix.unverified,
@@ -124,6 +124,16 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         ],
         "versions": versions(*_LIBRARIES),
     }
+
+
+def _few_rows(built: BuiltMix) -> list[str]:
+    wanted, held = built.mix.validation, len(built.validation)
+    if wanted < 1 or held == wanted:
+        return []
+    return [
+        f"`validation` is {wanted:g}, but there are {len(built.examples):,} examples: {held:,} are "
+        "held out; write a smaller number, or a share such as 0.1"
+    ]
 
 
 def _source_facts(built: BuiltMix, name: str, tokenizer: Any | None) -> dict[str, Any]:

@@ -387,7 +387,7 @@ def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) ->
 
 def units(text: str, unit: str) -> list[str]:
     """Split a text into normalised words, or into normalised characters without spaces."""
-    folded = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).casefold()
+    folded = unicodedata.normalize("NFKC", text.translate(VISIBLE)).casefold()
     words = unicodedata.normalize("NFKC", folded).translate(_SPACES).split()
     return words if unit == "words" else list("".join(words))
 
@@ -427,4 +427,4 @@ class _Visible(dict[int, int | None]):
         return self[code]
 
 
-_VISIBLE = _Visible()
+VISIBLE = _Visible()
