@@ -262,7 +262,7 @@ def test_rows_that_a_trainer_cuts_are_counted():
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from layerswap.training.mix.card import length_warning
+    from layerswap.training.mix.card import length_warning, unknown_warning
 
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "?": 3}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -276,3 +276,13 @@ def test_rows_that_a_trainer_cuts_are_counted():
         "2 of 3 rows are longer than max_length (20 tokens): 1 lose their end, and 1 are left out, "
         f"as their prompt alone fills it; hyperparameters.max_length: {max(sizes)} keeps all"
     )
+    assert length_warning(rows, tokenizer, 20, 20) == length_warning(rows, tokenizer, 20)
+    assert length_warning(rows, tokenizer, 40, 20) == (
+        "2 of 3 rows are longer than the 20 tokens that the base reads; set "
+        "hyperparameters.max_length: 20"
+    )
+    assert unknown_warning(rows, tokenizer) is None
+    tokenizer.unk_token = "?"
+    assert unknown_warning(rows, tokenizer) is None
+    strange = Dataset.from_list([{"messages": [{"role": "user", "content": "a d e f"}]}])
+    assert unknown_warning(strange, tokenizer).startswith("75% of the tokens are '?', because")

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_models import config_of
 
 from layerswap.ground.errors import RecipeError, TrainingError
-from layerswap.training.expert import hyperparameters
+from layerswap.training.expert import hyperparameters, trainer
 from layerswap.training.expert.hyperparameters import (
     check_distributed,
     launch_configuration,
@@ -53,6 +54,9 @@ def test_hyperparameters_override_the_preset_and_may_be_texts(tmp_path):
     settings, _ = config(tmp_path, preset="math-1", hyperparameters={"learning_rate": "3e-5"})
     assert settings.learning_rate == 3e-5
     assert settings.max_length == 2048
+    texts = {"max_steps": "3", "gradient_accumulation_steps": 2.0}
+    settings, _ = config(tmp_path, hyperparameters=texts)
+    assert repr([settings.max_steps, settings.gradient_accumulation_steps]) == "[3, 2]"
     steps = {"lr_scheduler_kwargs": {"num_decay_steps": 7}}
     settings, decay = config(tmp_path, preset="swh-1", hyperparameters=steps, seed=9)
     assert decay is None
@@ -69,12 +73,37 @@ def test_hyperparameters_override_the_preset_and_may_be_texts(tmp_path):
         ({"hyperparameters": {"learning_rate": True}}, 1, "must be a number; found True"),
         ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: must be above 0; found -1"),
         ({"hyperparameters": {"max_steps": -3}}, 1, "must be at least 1, or -1 for all; fo"),
+        ({"hyperparameters": {"max_length": "6.5"}}, 1, "must be a whole number; found 6.5"),
         ({"hyperparameters": {"bf16": 3}}, 1, "bf16: must be true or false; found 3"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, spec, processes, message):
     with pytest.raises(TrainingError, match=message):
         config(tmp_path, processes=processes, **spec)
+
+
+def test_a_warm_up_that_takes_the_whole_training_is_named(tmp_path):
+    from transformers import TrainerState
+
+    from layerswap.training.expert.sft import ProgressLines
+
+    lines: list[str] = []
+    settings, _ = config(tmp_path, preset="math-1")
+    for steps in (1000, 1001):
+        state = TrainerState(max_steps=steps)
+        ProgressLines(lines.append, int).on_train_begin(settings, state, None)
+    assert lines == [
+        "warning: the learning rate never reaches its value, because warmup_steps is 1,000 of "
+        "1,000 steps; set hyperparameters.warmup_steps"
+    ]
+
+
+@pytest.mark.parametrize(("family", "learns"), [("gpt2", True), ("opt", True), ("llama", False)])
+def test_models_with_an_embedding_of_positions(family, learns):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config_of(family))
+    assert trainer._learns(model, 128) is learns
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero3"])

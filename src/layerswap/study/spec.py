@@ -29,7 +29,7 @@ from layerswap.ground.types import EngineName
 from layerswap.ground.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
 from layerswap.reading.origins import NonEmpty
 from layerswap.study.steps import Resources
-from layerswap.training.expert.spec import Data, Lora, Side, Trained
+from layerswap.training.expert.spec import Data, Lora, Seed, Side, Trained
 
 LIKE = "like"
 """The key that names another study, whose values are the defaults of this one."""
@@ -77,7 +77,7 @@ class TrainingRun(Strict):
     limit: PositiveInt | None = None
     lora: Lora | None = None
     train: Trained | None = None
-    seed: int = 0
+    seed: Seed = 0
 
 
 class Turns(Strict):

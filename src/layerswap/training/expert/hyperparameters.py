@@ -39,6 +39,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
            "gradient_accumulation_steps", "max_length")  # fmt: skip
 _POSITIVE = ("learning_rate", "num_train_epochs")
+_WHOLE = ("<class 'int'>", "int", "int | None", "typing.Optional[int]")
 _BOOLEANS = ("<class 'bool'>", "bool", "bool | None")
 
 
@@ -123,11 +124,15 @@ def _check(name: str, value: Any, fields: Mapping[str, dataclasses.Field[Any]]) 
         raise TrainingError(f"hyperparameters.{name}: TRL's SFTConfig has no such name{hint}")
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)  # YAML 1.1 reads 1e-7 as a text
-    default = fields[name].default
+    default, whole = fields[name].default, str(fields[name].type) in _WHOLE
+    if whole and isinstance(value, float) and value.is_integer():
+        value = int(value)
     number = isinstance(default, int | float) and not isinstance(default, bool)
     wanted = None
     if number and (isinstance(value, bool) or not isinstance(value, int | float)):
         wanted = "a number"
+    elif whole and not isinstance(value, int | None):
+        wanted = "a whole number"
     elif name in _COUNTS and value is not None and value < 1:
         wanted = "at least 1"
     elif name in _POSITIVE and not value > 0:

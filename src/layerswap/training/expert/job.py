@@ -325,7 +325,7 @@ def _check_values(rows: Dataset, column: str) -> None:
     first = None
     for number, value in enumerate(rows[column], start=1):
         if isinstance(value, str):
-            valid = column != "messages" and (bool(value) or column == "prompt")
+            valid = column != "messages" and (value.strip() or column == "prompt")
         else:
             valid = column != "text" and isinstance(value, list) and _are_messages(value)
         if not valid:

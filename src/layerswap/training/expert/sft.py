@@ -168,9 +168,14 @@ class ProgressLines(TrainerCallback):
         self.loss = ""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock."""
+        """Start the clock, and warn of a warm-up that takes the whole training."""
         self.first, self.started = state.global_step, time.monotonic()
-        self.shown = self.started
+        self.shown, warmup = self.started, args.get_warmup_steps(state.max_steps)
+        if warmup >= state.max_steps and state.is_world_process_zero:
+            self.log(
+                f"warning: the learning rate never reaches its value, because warmup_steps is "
+                f"{warmup:,} of {state.max_steps:,} steps; set hyperparameters.warmup_steps"
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Note the loss."""

@@ -18,6 +18,8 @@ from layerswap.ground.strict import Extended, Strict
 from layerswap.ground.yaml_file import nearest, read_yaml, validate
 from layerswap.reading.origins import NonEmpty
 
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+"""A seed that NumPy takes too."""
 DECAY = "decay"
 """Fraction of the steps in which warmup-stable-decay decays; not a name of TRL's."""
 _COLUMNS = ("learning_rate", "per_device_train_batch_size", "max_length", "weight_decay",
@@ -155,7 +157,7 @@ class ExpertSpec(Extended):
     limit: PositiveInt | None = None  # maximum number of examples of each data set
     # Of the training weights; None: float32, or the stored dtype under LoRA.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
-    seed: int = 0  # of the data order, of dropout and of new adapters
+    seed: Seed = 0  # of the data order, of dropout and of new adapters
 
     @field_validator("preset")
     @classmethod

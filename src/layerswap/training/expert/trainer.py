@@ -31,7 +31,7 @@ from layerswap.training.expert.save import (
 )
 from layerswap.training.expert.spec import ExpertSpec, check_expert, read_expert
 from layerswap.training.expert.trainable import adapter_targets, names_by_part, parameter_places
-from layerswap.training.mix.card import ending_warning, length_warning
+from layerswap.training.mix.card import ending_warning, length_warning, unknown_warning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -281,13 +281,28 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             "(`hyperparameters: {bf16: false}` computes all in float32)"
         )
     longest = None if trainer.args.packing else trainer.args.max_length
+    text = trainer.model.config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
     for data, prompts in zip(job.sets, job.prompt_warnings, strict=True):
-        lengths = length_warning(data.train, job.tokenizer, longest)
+        lengths = length_warning(data.train, job.tokenizer, longest, positions)
+        past = lengths and longest and positions and longest > positions
+        if past and _learns(trainer.model, positions):
+            raise TrainingError(f"{data.name}: {lengths}")
         ending = ending_warning(data.train, job.tokenizer, job.ends)
-        for warning in filter(None, [*prompts, lengths, ending]):
+        unknown = unknown_warning(data.train, job.tokenizer)
+        for warning in filter(None, [*prompts, lengths, ending, unknown]):
             yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
+
+
+def _learns(model: Any, positions: int) -> bool:
+    """True if a model has an embedding of positions, as GPT-2 has; OPT's has two rows more."""
+    from torch.nn import Embedding
+
+    tables = (module for module in model.modules() if isinstance(module, Embedding))
+    own = model.get_input_embeddings()
+    return any(t.num_embeddings - positions in (0, 2) for t in tables if t is not own)
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:

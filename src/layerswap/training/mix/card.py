@@ -24,7 +24,9 @@ CARD = "data_card.json"
 RECIPE = "mix.yaml"
 SPLITS = ("train", "validation")
 CHECKED_ROWS = 1000
-"""Number of rows that are tokenized to check where prompts end."""
+"""Number of rows that are tokenized to check where prompts end, and for unknown tokens."""
+MOST_UNKNOWN = 0.1
+"""Share of unknown tokens from which a training warns."""
 EXAMPLES = 2
 """Number of examples of each source that the card shows."""
 SHOWN_CHARACTERS = 400
@@ -254,11 +256,43 @@ def ending_warning(rows: Dataset, tokenizer: Any, ends: Collection[str]) -> str 
     )
 
 
-def length_warning(rows: Dataset, tokenizer: Any, longest: int | None) -> str | None:
-    """Warn of rows with more than `longest` tokens, whose rest a trainer cuts off."""
+def unknown_warning(rows: Dataset, tokenizer: Any) -> str | None:
+    """Warn if the tokenizer takes a large part of the first rows for unknown tokens."""
+    if tokenizer.unk_token_id is None:
+        return None
+    first = rows.select(range(min(len(rows), CHECKED_ROWS)))
+    ids = [
+        token
+        for row in first
+        for value in row.values()
+        for text in ([value] if isinstance(value, str) else [turn["content"] for turn in value])
+        for token in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ]
+    share = ids.count(tokenizer.unk_token_id) / max(1, len(ids))
+    if share < MOST_UNKNOWN:
+        return None
+    return (
+        f"{share:.0%} of the tokens are {tokenizer.unk_token!r}, because the base's tokenizer does "
+        "not know these texts; compare bases by `layerswap bases`"
+    )
+
+
+def length_warning(
+    rows: Dataset, tokenizer: Any, longest: int | None, positions: int | None = None
+) -> str | None:
+    """Warn of rows with more than `longest` tokens, whose rest a trainer cuts off.
+
+    Without such rows, warn of those with more tokens than the base has `positions`.
+    """
     if longest is None:
         return None
     sizes = list(_sizes(rows, tokenizer))
+    beyond = sum(whole > positions for _, whole in sizes) if positions else 0
+    if positions and beyond and longest > positions:
+        return (
+            f"{beyond:,} of {len(sizes):,} rows are longer than the {positions:,} tokens that the "
+            f"base reads; set hyperparameters.max_length: {positions}"
+        )
     cut = sum(prompt < longest < whole for prompt, whole in sizes)
     lost = sum(longest <= prompt for prompt, _ in sizes)
     if not cut + lost:
