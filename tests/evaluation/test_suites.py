@@ -411,7 +411,8 @@ def greetings(tmp_path):
 
 def test_a_benchmark_of_ones_own_is_one_file(greetings, tasks):
     data = DataFolder(greetings.parent)
-    (asked,) = write_suite(str(greetings), ["Swahili"], tasks, data=data)
+    with pytest.warns(UserWarning, match=r"1 of 3 rows are left out: .* found 'neither'"):
+        (asked,) = write_suite(str(greetings), ["Swahili"], tasks, data=data)
     assert (asked.name, asked.benchmark, asked.language) == (
         "greetings_sw_0shot", "greetings", "sw"
     )  # fmt: skip
@@ -459,7 +460,12 @@ def test_a_suite_of_ones_own_names_benchmarks_and_files(greetings):
         ("size: {documents: 100, read: 20}", "size: {}", "size.documents: is missing"),
         ("data:", "rows: x:y\ndata:", "give either data or rows"),
         ("splits: [test]", "splits: []", "splits: name at least one split of the data"),
-        ("languages: [sw, en]", "languages: [3]", r"languages\[0\]: write a text; found 3"),
+        (
+            "languages: [sw, en]",
+            "languages: [3]",
+            r"languages\[0\]: write a text in quotes; found 3",
+        ),
+        ("[polite, rude]", "[rude, rude]", "labels: one is given twice"),
         ("label: tone", "tone: tone", "labels: data.columns has no column 'label'"),
         ("labels:", "group: {by: topic}\nlabels:", "group: data.columns has no column 'topic'"),
     ],

@@ -13,6 +13,7 @@ import pytest
 from datasets import Dataset
 
 from layerswap.ground.errors import DataError
+from layerswap.reading.files import rows_of as rows_of_file
 from layerswap.reading.origins import Origin, open_rows, where_filter
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import MixSource
@@ -53,6 +54,11 @@ def test_every_format_gives_the_same_texts_up_to_read_and_limit(tmp_path, name):
     assert len(rows_of(tmp_path, path=name, read=2)) == 2
     assert len(rows_of(tmp_path, path=name, read=2, limit=1)) == 1
     assert len(rows_of(tmp_path, path=name, limit=9)) == 3
+
+
+def test_a_table_read_alone_has_the_delimiter_of_its_header(tmp_path):
+    (tmp_path / "x.csv").write_text("\ufeffq;a\r\nWhy, then?;NA\r\n", encoding="utf-8")
+    assert [*rows_of_file(tmp_path / "x.csv")] == [{"q": "Why, then?", "a": "NA"}]
 
 
 def test_a_compression_that_no_library_here_reads(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
@@ -54,6 +56,12 @@ from layerswap.ground.yaml_file import (
 from layerswap.methods import METHODS
 
 METHOD_KEYS = ("swap", "soup", "partition", "merge", "instruct", "mergekit")
+
+
+def _code(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z]{2,8}([-_][A-Za-z0-9]+)*", value):
+        raise ValueError(f"{value!r} is not a code such as sw")
+    return value
 
 
 class Recipe(Strict):
@@ -106,7 +114,7 @@ class Recipe(Strict):
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     max_shard_size: str = "5GB"
     blend_type: Literal[BLEND_TYPES] | None = None  # type: ignore[valid-type]
-    languages: list[str] = []
+    languages: list[Annotated[str, AfterValidator(_code)]] = []
     patterns: list[PatternEntry] = []
 
     @model_validator(mode="wrap")

@@ -360,4 +360,6 @@ def _phrase(item: Any, path: KeyPath, model: type[BaseModel]) -> str:
     wanted = f"{item['msg'][0].lower()}{item['msg'][1:]}"
     if kind in _WANTED:
         wanted = _WANTED[kind].format(**item.get("ctx", {}))
+    if kind == "string_type" and isinstance(value, int | float):  # `no` is false in YAML
+        wanted = "write a text in quotes"
     return f"{wanted}; found {value!r:.60}"

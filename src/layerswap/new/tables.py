@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.ground.errors import DataError, LayerswapError, error_context
-from layerswap.reading.files import FORMATS, lines_of, unpacked
+from layerswap.reading.files import FORMATS, delimiter_of, lines_of, unpacked
 from layerswap.reading.origins import Origin, check_texts, open_rows
 from layerswap.training.mix.templates import text_of
 
@@ -79,11 +79,9 @@ def read_table(given: str, *, split: str = "train") -> Table:
         return _read(given, {"id": hub[1], **config, "split": split})
     keys: dict[str, Any] = {"path": _absolute(given)}
     if _ending(given) in (".tsv", ".csv"):
-        header, *rest = [*islice(filter(str.strip, lines_of(keys["path"])), 2)] or ["", ""]
-        if not rest:
+        if len([*islice(filter(str.strip, lines_of(keys["path"])), 2)]) == 1:
             raise DataError(f"{given}: has a header and no rows")
-        delimiter = max(",;\t", key=header.count)
-        if _ending(given) == ".csv" and delimiter != ",":
+        if _ending(given) == ".csv" and (delimiter := delimiter_of(keys["path"])) != ",":
             keys["delimiter"] = delimiter
     return _read(given, keys)
 

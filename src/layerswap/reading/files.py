@@ -208,8 +208,15 @@ def rows_of(file: str | Path, layout: Layout | None = None) -> Iterator[dict[str
     name = str(file)
     if layout is None and format_of(name) != "csv":
         return objects([name])
-    tabs = unpacked(name).suffix.lower() == ".tsv"
-    return _table_rows([name], layout=layout or Layout("\t" if tabs else ","))
+    return _table_rows([name], layout=layout or Layout(delimiter_of(name)))
+
+
+def delimiter_of(file: str) -> str:
+    """Return the delimiter of a table: tabs by its name, otherwise by its header (Excel's `;`)."""
+    if unpacked(file).suffix.lower() == ".tsv":
+        return "\t"
+    header = next((line for line in lines_of(file) if line.strip()), "")
+    return max(",;\t", key=header.count)
 
 
 def read_json(files: list[str], count: int | None) -> Dataset:

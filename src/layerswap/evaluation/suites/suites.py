@@ -138,6 +138,8 @@ class Benchmark(Strict):
             raise ValueError("give either data or rows")
         if self.data is not None and not self.splits:
             raise ValueError("splits: name at least one split of the data")
+        if len({*self.labels}) < len(self.labels):
+            raise ValueError("labels: one is given twice")
         needed = {"labels": "label" if self.labels else None, "group": self.group and self.group.by}
         for key, column in needed.items():
             if self.data is not None and column and column not in self.data.sources:
@@ -483,13 +485,20 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
         {name: _cell(row, name, columns, table, where) for name, columns in table.sources.items()}
         for row in rows
     ]
-    kept = [row for row in read if not benchmark.labels or row["label"] in benchmark.labels]
+    return _labelled(benchmark, read, where) if benchmark.labels else read
+
+
+def _labelled(benchmark: Benchmark, rows: Rows, where: str) -> Rows:
+    """Leave out the rows without a label of the benchmark, and say so."""
+    kept = [row for row in rows if row["label"] in benchmark.labels]
+    strange = {row["label"] for row in rows} - {*benchmark.labels}
+    found = ", ".join(map(repr, sorted(strange)[:8]))
+    named = f"label of {benchmark.name} ({', '.join(benchmark.labels)}); found {found:.100}"
     if not kept:
-        found = ", ".join(sorted({row["label"] for row in read})[:8])
-        raise EvaluationError(
-            f"{where}: no row has a label of {benchmark.name} ({', '.join(benchmark.labels)}); "
-            f"found {found:.100}"
-        )
+        raise EvaluationError(f"{where}: no row has a {named}")
+    if strange:
+        count = f"{len(rows) - len(kept):,} of {len(rows):,} rows"
+        warnings.warn(f"{where}: {count} are left out: they have no {named}", stacklevel=2)
     return kept
 
 
