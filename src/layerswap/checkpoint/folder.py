@@ -55,6 +55,7 @@ from layerswap.checkpoint.remote import (
     BESIDE_WEIGHTS,
     CONNECTIONS,
     HUB_ID,
+    PROCESSOR_FILES,
     RemoteFile,
     WeightFile,
     check_url,
@@ -81,6 +82,11 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+COPIED_SETTINGS = (
+    "generation_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json",
+    *PROCESSOR_FILES,
+)  # fmt: skip
+"""JSON files that a merge copies without a look into them."""
 MODEL_FILES = ("model*.safetensors", INDEX, "pytorch_model*.bin")
 """Forms of the names of a full model's weights."""
 NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
@@ -514,6 +520,8 @@ def fetch_checkpoint(
             with open_source(path) as handle:
                 if os.fstat(handle).st_size > MAX_JSON_BYTES:
                     raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+            if name in COPIED_SETTINGS:
+                read_json_object(path, infinities=True)
     return folder, commit
 
 
