@@ -191,7 +191,7 @@ PAGE = "<!DOCTYPE html><html><body>504 Gateway Time-out</body></html>"
     ("text", "why"),
     [
         (POINTER, "this is a Git LFS pointer, not the file; run `git lfs pull` in its folder"),
-        (PAGE, "this is a web page, not the file; download it again"),
+        (PAGE, "this is a web page or XML, not the file; download it again"),
     ],
     ids=["pointer", "page"],
 )

@@ -13,6 +13,7 @@ from lab_files import write_tsv
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
 from layerswap.ground.errors import DataError
+from layerswap.new.inputs import _code_of
 from layerswap.new.study import _dump
 from layerswap.new.tables import Table, read_parallel, read_table, read_texts, recognise
 from layerswap.new.tasks import Task, found_in, read_task, target
@@ -378,6 +379,20 @@ def test_rows_of_a_test_that_are_incomplete_repeated_or_trained_on(tmp_path):
     table = [{"question": f"{i}", "choices": ["a", "b"], "answer": "a"} for i in range(3)]
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, table)))
     assert read_task(str(tmp_path / "c.jsonl"), {}).shared(asked[:1], asked[1:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [
+        ("news.ig", "ig"), ("news.ibo.txt", "ig"), ("ig.txt", "ig"), ("en.txt", "en"),
+        ("ibo_Latn.devtest", "ig"), ("flores.eng_Latn", "en"), ("news_en.txt.gz", "en"),
+        ("x.en-ig.ig", "ig"), ("igbo.txt", "ig"), ("english.txt", "en"), ("news.fra", "fr"),
+        ("texts_new.txt", None), ("texts-old.txt", None), ("a.txt", None), ("news", None),
+    ],
+)  # fmt: skip
+def test_the_language_in_the_name_of_a_parallel_file(name, language):
+    assert _code_of(name, "ig") == language
+    assert _code_of(name, "ig-NG") == ("ig-NG" if language == "ig" else language)
 
 
 def test_signs_and_marks_tell_labels_apart(tmp_path):

@@ -265,15 +265,17 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
     [
         (POINTER, "a.txt a.csv a.jsonl a.jsonl.gz a.parquet a.arrow", "this is a Git LFS pointer"),
         (b"<!DOCTYPE html>\n<p>404</p>", "a.txt a.tsv a.json a.parquet", "this is a web page"),
-        (b"PK\x03\x04\n", "a.csv a.txt", "this is a zip archive or an Excel file; unpack it, or"),
+        (b"PK\x03\x04\n", "a.csv a.txt", "this is a zip archive or a file of Excel or Word; unp"),
         (b"PK\x03\x04\n", "a.csv.zip", "unknown format '.zip'; unpack the archive"),
-        (b"PK\x03\x04\n", "a.xlsx", "unknown format '.xlsx'; save its table as CSV in UTF-8"),
+        (b"PK\x03\x04\n", "a.xlsx", "unknown format '.xlsx'; save it as CSV or plain text in"),
         # Without a time, so that all workers collect the same cases.
         (
             gzip.compress(b"text\na\n", mtime=0),
             "a.csv",
             "this is compressed by gzip; add .gz to its name",
         ),
+        (b"%PDF-1.7\n", "a.txt", "this is a PDF; save its text as plain text in UTF-8"),
+        (b"{\\rtf1 a}\n", "a.txt a.csv", "this is rich text (RTF); save it as plain text in UTF-8"),
         (b"PAR1\n", "a.jsonl", "this is a Parquet file; name it *.parquet"),
     ],
 )

@@ -74,7 +74,7 @@ def mistaken(data: bytes) -> str | None:
     if begins(LFS_POINTER):
         return "this is a Git LFS pointer, not the file; run `git lfs pull` in its folder"
     if begins(WEB_PAGE):
-        return "this is a web page, not the file; download it again"
+        return "this is a web page or XML, not the file; download it again"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -271,7 +272,7 @@ def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
     """Read a pair of files, one in the language and one in another, in either order."""
     if Path(pair[0]).exists() and Path(pair[0]).resolve() == Path(pair[1]).resolve():
         raise DataError(f"{pair[0]} and {pair[1]} are one file; give a text and its translation")
-    named = [_code_of(given) for given in pair]
+    named = [_code_of(given, code) for given in pair]
     files = pair[::-1] if named[1] == code and named[0] != code else pair
     other = named[pair.index(files[1])] or "en"
     if other == code:
@@ -279,11 +280,24 @@ def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
     return read_parallel(files, (code, other)), other
 
 
-def _code_of(given: str) -> str | None:
-    """The language that a file's name ends with, as in `news.ig` or `news.ig.txt`."""
-    path = Path(given)
-    code = (path.with_suffix("") if path.suffix == ".txt" else path).suffix[1:]
+def _code_of(given: str, code: str) -> str | None:
+    """The language that a file's name ends with, `code` or another one.
+
+    As in `news.ig`, `news.ig.txt`, `en.txt`, `news_en.txt`, `ibo_Latn.devtest` or `igbo.txt`.
+    """
+    name = re.sub(r"(\.(txt|gz|dev|devtest|test|train))+$", "", Path(given).name)
+    stem = re.sub(r"_[A-Z][a-z]{3}$", "", name)
+    word = re.split(r"[._-]", stem)[-1].casefold()
+    if word == language_name(code).casefold():
+        return code
     try:
-        return standard_tag(code) if len(code) in (2, 3) else None
+        tag = standard_tag(word) if len(word) in (2, 3) or word == "english" else None
     except EvaluationError:
         return None
+    if tag is not None and tag.partition("-")[0] == code.partition("-")[0]:
+        return code  # `pt` is a `pt-BR`
+    # Other words of three letters are codes too: `old` and `new` are languages.
+    sure = (
+        len(word) == 2 or stem != name or stem.casefold() == word or f".{word}" in stem.casefold()
+    )
+    return tag if sure or tag == "en" else None

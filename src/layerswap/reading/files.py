@@ -32,11 +32,13 @@ FORMATS = {
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
-_SHEET = "save its table as CSV in UTF-8"
+_SHEET = "save it as CSV or plain text in UTF-8"
 _REMEDIES = {".zip": "unpack the archive", **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET)}
 _BINARY = {
-    b"PK\x03\x04": f"this is a zip archive or an Excel file; unpack it, or {_SHEET}",
-    b"\xd0\xcf\x11\xe0": f"this is an Excel file; {_SHEET}",
+    b"PK\x03\x04": f"this is a zip archive or a file of Excel or Word; unpack it, or {_SHEET}",
+    b"\xd0\xcf\x11\xe0": f"this is a file of Excel or Word; {_SHEET}",
+    b"%PDF": "this is a PDF; save its text as plain text in UTF-8",
+    b"{\\rtf": "this is rich text (RTF); save it as plain text in UTF-8",
     b"\x1f\x8b": "this is compressed by gzip; add .gz to its name",
     b"\x28\xb5\x2f\xfd": "this is compressed by zstd; add .zst to its name",
     b"PAR1": "this is a Parquet file; name it *.parquet",

@@ -285,8 +285,8 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
     positions = getattr(text, "max_position_embeddings", None)
     for data, prompts in zip(job.sets, job.prompt_warnings, strict=True):
         lengths = length_warning(data.train, job.tokenizer, longest, positions)
-        past = lengths and longest and positions and longest > positions
-        if past and _learns(trainer.model, positions):
+        past = positions and longest and longest > positions and _learns(trainer.model, positions)
+        if past and lengths:
             raise TrainingError(f"{data.name}: {lengths}")
         ending = ending_warning(data.train, job.tokenizer, job.ends)
         unknown = unknown_warning(data.train, job.tokenizer)
