@@ -142,6 +142,7 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
          [", line 3: places[0].layers: 5-3 runs backwards; write 3-5",
           ", line 3: places[1].layers: 7-6 runs backwards; write 6-7"]),
         (SWAP + "1: 2", [": [1]: a key is a text; write it in quotes: '1'"]),
+        (SWAP + "no: 2", [": [0]: a key is a text; write it in quotes: 'no'"]),
         ("experts: {str: a, b: 3}\nsoup: {experts: [str]}",
          [", line 1: experts.b: write a mapping; found 3"]),
         ("experts: {task: '', language: b}\nswap: {}",

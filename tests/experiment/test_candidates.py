@@ -15,10 +15,15 @@ from layerswap.compose import Blend
 from layerswap.experiment.answers import values_of
 from layerswap.experiment.conditions import CHOSEN, OUTSIDE, Condition, draw_plan, draw_sources
 from layerswap.experiment.evaluator import DEVELOPMENT, Evaluator
-from layerswap.experiment.spec import RandomDraws, read_sweep
+from layerswap.experiment.spec import Grid, RandomDraws, read_sweep
 from layerswap.experiment.sweeps import run_sweep
 
 LAYERS = 4
+
+
+def test_a_range_that_runs_backwards():
+    with pytest.raises(ValueError, match="8-0 runs backwards; write 0-8"):
+        Grid.model_validate({"bottom": "8-0", "top": 0})
 
 
 def test_sources_become_the_composition_that_they_name(world):

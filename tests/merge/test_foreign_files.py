@@ -560,3 +560,13 @@ def test_weights_of_zeros_are_named(family, tmp_path):
     assert not [
         note for note in plan_of(*adapters[::-1]).notes if "task" in note and "zero" in note
     ]
+
+
+def test_experts_of_two_dtypes_are_named(family, tmp_path):
+    task = copied(family["task"], tmp_path / "task")
+    change_tensors(task, {name: tensor.half() for name, tensor in tensors_of(task).items()})
+    note = (
+        "task is float16, language is bfloat16: writes the wider dtype (--dtype bfloat16 to write "
+    )
+    assert plan_of(task, family["language"]).notes == [f"{note}that)"]
+    assert plan_of(task, family["language"], dtype="bfloat16").notes == []

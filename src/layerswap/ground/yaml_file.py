@@ -353,7 +353,8 @@ def _phrase(item: Any, path: KeyPath, model: type[BaseModel]) -> str:
     if kind in {"value_error", "layerswap"}:
         return str(item["ctx"]["error"] if kind == "value_error" else item["msg"])
     if kind == "invalid_key" or "[key]" in item["loc"]:
-        return f"a key is a text; write it in quotes: '{path[-1]}'"
+        key = {False: "no", True: "yes"}[value] if isinstance(value, bool) else path[-1]
+        return f"a key is a text; write it in quotes: '{key}'"
     if kind == "literal_error":
         known = [word.strip("'") for word in re.split(", | or ", item["ctx"]["expected"])]
         return f"{value!r:.60} is not allowed{nearest(str(value), known)}"

@@ -16,7 +16,7 @@ from layerswap.checkpoint.loading import (
     load_tokenizer,
     load_weights,
 )
-from layerswap.checkpoint.read import as_torch
+from layerswap.checkpoint.read import FLOAT_NAMES, as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
 from layerswap.ground.commit import Journal
@@ -83,6 +83,7 @@ class FolderFormat(Format):
                 "writes float32, the adapters' dtype: the base's would lose much of their deltas "
                 "(--dtype bfloat16 to write that)"
             )
+        notes += _dtype_notes(plan)
         notes += tokenizer_notes(plan.sources, plan.tokenizer_owner)
         if plan.alignment is not None:
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
@@ -207,3 +208,14 @@ def _configurations(plan: Plan) -> tuple[PreTrainedConfig, GenerationConfig | No
 def plan_tokenizer(plan: Plan) -> Any:
     """The tokenizer of a plan's output."""
     return load_tokenizer(tokenizer_folder(plan), named=plan.tokenizer_owner.source)
+
+
+def _dtype_notes(plan: Plan) -> list[str]:
+    """Note experts of several dtypes: the output has the widest, and may be twice as large."""
+    names = {short: name for name, short in FLOAT_NAMES.items()}
+    full = {n: c for n, c in plan.used.items() if c.tensors and not c.low_rank}
+    stored = {n: max(c.tensors.values(), key=lambda i: i.elements).dtype for n, c in full.items()}
+    if plan.recipe.dtype or len({*stored.values()} & {*names}) < 2:
+        return []
+    each = ", ".join(f"{name} is {names.get(dtype, dtype)}" for name, dtype in stored.items())
+    return [f"{each}: writes the wider dtype (--dtype bfloat16 to write that)"]
