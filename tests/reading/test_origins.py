@@ -56,6 +56,12 @@ def test_every_format_gives_the_same_texts_up_to_read_and_limit(tmp_path, name):
     assert len(rows_of(tmp_path, path=name, limit=9)) == 3
 
 
+def test_a_file_is_no_translation_of_itself(tmp_path):
+    write_bytes(tmp_path, news__ig=b"otu\n")
+    why = why_refused(tmp_path, parallel={"ig": "news.ig", "en": "./news.ig"})
+    assert why == f"ig and en are one file, {tmp_path}/news.ig; give its translation"
+
+
 def test_a_table_read_alone_has_the_delimiter_of_its_header(tmp_path):
     (tmp_path / "x.csv").write_text("\ufeffq;a\r\nWhy, then?;NA\r\n", encoding="utf-8")
     assert [*rows_of_file(tmp_path / "x.csv")] == [{"q": "Why, then?", "a": "NA"}]

@@ -61,6 +61,18 @@ def test_a_training_that_is_not_possible_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_files_of_one_name_count_each_and_no_file_validates_itself(tmp_path):
+    for folder, text in (("a", "x y"), ("b", "z")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.jsonl").write_text(json.dumps({"text": text}))
+    data = job.Files(train="a/rows.jsonl", validation="b/rows.jsonl")
+    prints = job.load_rows(data, folder=tmp_path).fingerprints
+    assert [*prints] == ["rows.jsonl", "rows.jsonl (1)"]
+    assert len({*prints.values()}) == 2
+    with pytest.raises(LayerswapError, match=r"data.validation: a/\*.jsonl: is training data too"):
+        job.load_rows(job.Files(train="a/rows.jsonl", validation="a/*.jsonl"), folder=tmp_path)
+
+
 TURNS = [{"role": "user", "content": "Ana"}, {"role": "assistant", "content": "Ben"}]
 
 

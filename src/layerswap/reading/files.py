@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, groupby, islice, zip_longest
+from itertools import chain, combinations, groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -183,6 +183,9 @@ def _paragraphs(files: list[str]) -> Iterator[dict[str, str]]:
 
 def read_parallel(files: dict[str, list[str]], count: int | None) -> Dataset:
     """Read line-aligned files into rows with a column for each; refuse different lengths."""
+    for (one, first), (other, second) in combinations(files.items(), 2):
+        if first == second:
+            raise DataError(f"{one} and {other} are one file, {first[0]}; give its translation")
     for name in chain.from_iterable(files.values()):
         check_text(name)
     lengths = {

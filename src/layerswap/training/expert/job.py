@@ -289,11 +289,18 @@ def _from_folder(data: str, folder: Path) -> TrainingRows:
 def _from_files(data: Files, folder: Path) -> TrainingRows:
     sets: dict[str, Any] = dict.fromkeys(SPLITS)
     fingerprints: dict[str, str] = {}
+    files: list[str] = []
     for split, pattern in data.model_dump(exclude_none=True).items():
         try:
             sets[split] = _trainer_columns(open_rows(Origin(path=pattern), folder=folder).rows)
-            for file in map(Path, matching_files(folder, pattern)):
-                fingerprints[file.name] = fingerprint(file)
+            for file in matching_files(folder, pattern):
+                if file in files:
+                    raise DataError("is training data too; hold out other rows")
+                name = Path(file).name
+                # Files of one name in several folders are told apart by their order.
+                name += f" ({len(files)})" if name in fingerprints else ""
+                fingerprints[name] = fingerprint(Path(file))
+                files.append(file)
         except LayerswapError as error:
             raise error.within(f"data.{split}: {pattern}") from None
     rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], fingerprints)
