@@ -412,6 +412,7 @@ def test_text_files_that_hold_nothing_to_train_on(tmp_path):
     for name, content, why in [
         ("null.jsonl", '{"text": null}\n' * 3, "has no text; give more"),
         ("one.txt", "only one\n", "has one text; give more"),
+        ("same.txt", "only one\n" * 9, "has one text; give more"),
         ("array.txt", '[{"text": "a"},\n{"text": "b"}]', "is json, not plain text"),
         ("torn.txt.gz", gzip.compress(b"some text\n" * 99)[:-9], "cannot be read"),
         ("bad.xz", b"not packed", "cannot be read"),

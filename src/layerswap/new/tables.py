@@ -108,9 +108,9 @@ def read_parallel(files: tuple[str, str], names: tuple[str, str]) -> Table:
 
 
 def _with_texts(table: Table) -> Table:
-    """Refuse a table with fewer than two texts: one is held out for validation."""
+    """Refuse a table with fewer than two different texts: one is held out for validation."""
     _check_texts(table, "text")
-    count = sum(bool(text_of(row["text"], "text")) for row in table.rows)
+    count = len({text_of(row["text"], "text") for row in table.rows} - {""})
     if count < 2:
         raise DataError(f"{table.name}: has {'one text' if count else 'no text'}; give more")
     return table
