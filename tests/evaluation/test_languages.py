@@ -27,6 +27,21 @@ def test_macrolanguages_and_scripts(code, found):
     assert match(code, FLORES) == found
 
 
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [("hau_Latn", "ha"), ("ibo_Latn", "ig"), ("zh-Hans", "zh"), ("zh-Hant", "zh-Hant"),
+     ("srp_Cyrl", "sr"), ("sr-Latn", "sr-Latn"), ("hi-Latn", "hi-Latn"), ("ig-NG", "ig-NG"),
+     ("Darija", "ary"), ("Pidgin English", "pcm"), ("Egyptian", "arz")],
+)  # fmt: skip
+def test_usual_scripts_are_left_out_and_names_mean_what_people_speak(written, code):
+    assert standard_tag(written) == code
+
+
+def test_a_script_that_is_named_is_no_other_one():
+    assert match("zh-Hans", ["zho_Hant"]) is None
+    assert match("zh", ["zho_Hant"]) == "zho_Hant"
+
+
 @pytest.mark.parametrize("code", ["xyzzy", "", "  "])
 def test_unknown_languages_are_one_line(code):
     with pytest.raises(EvaluationError, match="no language"):

@@ -31,6 +31,8 @@ MAIN_MEMBERS = {
 """Macrolanguage by its main members (CLDR and FLORES-200); `prs`, `swc` or `acm` are others."""
 MEMBERS_BY_PLACE = {"fa-AF": "prs", "sw-CD": "swc", "sr-ME": "cnr"}
 """Languages that BCP 47 writes as their macrolanguage in a country."""
+NAMES = {"darija": "ary", "egyptian": "arz", "pidgin": "pcm", "pidgin english": "pcm"}
+"""Names that mean another language in langcodes: Dari, Ancient Egyptian and Pijin."""
 
 
 def same_language(first: str, second: str) -> bool:
@@ -56,12 +58,13 @@ def standard_tag(language: str) -> str:
         import langcodes
     except ImportError:
         raise EvaluationError(f"a language needs langcodes; {install('eval')}") from None
-    code = language.strip().replace("_", "-")
+    name = language.strip()
+    code = NAMES.get(name.casefold(), name).replace("_", "-")
     try:
         if langcodes.tag_is_valid(code):
             tag = str(langcodes.standardize_tag(code))
         else:
-            tag = str(langcodes.find(language.strip()).to_tag())
+            tag = str(langcodes.find(name).to_tag())
     except (LookupError, ValueError):
         raise EvaluationError(
             f"no language {language!r}; write a code such as sw, swh or swh_Latn, or a name"
@@ -70,7 +73,9 @@ def standard_tag(language: str) -> str:
         return MEMBERS_BY_PLACE[tag]
     main, dash, script = tag.partition("-")
     macro = f"{MAIN_MEMBERS.get(main, main)}{dash}{script}"
-    return str(langcodes.standardize_tag(macro)) if script else macro
+    tag = str(langcodes.standardize_tag(macro)) if script else macro
+    main, _, script = tag.partition("-")
+    return main if script == _parts(main)[1] else tag
 
 
 def language_name(language: str) -> str:
@@ -97,7 +102,8 @@ def match(language: str, supported: Iterable[str]) -> str | None:
     exact = [code for code, parts in same.items() if parts[1] == script]
     if exact:
         return exact[0]
-    return next(iter(same)) if len(same) == 1 and "-" not in tag else None
+    plain = not re.search("[-_]", language)
+    return next(iter(same)) if len(same) == 1 and plain else None
 
 
 @cache
