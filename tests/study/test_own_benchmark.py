@@ -166,7 +166,7 @@ def test_a_grid_is_chosen_on_a_split_on_drawn_documents_or_not_at_all(own, devel
             "text\tmood\nHabari\n",
             "swa.test.tsv, line 2: the number of fields is 1, not 2 as in",
         ),
-        ("text\tmood\nHabari\ttatu\n", "no row has a label of moods .moja, mbili.; found tatu"),
+        ("text\tmood\nHabari\ttatu\n", "no row has a label of moods .moja, mbili.; found 'tatu'"),
         (
             b"text\tmood\nHabar\xff\tmoja\n",
             r"tsv, line 2: is not UTF-8 text .*\(byte 0xff\)",
