@@ -25,7 +25,12 @@ import yaml
 
 import layerswap as ls
 from layerswap.compose import Zones, default_zones
-from layerswap.evaluation.statistics import Values, mean_interval, paired_difference
+from layerswap.evaluation.statistics import (
+    Values,
+    mean_over_groups,
+    paired_difference,
+    paired_over_groups,
+)
 from layerswap.report import Drawing, draw_intervals
 from research.markdown import Table, per_cent, points, table
 
@@ -35,6 +40,8 @@ LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "yo": "Yoruba"}
 TASKS = {"task": ("headlines", "masakhanews"), "sentences": ("sentences", "sib200")}
 SEEDS = (1, 2, 3)
 LAYERS = 18
+Groups = Mapping[str, Sequence[Values]]
+"""Scores by model, of each language's documents."""
 BOTH, ATTENTION, FEED_FORWARD = "default: attention and feed-forward", "attention", "feed-forward"
 SOUP, TASK, LANGUAGE = "plain average", "task expert", "language expert"
 PARTITION, EVEN = "partition C", "even split"
@@ -143,27 +150,27 @@ def recorded() -> Iterator[tuple[str, str, int, dict[str, Values]]]:
         )
 
 
-def compared(found: Mapping[str, Values]) -> list[list[str]]:
-    """Every model's score, and its difference to the default."""
+def compared(found: Groups) -> list[list[str]]:
+    """Every model's score, and its difference to the default: means over languages."""
     return [
-        [name, per_cent(mean_interval(values)),
-         "" if name == BOTH else points(paired_difference(values, found[BOTH]))]
+        [name, per_cent(mean_over_groups(values)),
+         "" if name == BOTH else points(paired_over_groups(values, found[BOTH]))]
         for name, values in found.items()
     ]  # fmt: skip
 
 
-def over_languages(task: str) -> dict[str, Values]:
-    """Every model's scores on the test documents of all languages of a task."""
+def over_languages(task: str) -> dict[str, list[Values]]:
+    """Every model's scores on the test documents of a task, by language."""
     every: dict[str, list[Values]] = {}
     for name, _, _, scores in recorded():
         if name == task:
             for model, values in scores.items():
                 every.setdefault(model, []).append(values)
-    return {model: np.concatenate(values) for model, values in every.items()}
+    return every
 
 
 def page_table() -> Table:
-    """Tabulate both tasks beside each other, over the documents of all languages."""
+    """Tabulate both tasks beside each other, means over the languages."""
     tasks = [name for name, _ in TASKS.values()]
     rows = [compared(over_languages(task)) for task in tasks]
     columns = [name for task in tasks for name in (f"{task}, % correct", "minus the default")]
@@ -178,10 +185,47 @@ def languages_table() -> Table:
     rows = [
         [name, LANGUAGES[code], str(experts), *row]
         for name, code, experts, scores in recorded()
-        for row in compared(scores)
+        for row in compared({model: [values] for model, values in scores.items()})
     ]
     head = ["task", "language", "task experts", "model", "% correct", "minus the default"]
     return table(head, rows, words=4)
+
+
+def chosen_elsewhere() -> Table:
+    """Tabulate the composition that is best in the other languages, minus the default.
+
+    The choice is the composition of layers with the highest mean of both tasks' scores in the
+    other languages, so a language's own documents did not choose it.
+    """
+    every: dict[str, dict[str, dict[str, Values]]] = {}
+    for task, code, _, scores in recorded():
+        every.setdefault(code, {})[task] = scores
+    swaps = [name for name in recipes(LAYERS) if name not in (SOUP, TASK, LANGUAGE)]
+    rows: list[list[str]] = []
+    chosen: dict[str, list[tuple[Values, Values]]] = {}
+    for code, own in every.items():
+        others = [scores for other in every.keys() - {code} for scores in every[other].values()]
+        best = max(swaps, key=lambda name: sum(float(scores[name].mean()) for scores in others))
+        for task, scores in own.items():
+            chosen.setdefault(task, []).append((scores[best], scores[BOTH]))
+        differences = [points(paired_difference(*chosen[task][-1])) for task in own]
+        rows.append([LANGUAGES[code], best, *differences])
+    over = [points(paired_over_groups(*zip(*pairs, strict=True))) for pairs in chosen.values()]
+    head = [
+        "language",
+        "best in the other languages",
+        *(f"{task}, minus the default" for task in chosen),
+    ]
+    return table(head, [*rows, ["mean", "", *over]], words=2)
+
+
+def tables() -> dict[str, Table]:
+    """The tables by name."""
+    return {
+        "outer": page_table(),
+        "outer by language": languages_table(),
+        "outer chosen elsewhere": chosen_elsewhere(),
+    }
 
 
 def draw() -> Drawing:
@@ -190,7 +234,7 @@ def draw() -> Drawing:
     for task, _ in TASKS.values():
         scores = over_languages(task)
         for model in (ATTENTION, FEED_FORWARD, PARTITION, EVEN, SOUP, TASK, LANGUAGE):
-            rows.append((f"{task}: {model}", paired_difference(scores[model], scores[BOTH])))
+            rows.append((f"{task}: {model}", paired_over_groups(scores[model], scores[BOTH])))
     return draw_intervals(rows, measure="composition minus the default swap", differences=True)
 
 
@@ -218,7 +262,7 @@ def lab(problems: int = 1000) -> Table:
             for name, values in zip(recipes(layers), right, strict=True):
                 every.setdefault(name, []).append(values)
     head = ["language expert in the outer layers", "% correct", "minus the default"]
-    return table(head, compared({name: np.concatenate(of) for name, of in every.items()}))
+    return table(head, compared({name: [np.concatenate(of)] for name, of in every.items()}))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -242,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         from research.figures import save_svg
 
-        print(f"{page_table()}\n\n{languages_table()}")
+        print(*tables().values(), sep="\n\n")
         save_svg(draw(), FIGURE)
 
 

@@ -58,11 +58,31 @@ def test_recorded_answers_become_tables_and_a_figure(tmp_path, monkeypatch):
         (tmp_path / f"{task}-{code}.json").write_text(json.dumps(answers | {outer.BOTH: runs}))
     page, languages = outer.page_table(), outer.languages_table()
     assert [row[0] for row in page.rows] == names
-    # Three and a half of six documents: a document counts half if one of two experts is right.
-    assert [page.rows[0][i].split(" ")[0] for i in (1, 3)] == ["58.3", "0.0"]
-    assert page.rows[1][2].startswith("-58.3 [")
+    # A document counts half if one of two experts is right; then the mean over two languages.
+    assert [page.rows[0][i].split(" ")[0] for i in (1, 3)] == ["68.8", "0.0"]
+    assert page.rows[1][2].startswith("-68.8 [")
     assert [row[:4] for row in languages.rows if row[3] == outer.BOTH] == [
         ["headlines", "Swahili", "2", outer.BOTH], ["headlines", "Yoruba", "1", outer.BOTH],
         ["sentences", "Swahili", "1", outer.BOTH],
     ]  # fmt: skip
-    assert "headlines: attention −58.3" in outer.draw().description
+    assert "headlines: attention −68.8" in outer.draw().description
+
+
+def test_a_composition_is_chosen_by_the_other_languages_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(outer, "RECORDED", tmp_path)
+    right = {  # of four documents; the default has two
+        "headlines-sw": {outer.EVEN: "1111"}, "headlines-ha": {outer.ATTENTION: "1111"},
+        "headlines-yo": {outer.ATTENTION: "1110"}, "sentences-sw": {outer.SOUP: "1111"},
+    }  # fmt: skip
+    for name, own in right.items():
+        answers = {model: ["0000"] for model in outer.recipes(outer.LAYERS)}
+        answers |= {outer.BOTH: ["0011"]} | {model: [runs] for model, runs in own.items()}
+        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
+    rows = {row[0]: row for row in outer.chosen_elsewhere().rows}
+    # Swahili's own answers prefer the even split; the average is no choice of layers.
+    chosen = [rows[name][1] for name in ("Swahili", "Hausa", "Yoruba")]
+    assert chosen == [outer.ATTENTION, outer.BOTH, outer.BOTH]
+    assert rows["Swahili"][2].startswith("-50.0 [")
+    assert rows["Hausa"][2].startswith("+0.0 [")
+    assert rows["mean"][2].startswith("-16.7 [")
+    assert rows["mean"][3].startswith("-50.0 [")
