@@ -17,6 +17,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def recipes(layers: int) -> dict[str, dict[str, Any]]:
     zones = default_zones(layers)
     outer = [f"0-{zones.bottom - 1}", f"{layers - zones.top}-{layers - 1}"]
     half, outside = layers // 2, {"outside": "task"}
+    bottoms = sorted({1, 2, *range(3, half + 1, 2), half})
 
     def swap(found: Zones) -> dict[str, Any]:
         return {"swap": {"bottom": found.bottom, "top": found.top, **outside}}
@@ -64,7 +66,7 @@ def recipes(layers: int) -> dict[str, dict[str, Any]]:
         BOTH: swap(zones),
         ATTENTION: one_role("attention"),
         FEED_FORWARD: one_role("mlp"),
-        **{f"bottom {bottom}": swap(Zones(bottom, zones.top)) for bottom in range(1, half + 1)},
+        **{f"bottom {bottom}": swap(Zones(bottom, zones.top)) for bottom in bottoms},
         PARTITION: {"partition": {"name": "C", **outside}},
         EVEN: swap(Zones((half + 1) // 2, half // 2)),
         SOUP: {"soup": {"experts": ["task", "language"]}},
@@ -82,25 +84,20 @@ def evaluate(trained: Path, published: Path, out: Path) -> None:
 
     Pairs whose experts are not trained yet are left out, and named.
     """
-    for code in LANGUAGES:
-        language = trained / f"{code}-73k-1"
-        for task, (name, suite) in TASKS.items():
-            record: dict[str, list[str]] = {}
-            for seed in SEEDS:
-                expert = trained / f"{task}-{seed}"
-                if not all((folder / "config.json").is_file() for folder in (expert, language)):
-                    print(f"{name}, {code}, seed {seed}: not trained yet")
-                    continue
-                scores = asked(
-                    expert, language, suite, code, published, out / f"{name}-{code}-{seed}"
-                )
-                for model, right in scores.items():
-                    record.setdefault(model, []).append("".join("01"[int(one)] for one in right))
-            if not record:
-                continue
-            RECORDED.mkdir(exist_ok=True)
-            target = RECORDED / f"{name}-{code}.json"
-            target.write_text(json.dumps(record, indent=1) + "\n", "utf-8", newline="\n")
+    record: dict[str, dict[str, list[str]]] = {}
+    for seed, code, (task, (name, suite)) in product(SEEDS, LANGUAGES, TASKS.items()):
+        language, expert = trained / f"{code}-73k-1", trained / f"{task}-{seed}"
+        if not all((folder / "config.json").is_file() for folder in (expert, language)):
+            print(f"{name}, {code}, seed {seed}: not trained yet")
+            continue
+        cell = out / f"{name}-{code}-{seed}"
+        scores = asked(expert, language, suite, code, published, cell)
+        runs = record.setdefault(f"{name}-{code}", {})
+        for model, right in scores.items():
+            runs.setdefault(model, []).append("".join("01"[int(one)] for one in right))
+        RECORDED.mkdir(exist_ok=True)
+        target = RECORDED / f"{name}-{code}.json"
+        target.write_text(json.dumps(runs, indent=1) + "\n", "utf-8", newline="\n")
 
 
 def asked(
