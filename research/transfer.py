@@ -44,14 +44,14 @@ from layerswap.experiment.compare import Values, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from layerswap.report import Drawing
 from layerswap.report.charts import draw_intervals
-from research import dose, ten_languages
+from research import dose, outer, ten_languages
 from research.figures import save_svg
 from research.markdown import Table, per_cent, points, table
 from research.selection import select
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = (DOCS / "real.md", DOCS / "dose.md")
+PAGES = (DOCS / "real.md", DOCS / "dose.md", DOCS / "outer.md")
 LABELS, PROBABILITIES = "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {
@@ -637,6 +637,7 @@ def tables() -> dict[str, Table]:
         "means": models_table(correct, "% correct"),
         **ten_languages.tables(),
         **dose.tables(),
+        **outer.tables(),
         "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),
         **{f"labels of {task}": labels_table(task, str(DEFAULT), "task expert") for task in TASKS},
