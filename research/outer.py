@@ -237,11 +237,11 @@ def tables() -> dict[str, Table]:
 
 
 def draw() -> Drawing:
-    """Draw every model but those with another bottom, minus the default, on both tasks."""
+    """Draw the parts, the even split, the average and the task expert, minus the default."""
     rows = []
     for task, _ in TASKS.values():
         scores = over_languages(task)
-        for model in (ATTENTION, FEED_FORWARD, EVEN, SOUP, TASK, LANGUAGE):
+        for model in (ATTENTION, FEED_FORWARD, EVEN, SOUP, TASK):
             rows.append((f"{task}: {model}", paired_over_groups(scores[model], scores[BOTH])))
     return draw_intervals(rows, measure="composition minus the default swap", differences=True)
 
