@@ -172,15 +172,8 @@ def page_table() -> Table:
     Without compositions that are the default by another name.
     """
     tasks = [name for name, _ in TASKS.values()]
-    zones = default_zones(LAYERS)
-    rows = [
-        [
-            row
-            for row in compared(over_languages(task))
-            if row[0] not in (f"bottom {zones.bottom}", PARTITION)
-        ]
-        for task in tasks
-    ]
+    same = (f"bottom {default_zones(LAYERS).bottom}", PARTITION)
+    rows = [[row for row in compared(over_languages(task)) if row[0] not in same] for task in tasks]
     columns = [name for task in tasks for name in (f"{task}, % correct", "minus the default")]
     return table(
         ["from the language expert, of 18 layers", *columns],

@@ -165,14 +165,17 @@ def test_a_link_to_nothing_is_an_interrupted_download(single, name):
     assert refusal(single) == f"/{name}: a link to a file that does not exist; {AGAIN}"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 3000, '{"eos_token_id": 1e400}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "[" * 3000, '{"a":' * 3000 + "1" + "}" * 3000, '{"eos_token_id": 1e400}'],
+)
 def test_settings_that_are_copied_are_json(single, text):
     (single / "generation_config.json").write_text(text)
     assert refusal(single).startswith("/generation_config.json: ")
 
 
 def test_a_path_written_as_an_address(single):
-    with pytest.raises(CheckpointError, match="give the path alone, without file://"):
+    with pytest.raises(CheckpointError, match="give the path without file://"):
         open_checkpoint(f"file://{single}")
 
 

@@ -465,7 +465,7 @@ def test_a_suite_of_ones_own_names_benchmarks_and_files(greetings):
             "languages: [3]",
             r"languages\[0\]: write a text in quotes; found 3",
         ),
-        ("[polite, rude]", "[rude, rude]", "labels: one is given twice"),
+        ("[polite, rude]", "[rude, rude]", "labels: 'rude' is given twice"),
         ("label: tone", "tone: tone", "labels: data.columns has no column 'label'"),
         ("labels:", "group: {by: topic}\nlabels:", "group: data.columns has no column 'topic'"),
     ],

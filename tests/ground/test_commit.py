@@ -189,7 +189,7 @@ def test_a_folder_that_is_not_ours(target, content):
 
 @pytest.mark.parametrize("address", ["s3://bucket/out", "file:/tmp/out"])
 def test_an_address_is_no_folder(address):
-    assert refusal(Path(address)).endswith("an address; an output is written to a local folder")
+    assert refusal(Path(address)).endswith(": the output must be a local folder, not an address")
 
 
 def test_a_marker_that_is_a_folder_is_no_marker(target):

@@ -566,7 +566,8 @@ def test_experts_of_two_dtypes_are_named(family, tmp_path):
     task = copied(family["task"], tmp_path / "task")
     change_tensors(task, {name: tensor.half() for name, tensor in tensors_of(task).items()})
     note = (
-        "task is float16, language is bfloat16: writes the wider dtype (--dtype bfloat16 to write "
+        "task is float16, language is bfloat16: the output has a dtype that holds both "
+        "(--dtype bfloat16 makes it smaller)"
     )
-    assert plan_of(task, family["language"]).notes == [f"{note}that)"]
+    assert plan_of(task, family["language"]).notes == [note]
     assert plan_of(task, family["language"], dtype="bfloat16").notes == []

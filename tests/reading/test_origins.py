@@ -59,7 +59,7 @@ def test_every_format_gives_the_same_texts_up_to_read_and_limit(tmp_path, name):
 def test_a_file_is_no_translation_of_itself(tmp_path):
     write_bytes(tmp_path, news__ig=b"otu\n")
     why = why_refused(tmp_path, parallel={"ig": "news.ig", "en": "./news.ig"})
-    assert why == f"ig and en are one file, {tmp_path}/news.ig; give its translation"
+    assert why == f"ig and en are one file, {tmp_path}/news.ig; give the translation"
 
 
 def test_a_table_read_alone_has_the_delimiter_of_its_header(tmp_path):
@@ -70,7 +70,7 @@ def test_a_table_read_alone_has_the_delimiter_of_its_header(tmp_path):
 def test_a_compression_that_no_library_here_reads(tmp_path, monkeypatch):
     monkeypatch.delitem(fsspec.utils.compressions, "zst", raising=False)
     (tmp_path / "x.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(DataError, match="zst: reading it needs the package zstandard; or unpack"):
+    with pytest.raises(DataError, match="zst: needs the package zstandard; install it, or unpack"):
         open_rows(Origin(path="x.jsonl.zst"), folder=tmp_path)
 
 

@@ -86,7 +86,7 @@ COPIED_SETTINGS = (
     "generation_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json",
     *PROCESSOR_FILES,
 )  # fmt: skip
-"""JSON files that a merge copies without a look into them."""
+"""JSON files that a merge copies unread."""
 MODEL_FILES = ("model*.safetensors", INDEX, "pytorch_model*.bin")
 """Forms of the names of a full model's weights."""
 NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
@@ -101,7 +101,7 @@ NOT_SAFETENSORS = {
         for end in ("pth", "pt", "ckpt", "h5", "msgpack", "onnx", "npz")
     },
 }
-"""Forms of other weights' names, and what a message says of their folder."""
+"""Patterns of weights in other formats, with the message for each."""
 HUB_GGUF = re.compile(
     rf"(?P<id>{HUB_ID.pattern})(?:@(?P<revision>[^/]+))?/(?P<file>[^@]+\.gguf)", re.IGNORECASE
 )
@@ -526,7 +526,7 @@ def fetch_checkpoint(
 
 
 def _check_link(path: Path) -> None:
-    """Refuse a link to a file that does not exist, as an interrupted download leaves in a cache."""
+    """Refuse a broken link, which an interrupted download leaves in a cache."""
     if path.is_symlink() and not path.exists():
         raise CheckpointError(f"{path}: a link to a file that does not exist; {AGAIN}")
 
@@ -661,7 +661,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _other_kind(folder: Path) -> str:
-    """What a folder without a configuration or weights is, and what to give in its place."""
+    """Describe a folder without a configuration or weights, and name the path to give."""
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"it holds GGUF files; give one of them, such as {str(ggufs[0])!r}"

@@ -52,6 +52,8 @@ SMALL_F16 = bytes(byte for byte in range(256) if byte & 0x7C != 0x7C)
 """Last bytes of elements whose exponent is not all ones, in float16 and in other dtypes."""
 FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The dtypes that a recipe can ask for, with their safetensors names."""
+FLOAT_CODES = {code: name for name, code in FLOAT_NAMES.items()}
+"""The same dtypes by their safetensors names."""
 IN_CACHE = 1 << 15
 """Elements that are quantised at a time."""
 QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
@@ -462,7 +464,7 @@ def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int)
 
 
 def sample_is_zero(info: TensorInfo, blocks: int, nbytes: int) -> bool:
-    """True if evenly spread blocks of a stored tensor hold zero bytes alone."""
+    """True if evenly spread blocks of a stored tensor contain only zero bytes."""
     block = bytearray(min(nbytes, info.nbytes))
     with open_file(info.file) as handle:
         for start in _sample_starts(info.nbytes, blocks, len(block)):

@@ -399,7 +399,7 @@ def check_url(source: str) -> None:
     except ValueError as error:
         raise CheckpointError(f"{source}: {error}") from None
     if parts.scheme == "file":
-        raise CheckpointError(f"{source}: give the path alone, without file://")
+        raise CheckpointError(f"{source}: give the path without file://")
     if parts.hostname in ("huggingface.co", "hf.co"):
         name = "/".join(parts.path.strip("/").split("/")[:2])
         raise CheckpointError(f"{source}: a page of the Hub; give the repository's id: {name}")

@@ -58,9 +58,9 @@ from layerswap.methods import METHODS
 METHOD_KEYS = ("swap", "soup", "partition", "merge", "instruct", "mergekit")
 
 
-def _code(value: str) -> str:
+def _language_code(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z]{2,8}([-_][A-Za-z0-9]+)*", value):
-        raise ValueError(f"{value!r} is not a code such as sw")
+        raise ValueError(f"{value!r} is not a language code such as sw")
     return value
 
 
@@ -114,7 +114,7 @@ class Recipe(Strict):
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     max_shard_size: str = "5GB"
     blend_type: Literal[BLEND_TYPES] | None = None  # type: ignore[valid-type]
-    languages: list[Annotated[str, AfterValidator(_code)]] = []
+    languages: list[Annotated[str, AfterValidator(_language_code)]] = []
     patterns: list[PatternEntry] = []
 
     @model_validator(mode="wrap")

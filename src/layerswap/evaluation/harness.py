@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from layerswap.checkpoint.loading import pick_device
-from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES
+from layerswap.checkpoint.read import FLOAT_CODES, FLOAT_DTYPES
 from layerswap.checkpoint.remote import local_name
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.engine.split import read_one_token
@@ -465,7 +465,7 @@ def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> st
     if len(set(stored.values())) < 2:
         return None
     wide = widest(set(stored.values()))
-    dtype = next((name for name, code in FLOAT_NAMES.items() if code == wide), "float32")
+    dtype = FLOAT_CODES.get(wide, "float32")
     examples = {code: name for name, code in stored.items()}
     kinds = ", ".join(f"{code} ({name})" for code, name in examples.items())
     log(f"models are stored in {kinds}; all are evaluated in {dtype} (--dtype)")

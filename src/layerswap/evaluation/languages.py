@@ -32,7 +32,7 @@ MAIN_MEMBERS = {
 MEMBERS_BY_PLACE = {"fa-AF": "prs", "sw-CD": "swc", "sr-ME": "cnr"}
 """Languages that BCP 47 writes as their macrolanguage in a country."""
 NAMES = {"darija": "ary", "egyptian": "arz", "pidgin": "pcm", "pidgin english": "pcm"}
-"""Names that mean another language in langcodes: Dari, Ancient Egyptian and Pijin."""
+"""Codes of names that langcodes takes for Dari, Ancient Egyptian and Pijin."""
 
 
 def same_language(first: str, second: str) -> bool:

@@ -26,7 +26,7 @@ def _read_sizes(value: object) -> object:
         return [value]
     match = RANGE.fullmatch(value) if isinstance(value, str) else None
     if match and int(match[1]) > int(match[2]):
-        raise ValueError(f"{value} runs backwards; write {match[2]}-{match[1]}")
+        raise ValueError(f"the range {value} runs backwards; write {match[2]}-{match[1]}")
     return list(range(int(match[1]), int(match[2]) + 1)) if match else value
 
 

@@ -199,7 +199,7 @@ def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite:
 
 def _absolute(target: PathLike) -> Path:
     if re.match(r"\w{2,}:/", os.fspath(target)):  # a path keeps one of the slashes of s3://
-        raise MergeError(f"{target}: an address; an output is written to a local folder")
+        raise MergeError(f"{target}: the output must be a local folder, not an address")
     return Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111
 
 

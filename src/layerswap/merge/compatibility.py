@@ -51,7 +51,7 @@ NOT_COMPUTED = frozenset(
 in another way. Keys of dropout, which only training uses, may differ too."""
 
 WINDOWS = {"sliding_window", "max_window_layers"}
-"""Settings that `use_sliding_window: false` turns off; they differ between models of Qwen."""
+"""Settings without effect under `use_sliding_window: false`; models of Qwen differ in them."""
 ROPE_TABLES = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight")
 """Matches the tables of a GGUF file that scale positions."""
 FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+\.")
@@ -199,7 +199,7 @@ def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
                 f"; if {lost[0]} was trained with it, add it to its config.json" if lost else ""
             )
             if key == "model_type" and {*map(_language_type, pair.values())} < {*values}:
-                remedy = "; save the language model alone of the one that has other parts too"
+                remedy = "; save the language model of the multimodal one by itself, and give that"
             raise MergeError(f"{key} differs: {each}{remedy}")
 
 
@@ -344,7 +344,7 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
 
 
 def _matrices(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
-    """The matrices of numbers in the layers, with their names."""
+    """Yield names and headers of the float matrices in the layers."""
     for name, info in checkpoint.tensors.items():
         layer = checkpoint.places[name].layer
         if layer is not None and len(info.shape) == 2 and info.dtype in FLOAT_DTYPES:
@@ -522,7 +522,7 @@ def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> li
 
 
 def zero_notes(experts: Mapping[str, Checkpoint]) -> list[str]:
-    """Note adapters without a delta, and the first matrix that a broken save left zero."""
+    """Note adapters of zeros, and each expert's first matrix of zeros."""
     notes = []
     for name, expert in experts.items():
         if expert.in_place:

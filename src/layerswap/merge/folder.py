@@ -16,7 +16,7 @@ from layerswap.checkpoint.loading import (
     load_tokenizer,
     load_weights,
 )
-from layerswap.checkpoint.read import FLOAT_NAMES, as_torch
+from layerswap.checkpoint.read import FLOAT_CODES, as_torch
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
 from layerswap.ground.commit import Journal
@@ -211,11 +211,10 @@ def plan_tokenizer(plan: Plan) -> Any:
 
 
 def _dtype_notes(plan: Plan) -> list[str]:
-    """Note experts of several dtypes: the output has the widest, and may be twice as large."""
-    names = {short: name for name, short in FLOAT_NAMES.items()}
+    """Note experts of several dtypes: the output may be twice as large as an expert."""
     full = {n: c for n, c in plan.used.items() if c.tensors and not c.low_rank}
     stored = {n: max(c.tensors.values(), key=lambda i: i.elements).dtype for n, c in full.items()}
-    if plan.recipe.dtype or len({*stored.values()} & {*names}) < 2:
+    if plan.recipe.dtype or len({*stored.values()} & FLOAT_CODES.keys()) < 2:
         return []
-    each = ", ".join(f"{name} is {names.get(dtype, dtype)}" for name, dtype in stored.items())
-    return [f"{each}: writes the wider dtype (--dtype bfloat16 to write that)"]
+    each = ", ".join(f"{name} is {FLOAT_CODES.get(dtype, dtype)}" for name, dtype in stored.items())
+    return [f"{each}: the output has a dtype that holds both (--dtype bfloat16 makes it smaller)"]

@@ -13,7 +13,7 @@ from layerswap.checkpoint import Checkpoint, fingerprints, read_json_object
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.loading import IMPLEMENTATIONS
-from layerswap.checkpoint.read import FLOAT_NAMES
+from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import (
     PROCESSOR_FILES,
     TOKENIZER_FILES,
@@ -256,10 +256,9 @@ def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
 
 def _config(plan: Plan) -> dict[str, Any]:
     config = without_code(plan.reference.config)
-    names = {short: name for name, short in FLOAT_NAMES.items()}
-    dtypes = {t.dtype for t in plan.tensors if t.dtype in names}
+    dtypes = {t.dtype for t in plan.tensors if t.dtype in FLOAT_CODES}
     if len(dtypes) == 1 and not plan.reference.quantised:
-        set_dtype(config, names[dtypes.pop()])
+        set_dtype(config, FLOAT_CODES[dtypes.pop()])
     if plan.alignment is not None:
         _set_known(config, ("vocab_size",), plan.alignment.size)
         owner = plan.tokenizer_owner.config

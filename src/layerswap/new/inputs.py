@@ -58,7 +58,7 @@ class LanguageInput:
     parallel: Table | None
     other: str  # column of the other language in `parallel`
     tests: Mapping[str, list[Document]]  # documents by split, from files
-    remarks: Mapping[str, str]  # on the rows of these files
+    remarks: Mapping[str, str]  # on incomplete or repeated rows, by split
     proved: bool  # false without a test
 
     def templates(self) -> Iterator[tuple[str, Table, str, int]]:
@@ -251,15 +251,15 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
         tests[split], remarks[split] = task.read_test(
             given, request.columns, request.leave_out, split
         )
-        if split == "dev" and "test" in tests:
-            shared = task.shared(tests["dev"], tests["test"])
-            if shared > len(tests["dev"]) / 4:
-                raise DataError(
-                    f"{given}: {shared:,} of its rows are also in the test, so a choice here would "
-                    "flatter its score; give other documents"
-                )
-    if "dev" in tests and "test" not in tests:
+    test, development = tests.get("test", ()), tests.get("dev", ())
+    if development and not test:
         raise RecipeError(f"--development {request.developments[code]}: needs a --test file")
+    shared = task.shared(development, test) if isinstance(task, Task) else 0
+    if shared > len(development) / 4:
+        raise DataError(
+            f"{request.developments[code]}: {shared:,} of its rows are also in the test, so "
+            "a choice here would flatter its score; give other documents"
+        )
     parallel, other = _parallel(pair, code) if pair else (None, "")
     read = None if text is None or ready else read_texts(text)
     name = language_name(code)
@@ -281,9 +281,9 @@ def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
 
 
 def _code_of(given: str, code: str) -> str | None:
-    """The language that a file's name ends with, `code` or another one.
+    """Return the language code at the end of a file's name, None without one.
 
-    As in `news.ig`, `news.ig.txt`, `en.txt`, `news_en.txt`, `ibo_Latn.devtest` or `igbo.txt`.
+    Examples: `news.ig`, `news.ig.txt`, `en.txt`, `news_en.txt`, `ibo_Latn.devtest` or `igbo.txt`.
     """
     name = re.sub(r"(\.(txt|gz|dev|devtest|test|train))+$", "", Path(given).name)
     stem = re.sub(r"_[A-Z][a-z]{3}$", "", name)
@@ -296,8 +296,6 @@ def _code_of(given: str, code: str) -> str | None:
         return None
     if tag is not None and tag.partition("-")[0] == code.partition("-")[0]:
         return code  # `pt` is a `pt-BR`
-    # Other words of three letters are codes too: `old` and `new` are languages.
-    sure = (
-        len(word) == 2 or stem != name or stem.casefold() == word or f".{word}" in stem.casefold()
-    )
-    return tag if sure or tag == "en" else None
+    # Words of three letters such as `old` and `new` are codes too, so `texts_new` has no language.
+    alone = stem[: -len(word)][-1:] in ("", ".")
+    return tag if len(word) == 2 or stem != name or alone or tag == "en" else None

@@ -219,7 +219,7 @@ def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:
     if given.get(role) in table.columns:
         return [given[role]]
     names = [name for name in table.columns if name.casefold() in NAMES[role]]
-    if role == "label":  # numbers, with their names beside them
+    if role == "label":  # `label_text` has the names of numbered labels
         names = [f"{name}_text" if f"{name}_text" in table.columns else name for name in names]
     return [name for name in names if name not in given.values()]
 

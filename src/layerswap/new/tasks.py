@@ -15,7 +15,7 @@ from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, error_context
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 from layerswap.training.mix.examples import conversation
-from layerswap.training.mix.filters import VISIBLE
+from layerswap.training.mix.filters import folded
 from layerswap.training.mix.schema import Messages
 from layerswap.training.mix.tasks import templates
 from layerswap.training.mix.templates import parse_template, text_of
@@ -140,9 +140,9 @@ class Task:
     def read_test(
         self, given: str, columns: Mapping[str, str], leave_out: Sequence[str], split: str
     ) -> tuple[list[Document], str]:
-        """The documents of a test or development file, checked against the task.
+        """Read a test or development file, and check it against the task.
 
-        Also returns a remark on rows that are incomplete or repeated, empty without any.
+        Returns its documents, and a remark on incomplete or repeated rows, empty without any.
         """
         table = read_table(given, split=split)
         shape = recognise(table, columns, self.shape.kind)
@@ -175,7 +175,7 @@ class Task:
         return kept, f" ({', '.join(remarks)})" * bool(remarks)
 
     def shared(self, documents: Sequence[Document], others: Sequence[Document]) -> int:
-        """The number of documents that ask what one of the others asks, as a reader sees it."""
+        """Count the documents whose question looks like a question of the others."""
         seen = {*map(self._seen, others)}
         return sum(self._seen(document) in seen for document in documents)
 
@@ -309,7 +309,7 @@ def found_in(task: Task) -> list[str]:
 def found_in_test(
     given: str, split: str, documents: Sequence[Document], remark: str, name: str
 ) -> list[str]:
-    """Describe a test or development file: number of documents, a remark, the first document."""
+    """Describe a test or development file by its number of documents and its first document."""
     first = ", ".join(f"{role} {short(value)!r}" for role, value in documents[0].items())
     use = "test" if split == "test" else "development"
     return [f"{given}: {len(documents):,} {use} documents in {name}{remark}", f"  {first}"]
@@ -337,13 +337,9 @@ def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> Non
             )
 
 
-def _spelling(label: str) -> str:
-    """Normalise a text to what it reads as.
-
-    Visible characters alone, NFKC, case-folded, single spaces, numbers without `.0`.
-    """
-    folded = unicodedata.normalize("NFKC", label.translate(VISIBLE)).casefold()
-    return re.sub(r"(?<=\d)\.0+$", "", " ".join(unicodedata.normalize("NFKC", folded).split()))
+def _spelling(text: str) -> str:
+    """Fold a text, with single spaces, and without `.0` at the end of a number."""
+    return re.sub(r"(?<=\d)\.0+$", "", " ".join(folded(text).split()))
 
 
 def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
@@ -365,7 +361,7 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
 
 
 def _choices(cell: Any) -> list[str]:
-    """Return the texts of a row's choices: a list, or `text` of a mapping with their names."""
+    """Return the texts of a row's choices, which are a list or a mapping of `text` and `label`."""
     if isinstance(cell, Mapping):
         names, cell = cell.get("label"), cell.get("text")
         if not (isinstance(names, list) and isinstance(cell, list) and len(names) == len(cell)):

@@ -104,7 +104,7 @@ def lines_of(file: str | Path) -> Iterator[str]:
         packed = unpacked(file) != Path(file)
         check_start(file, binary=packed)
         if packed and fsspec.utils.infer_compression(str(file)) is None:
-            raise DataError(f"{file}: reading it needs the package zstandard; or unpack it")
+            raise DataError(f"{file}: needs the package zstandard; install it, or unpack the file")
         with fsspec.open(str(file), "rb", compression="infer") as stream:
             for number, line in enumerate(stream, start=1):
                 body = line.rstrip(b"\r\n")
@@ -185,7 +185,7 @@ def read_parallel(files: dict[str, list[str]], count: int | None) -> Dataset:
     """Read line-aligned files into rows with a column for each; refuse different lengths."""
     for (one, first), (other, second) in combinations(files.items(), 2):
         if first == second:
-            raise DataError(f"{one} and {other} are one file, {first[0]}; give its translation")
+            raise DataError(f"{one} and {other} are one file, {first[0]}; give the translation")
     for name in chain.from_iterable(files.values()):
         check_text(name)
     lengths = {
@@ -217,7 +217,7 @@ def rows_of(file: str | Path, layout: Layout | None = None) -> Iterator[dict[str
 
 
 def delimiter_of(file: str) -> str:
-    """Return the delimiter of a table: tabs by its name, otherwise by its header (Excel's `;`)."""
+    """Return a table's delimiter: a tab for `.tsv`, otherwise the most frequent in its header."""
     if unpacked(file).suffix.lower() == ".tsv":
         return "\t"
     header = next((line for line in lines_of(file) if line.strip()), "")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -138,8 +138,8 @@ class Benchmark(Strict):
             raise ValueError("give either data or rows")
         if self.data is not None and not self.splits:
             raise ValueError("splits: name at least one split of the data")
-        if len({*self.labels}) < len(self.labels):
-            raise ValueError("labels: one is given twice")
+        if twice := [label for label, count in Counter(self.labels).items() if count > 1]:
+            raise ValueError(f"labels: {twice[0]!r} is given twice")
         needed = {"labels": "label" if self.labels else None, "group": self.group and self.group.by}
         for key, column in needed.items():
             if self.data is not None and column and column not in self.data.sources:
@@ -489,16 +489,16 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
 
 
 def _labelled(benchmark: Benchmark, rows: Rows, where: str) -> Rows:
-    """Leave out the rows without a label of the benchmark, and say so."""
+    """Leave out rows without a label of the benchmark, with a warning."""
     kept = [row for row in rows if row["label"] in benchmark.labels]
     strange = {row["label"] for row in rows} - {*benchmark.labels}
     found = ", ".join(map(repr, sorted(strange)[:8]))
-    named = f"label of {benchmark.name} ({', '.join(benchmark.labels)}); found {found:.100}"
+    wanted = f"label of {benchmark.name} ({', '.join(benchmark.labels)}); found {found:.100}"
     if not kept:
-        raise EvaluationError(f"{where}: no row has a {named}")
+        raise EvaluationError(f"{where}: no row has a {wanted}")
     if strange:
         count = f"{len(rows) - len(kept):,} of {len(rows):,} rows"
-        warnings.warn(f"{where}: {count} are left out: they have no {named}", stacklevel=2)
+        warnings.warn(f"{where}: {count} are left out: they have no {wanted}", stacklevel=2)
     return kept
 
 

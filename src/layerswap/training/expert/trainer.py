@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
 from layerswap.checkpoint.remote import TRAINING
+from layerswap.engine.rows import model_max_length
 from layerswap.ground import system
 from layerswap.ground.commit import refuse_target, write_json
 from layerswap.ground.errors import TrainingError, one_line
@@ -281,8 +282,7 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             "(`hyperparameters: {bf16: false}` computes all in float32)"
         )
     longest = None if trainer.args.packing else trainer.args.max_length
-    text = trainer.model.config.get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
+    positions = model_max_length(trainer.model)
     for data, prompts in zip(job.sets, job.prompt_warnings, strict=True):
         lengths = length_warning(data.train, job.tokenizer, longest, positions)
         past = positions and longest and longest > positions and _learns(trainer.model, positions)
@@ -297,7 +297,7 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
 
 
 def _learns(model: Any, positions: int) -> bool:
-    """True if a model has an embedding of positions, as GPT-2 has; OPT's has two rows more."""
+    """True if a model embeds positions, as GPT-2 does; OPT's embedding has two more rows."""
     from torch.nn import Embedding
 
     tables = (module for module in model.modules() if isinstance(module, Embedding))

@@ -107,9 +107,10 @@ def build_mix(
 
 
 def _held_out(mix: Mix, count: int) -> int:
-    """Number of validation examples among `count`: a share is at least one and never all.
+    """Number of validation examples among `count`.
 
-    A number is at most a half: sources may hold fewer examples than its writer thought.
+    A share gives at least one and never all. A number gives at most half, because sources may hold
+    fewer examples than expected.
     """
     wanted = mix.validation
     if 0 < wanted < 1:

@@ -24,9 +24,9 @@ CARD = "data_card.json"
 RECIPE = "mix.yaml"
 SPLITS = ("train", "validation")
 CHECKED_ROWS = 1000
-"""Number of rows that are tokenized to check where prompts end, and for unknown tokens."""
+"""Number of rows that the checks of prompt ends and unknown tokens tokenize."""
 MOST_UNKNOWN = 0.1
-"""Share of unknown tokens from which a training warns."""
+"""Smallest share of unknown tokens that a training warns of."""
 EXAMPLES = 2
 """Number of examples of each source that the card shows."""
 SHOWN_CHARACTERS = 400
@@ -257,18 +257,16 @@ def ending_warning(rows: Dataset, tokenizer: Any, ends: Collection[str]) -> str 
 
 
 def unknown_warning(rows: Dataset, tokenizer: Any) -> str | None:
-    """Warn if the tokenizer takes a large part of the first rows for unknown tokens."""
+    """Warn if the tokenizer does not know many tokens of the first rows."""
     if tokenizer.unk_token_id is None:
         return None
-    first = rows.select(range(min(len(rows), CHECKED_ROWS)))
-    ids = [
-        token
-        for row in first
-        for value in row.values()
-        for text in ([value] if isinstance(value, str) else [turn["content"] for turn in value])
-        for token in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    ]
-    share = ids.count(tokenizer.unk_token_id) / max(1, len(ids))
+    texts: list[str] = []
+    for row in rows.select(range(min(len(rows), CHECKED_ROWS))):
+        for value in row.values():
+            texts += [value] if isinstance(value, str) else [turn["content"] for turn in value]
+    tokens = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = sum(ids.count(tokenizer.unk_token_id) for ids in tokens)
+    share = unknown / max(1, sum(map(len, tokens)))
     if share < MOST_UNKNOWN:
         return None
     return (

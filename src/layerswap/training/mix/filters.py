@@ -385,10 +385,15 @@ def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) ->
     return sorted(shared)
 
 
+def folded(text: str) -> str:
+    """Fold a text so that texts which look alike are equal: NFKC, no case, no invisible marks."""
+    visible = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).casefold()
+    return unicodedata.normalize("NFKC", visible)
+
+
 def units(text: str, unit: str) -> list[str]:
     """Split a text into normalised words, or into normalised characters without spaces."""
-    folded = unicodedata.normalize("NFKC", text.translate(VISIBLE)).casefold()
-    words = unicodedata.normalize("NFKC", folded).translate(_SPACES).split()
+    words = folded(text).translate(_SPACES).split()
     return words if unit == "words" else list("".join(words))
 
 
@@ -427,4 +432,4 @@ class _Visible(dict[int, int | None]):
         return self[code]
 
 
-VISIBLE = _Visible()
+_VISIBLE = _Visible()
