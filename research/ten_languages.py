@@ -257,7 +257,7 @@ def measure_losses(inputs: Path, study: Path, base: str) -> None:
         if code in found or select not in ready:
             continue
         rows = texts_of(inputs / f"{file}-validation.jsonl")[:ROWS]
-        expert = load(selected({select: journal.fetch(select)}, code)[0])
+        expert = load(selected({select: journal.folder(select)}, code)[0])
         losses = {"base": loss(whole, rows), "language expert": loss(expert, rows)}
         found[code] = {name: round(value, 4) for name, value in losses.items()}
         print(code, found[code], flush=True)

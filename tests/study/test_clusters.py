@@ -12,7 +12,7 @@ from cluster_steps import functions, graph
 
 from layerswap.ground.errors import StudyError
 from layerswap.study import clusters, lease
-from layerswap.study.journal import INDEX, Storage, StudyJournal
+from layerswap.study.journal import INDEX, StudyJournal
 from layerswap.study.lease import Owner, held, living_owner
 from layerswap.study.on_ray import OnRay
 from layerswap.study.runner import run_graph, run_step
@@ -89,17 +89,6 @@ def test_failures_on_ray_are_one_line_and_stop_only_their_followers(cluster, tmp
     (hidden / INDEX).unlink()
     executor.run(journal, [graph(1)["data/0"]], works, lines.append, lambda step: None)
     assert "does not see the study's folder" in journal.record("data/0").why
-
-
-@pytest.mark.slow
-def test_steps_on_ray_pass_results_through_a_storage(cluster, tmp_path):
-    storage = Storage(f"file://{tmp_path}/storage")
-    summary = run_graph(graph(2), tmp_path / "out", functions(tmp_path),
-                        executor=OnRay(cluster.address), storage=storage)  # fmt: skip
-    assert not summary.failed, [record.why for record in summary.failed]
-    name = f"steps/{graph(2).folder('tables')}"
-    assert storage.read(f"{name}/out") == b"data/0+train/0+data/1+train/1+tables"
-    assert storage.read(f"{name}/lease.json") is None
 
 
 def journal_of(tmp_path):

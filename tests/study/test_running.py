@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from layerswap.ground.errors import RecipeError, StudyError
+from layerswap.ground.errors import MergeError, RecipeError, StudyError
 from layerswap.ground.types import Progress
 from layerswap.study import journal as journals
 from layerswap.study import runner as running
-from layerswap.study.journal import Storage, StudyJournal, read_journal
+from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.report import merge_models
 from layerswap.study.runner import run_graph
 from layerswap.study.steps import Graph, Step
@@ -216,36 +217,12 @@ def test_two_steps_of_one_name_are_refused():
         Graph([a, a])
 
 
-def test_another_folder_is_left_alone(tmp_path, works):
+def test_another_folder_and_an_address_are_refused(tmp_path, works):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(StudyError, match="is not a study folder"):
         run_graph(chain(), tmp_path, works[1])
-
-
-@pytest.mark.parametrize("url", ["memory://{}", "file://{}"])
-def test_a_study_in_a_storage_resumes_on_another_machine(tmp_path, works, url):
-    done, kinds = works
-    storage = Storage(url.format(tmp_path / "bucket"))
-    run_graph(chain(), tmp_path / "one", kinds, storage=storage)
-    assert done == ["a", "b", "side", "c"]
-    done.clear()
-    run_graph(chain(c=1), tmp_path / "other", kinds, storage=storage)
-    assert done == ["c"]
-    elsewhere = read_journal(tmp_path / "third", storage)
-    assert [row.state for row in elsewhere.status()] == ["done"] * 4
-    assert (elsewhere.fetch("c") / "out").read_text() == "a0b0side7c1"
-    assert not (tmp_path / "third" / "study.json").exists()
-
-
-def test_a_step_that_was_not_copied_whole_is_done_again(tmp_path, works):
-    done, kinds = works
-    storage = Storage(f"file://{tmp_path / 'bucket'}")
-    run_graph(chain(), tmp_path / "one", kinds, storage=storage)
-    (record,) = (tmp_path / "bucket" / "steps").glob("train-*/step.json")
-    record.unlink()  # the record is copied last: without it the rest may not be whole
-    done.clear()
-    run_graph(chain(), tmp_path / "other", kinds, storage=storage)
-    assert done == ["b", "c"]
+    with pytest.raises(MergeError, match="s3:/x: the output must be a local folder"):
+        run_graph(chain(), Path("s3://x"), works[1])
 
 
 def test_the_followers_of_a_repeated_step_are_repeated(tmp_path, works):
@@ -258,39 +235,6 @@ def test_the_followers_of_a_repeated_step_are_repeated(tmp_path, works):
     run_graph(chain(), tmp_path / "one", kinds)
     assert done == ["b", "c"]
     assert [row.state for row in journal.status()] == ["done"] * 4
-
-
-def test_a_step_that_failed_here_and_ended_elsewhere_is_done(tmp_path, works):
-    done, kinds = works
-
-    def broken(context):
-        raise ValueError("a full disk, say")
-
-    storage = Storage(f"file://{tmp_path / 'bucket'}")
-    run_graph(chain(), tmp_path / "one", {**kinds, "train": broken}, storage=storage)
-    run_graph(chain(), tmp_path / "other", kinds, storage=storage)
-    done.clear()
-    summary = run_graph(chain(), tmp_path / "one", kinds, storage=storage)
-    assert done == []
-    assert not summary.failed
-    assert (read_journal(tmp_path / "one", storage).fetch("b") / "out").read_text() == "a0b0"
-
-
-def test_a_storage_that_cannot_be_is_named(tmp_path):
-    with pytest.raises(StudyError, match="nosuch://x: cannot be reached"):
-        Storage("nosuch://x")
-    with pytest.raises(StudyError, match="is not a study folder"):
-        read_journal(tmp_path, Storage("memory://empty"))
-    with pytest.raises(StudyError, match=r"^http://\[::1: cannot be reached \(Invalid IPv6 URL\)$"):
-        Storage("http://[::1")
-
-
-def test_a_storage_writes_nothing_outside_a_steps_folder(tmp_path):
-    storage = Storage("memory://hostile")
-    storage.write("steps/a/../../../escaped", b"x")
-    with pytest.raises(StudyError, match="escaped leads out of its folder"):
-        storage.get("steps/a", tmp_path / "one" / "two" / "three")
-    assert not list(tmp_path.rglob("escaped"))
 
 
 def test_asking_for_the_status_or_a_model_writes_nothing(tmp_path):

@@ -139,7 +139,7 @@ def study(
 
     need_extras("a study", "train", "eval")
     path = write_study(out, runs=runs, n=n, steps=steps)
-    run_file(plan_study(read_study(path), path.parent), str(out / "study"), on=on)
+    run_file(plan_study(read_study(path), path.parent), out / "study", on=on)
 
 
 def quickstart(

@@ -35,7 +35,7 @@ Where = Annotated[
 def run(
     study: str,
     *,
-    out: str,
+    out: Path,
     on: Where = None,
     keep_checkpoints: Literal["all", "selected"] | None = None,
     device: str | None = None,
@@ -49,14 +49,14 @@ def run(
 
     Options:
         study STUDY.yaml: Study file, or the name of a ready study.
-        out: Folder or fsspec URL of the study. Finished steps are kept.
+        out: Folder of the study. Finished steps are kept.
         keep_checkpoints: Checkpoints to keep. (default: the study's)
         device DEVICE: Device to evaluate on: cpu, cuda, mps or xpu. (default: the study's)
         dry_run: Print the steps and their estimated cost, and exit.
     """
     from layerswap.cli.tables import amount, plan_table
     from layerswap.study.estimate import cost_study, read_speed
-    from layerswap.study.journal import StudyJournal, place
+    from layerswap.study.journal import StudyJournal
     from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study
     from layerswap.versions import missing_of
@@ -71,15 +71,14 @@ def run(
     for note in spec.notes:
         output.log(f"note: {note}")
     if dry_run:
-        root, storage = place(out)
         if not (missing_of("train") or missing_of("eval")):
             from layerswap.study import preflight
 
-            preflight.refuse_other_study(graph, root, storage)
+            preflight.refuse_other_study(graph, out)
             preflight.check_plan(graph)
-            left = StudyJournal(root, graph, storage).left()
+            left = StudyJournal(out, graph).left()
             preflight.check_data(left, fetch=False, log=output.log)
-        done = StudyJournal(root, graph, storage).finished()
+        done = StudyJournal(out, graph).finished()
         output.say(plan_table(graph, costs, done))
         if costs.disk_gb + costs.passing_gb > LARGE and spec.keep_checkpoints == "all":
             less = spec.model_copy(update={"keep_checkpoints": "selected"})
@@ -93,7 +92,7 @@ def run(
 
 def run_file(
     graph: Graph,
-    out: str,
+    root: Path,
     *,
     on: str | None,
     hours: Mapping[str, float] | None = None,
@@ -105,7 +104,7 @@ def run_file(
     """
     from layerswap.cli.tables import status_table
     from layerswap.ground.errors import StudyError
-    from layerswap.study.journal import STEPS, StudyJournal, place, read_journal
+    from layerswap.study.journal import STEPS, StudyJournal, read_journal
     from layerswap.study.kinds import step_functions
     from layerswap.study.report import BEST, FinishedSteps, study_surpassing, write_study_report
     from layerswap.study.runner import run_graph
@@ -115,17 +114,16 @@ def run_file(
     output.log(f"checking {len(graph)} steps: files, columns, settings and the device")
     from layerswap.study import preflight
 
-    root, storage = place(out)
-    preflight.refuse_other_study(graph, root, storage)
+    preflight.refuse_other_study(graph, root)
     preflight.check_plan(graph)
 
     def page_so_far(step: Step) -> None:
         if step.kind == "evaluate" and "tables" in graph:
             with suppress(StudyError):  # no reason for the study to fail
-                output.log(f"results so far: {write_study_report(root, storage)}")
+                output.log(f"results so far: {write_study_report(root)}")
 
     try:
-        left = StudyJournal(root, graph, storage).left()
+        left = StudyJournal(root, graph).left()
         preflight.check_here(left, device=on is None, log=output.log)
         executor: Executor | None = None
         if on == "slurm":
@@ -137,11 +135,11 @@ def run_file(
 
             executor = OnRay(None if on == "ray" else on)
         summary = run_graph(
-            graph, root, step_functions(), executor=executor, storage=storage, log=output.log,
-            hours=hours, ended=page_so_far,
+            graph, root, step_functions(), executor=executor, log=output.log, hours=hours,
+            ended=page_so_far,
         )  # fmt: skip
     except KeyboardInterrupt:
-        output.log(f"stopped; run the same command again to resume in {out}")
+        output.log(f"stopped; run the same command again to resume in {root}")
         raise
     output.say(status_table(list(summary.records.values())))
     if summary.failed:
@@ -150,7 +148,7 @@ def run_file(
             "others are done. Run the command again to retry; to restart a step and those after "
             f"it, delete its folder in {root / STEPS}"
         )
-    study = FinishedSteps(read_journal(root, storage))
+    study = FinishedSteps(read_journal(root))
     page = study.write()
     output.say(study.results.summary)
     for lost in study.notes():
@@ -241,7 +239,7 @@ def merge(folder: Path, *, language: list[str] | None = None, model: str | None 
 
 
 @commands.command(app, json=True)
-def status(folder: str, *, watch: bool = False) -> None:
+def status(folder: Path, *, watch: bool = False) -> None:
     """Show the state of every step of a study, its job, its progress, or why it failed.
 
     Prints a table; nothing is written.
@@ -249,14 +247,14 @@ def status(folder: str, *, watch: bool = False) -> None:
     Example: layerswap study status study
 
     Options:
-        folder DIR: Folder of a study, or its URL.
+        folder DIR: Folder of a study.
         watch: Print the running steps until none runs.
     """
     from layerswap.cli.tables import status_table
-    from layerswap.study.journal import place, read_journal
+    from layerswap.study.journal import read_journal
     from layerswap.study.on_slurm import jobs_of, last_lines
 
-    journal = read_journal(*place(folder))
+    journal = read_journal(folder)
     records = journal.status()
     shown: dict[str, str] = {}
     while watch and any(record.state == "running" for record in records):
@@ -285,7 +283,7 @@ def status(folder: str, *, watch: bool = False) -> None:
 
 
 @commands.command(app)
-def report(folder: str) -> None:
+def report(folder: Path) -> None:
     """Write the report of a study: report.html, tables (Markdown, LaTeX) and figures.
 
     Covers the finished steps of an unfinished study. Writes into the study's folder.
@@ -293,9 +291,8 @@ def report(folder: str) -> None:
     Example: layerswap study report study
 
     Options:
-        folder DIR: Folder of a study, or its URL.
+        folder DIR: Folder of a study.
     """
-    from layerswap.study.journal import place
     from layerswap.study.report import write_study_report
 
-    output.say(f"wrote {write_study_report(*place(folder))}")
+    output.say(f"wrote {write_study_report(folder)}")

@@ -163,7 +163,7 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
 
     An existing folder needs `overwrite` and must hold `marker`.
     """
-    folder = _absolute(target)
+    folder = local_path(target)
     system.check_path(folder)
     with _unwritable(folder):
         if folder.is_symlink():
@@ -184,7 +184,7 @@ def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite:
 
     An existing file needs `overwrite`, and layerswap must have written it.
     """
-    file = _absolute(target)
+    file = local_path(target)
     system.check_path(file)
     with _unwritable(file):
         if file.is_symlink() or (file.exists() and not file.is_file()):
@@ -197,7 +197,8 @@ def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite:
     return file
 
 
-def _absolute(target: PathLike) -> Path:
+def local_path(target: PathLike) -> Path:
+    """The absolute path of an output; refuses an address."""
     if re.match(r"\w{2,}:/", os.fspath(target)):  # a path keeps one of the slashes of s3://
         raise MergeError(f"{target}: the output must be a local folder, not an address")
     return Path(os.path.abspath(os.path.expanduser(target)))  # noqa: PTH100, PTH111

@@ -230,10 +230,10 @@ def run_remotely(
     Raises:
         StudyError: this machine lacks the study's folder, or another process runs the step.
     """
-    if journal.storage is None and not (journal.root / INDEX).is_file():
+    if not (journal.root / INDEX).is_file():
         raise StudyError(
             f"{socket.gethostname()} does not see the study's folder {journal.root}; choose a "
-            "folder that all nodes share, or give --out an fsspec URL"
+            "folder that all nodes share"
         )
 
     def tell(line: str) -> None:

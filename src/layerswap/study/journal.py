@@ -1,11 +1,7 @@
-"""Journal of a study: a small file in each step's folder records how the step ended.
-
-Finished steps can be kept on any fsspec file system.
-"""
+"""Journal of a study: a small file in each step's folder records how the step ended."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -17,15 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from pydantic import TypeAdapter
 
 from layerswap.ground import system
-from layerswap.ground.commit import write_json
+from layerswap.ground.commit import local_path, write_json
 from layerswap.ground.errors import StudyError, one_line
-from layerswap.study.lease import HEARTBEAT, LEASE, SILENCE, Owner, living_owner, remove_lease
+from layerswap.study.lease import HEARTBEAT, SILENCE, Owner, living_owner, remove_lease
 from layerswap.study.steps import Graph, Step
 from layerswap.versions import versions
 
@@ -38,89 +33,6 @@ PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
 OF_RUNNING = ("blocked_by", "since", "progress", "process", "seen")
 """Fields that the record of a step that ended does not have."""
-
-
-CACHE = Path("~/.cache/layerswap/studies")
-
-
-class Storage:
-    """A folder of an fsspec file system, such as `s3://bucket/study` or `memory://study`.
-
-    Steps work on a local disk. A finished step is copied to the storage, its record last, and a
-    machine that needs it copies it back. So the machines need no common disk.
-
-    Raises:
-        StudyError: the file system does not exist, or its package is not installed.
-    """
-
-    def __init__(self, url: str) -> None:
-        import fsspec
-
-        self.url = url
-        try:
-            urlsplit(url)  # refuses hosts that cannot be
-            self._fs, self._root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError, OSError) as error:
-            why = one_line(error)
-            raise StudyError(f"{url}: cannot be reached ({why})") from None
-
-    def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
-        """Pickle the URL alone: each worker opens its own connection."""
-        return Storage, (self.url,)
-
-    def read(self, name: str) -> bytes | None:
-        """The content of a file; None if it does not exist."""
-        try:
-            return bytes(self._fs.cat_file(self._at(name)))
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file."""
-        self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
-        self._fs.pipe_file(self._at(name), content)
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
-        with suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(name))
-
-    def put(self, folder: Path, name: str, *, last: str) -> None:
-        """Copy a local folder to the storage, and its file `last` after all others.
-
-        A reader who finds that file finds the whole folder.
-        """
-        paths = sorted(folder.rglob("*"))
-        files = [path for path in paths if path.is_file() and LEASE not in path.name]
-        files.sort(key=lambda path: path == folder / last)
-        for path in files:
-            target = self._at(f"{name}/{path.relative_to(folder).as_posix()}")
-            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._fs.put_file(str(path), target)
-
-    def get(self, name: str, folder: Path) -> None:
-        """Copy a folder of the storage to a local one."""
-        start = self._at(name)
-        for path in self._fs.find(start):
-            target = folder / path[path.index(start) + len(start) + 1 :]
-            if ".." in target.parts:  # object stores have such names
-                raise StudyError(f"{self.url}: {path} leads out of its folder")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._fs.get_file(path, str(target))
-
-    def _at(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
-
-
-def place(out: str) -> tuple[Path, Storage | None]:
-    """The local folder of a study, and its storage if `out` is a URL.
-
-    The local folder of a URL is in the user's cache.
-    """
-    if "://" not in out:
-        return Path(out), None
-    key = hashlib.sha256(out.encode()).hexdigest()[:16]
-    return CACHE.expanduser() / key, Storage(out)
 
 
 @dataclass(frozen=True)
@@ -159,10 +71,10 @@ class StepRecord:
 
 
 class StudyJournal:
-    """The folder of a study, and the storage of its finished steps; `open` creates it."""
+    """The folder of a study; `open` creates it."""
 
-    def __init__(self, root: Path, graph: Graph, storage: Storage | None = None) -> None:
-        self.root, self.graph, self.storage = root.expanduser().absolute(), graph, storage
+    def __init__(self, root: Path, graph: Graph) -> None:
+        self.root, self.graph = local_path(root), graph
 
     def open(self) -> StudyJournal:
         """Create the folder if it is missing, and write the steps into its index."""
@@ -175,8 +87,6 @@ class StudyJournal:
             raise StudyError(f"{self.root}: cannot be written ({error.strerror})") from None
         steps = [step.to_dict() | {"folder": self.graph.folder(step.name)} for step in self.graph]
         write_json(index, {"steps": steps})
-        if self.storage is not None:
-            self.storage.write(INDEX, index.read_bytes())
         return self
 
     def folder(self, name: str) -> Path:
@@ -189,39 +99,16 @@ class StudyJournal:
 
     def record(self, name: str) -> StepRecord | None:
         """The record of a step that runs or ended; None if it was not tried."""
-        here = self._here(name)
-        if self.storage is None or (here is not None and here.state == "done"):
-            return here
-        # Another machine may have finished what failed here.
-        there = self.storage.read(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
-        return here if there is None else self._parse(name, there)
-
-    def _here(self, name: str) -> StepRecord | None:
         try:
-            return self._parse(name, (self.folder(name) / RECORD).read_bytes())
-        except OSError:
-            return None
-
-    def _parse(self, name: str, content: bytes) -> StepRecord | None:
-        try:
+            content = (self.folder(name) / RECORD).read_bytes()
             record = TypeAdapter(StepRecord).validate_json(content)
             datetime.fromisoformat(record.since or "2000-01-01")
-        except ValueError:
+        except (OSError, ValueError):
             return None
         return record if record.key == self.graph.keys[name] else None
 
-    def fetch(self, name: str) -> Path:
-        """Return a finished step's folder, copied from the storage if it is not local."""
-        folder, here = self.folder(name), self._here(name)
-        if self.storage is not None and (here is None or here.state != "done"):
-            self.storage.get(f"{STEPS}/{self.graph.folder(name)}", folder)
-        return folder
-
     def finished(self) -> dict[str, StepRecord]:
-        """List the finished steps with current inputs, in order.
-
-        Each record is read once, since reading from a storage is a request.
-        """
+        """List the finished steps with current inputs, in order."""
         done: dict[str, StepRecord] = {}
         for step in self.graph:
             record = self.record(step.name)
@@ -258,20 +145,13 @@ class StudyJournal:
         return records
 
     def owner(self, name: str) -> Owner | None:
-        """The process that runs a step here or, by its record in the storage, elsewhere."""
-        owner = living_owner(self.folder(name))
-        if owner is None and self.storage is not None:
-            record = self.record(name)
-            if record is not None and record.alive:
-                return Owner(record.stamp, record.where, record.process, "")
-        return owner
+        """The process that runs a step."""
+        return living_owner(self.folder(name))
 
     def clear(self, name: str, token: str = "") -> None:
         """Remove the record of a step that is not done, and the lease with this token."""
         remove_lease(self.folder(name), token)
         (self.folder(name) / RECORD).unlink(missing_ok=True)
-        if self.storage is not None:
-            self.storage.remove(f"{STEPS}/{self.graph.folder(name)}/{RECORD}")
 
     def add_to_log(self, step: Step, text: str) -> None:
         """Append text with the time to the step's log."""
@@ -307,9 +187,6 @@ class StudyJournal:
                     with suppress(OSError):  # a sign of life is no reason to fail
                         content = asdict(replace(sign, progress=written, seen=seen))
                         write_json(folder / RECORD, content)
-                        if self.storage is not None:
-                            there = f"{STEPS}/{folder.name}/{RECORD}"
-                            self.storage.write(there, (folder / RECORD).read_bytes())
                 if ended.wait(LOOK):
                     return
 
@@ -336,32 +213,25 @@ class StudyJournal:
             versions(*PACKAGES), uuid4().hex,
             {name: earlier.stamp if earlier else "" for name, earlier in needed.items()},
         )  # fmt: skip
-        folder = self.folder(step.name)
         content = {name: value for name, value in asdict(record).items() if name not in OF_RUNNING}
-        write_json(folder / RECORD, content)
-        if self.storage is not None:
-            self.storage.put(folder, f"{STEPS}/{folder.name}", last=RECORD)
+        write_json(self.folder(step.name) / RECORD, content)
         return record
 
 
-def read_journal(root: Path, storage: Storage | None = None) -> StudyJournal:
-    """The journal of a study that was started, in a folder or a storage; writes nothing."""
-    index = root.expanduser().absolute() / INDEX
-    where = root if storage is None else storage.url
+def read_journal(root: Path) -> StudyJournal:
+    """The journal of a study that was started; writes nothing."""
     try:
-        content = index.read_bytes() if storage is None else storage.read(INDEX)
+        content = (local_path(root) / INDEX).read_bytes()
     except OSError:
-        content = None
-    if content is None:
         page = root / PAGE
         hint = f"; its report is {page}" if page.is_file() else ""
-        if storage is None and not root.exists():
+        if not root.exists():
             hint = "; a study that has just started is still checked"
-        raise StudyError(f"{where}: is not a study folder: it has no {INDEX}{hint}")
+        raise StudyError(f"{root}: is not a study folder: it has no {INDEX}{hint}") from None
     try:
         graph = Graph(TypeAdapter(list[Step]).validate_python(json.loads(content)["steps"]))
         _ = graph.keys  # of all settings
-        return StudyJournal(root, graph, storage)
+        return StudyJournal(root, graph)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         why = f"{type(error).__name__}: {one_line(error, 160)}"
-        raise StudyError(f"{where}: {INDEX} is damaged ({why})") from None
+        raise StudyError(f"{root}: {INDEX} is damaged ({why})") from None

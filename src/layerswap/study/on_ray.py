@@ -24,7 +24,7 @@ from layerswap.versions import install
 
 
 class OnRay(ClusterExecutor):
-    """Runs steps on a Ray cluster whose nodes share the study's folder or its storage.
+    """Runs steps on a Ray cluster whose nodes share the study's folder.
 
     A step whose worker or node is lost restarts on another, and resumes from its folder. Without
     an address it takes a running cluster, or starts one here.

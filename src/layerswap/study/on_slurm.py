@@ -85,7 +85,7 @@ class _Resumable:
 class OnSlurm(ClusterExecutor):
     """Submits each step as a Slurm job through submitit.
 
-    Nodes share the study's folder or its storage. A job that Slurm lost or preempted, or whose
+    Nodes share the study's folder. A job that Slurm lost or preempted, or whose
     time was over, runs again, and resumes.
 
     Args:

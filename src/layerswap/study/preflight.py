@@ -8,7 +8,7 @@ from pathlib import Path
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
 from layerswap.study.evaluating import TablesStep
-from layerswap.study.journal import INDEX, Storage, read_journal
+from layerswap.study.journal import INDEX, read_journal
 from layerswap.study.kinds import kind_of
 from layerswap.study.steps import Graph, Step
 
@@ -41,13 +41,12 @@ def check_data(left: Iterable[Step], *, fetch: bool, log: Log = lambda line: Non
         kind_of(step).check_data(step.name, fetch=fetch, log=log, seen=seen)
 
 
-def refuse_other_study(graph: Graph, root: Path, storage: Storage | None) -> None:
+def refuse_other_study(graph: Graph, root: Path) -> None:
     """Refuse the folder of another study; a changed version of the same study resumes."""
     try:
-        there = read_journal(root, storage).graph
+        there = read_journal(root).graph
     except StudyError:
-        held = (root / INDEX).is_file() if storage is None else storage.read(INDEX) is not None
-        if held:
+        if (root / INDEX).is_file():
             raise  # it is damaged, and may still hold a study
         return  # it is empty, or `StudyJournal.open` refuses it
     name = there["tables"].settings.get("name") if "tables" in there else None

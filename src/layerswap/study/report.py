@@ -59,7 +59,7 @@ from layerswap.report.tables import Number, Table, slug, write_tables
 from layerswap.report.votes import read_judgements, vote_tables
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import IDENTIFIED, MAP_FOLDER, EvaluateStep, TablesStep
-from layerswap.study.journal import PAGE, StepRecord, Storage, StudyJournal, read_journal
+from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.shared_text import shared_text
 from layerswap.study.spec import Benchmarks
 from layerswap.study.steps import Graph
@@ -76,17 +76,13 @@ ROWS = 24
 """Most rows of the chart at the head, unless there are more results."""
 
 
-def write_study_report(root: Path, storage: Storage | None = None) -> Path:
+def write_study_report(root: Path) -> Path:
     """Write `report.html`, `tables/`, `figures/` and `best/` into the folder of a study.
-
-    Args:
-        root: the study's local folder.
-        storage: the storage of the study; the report is copied to it.
 
     Raises:
         StudyError: the folder holds no study, cannot be written, or nothing was evaluated yet.
     """
-    return FinishedSteps(read_journal(root, storage)).write()
+    return FinishedSteps(read_journal(root)).write()
 
 
 class FinishedSteps:
@@ -108,7 +104,6 @@ class FinishedSteps:
         }
         trainings = [step.name for step in journal.graph if step.kind == "train"]
         folders = {name: journal.folder(name) / EXPERT for name in trainings}
-        # Only those on this machine: a training is too large to fetch for a sentence.
         self.trainings = {
             name: read_training(folder)
             for name, folder in folders.items()
@@ -116,15 +111,11 @@ class FinishedSteps:
         }
 
     def write(self) -> Path:
-        """Write the report, and copy it to the storage; returns the page."""
-        folder, storage = self.journal.root, self.journal.storage
+        """Write the report; returns the page."""
+        folder = self.journal.root
         try:
             page = self._write_all(folder)
             write_best(self.journal, self.results)
-            if storage is not None:
-                folders = [folder / name for name in (TABLES, FIGURES, BEST)]
-                for path in (page, *sorted(path for child in folders for path in child.iterdir())):
-                    storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
         except OSError as error:
             raise StudyError(f"{folder}: the report cannot be written ({error})") from None
         return page
@@ -151,7 +142,7 @@ class FinishedSteps:
     def _of_kind(self, kind: str) -> dict[str, Path]:
         """The folders of the finished steps of a kind, by language; or by kind of expert."""
         return {
-            step.name.partition("/")[2]: self.journal.fetch(step.name)
+            step.name.partition("/")[2]: self.journal.folder(step.name)
             for step in self.journal.graph
             if step.kind == kind and step.name in self.records
         }
@@ -338,7 +329,7 @@ def evaluations_of(graph: Graph) -> dict[str, EvaluateStep]:
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:
     """List a language's conditions and recipes."""
     step = journal.graph[f"evaluate/{language}"]
-    return EvaluateStep.of(step).recipes({name: journal.fetch(name) for name in step.needs})
+    return EvaluateStep.of(step).recipes({name: journal.folder(name) for name in step.needs})
 
 
 def merge_models(

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from layerswap.ground.errors import LayerswapError, StudyError, one_line
 from layerswap.ground.types import Log, Progress, duration
-from layerswap.study.journal import State, StepRecord, Storage, StudyJournal
+from layerswap.study.journal import State, StepRecord, StudyJournal
 from layerswap.study.lease import Owner, held
 from layerswap.study.steps import Graph, Step
 
@@ -88,7 +88,6 @@ def run_graph(
     functions: Mapping[str, StepFunction],
     *,
     executor: Executor | None = None,
-    storage: Storage | None = None,
     log: Log = lambda line: None,
     hours: Mapping[str, float] | None = None,
     ended: Ended = lambda step: None,
@@ -100,7 +99,6 @@ def run_graph(
         root: the study's folder; a run that was killed resumes in it.
         functions: by kind of step.
         executor: runs the steps; this process by default.
-        storage: keeps finished steps; the study's folder by default.
         log: called with each line of progress.
         hours: estimated hours by step, for the time left of a study that runs here.
         ended: called with each step that is done.
@@ -108,7 +106,7 @@ def run_graph(
     Raises:
         StudyError: the folder holds something else, or cannot be written.
     """
-    journal = StudyJournal(root, graph, storage)
+    journal = StudyJournal(root, graph)
     try:
         waiting = journal.left()
         log(f"{len(graph)} steps, {len(graph) - len(waiting)} of them done before")
@@ -204,7 +202,7 @@ def _try(
     for attempt in range(1, TRIES + 1):
         context.log(f"{step.name}: starting" + (f", try {attempt}" if attempt > 1 else ""))
         try:
-            inputs = {name: journal.fetch(name) for name in step.needs}
+            inputs = {name: journal.folder(name) for name in step.needs}
             functions[step.kind](replace(context, inputs=inputs))
         except TRANSIENT as error:
             why = _reason(error)
