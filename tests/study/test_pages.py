@@ -1,4 +1,4 @@
-"""The pages of a study: verdict, hostile names, and text in training and test."""
+"""The pages of a study: verdict and hostile names."""
 
 import json
 import re
@@ -107,14 +107,10 @@ def test_one_pair_has_no_extremes_and_few_results_no_ranks():
     assert "Ranks" not in StudyResults(several[1:], []).tables
 
 
-def story(number):
-    return f"{number} men saw {number} boats and {number} birds"
-
-
-def hostile_study(root, train=()):
+def hostile_study(root):
     """A study whose names, questions and answers are `HOSTILE`, evaluated without a model."""
     rows = root / "rows.jsonl"
-    rows.write_text("\n".join(json.dumps({"text": text}) for text in (*train, "other words")))
+    rows.write_text(json.dumps({"text": "other words"}))
     name, base = f"evaluate/{HOSTILE}", str(shipped().base)
     training = TrainStep(base=base, data=[TrainedOn(given={"train": str(rows)})], seed=1)
     asked = EvaluateStep(language=HOSTILE, base=base, kinds=[], evaluate=Benchmarks(suite=HOSTILE))
@@ -138,7 +134,7 @@ def hostile_study(root, train=()):
             for document in range(20):
                 right = float(rng.random() < 0.5)
                 answered = HOSTILE if right else "other"
-                question = f"What is said here? {story(document)} {HOSTILE}"
+                question = f"What is said here? {document} {HOSTILE}"
                 answers.append(Answer(
                     str(one), HOSTILE, document, "acc", "none", right, True, HOSTILE, "sw",
                     HOSTILE, answered, question=question, target="7", answer=HOSTILE,
@@ -160,8 +156,7 @@ def hostile_study(root, train=()):
 def hostile(tmp_path_factory):
     """The journal of the hostile study, finished, with its page."""
     root = tmp_path_factory.mktemp("hostile")
-    train = ["What is said here? A prompt.", *map(story, range(20))]
-    journal, functions = hostile_study(root, train)
+    journal, functions = hostile_study(root)
     run_graph(journal.graph, journal.root, functions).check()
     study = FinishedSteps(journal)
     return journal, write_report(journal.root / PAGE, study.report()), study
@@ -195,24 +190,6 @@ def test_every_section_stands_once(hostile):
     headings = [one.heading for one in hostile[2].report().sections]
     assert any(one.endswith("balanced by label") for one in headings)
     assert len(headings) == len(set(headings))
-
-
-def test_a_study_counts_the_test_documents_that_share_text_with_its_training(hostile):
-    _, _, study = hostile
-    (section,) = [one for one in study._sections() if one.heading.startswith("Text in training")]
-    (row,) = section.table.rows
-    assert list(section.table.columns)[1:] == ["test documents", "task data", "language data"]
-    assert row[1:] == [10, 10, None]  # a language expert that was not trained here has no data
-
-
-def test_a_template_alone_is_no_shared_text(tmp_path):
-    journal, functions = hostile_study(
-        tmp_path, ["What is said here? 7 men", "<script>window.hacked"]
-    )
-    run_graph(journal.graph, journal.root, functions).check()
-    (section,) = [one for one in FinishedSteps(journal)._sections()
-                  if one.heading.startswith("Text in training")]  # fmt: skip
-    assert section.table.rows[0][2] == 0
 
 
 @pytest.mark.slow

@@ -60,7 +60,6 @@ from layerswap.report.votes import read_judgements, vote_tables
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import IDENTIFIED, MAP_FOLDER, EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
-from layerswap.study.shared_text import shared_text
 from layerswap.study.spec import Benchmarks
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import EXPERT, SelectStep, TrainStep, selection
@@ -248,9 +247,6 @@ class FinishedSteps:
             )
         for evaluated in self.results.benchmarks:
             yield from examples_of(evaluated, self.evaluations[evaluated.language] / RESULTS)
-        shared = shared_text(self.journal, self.results.benchmarks, self.evaluations)
-        if shared is not None:
-            yield Section("Text in training and test data", table=shared)
         for judged in read_judgements(self.journal.root):
             pairs, strengths, notes = vote_tables(judged)
             heading = f"Preferred by speakers: {judged.title}"
