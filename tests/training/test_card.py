@@ -151,8 +151,8 @@ def test_a_saved_mix_is_a_data_set_that_loads(excerpts, tmp_path):
     sizes = {split: len(rows) for split, rows in load_dataset(str(out)).items()}
     assert sizes == {"train": len(train), "validation": len(validation)}
     text = (out / "README.md").read_text("utf-8")
-    for expected in ("# excerpts", "| tico19 |", "CC0-1.0", "- tico19: nothing at all",
-                     "| flores | 16 |", "- math, problems: mathematics ("):  # fmt: skip
+    for expected in ("# excerpts", "| tico19 |", "CC0-1.0", "- not verified: tico19: nothing",
+                     "- flores: 16 evaluation items are left out; 0 share 5 words"):  # fmt: skip
         assert expected in text
     with pytest.raises(MergeError, match="exists already; choose another output or pass --ov"):
         save_mix(excerpts, out, recipe=RECIPE)
@@ -204,10 +204,6 @@ def test_items_that_share_five_words_with_training_are_counted_not_dropped(tmp_p
     assert len(built.train) == len(texts)
     card = data_card(built)
     assert card["evaluation_sets"]["items"]["shared_runs"] == 4
-    out = save_mix(built, tmp_path / "out", recipe=recipe, card=card)
-    text = (out / "README.md").read_text()
-    assert "share 5 words in a row with the training text |" in text
-    assert "| items | 5 | 8 words | 1 | 4 |" in text
 
 
 def test_a_template_that_opens_answers_otherwise_in_evaluation_is_named():

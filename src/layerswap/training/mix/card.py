@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,6 @@ CHECKED_ROWS = 1000
 """Number of rows that the checks of prompt ends and unknown tokens tokenize."""
 MOST_UNKNOWN = 0.1
 """Smallest share of unknown tokens that a training warns of."""
-EXAMPLES = 2
-"""Number of examples of each source that the card shows."""
 SHOWN_CHARACTERS = 400
 _LIBRARIES = ("layerswap", "datasets", "datasketch", "py3langid")
 
@@ -159,10 +157,6 @@ def _source_facts(built: BuiltMix, name: str, tokenizer: Any | None) -> dict[str
         "contaminated": tally.contaminated,
         "mean_prompt_characters": _mean_length(parts["prompt"]),
         "mean_completion_characters": _mean_length(parts["completion"]),
-        "examples": [
-            {part: _cut(getattr(example, part)) for part in parts}
-            for example in examples[:EXAMPLES]
-        ],
         "note": source.note,
     }
     if tokenizer is not None:
@@ -326,39 +320,29 @@ def _sizes(rows: Dataset, tokenizer: Any) -> Iterator[tuple[int, int]]:
 def markdown(card: dict[str, Any]) -> str:
     """Write the card as Markdown, with the front matter that the Hub and `datasets` read."""
     rows = card["rows"]
+    sources = [
+        f"| {name} | {_cell(facts['origin'])} | {facts['licence'] or 'not stated'} | "
+        f"{facts['looked_at']:,} | {facts['kept']:,} |"
+        for name, facts in card["sources"].items()
+    ]
+    header = ["| source | from | licence | rows read | kept |", "|---|---|---|--:|--:|"]
+    excluded = [
+        f"- {name}: {facts['items']:,} evaluation items are left out; {facts['shared_runs']:,} "
+        f"share {OVERLAP} words in a row with the training text"
+        for name, facts in card["evaluation_sets"].items()
+    ]
+    notes = [*card["warnings"], card["note"], *(f"not verified: {f}" for f in card["unverified"])]
+    said = [f"- {' '.join(line.split())}" for line in notes if line]
     parts = [
         _front_matter(card),
         f"# {card['name']}\n\n{card['description']}".rstrip(),
         f"{rows['train']:,} rows for training and {rows['validation']:,} for validation, as "
-        f"`{card['kind']}`, drawn with seed {card['seed']}."
-        + (f" {card['wanted']:,} were requested." if card["wanted"] else "")
-        + (f" {card['tokens']:,} tokens of {card['tokenizer']}." if card["tokenizer"] else ""),
-        "## Sources",
-        _sources_table(card),
-        "## Filters",
-        _filters_table(card),
+        f"`{card['kind']}`. `{CARD}` has the counts and examples of what each filter dropped.",
+        "\n".join([*header, *sources]),
+        "\n".join([*excluded, *said]),
+        f"Made with layerswap {card['versions']['layerswap']}.",
     ]
-    if card["identifier"]:
-        parts.append("\n".join(f"- {line}" for line in card["identifier"]))
-    if card["evaluation_sets"]:
-        sets = [
-            (name, facts["items"], f"{facts['n']} {facts['unit']}", facts["too_short"],
-             facts["shared_runs"])
-            for name, facts in card["evaluation_sets"].items()
-        ]  # fmt: skip
-        shared = f"share {OVERLAP} words in a row with the training text"
-        header = ("set", "items", "n-gram", "short, compared by line", shared)
-        parts += ["### Excluded evaluation items", _table(header, sets)]
-    for title, lines in (
-        ("Warnings", card["warnings"]),
-        ("Note", [card["note"]] if card["note"] else []),
-        ("Not verified", card["unverified"]),
-    ):
-        if lines:
-            parts += [f"## {title}", "\n".join(f"- {' '.join(line.split())}" for line in lines)]
-    parts += ["## Examples", *_examples(card)]
-    libraries = ", ".join(f"{name} {number}" for name, number in card["versions"].items() if number)
-    return "\n\n".join([*parts, f"Made with {libraries}."]) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _front_matter(card: dict[str, Any]) -> str:
@@ -369,55 +353,6 @@ def _front_matter(card: dict[str, Any]) -> str:
     if card["languages"]:
         lines += ["language:", *(f"- {json.dumps(code)}" for code in card["languages"])]
     return "\n".join([*lines, "tags:", "- layerswap", "---"])
-
-
-def _sources_table(card: dict[str, Any]) -> str:
-    tokens = ["tokens"] if card["tokenizer"] else []
-    rows = []
-    for name, facts in card["sources"].items():
-        dropped = sum(facts["dropped"].values()) + facts["empty"] + facts["left_out_by_where"]
-        texts = [name, _cell(facts["origin"]), facts["licence"] or "not stated"]
-        counts = [facts["rows"], facts["looked_at"], dropped, facts["kept"]]
-        rows.append([*texts, *counts, *(facts[key] for key in tokens)])
-    header = ["source", "from", "licence", "rows", "looked at", "dropped", "kept", *tokens]
-    return _table(header, rows)
-
-
-def _filters_table(card: dict[str, Any]) -> str:
-    filters = list(card["filters"])
-    rows = [
-        [name, facts["left_out_by_where"], facts["empty"],
-         *(facts["dropped"].get(key, 0) for key in filters)]
-        for name, facts in card["sources"].items()
-    ]  # fmt: skip
-    header = ["source", "left out by where", "empty", *(key.replace("_", " ") for key in filters)]
-    dropped = [
-        f"- {name.replace('_', ' ')}, {example['source']}: {example['why']}: "
-        f"{_cell(example['text'])[:160]}"
-        for name, facts in card["filters"].items()
-        for example in facts["examples"]
-    ]
-    return "\n".join([_table(header, rows), *([""] if dropped else []), *dropped])
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    """Write a Markdown table; columns of numbers are aligned right."""
-    rule = ["--:" if isinstance(value, int) else "---" for value in rows[0]]
-    body = [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows]
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *body)]
-    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
-
-
-def _examples(card: dict[str, Any]) -> list[str]:
-    def block(example: dict[str, str]) -> str:
-        lines = "\n".join(f"{part}: {text}" for part, text in example.items() if text)
-        return "```\n" + lines.replace("```", "'''") + "\n```"
-
-    return [
-        f"### {name}\n\n" + "\n\n".join(map(block, facts["examples"]))
-        for name, facts in card["sources"].items()
-        if facts["examples"]
-    ]
 
 
 def _cell(text: str) -> str:
