@@ -22,8 +22,6 @@ from layerswap.experiment.conditions import CHECKPOINT, Condition
 from layerswap.ground.errors import EvaluationError, one_line
 
 ANSWERS_TABLE = "answers.parquet"
-OLD_TABLE, OLD_SAMPLES = "scores.parquet", "samples.parquet"
-"""Files of scores and of answers that an earlier release wrote."""
 RESULTS = "results.json"
 TASKS = "tasks"
 ANSWERS = "answers.sqlite"
@@ -93,20 +91,14 @@ def read_answers(out: Path) -> list[Answer]:
 
     Of a sweep these are the answers on the test split.
     """
-    names = (ANSWERS_TABLE, OLD_TABLE)
-    folders = [out] if any((out / name).is_file() for name in names) else sorted(
-        {path.parent for name in names for path in out.glob(f"**/{name}")}
-    )  # fmt: skip
-    if not folders:
+    table = out / ANSWERS_TABLE
+    paths = [table] if table.is_file() else sorted(out.glob(f"**/{ANSWERS_TABLE}"))
+    if not paths:
         raise EvaluationError(
             f"{out}: no {ANSWERS_TABLE}; give a folder that `layerswap eval`, `sweep` or `study` "
             "wrote"
         )
-    answers: list[Answer] = []
-    for folder in folders:
-        path = folder / ANSWERS_TABLE
-        rows = read_table(path) if path.is_file() else _read_old(folder)
-        answers += made(rows, path if path.is_file() else folder / OLD_TABLE)
+    answers = [answer for path in paths for answer in made(read_table(path), path)]
     return [answer for answer in answers if answer.split != "development"]
 
 
@@ -121,37 +113,6 @@ def read_table(path: Path) -> list[dict[str, Any]]:
         why = one_line(error, 160)
         raise EvaluationError(f"{path}: cannot be read ({why})") from None
     return rows
-
-
-def _read_old(folder: Path) -> list[dict[str, Any]]:
-    """Read the tables of an earlier release, with the columns of the answers table."""
-    rows = read_table(folder / OLD_TABLE)
-    if rows and {"split", "composition"} <= set(rows[0]):
-        return _swept(rows)
-    path = folder / OLD_SAMPLES
-    texts = {_place(row): row for row in (read_table(path) if path.is_file() else [])}
-    return [{**row, **(texts.get(_place(row), {}) if row.get("main") else {})} for row in rows]
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    return repr([row.get(name) for name in ("model", "task", "document")])
-
-
-def _swept(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a sweep, with a task's first metric as the headline."""
-    first: dict[str, tuple[Any, Any]] = {}
-    return [
-        {**row, "model": row["composition"], "benchmark": row.get("task"),
-         "main": first.setdefault(str(row.get("task")), measure) == measure}
-        for row in rows
-        for measure in [(row.get("metric"), row.get("filter"))]
-    ]  # fmt: skip
-
-
-def remove_old(folder: Path) -> None:
-    """Remove the tables of an earlier release, which the answers table replaces."""
-    for name in (OLD_TABLE, OLD_SAMPLES):
-        (folder / name).unlink(missing_ok=True)
 
 
 def made(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Answer]:
@@ -363,7 +324,6 @@ def write_results(
         (folder / RESULTS).write_bytes((text + "\n").encode())
     answers = answers_of(results, asked, of_model or {}, speaks)
     write_answers(out / ANSWERS_TABLE, [*answers, *kept])
-    remove_old(out)
     return answers
 
 
@@ -374,8 +334,7 @@ def lost_paths(results: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def earlier_answers(out: Path) -> list[Answer]:
     """Read the answers of earlier evaluations in a folder, which may have none."""
-    there = any((out / name).is_file() for name in (ANSWERS_TABLE, OLD_TABLE))
-    return read_answers(out) if there else []
+    return read_answers(out) if (out / ANSWERS_TABLE).is_file() else []
 
 
 def kept_answers(

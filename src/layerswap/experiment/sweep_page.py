@@ -12,7 +12,7 @@ from typing import Any
 
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.experiment.answers import ANSWERS_TABLE, remove_old, write_answers
+from layerswap.experiment.answers import ANSWERS_TABLE, write_answers
 from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
@@ -53,7 +53,6 @@ def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
     """Write the files of a sweep into a folder; return the content of `board.json`."""
     facts = summary(board)
     write_answers(folder / ANSWERS_TABLE, board.rows)
-    remove_old(folder)
     (folder / SUMMARY).write_bytes((json.dumps(facts, indent=2) + "\n").encode())
     write_recipe(board.best, folder / RECIPE)
     write_above(board, folder)
