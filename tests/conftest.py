@@ -1,6 +1,7 @@
 """Settings of every test, before torch is imported."""
 
 import os
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,8 @@ settings.load_profile("patient")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a test asks of the Hub is not there: without a net it would be asked for again and again.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A background job of a script ignores interrupts, and so would everything that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

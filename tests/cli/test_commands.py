@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -249,11 +248,7 @@ def test_no_arguments_show_the_help(layerswap):
 
 def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
     command = [sys.executable, "-m", "layerswap", "quickstart", "--out", str(tmp_path / "out")]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True,
-        # A shell's background jobs ignore interrupts, and so does what they start.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    ) as process:  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not any(tmp_path.iterdir()):
             assert process.poll() is None
             time.sleep(0.1)

@@ -153,17 +153,26 @@ def test_of_many_that_take_a_stale_lease_one_gets_it(tmp_path):
     assert (len(got), len(refused)) == (1, 7)
 
 
-def test_a_process_that_lost_its_lease_is_interrupted(tmp_path, monkeypatch):
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_process_that_lost_its_lease_is_interrupted(tmp_path, monkeypatch, handler):
+    """Also a background job of a script, which ignores Ctrl-C."""
     monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
     folder = journal_of(tmp_path).folder("data/0")
 
     def lose():
+        if handler is signal.SIG_IGN:
+            signal.raise_signal(signal.SIGINT)
         (folder / lease.LEASE).unlink()
         with held(folder, Owner()):
             time.sleep(10)
 
-    with pytest.raises(KeyboardInterrupt), held(folder, Owner()):
-        lose()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), held(folder, Owner()):
+            lose()
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_other_versions_on_a_node_are_named_once(tmp_path):

@@ -307,6 +307,29 @@ def interrupt_main() -> None:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """Let `interrupt_main` work where Ctrl-C is ignored, as in a background job of a script.
+
+    Ctrl-C itself stays ignored. Changes nothing in another thread than the main one.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        if _AT_ONCE.is_set():
+            raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    _AT_ONCE.clear()
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
 def first_interrupt(message: str) -> Iterator[threading.Event]:
     """Turn the first Ctrl-C into an event, and show a message; the second one interrupts.
 

@@ -59,7 +59,8 @@ def held(folder: Path, owner: Owner) -> Iterator[None]:
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()
     try:
-        yield
+        with system.interruptible():
+            yield
     finally:
         ended.set()
         thread.join()
