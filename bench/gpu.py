@@ -6,13 +6,12 @@
     python bench/gpu.py --device cpu --dtype float32 --model smollm2 --text prompts.txt --grids 24
 
 Two experts with random weights answer random prompts, or two that differ a little from a real model
-answer the beginnings of a text's paragraphs. Ways: `together` (this engine), `vllm` (one
-engine, re-pointed; where vLLM is installed), `vllm, restarted` (once per written checkpoint), and
-`one by one` (transformers, one composition after the other). The last two do some of them,
-multiplied. Last, training: tokens per second of `layerswap train` and of
-a bare loop (`train_speed.py`) on a model of the same width with `--train-layers` layers. A row that
-would begin after `--minutes` says so. The table
-begins with the name of the hardware.
+answer the beginnings of a text's paragraphs. Ways: `together` (this engine), `vllm` (started once
+per written checkpoint, where vLLM is installed), and `one by one` (transformers, one composition
+after the other). The last two do some of them, multiplied. Last, training: tokens per second of
+`layerswap train` and of a bare loop (`train_speed.py`) on a model of the same width with
+`--train-layers` layers. A row that would begin after `--minutes` says so. The table begins with the
+name of the hardware.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ import torch
 from layerswap import Plan
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.engine.sweep import Sweep
-from layerswap.engine.vllm import VllmSweep
 from layerswap.lab.assets import shipped
 from sweep import one_by_one
 from sweep_data import add_model_options, make_plan
@@ -156,15 +154,6 @@ def measure(report: Report, folder: Path) -> None:
     if find_spec("vllm") is None:
         report.add("| generating, tokens | vllm | | vLLM is not installed | |")
         return
-    for count, plans in grids.items():
-        bound = options.tokens + options.new + 8
-        served = VllmSweep(plans, dtype=options.dtype, engine={"max_model_len": bound})
-
-        def serve(served: VllmSweep = served) -> float:
-            parts = served.iter_generate(prompts, max_new_tokens=options.new)
-            return sum(len(text.tokens) for part in parts for _, text in part)
-
-        report.row("generating, tokens", "vllm, re-pointed", count, serve)
     first = next(iter(grids.values()))
     restart = Restart(options, folder, prompts)
     share = len(first) / options.sample
@@ -172,7 +161,7 @@ def measure(report: Report, folder: Path) -> None:
     def restarted() -> float:
         return sum(restart(plan) for plan in first[: options.sample])
 
-    report.row("generating, tokens", "vllm, restarted", len(first), restarted, times=share)
+    report.row("generating, tokens", "vllm", len(first), restarted, times=share)
 
 
 def make_prompts(options: argparse.Namespace) -> list[list[int]]:

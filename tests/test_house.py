@@ -210,7 +210,7 @@ LIBRARIES = (
 DOCUMENTED = {
     *LIBRARIES, "transformers.utils", "typer.core", "accelerate.utils", "datasets.exceptions",
     "huggingface_hub.errors", "huggingface_hub.utils", "lm_eval.evaluator", "lm_eval.tasks",
-    "lm_eval.utils", "lm_eval.models.huggingface",
+    "lm_eval.api.registry", "lm_eval.utils", "lm_eval.models.huggingface",
 }  # fmt: skip
 """Modules whose names the libraries' documentation gives, or their own plugins use."""
 OTHERS = {

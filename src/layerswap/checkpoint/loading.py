@@ -239,16 +239,6 @@ def load_weights(
     return model, loading
 
 
-def empty_model(config: PreTrainedConfig, *, named: str | None = None) -> PreTrainedModel:
-    """Build a model without data, on torch's `meta` device."""
-    import torch
-
-    model_class = model_class_of(config)
-    with _refusing(config.name_or_path or "", named, "its model"), torch.device("meta"):
-        model: PreTrainedModel = model_class(config)
-    return model
-
-
 def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:
     """Add a PEFT adapter to a model."""
     try:

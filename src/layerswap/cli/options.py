@@ -203,7 +203,7 @@ class EvaluationOptions(Prompts, panel=MODELS):
 
     Options:
         batch_size: Batch size. (default: the largest that fits)
-        engine: Engine: layerswap's own, transformers one by one, or vLLM.
+        engine: Engine: layerswap's own, or transformers or vLLM one by one.
         engine_args NAME=VALUE,...: Arguments of vLLM, such as gpu_memory_utilization=0.8.
     """
 

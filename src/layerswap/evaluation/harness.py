@@ -28,7 +28,6 @@ from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
-from layerswap.engine.vllm import VllmSweep, open_engine
 from layerswap.evaluation.languages import answer_of
 from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code
 from layerswap.evaluation.metrics import ADDED
@@ -40,6 +39,7 @@ from layerswap.evaluation.settings import (
     template_error,
 )
 from layerswap.evaluation.suites.folders import WRITTEN
+from layerswap.evaluation.written import with_folder
 from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.types import Advance, Log
 from layerswap.ground.yaml_file import nearest
@@ -58,19 +58,13 @@ Samples = Mapping[str, Sequence[int]]
 """Positions of the documents to evaluate on, by task."""
 
 
-def open_sweep(plans: Sequence[Plan], settings: EvaluationSettings) -> Sweep | VllmSweep:
-    """Open compositions with the engine of the settings."""
-    return open_engine(
-        plans,
-        engine="vllm" if settings.engine == "vllm" else "sweep",
-        device=pick_device(settings.device),
-        dtype=settings.dtype,
-        engine_args=parse_arguments(settings.engine_args),
-    )
+def open_sweep(plans: Sequence[Plan], settings: EvaluationSettings) -> Sweep:
+    """Open compositions on the device and in the dtype of the settings."""
+    return Sweep(plans, device=pick_device(settings.device), dtype=settings.dtype)
 
 
 def evaluate(
-    sweep: Sweep | VllmSweep,
+    sweep: Sweep,
     tokenizer: Any,
     tasks: Sequence[str | dict[str, Any]],
     *,
@@ -416,23 +410,25 @@ def evaluate_models(
     store: AnswerStore | None = None,
     log: Log = lambda line: None,
     progress: Advance | None = None,
+    scratch: Path | None = None,
 ) -> dict[str, Result]:
     """Evaluate models on tasks of lm-eval; models that share experts are swept together.
 
     With the engine `sweep`, answers are stored as they come. A run that resumes, or one with a
-    larger limit, computes only the others.
+    larger limit, computes only the others. The engine `vllm` writes each model into `scratch`.
     """
     settings = settings or EvaluationSettings()
     dtype = settings.dtype or common_dtype(models, log)
     settings = settings.model_copy(update={"dtype": dtype})
     results: dict[str, Result] = {}
-    if settings.engine == "hf":
+    if settings.engine != "sweep":
         for name, plan in models.items():
             loaded = load_tasks(tasks, include=include, prompts=settings)
-            model = _transformers(plan, settings)
-            results[name] = run_tasks(model, loaded, settings)
-            for note in cut_prompts(model, results[name]):
-                log(f"{name}: {note}")
+            run = partial(_run_alone, name, loaded, settings, log)
+            if settings.engine == "hf":
+                results[name] = run(_transformers(plan, settings))
+            else:
+                results[name] = with_folder("vllm", plan, settings, scratch, run)
             if progress is not None:
                 progress(1)
         return results
@@ -447,6 +443,16 @@ def evaluate_models(
         )  # fmt: skip
         results |= dict(zip(group, evaluated, strict=True))
     return {name: results[name] for name in models}
+
+
+def _run_alone(
+    name: str, loaded: Any, settings: EvaluationSettings, log: Log, model: Any
+) -> Result:
+    """Evaluate one of lm-eval's models, and log which prompts it cut."""
+    result = run_tasks(model, loaded, settings)
+    for note in cut_prompts(model, result):
+        log(f"{name}: {note}")
+    return result
 
 
 def common_dtype(models: Mapping[str, Plan], log: Log = lambda line: None) -> str | None:

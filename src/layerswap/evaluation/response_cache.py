@@ -15,7 +15,6 @@ from typing import Any
 from layerswap.engine.decoding import Sampling
 from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
-from layerswap.engine.vllm import VllmSweep
 from layerswap.ground.errors import EvaluationError, LayerswapError
 from layerswap.ground.types import Log
 from layerswap.merge import Plan
@@ -174,7 +173,7 @@ class ResponseCache:
 
     def __init__(
         self,
-        sweep: Sweep | VllmSweep,
+        sweep: Sweep,
         members: Sequence[int],
         store: AnswerStore | None,
         batch_size: int | None,
@@ -245,8 +244,6 @@ class ResponseCache:
     def _batch(self, members: Sequence[int], tokens: int, new_tokens: int = 0) -> int:
         """Choose the rows or prompts of a batch, and log the memory that it needs."""
         sweep, size = self._sweep, self._batch_size
-        if isinstance(sweep, VllmSweep):  # it schedules requests by itself
-            return size or FEWEST_ROWS
         if size is None:
             usual = (
                 max(1, ROWS // len(members)) if new_tokens
@@ -288,7 +285,7 @@ PROMPTS = 256
 """Prompts that lm-eval hands over together; the cache decides how many run together."""
 
 
-def cached_model(sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache) -> Any:
+def cached_model(sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> Any:
     """Open a sweep as one of lm-eval's models.
 
     Its attribute `number` is the position, among the members of the cache, of the composition that
@@ -300,12 +297,10 @@ def cached_model(sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache)
     class CachedModel(HFLM):  # type: ignore[misc]
         """lm-eval's model of one composition at a time, with cached answers."""
 
-        def __init__(self, sweep: Sweep | VllmSweep, tokenizer: Any, cache: ResponseCache) -> None:
+        def __init__(self, sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> None:
             super().__init__(
                 pretrained=sweep.switch(cache.members[0]), tokenizer=tokenizer, batch_size=PROMPTS
             )
-            if self.model.device.type == "meta":  # vLLM answers; tokens stay on the CPU
-                self._device = torch.device("cpu")
             self.number = 0
             self._responses = cache
 

@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validat
 
 from layerswap.checkpoint.loading import with_thinking
 from layerswap.compose.schema import DTYPES
-from layerswap.engine.vllm import NOT_VLLM
 from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.strict import Extended
 from layerswap.ground.types import Log
@@ -85,8 +84,8 @@ class PromptOptions(Extended):
 class EvaluationSettings(PromptOptions):
     """Settings of an evaluation.
 
-    The engine `sweep` answers for all compositions of the same experts together; `vllm` starts vLLM
-    once and swaps its weights; `hf` loads each model through transformers.
+    The engine `sweep` answers for all compositions of the same experts together; `hf` loads each
+    model through transformers, and `vllm` through vLLM from the folder of its merge.
     """
 
     limit: PositiveInt | None = None  # most documents of a task, drawn by label
@@ -96,7 +95,7 @@ class EvaluationSettings(PromptOptions):
     # As stored when not given, or the widest of several.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     engine: Literal["sweep", "vllm", "hf"] = "sweep"
-    engine_args: Arguments = {}  # of `vllm.LLM`: `gpu_memory_utilization=0.8`
+    engine_args: Arguments = {}  # of lm-eval's model `vllm`: `gpu_memory_utilization=0.8`
     allow_code: bool = False  # let tasks run programs that a model writes, in the sandbox
 
     @model_validator(mode="after")
@@ -104,7 +103,10 @@ class EvaluationSettings(PromptOptions):
         if self.limit and self.limit_first:
             raise ValueError("give either limit or limit_first")
         if self.engine_args and self.engine != "vllm":
-            raise ValueError(NOT_VLLM)
+            raise ValueError(
+                "--engine-args (engine_args) needs the engine vllm; add --engine vllm, or leave it "
+                "out"
+            )
         return self
 
 

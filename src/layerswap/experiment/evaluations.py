@@ -144,7 +144,7 @@ def evaluate(
         with store_of(folder / files.ANSWERS) as store:
             results = evaluate_models(
                 plans, names or [task.name for task in written], folders or [task_folder.root],
-                settings=checked, store=store, log=log,
+                settings=checked, store=store, log=log, scratch=folder,
             )  # fmt: skip
     written = written or files.tasks_of(results, answer_language)
     weights = {name: composition_key(plan) for name, plan in plans.items()}

@@ -31,7 +31,6 @@ from layerswap.merge.folder import plan_tokenizer
 
 if TYPE_CHECKING:
     from layerswap.engine.sweep import Sweep
-    from layerswap.engine.vllm import VllmSweep
 
 DEVELOPMENT: Final = "development"
 TEST: Final = "test"
@@ -82,7 +81,7 @@ class Evaluator:
         store: AnswerStore | None = None,
         log: Log = lambda line: None,
         progress: Advance | None = None,
-        sweep: Sweep | VllmSweep | None = None,
+        sweep: Sweep | None = None,
     ) -> None:
         self.spec = spec
         self._language: str | Speaks | None = None

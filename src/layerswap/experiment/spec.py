@@ -14,7 +14,6 @@ from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict
-from layerswap.ground.types import EngineName
 from layerswap.ground.yaml_file import read_yaml
 
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
@@ -120,7 +119,7 @@ class SweepSettings(EvaluationSettings):
     answer_texts: dict[str, str] = {}
     seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
-    engine: EngineName = "sweep"
+    engine: Literal["sweep"] = "sweep"
 
     @field_validator("tasks")
     @classmethod

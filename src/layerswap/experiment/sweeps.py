@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from layerswap.engine.sweep import Sweep
-    from layerswap.engine.vllm import VllmSweep
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class Scorer(Protocol):
     """Documents on which the compositions of a sweep are scored."""
 
     @property
-    def sweep(self) -> Sweep | VllmSweep:
+    def sweep(self) -> Sweep:
         """The models in memory."""
 
     @property

@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 PathLike = str | os.PathLike[str]
 """A checkpoint or file as users name it: a path, or a Hub id where that is possible."""
@@ -35,8 +35,6 @@ Advance = Callable[[int], None]
 """Receives the number of units (bytes, requests, steps) just done."""
 Bars = Callable[[str, int, str], AbstractContextManager[Advance]]
 """Opens a progress bar from a label, a total and a unit, and yields its `Advance`."""
-EngineName = Literal["sweep", "vllm"]
-"""Inference backend: our engine, or one vLLM whose weights are swapped per composition."""
 
 
 def no_bars(label: str, total: int, unit: str) -> AbstractContextManager[Advance]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import atomic_folder, read_header
 from layerswap.checkpoint.loading import (
-    empty_model,
     load_config,
     load_generation_config,
     load_tokenizer,
@@ -178,15 +177,6 @@ def build_model(
                 f"{plan.reference.source}: config.json contradicts the weights; transformers found "
                 f"{key.replace('_', ' ')}: {sorted(names)[:3]}"
             )
-    if generation is not None:
-        model.generation_config = generation
-    return model
-
-
-def build_empty_model(plan: Plan) -> PreTrainedModel:
-    """Build a plan's model without data, on torch's `meta` device."""
-    config, generation = _configurations(plan)
-    model = empty_model(config, named=plan.reference.source)
     if generation is not None:
         model.generation_config = generation
     return model

@@ -319,7 +319,7 @@ class EvaluateStep(Kind, LanguageModels):
                 models = {str(condition): plan for condition, plan in group}
                 results |= evaluate_models(
                     models, [task.name for task in asked], [tasks], settings=how, store=store,
-                    log=context.log, progress=count,
+                    log=context.log, progress=count, scratch=context.folder,
                 )  # fmt: skip
         for lost in lost_paths(results.values()):
             context.log(lost)

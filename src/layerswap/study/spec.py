@@ -25,7 +25,6 @@ from layerswap.evaluation.suites.suites import parts_of
 from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError
 from layerswap.ground.strict import Strict
-from layerswap.ground.types import EngineName
 from layerswap.ground.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
 from layerswap.reading.origins import NonEmpty
 from layerswap.study.steps import Resources
@@ -171,8 +170,8 @@ class Benchmarks(PromptOptions):
     # published; with `none` nothing is chosen.
     development: Annotated[float, Field(gt=0, lt=1)] | Literal["none"] = 0.5
     allow_code: bool = False  # run programs that a model wrote, in the sandbox; else skip MBPP
-    engine: EngineName = "sweep"
-    engine_args: dict[str, Any] = {}  # of `vllm.LLM`
+    engine: Literal["sweep", "vllm"] = "sweep"
+    engine_args: dict[str, Any] = {}  # of lm-eval's model `vllm`
     batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
     # Texts by language, files, to learn a language from that py3langid does not know.
     answer_texts: dict[NonEmpty, NonEmpty] = {}
