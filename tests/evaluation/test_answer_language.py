@@ -99,7 +99,7 @@ def test_scores_hold_the_share_once_for_each_document():
     asked = [WrittenTask("mgsm_sw", "mgsm", "sw", ("exact_match", "strict"))]
     scores = answers_of({"m": {"samples": {"mgsm_sw": samples}}}, asked, {})
     shares = [score for score in scores if score.metric == ANSWER]
-    shared = {"benchmark": "mgsm", "language": "sw", "question": "q", "target": "13"}
+    shared = {"benchmark": "mgsm", "language": "sw", "question": "q", "text": "q", "target": "13"}
     assert shares == [
         Answer("m", "mgsm_sw", i, ANSWER, "strict", share, answer=texts[i], **shared)
         for i, share in enumerate((1.0, 0.0))

@@ -27,7 +27,7 @@ def test_an_evaluation_is_that_of_the_command(done, world, tmp_path):
     told = json.loads(CliRunner().invoke(app, [*map(str, words)]).stdout)
     assert list(done.scores) == told["scores"]
     table = done.to_pandas()
-    assert set(table.model) == {"task", "language"}
+    assert set(table.model) == {"task", "language", "chance"}
     assert set(table.n) == {4}
     assert repr(done) == f"Evaluation of 2 models on 1 tasks in {done.folder}"
     assert done._repr_html_().startswith("<table")

@@ -23,6 +23,7 @@ from layerswap.compose import Zones, swap
 from layerswap.engine.trie import LayerCounts, Runner
 from layerswap.experiment.answers import Answer, open_folder
 from layerswap.experiment.conditions import (
+    CHANCE,
     CHOSEN,
     DEFAULT,
     LANGUAGE_EXPERT,
@@ -68,7 +69,7 @@ def test_a_sweep_chooses_on_one_split_and_reports_on_the_other(world, tmp_path):
     assert board.development[board.chosen] == max(board.development.values())
     leads = board.default if board.selected == DEFAULT else board.chosen.zones
     assert board.best.recipe.swap.zones(4) == leads
-    assert set(board.scores) == {CHOSEN, DEFAULT, SOUP, TASK_EXPERT, LANGUAGE_EXPERT}
+    assert set(board.scores) == {CHOSEN, DEFAULT, SOUP, TASK_EXPERT, LANGUAGE_EXPERT, CHANCE}
     assert {len(scores) for scores in board.scores.values()} == {2}
 
 

@@ -302,7 +302,17 @@ def run_tasks(
             model.generate_until = generate
     for metric in ADDED.values():
         metric.add(result)
+    _add_texts(result, loaded["tasks"])
     return dict(result)
+
+
+def _add_texts(result: Mapping[str, Any], tasks: Mapping[str, Any]) -> None:
+    """Add the text of each document to the samples of tasks whose prompts have exemplars."""
+    for name, samples in result["samples"].items():
+        if tasks[name].get_config("num_fewshot"):
+            for sample in samples:
+                asked = tasks[name].doc_to_text(sample["doc"])
+                sample.update({"text": asked} if isinstance(asked, str) else {})
 
 
 def cut_prompts(model: Any, result: Mapping[str, Any]) -> Iterator[str]:

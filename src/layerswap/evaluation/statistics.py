@@ -138,7 +138,7 @@ def ratio_interval(parts: Values, wholes: Values) -> Interval:
     first, second = _vector(parts), _vector(wholes)
     if len(first) != len(second) or second.sum() <= 0:
         raise RecipeError("a ratio needs two numbers per example, and wholes above zero")
-    counts = _resampled_counts(len(first)).astype(np.float64)
+    counts = resampled_counts(len(first)).astype(np.float64)
     ratios = (counts @ first) / np.maximum(counts @ second, np.finfo(float).tiny)
     return Interval(float(first.sum() / second.sum()), *_percentiles(ratios[1:]), len(first))
 
@@ -221,12 +221,12 @@ class Classified:
     @cached_property
     def balanced(self) -> Balanced:
         """The measures, with bootstrap intervals over documents."""
-        return self._intervals(self._drawn, mean_interval(self.right))
+        return self._intervals(self.resampled, mean_interval(self.right))
 
     def minus(self, other: Classified) -> Balanced:
         """Return the paired differences to other answers to the same documents."""
         return self._intervals(
-            self._drawn - other._drawn, paired_difference(self.right, other.right)
+            self.resampled - other.resampled, paired_difference(self.right, other.right)
         )
 
     @property
@@ -244,9 +244,9 @@ class Classified:
         ))  # fmt: skip
 
     @cached_property
-    def _drawn(self) -> npt.NDArray[np.float64]:
+    def resampled(self) -> npt.NDArray[np.float64]:
         """Both measures of the documents, then of every resample: `(2, 1 + RESAMPLES)`."""
-        counts = _resampled_counts(len(self.labels))
+        counts = resampled_counts(len(self.labels))
         names = np.unique([self.labels, *self.predicted])[:, None]
         support = counts @ (self.labels == names).T.astype(np.float32)
         drawn = []
@@ -277,7 +277,7 @@ def _mean_ratio(
 
 
 @lru_cache(maxsize=1)
-def _resampled_counts(n: int) -> npt.NDArray[np.float32]:
+def resampled_counts(n: int) -> npt.NDArray[np.float32]:
     """Count how often each document occurs: once, then in every resample."""
     rng = np.random.default_rng(0)
     drawn = [np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(RESAMPLES)]

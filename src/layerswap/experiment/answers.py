@@ -18,7 +18,7 @@ import numpy.typing as npt
 from layerswap.evaluation.languages import Speaks, known_language, sample_shares
 from layerswap.evaluation.statistics import Classified, classified_of
 from layerswap.evaluation.suites.suites import WrittenTask
-from layerswap.experiment.conditions import CHECKPOINT, Condition
+from layerswap.experiment.conditions import BASELINES, CHECKPOINT, Condition
 from layerswap.ground.errors import EvaluationError, one_line
 
 ANSWERS_TABLE = "answers.parquet"
@@ -53,6 +53,8 @@ class Answer:
     question: str = ""  # last block of the prompt, without exemplars
     target: str = ""  # right answer, as the task has it
     answer: str = ""  # text after the task's filter, or the choice of the model
+    text: str = ""  # the document as the task writes it; without exemplars, the whole prompt
+    choices: int = 0  # number of answers to choose from; 0 for free answers
     weights: str = ""  # key of the model's weights
     condition: Condition = CHECKPOINT
 
@@ -60,6 +62,11 @@ class Answer:
     def measure(self) -> Measure:
         """Task, metric and filter."""
         return self.task, self.metric, self.filter
+
+    @property
+    def is_baseline(self) -> bool:
+        """True for a baseline that needs no language model."""
+        return self.condition.method in BASELINES
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the columns on disk: all fields, and those of the condition."""
@@ -199,8 +206,11 @@ def answers_to(
         name = sample["filter"]
         more: dict[str, Any] = {**shared, "document": int(sample["doc_id"]), "filter": name}
         if name == main[1]:
-            texts = {"question": _question(sample), "target": str(sample["target"])}
-            more |= {**texts, "answer": _answer(sample)}
+            more |= {
+                "question": _question(sample), "target": str(sample["target"]),
+                "answer": _answer(sample), "choices": _choices(sample),
+                "text": str(sample.get("text", _prompt(sample))),
+            }  # fmt: skip
             for metric, share in (
                 sample_shares(sample, answer_language).items() if answer_language else ()
             ):
@@ -304,11 +314,12 @@ def write_results(
     of_model: Mapping[str, Mapping[str, Any]] | None = None,
     kept: Sequence[Answer] = (),
     speaks: str | Speaks | None = None,
+    further: Callable[[Sequence[Answer]], Iterable[Answer]] = lambda answers: (),
 ) -> list[Answer]:
     """Write `<model>/results.json` for each model, and `answers.parquet`, whose rows it returns.
 
-    `of_model` has further fields of a model's rows. The table also has the rows of `kept`.
-    `speaks` is as in `answers_of`.
+    `of_model` has further fields of a model's rows. The table also has the rows of `kept`, and
+    those that `further` derives from the answers. `speaks` is as in `answers_of`.
     """
     from lm_eval.utils import handle_non_serializable
 
@@ -323,6 +334,7 @@ def write_results(
         text = json.dumps(whole, indent=2, default=handle_non_serializable, ensure_ascii=False)
         (folder / RESULTS).write_bytes((text + "\n").encode())
     answers = answers_of(results, asked, of_model or {}, speaks)
+    answers += further(answers)
     write_answers(out / ANSWERS_TABLE, [*answers, *kept])
     return answers
 
@@ -345,20 +357,31 @@ def kept_answers(
     All rows of a model go if its weights differ: another model has its name now.
     """
     others = {row.model for row in earlier if row.weights != weights.get(row.model, row.weights)}
+    asked = {model: set(result["samples"]) for model, result in results.items()}
+    asked |= {str(baseline): set().union(*asked.values())
+              for baseline in (row.condition for row in earlier if row.is_baseline)}  # fmt: skip
 
     def stays(row: Answer) -> bool:
-        again = row.model in results and row.task in results[row.model]["samples"]
-        return not again and row.model not in others
+        return row.task not in asked.get(row.model, ()) and row.model not in others
 
-    replaced = dict.fromkeys(f"{row.model} on {row.task}" for row in earlier if not stays(row))
+    replaced = dict.fromkeys(f"{row.model} on {row.task}" for row in earlier
+                             if not stays(row) and not row.is_baseline)  # fmt: skip
     return list(filter(stays, earlier)), list(replaced)
 
 
 def _question(sample: Mapping[str, Any]) -> str:
     """Cut exemplars from the prompt, which all choices of a document share."""
+    return _prompt(sample).rpartition("\n\n")[2]
+
+
+def _prompt(sample: Mapping[str, Any]) -> str:
     first = sample["arguments"][0]
-    prompt = str(first[0] if isinstance(first, list | tuple) else first)
-    return prompt.rstrip().rpartition("\n\n")[2]
+    return str(first[0] if isinstance(first, list | tuple) else first).rstrip()
+
+
+def _choices(sample: Mapping[str, Any]) -> int:
+    """Count the answers to choose from; 0 if the model writes its own."""
+    return len(sample["arguments"]) if len(sample["arguments"]) > 1 else 0
 
 
 def _answer(sample: Mapping[str, Any]) -> str:

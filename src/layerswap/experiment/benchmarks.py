@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.evaluation.classifier import LabelledTexts
 from layerswap.evaluation.languages import ANSWER, REASONING
 from layerswap.evaluation.statistics import (
     Classified,
@@ -25,6 +26,7 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, fraction, read_answers
+from layerswap.experiment.baselines import baselines
 from layerswap.experiment.compare import (
     DocumentSplit,
     TestResult,
@@ -36,6 +38,7 @@ from layerswap.experiment.compare import (
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
 from layerswap.experiment.sections import BY_LABEL
 from layerswap.experiment.tables import by_label, models_table
+from layerswap.experiment.verdict import verdict_facts
 from layerswap.report.tables import STAR, Number, Spread, Table
 
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
@@ -61,6 +64,8 @@ class BenchmarkScores(NamedTuple):
     published: int = 0
     labels: Labels | None = None  # right labels of a classification
     answers: Mapping[Condition, Labels] = {}  # by condition, its answers
+    texts: Sequence[str] = ()  # what each document asks
+    choices: npt.NDArray[np.int64] | None = None  # number of answers to choose from, by document
 
     def split(self, development: float | None) -> DocumentSplit:
         """The documents to choose on and to report on: the published splits, or a drawn share.
@@ -92,6 +97,7 @@ class BenchmarkResult:
     answers: Mapping[str, Mapping[Condition, Labels]] = field(default_factory=dict)  # as `pairs`
     # By pair and treatment, the model that it reports: a setting or zones that were chosen.
     reported: Mapping[str, Mapping[Condition, Condition]] = field(default_factory=dict)
+    labelled: LabelledTexts | None = None  # that a linear classifier is trained on and asked
 
     @property
     def heading(self) -> str:
@@ -117,9 +123,11 @@ class BenchmarkResult:
             name: Classified(
                 self.labels, np.array([by[name] for by in self.answers.values() if name in by])
             )
-            for name in means
+            for name in means if any(name in by for by in self.answers.values())
         }  # fmt: skip
-        return TestResult(means, selected=self.selected, classified=classified)
+        return TestResult(
+            means, selected=self.selected, classified=classified, labelled=self.labelled
+        )
 
     @cached_property
     def selected(self) -> Condition:
@@ -204,13 +212,16 @@ def benchmark_result(
     for condition, values in (item for own in by_pair.values() for item in own.items()):
         if choosing and condition.zones is not None:
             grids[condition].append(values[split.development])
+    free = baselines(found.labels, found.texts, found.choices, split)
+    tested = on(split.test, by_pair, shared)
+    answered = {} if found.labels is None else on(split.test, answers, shared_answers)
     return BenchmarkResult(
-        language, benchmark, on(split.test, by_pair, shared),
+        language, benchmark, {pair: {**own, **free.scores} for pair, own in tested.items()},
         {zoned: mean_interval(np.mean(values, axis=0)) for zoned, values in grids.items()},
-        tuple(split.test.tolist()), frozenset(shared),
+        tuple(split.test.tolist()), frozenset([*shared, *free.scores]),
         on(split.development, by_pair, shared) if choosing else {}, _chosen_on(found, split),
         None if found.labels is None else found.labels[split.test],
-        {} if found.labels is None else on(split.test, answers, shared_answers), reported,
+        {pair: {**own, **free.answers} for pair, own in answered.items()}, reported, free.labelled,
     )  # fmt: skip
 
 
@@ -371,7 +382,8 @@ class StudyResults:
     def to_dict(self) -> dict[str, Any]:
         """Plain data; every row has the fields of its condition."""
         facts: dict[str, Any] = {
-            "languages": {}, "grids": {}, "all_languages": {}, "other_languages": {},
+            "languages": {}, "verdicts": {}, "grids": {}, "all_languages": {},
+            "other_languages": {},
         }  # fmt: skip
         for result in self.benchmarks:
             rows = {}
@@ -382,6 +394,9 @@ class StudyResults:
                 if model in result.over_pairs.classified:
                     rows[str(model)] |= asdict(result.over_pairs.classified[model].balanced)
             facts["languages"].setdefault(result.language, {})[result.benchmark] = rows
+            facts["verdicts"].setdefault(result.language, {})[result.benchmark] = verdict_facts(
+                result.over_pairs
+            )
             facts["grids"].setdefault(result.language, {})[result.benchmark] = {
                 "development": [{**c.to_dict(), **asdict(i)} for c, i in result.grid.items()],
                 "chosen": {pair: condition.to_dict() for pair, condition in result.chosen.items()},
@@ -472,14 +487,16 @@ def _in_order(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
         for condition, scores in by.items()
     }
     count = sum(score.task in published for score in first)
+    asked = sorted(first, key=place)
+    texts, choices = [row.text for row in asked], np.array([row.choices for row in asked])
     if not all(score.label for scores in by.values() for score in scores):
-        return BenchmarkScores(ordered, count)
+        return BenchmarkScores(ordered, count, texts=texts, choices=choices)
     answers = {
         condition: np.array([score.predicted for score in sorted(scores, key=place)])
         for condition, scores in by.items()
     }
-    labels = np.array([score.label for score in sorted(first, key=place)])
-    return BenchmarkScores(ordered, count, labels, answers)
+    labels = np.array([row.label for row in asked])
+    return BenchmarkScores(ordered, count, labels, answers, texts, choices)
 
 
 def _by_pair(scores: Mapping[Condition, T]) -> dict[str, dict[Condition, T]]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.evaluation.classifier import LabelledTexts, Worth, worth
 from layerswap.evaluation.statistics import (
     Balanced,
     Classified,
@@ -22,10 +23,10 @@ from layerswap.evaluation.statistics import (
     mean_interval,
     paired_difference,
 )
-from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, Condition
+from layerswap.experiment.conditions import BASELINES, CHOSEN, DEFAULT, FLATTERED, Condition
 
-NOT_SAVED = ("base", "joint", "simultaneous")
-"""Methods of models that are not saved: compared with merges, but no merges of the experts."""
+NOT_SAVED = ("base", "joint", "simultaneous", *BASELINES)
+"""Methods that are compared with merges but are not saved: they are no merges of the experts."""
 Values = npt.NDArray[np.float64]
 """One score per document."""
 
@@ -107,6 +108,8 @@ class TestResult:
     selected: Condition = field(default=CHOSEN, kw_only=True)
     # The answers to a classification, on the same documents; empty for other tasks.
     classified: Mapping[Condition, Classified] = field(default_factory=dict, kw_only=True)
+    # The texts of a classification that a linear classifier is trained on and asked.
+    labelled: LabelledTexts | None = field(default=None, kw_only=True)
 
     __test__ = False  # Pytest collects classes whose name begins with Test.
 
@@ -150,6 +153,17 @@ class TestResult:
             model: answers for model, answers in self.classified.items() if model != self.selected
         }
         return {model: first.minus(answers) for model, answers in others.items()}
+
+    @cached_property
+    def worth_in_labels(self) -> dict[str, Worth]:
+        """The labels that the selected model is worth, by measure; empty without a classifier."""
+        if self.labelled is None or self.selected not in self.classified:
+            return {}
+        model, curve = self.classified[self.selected], self.labelled.curve
+        return {
+            "accuracy": worth(model, curve),
+            "balanced accuracy": worth(model, curve, balanced=True),
+        }
 
     def against(self, reference: Condition) -> dict[Condition, Interval]:
         """Every other condition minus a reference, paired over documents; computed once."""

@@ -103,6 +103,13 @@ FLATTERED = Condition("swap", "best (flattered)")
 """The swap with the best score on the test documents, which its own score flatters."""
 
 
+COMMONEST, CHANCE = Condition("commonest label"), Condition("chance")
+ON_LABELS = Condition("linear classifier", "on the development labels")
+CROSS_VALIDATED = Condition("linear classifier", "cross-validated on the test labels")
+BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method)
+"""Methods of baselines that are no language models."""
+
+
 def ties(density: float) -> Condition:
     """Returns the condition of TIES that keeps this share of every delta."""
     return Condition("ties", f"density {density}")

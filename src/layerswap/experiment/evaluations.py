@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from layerswap.evaluation.statistics import Interval, classified_of, mean_interv
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
 from layerswap.experiment import answers as files
+from layerswap.experiment.baselines import answers_of_baselines, baselines_of
+from layerswap.experiment.conditions import BASELINES
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
@@ -62,6 +65,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         models, tasks = ({row[key] for row in self.scores} for key in ("model", "task"))
+        models -= {name for name in models if name.partition(",")[0] in BASELINES}
         return f"Evaluation of {len(models)} models on {len(tasks)} tasks in {self.folder}"
 
     def _repr_html_(self) -> str:
@@ -152,17 +156,28 @@ def evaluate(
     rows = files.write_results(
         folder, results, written, kept=kept,
         of_model={name: {"weights": key} for name, key in weights.items()},
-        speaks=speaks,
+        speaks=speaks, further=partial(_of_baselines, written),
     )  # fmt: skip
     if replaced:
         more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
         log(f"replaced earlier results in {out}: {', '.join(replaced[:3])}{more}")
-    if models_kept := sorted({row.model for row in kept}):
+    if models_kept := sorted({row.model for row in kept if not row.is_baseline}):
         log(f"kept earlier results in {out} of {', '.join(models_kept)}")
     for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
         log(warning)
     scores = _scores(results, written, rows, calibrated=calibrate)
     return Evaluation(scores, folder, files.lost_paths(results.values()), identified)
+
+
+def _of_baselines(
+    tasks: Sequence[WrittenTask], rows: Sequence[files.Answer]
+) -> Iterator[files.Answer]:
+    """Answers of the baselines that need no model, to the documents of every task."""
+    done = set[str]()
+    for (_, task), group in files.headlines(rows, tasks).items():
+        if task not in done:
+            done.add(task)
+            yield from answers_of_baselines(group, baselines_of([], group))
 
 
 def _scores(
@@ -185,6 +200,12 @@ def _scores(
                 "metric": task.metric[0], "score": files.headline(result, task),
                 **(interval.bounds if interval else {}),
             })  # fmt: skip
+
+    scores += [
+        {"model": group[0].model, "benchmark": group[0].benchmark, "task": key[1],
+         "metric": group[0].metric, "score": intervals[key].mean, **intervals[key].bounds}
+        for key, group in headlines.items() if group[0].is_baseline
+    ]  # fmt: skip
 
     def add(model: str, task: str, metric: str, interval: Interval) -> None:
         scores.append({"model": model, "task": task, "metric": metric, "score": interval.mean,

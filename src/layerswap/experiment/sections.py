@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.answers import Answer, fraction
 from layerswap.experiment.compare import TestResult
-from layerswap.experiment.conditions import Condition
+from layerswap.experiment.conditions import BASELINES, Condition
+from layerswap.experiment.tables import labels_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
 from layerswap.report.page import Answers, Section, ShownAnswer
 from layerswap.report.stack import NOTHING_ON_TOP
@@ -25,6 +26,14 @@ RIGHT = 0.5
 def scored(score: Interval, unit: str = "%") -> str:
     """Write a score with its interval, such as `61.2 [58.1, 64.3]%`."""
     return interval_words(score, unit) + ("%" if unit == "%" else "")
+
+
+def worth_in_words(result: TestResult) -> str:
+    """Say how many labels the selected model is worth; empty without labels."""
+    if not result.worth_in_labels:
+        return ""
+    measures = " and ".join(f"{worth} in {name}" for name, worth in result.worth_in_labels.items())
+    return f"To a linear classifier, the {result.selected} is worth {measures}."
 
 
 def surpassing(
@@ -46,7 +55,8 @@ def surpassing(
     """
     sentences = []
     for heading, result in found.items():
-        if names := [f"{name} ({scored(result.intervals[name], unit)})" for name in result.above]:
+        above = [model for model in result.above if model.method not in BASELINES]
+        if names := [f"{name} ({scored(result.intervals[name], unit)})" for name in above]:
             documents = "the test documents" + (f" of {heading}" if heading else "")
             sentences.append(
                 f"On {documents}, models are clearly above the selected one: {'; '.join(names)}."
@@ -75,6 +85,10 @@ def score_sections(
     sections = [Section(heading, text, figure=figure, table=table, note=note)]
     if balanced:
         sections.append(Section(f"{heading}: {BY_LABEL}", table=balanced))
+    if labels := labels_table(result):
+        sections.append(
+            Section(f"{heading}: what labels give", worth_in_words(result), table=labels)
+        )
     return sections
 
 

@@ -33,6 +33,7 @@ from layerswap.experiment.sections import (
 from layerswap.experiment.spec import SweepSettings
 from layerswap.experiment.sweeps import SweepResult, sweep_plans
 from layerswap.experiment.tables import balanced_table, results_table
+from layerswap.experiment.verdict import verdict_facts, verdict_in_words
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
@@ -71,6 +72,7 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "development": [{**c.to_dict(), "mean": score} for c, score in board.development.items()],
         "development_lead": board.lead and asdict(board.lead),
         "competed": [{**c.to_dict(), "mean": score} for c, score in board.competed.items()],
+        "verdict": verdict_facts(board),
         "above": [str(model) for model in board.above],
         "default": asdict(board.default),
         "layer_from_language_is_worth": board.sensitivity,
@@ -173,7 +175,8 @@ def lead(board: SweepResult, folder: Path | None = None) -> str:
         f"{score.n} other documents, {' '.join(board.measure[:2])} is "
         f"{scored(score, unit_of(board.measure[1]))}."
     )
-    return " ".join(filter(None, [sweep_surpassing(board, folder), selected]))
+    road = verdict_in_words(board, unit_of(board.measure[1]))
+    return " ".join(filter(None, [road, sweep_surpassing(board, folder), selected]))
 
 
 def sweep_surpassing(board: SweepResult, folder: Path | None = None) -> str:

@@ -20,6 +20,7 @@ from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import Interval, paired_difference
 from layerswap.experiment.answers import Answer, Measure, classified_under, values_of
+from layerswap.experiment.baselines import Baselines, answers_of_baselines, baselines_of
 from layerswap.experiment.compare import (
     NOT_SAVED,
     TestResult,
@@ -256,11 +257,13 @@ def run_experiment(
         replace(row, condition=CHOSEN, model=str(CHOSEN)) if row.condition == chosen else row
         for row in documents.rows(TEST, [chosen, *others])
     ]
+    free, of_free = _baselines([*scored.rows, *rows], measure, chosen)
+    rows += of_free
     classified = classified_under(rows, measure)
     layers = next(iter(candidates.values())).composition.layers
     zones = {candidate: candidate.zones for candidate in candidates if candidate.zones is not None}
     return SweepResult(
-        scores=values_of(rows, measure), chosen=chosen,
+        scores=values_of(rows, measure), chosen=chosen, labelled=free.labelled,
         selected=selected, best=models[selected], models=models,
         competed={name: float(scored.finals[model].mean()) for name, model in named.items()},
         development=scored.means, lead=lead,
@@ -269,6 +272,17 @@ def run_experiment(
         counts=documents.sweep.counts(numbers), lost_paths=documents.sweep.lost_paths,
         screening=scored.screening, classified=classified,
     )  # fmt: skip
+
+
+def _baselines(
+    rows: Sequence[Answer], measure: Measure, chosen: Condition
+) -> tuple[Baselines, list[Answer]]:
+    """The baselines of the documents that the chosen composition answered, and their answers."""
+    own = sorted((row for row in rows if row.measure == measure), key=lambda row: row.document)
+    tested = [row for row in own if row.split == TEST and row.condition == CHOSEN]
+    taught = [row for row in own if row.split == DEVELOPMENT and row.condition == chosen]
+    found = baselines_of(taught, tested)
+    return found, list(answers_of_baselines(tested, found))
 
 
 def _default(

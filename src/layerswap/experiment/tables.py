@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerswap.evaluation.languages import language_name
-from layerswap.evaluation.statistics import Balanced, Interval
+from layerswap.evaluation.statistics import Balanced, Interval, mean_interval
 from layerswap.experiment.conditions import CHOSEN, FLATTERED
 from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import (
@@ -23,6 +23,7 @@ from layerswap.report.tables import (
 from layerswap.report.tables import score as score_words
 
 if TYPE_CHECKING:
+    from layerswap.experiment.compare import TestResult
     from layerswap.experiment.runs import ComparedModels, LanguageMean, ScoreCell
     from layerswap.experiment.sweeps import SweepResult
     from layerswap.report.tables import Cell
@@ -102,6 +103,21 @@ def balanced_table(board: SweepResult) -> Table | None:
         caption="Every label has the same weight: mean recall and mean F1 over labels, with 95% "
         f"bootstrap intervals and paired differences. {STAR} Nothing is chosen by them.",
     )
+
+
+def labels_table(result: TestResult) -> Table | None:
+    """Tabulate a linear classifier by its number of labels; None if the task has no labels."""
+    if result.labelled is None:
+        return None
+    rows: list[list[Any]] = [
+        [f"{size:,}", mean_interval(answers.right), answers.balanced.balanced_accuracy]
+        for size, answers in result.labelled.curve.items()
+    ]
+    return Table(
+        ["labels", "accuracy, %", "balanced accuracy, %"], rows,
+        "A linear classifier on character n-grams, by its number of labels; the mean over five "
+        "draws of labels, with 95% bootstrap intervals over documents.",
+    )  # fmt: skip
 
 
 def evaluation_table(scores: Iterable[Mapping[str, Any]]) -> Table:

@@ -29,6 +29,7 @@ from layerswap.experiment.benchmarks import (
 )
 from layerswap.experiment.conditions import (
     BASE,
+    BASELINES,
     CHOSEN,
     DEFAULT,
     FLATTERED,
@@ -46,6 +47,7 @@ from layerswap.experiment.sections import (
     side_by_side,
     surpassing,
 )
+from layerswap.experiment.verdict import verdict_in_words, verdicts_in_words
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
@@ -149,10 +151,12 @@ class FinishedSteps:
     def report(self) -> Report:
         """The content of the page."""
         left = [step.name for step in self.journal.graph if step.name not in self.records]
+        found = {result.heading: result.over_pairs for result in self.results.benchmarks}
         lead = [
+            verdicts_in_words(found),
             study_surpassing(self.results.benchmarks, self.journal.root),
             disagreements(both_differences(self.results.benchmarks)),
-            verdict(self.results.benchmarks),
+            selected_in_words(self.results.benchmarks),
             self.settings.description,
             *self._cautions(),
         ]
@@ -403,7 +407,7 @@ def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, st
     return check_recipe(next(swaps), where=f"{root}"), chosen, asked
 
 
-def verdict(results: Sequence[BenchmarkResult]) -> str:
+def selected_in_words(results: Sequence[BenchmarkResult]) -> str:
     """The result in one sentence: the selected model against the task expert, or another model."""
     compared = [result.over_pairs.differences for result in results]
     rival = next((model for model in COMPARED if all(model in by for by in compared)), None)
@@ -412,7 +416,7 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
         score = first.over_pairs.intervals[first.selected].mean
         words = "" if rival is None else f": against the {rival}, {compared[0][rival].in_words()}"
         where = f"{first.benchmark} in {first.language}"
-        return f"The {first.selected}, scores {100 * score:.1f}% on {where}{words}."
+        return f"The {first.selected} scores {100 * score:.1f}% on {where}{words}."
     if rival is None:
         return f"{len(results)} results, without a model to compare the selected model with."
     above = [r.heading for r, by in zip(results, compared, strict=True) if by[rival].low > 0]
@@ -428,7 +432,8 @@ def verdict(results: Sequence[BenchmarkResult]) -> str:
 def study_surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
     """List the models above the selected model in each result, and how to write the first."""
     by_heading = {result.heading: result.over_pairs for result in results}
-    best = next((model for result in by_heading.values() for model in result.above), None)
+    above = (model for result in by_heading.values() for model in result.above)
+    best = next((model for model in above if model.method not in BASELINES), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
     return surpassing(by_heading, written=best, command=command)
 
@@ -461,12 +466,13 @@ def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
 def _sentence(result: BenchmarkResult) -> str:
     """Describe one language's result: the models that the swap is above, below and like."""
     score = scored(result.over_pairs.intervals[result.selected])
-    parts = [f"{result.benchmark} in {result.language}: the {result.selected}, reaches {score}."]
+    parts = [f"{result.benchmark} in {result.language}: the {result.selected} reaches {score}."]
     words = {1: "Higher than", -1: "Lower than", 0: "No difference detected from"}
     parts += [
         f"{words[sign]}: {'; '.join(map(str, others))}."
         for sign, others in result.over_pairs.by_sign.items() if others
     ]  # fmt: skip
+    parts.append(verdict_in_words(result.over_pairs))
     return " ".join(parts)
 
 

@@ -1,0 +1,175 @@
+"""Linear classifiers on labelled texts: what labels give without any language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from layerswap.evaluation.statistics import LEVEL, Classified, resampled_counts
+
+Texts = Sequence[str]
+Labels = npt.NDArray[np.str_]
+"""One label per text, `(texts,)`."""
+Folds = Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+"""Positions to train on and to answer, a pair per fold; every document is answered once."""
+SIZES = (10, 25, 50, 100)
+"""Numbers of labels at which a curve is measured, before all of them."""
+DRAWS = 5
+"""Random draws of labels at each number."""
+FOLDS = 5
+MOST = 1000
+"""Most labels that a classifier is trained on; it takes seconds with as many."""
+
+
+def cross_validation(count: int) -> Folds:
+    """Splits positions at random into folds; each fold is answered by the others."""
+    order = np.random.default_rng(0).permutation(count)
+    parts = np.array_split(order, min(FOLDS, count))
+    return [(np.setdiff1d(order, part), part) for part in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledTexts:
+    """Texts with labels, and the folds by which a classifier is trained and asked.
+
+    The classifier is a logistic regression on TF-IDF of character 3-grams to 5-grams within words,
+    with every label weighted equally. It needs no tokenizer and suits any script.
+
+    Attributes:
+        texts: one text per document.
+        labels: the right labels, `(documents,)`.
+        folds: as `Folds`; one fold for a split into development and test documents.
+    """
+
+    texts: Texts
+    labels: Labels
+    folds: Folds
+
+    @property
+    def asked(self) -> npt.NDArray[np.int64]:
+        """Positions of the answered documents, ascending."""
+        return np.sort(np.concatenate([asked for _, asked in self.folds]))
+
+    @property
+    def most(self) -> int:
+        """Number of labels that the classifier can be trained on."""
+        return min(MOST, *(len(known) for known, _ in self.folds))
+
+    def predicted(self, count: int | None = None, draw: int = 0) -> Labels:
+        """Trains on `count` labels, all when None; returns the answers in the order of `asked`."""
+        size = self.most if count is None else count
+        answers = np.empty(len(self.labels), dtype=self.labels.dtype)
+        for (known, asked), matrices in zip(self.folds, self._matrices, strict=True):
+            drawn = np.random.default_rng(draw).permutation(len(known))[:size]
+            answers[asked] = self._answered(matrices[0][drawn], self.labels[known[drawn]],
+                                            matrices[1])  # fmt: skip
+        answered: Labels = answers[self.asked]
+        return answered
+
+    @cached_property
+    def curve(self) -> dict[int, Classified]:
+        """Answers by number of labels, with `DRAWS` draws of each number."""
+        right = self.labels[self.asked]
+        sizes = [size for size in SIZES if size < self.most]
+        by_size = {size: [self.predicted(size, draw) for draw in range(DRAWS)] for size in sizes}
+        by_size[self.most] = [self.predicted()]
+        return {size: Classified(right, np.array(rows)) for size, rows in by_size.items()}
+
+    @cached_property
+    def _matrices(self) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+        """Features of the texts to train on and to answer, by fold."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        made = []
+        for known, asked in self.folds:
+            features = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True)
+            first = features.fit_transform([self.texts[i] for i in known])
+            made.append((first, features.transform([self.texts[i] for i in asked])))
+        return made
+
+    @staticmethod
+    def _answered(
+        known: npt.NDArray[np.float64], labels: Labels, asked: npt.NDArray[np.float64]
+    ) -> Labels:
+        from sklearn.linear_model import LogisticRegression
+
+        if len(set(labels.tolist())) == 1:
+            return np.full(asked.shape[0], labels[0])
+        model = LogisticRegression(C=10, class_weight="balanced", max_iter=500)
+        answered: Labels = model.fit(known, labels).predict(asked)
+        return answered
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The number of labels with which a linear classifier reaches a model's score.
+
+    0 means fewer than the smallest number tried, infinity more than the largest.
+    """
+
+    labels: float
+    low: float  # of the 95% bootstrap interval over documents
+    high: float
+    tried: tuple[int, int]  # smallest and largest number of labels
+
+    def __str__(self) -> str:
+        words = [self._word(end) for end in (self.labels, self.low, self.high)]
+        interval = f" [{words[1]}, {words[2]}]" if len({*words}) > 1 else ""
+        return f"{words[0]} labels{interval}"
+
+    def _word(self, labels: float) -> str:
+        if labels <= self.tried[0]:
+            return f"fewer than {self.tried[0]}"
+        if labels == np.inf:
+            return f"more than {self.tried[1]}"
+        step = 5 if labels < 100 else 10
+        return f"{step * round(labels / step):,}"
+
+
+def worth(model: Classified, curve: dict[int, Classified], *, balanced: bool = False) -> Worth:
+    """Finds where the curve of a linear classifier crosses a model's score.
+
+    Between two numbers of labels the score is interpolated over the logarithm of the number. A
+    curve never falls: more labels can be left out.
+
+    Args:
+        model: the model's answers to the documents of the curve.
+        curve: answers of the classifier by number of labels, see `LabelledTexts.curve`.
+        balanced: compare balanced accuracy in place of accuracy.
+    """
+
+    def drawn(answers: Classified) -> npt.NDArray[np.float64]:
+        if balanced:
+            shares: npt.NDArray[np.float64] = answers.resampled[0]
+        else:
+            right = answers.right.astype(np.float64)
+            shares = resampled_counts(len(right)) @ right / len(right)
+        return shares
+
+    sizes = np.log(list(curve))
+    scores = np.maximum.accumulate([drawn(answers) for answers in curve.values()])
+    crossings = np.array([
+        _crossing(sizes, by_size, score)
+        for by_size, score in zip(scores.T, drawn(model), strict=True)
+    ])  # fmt: skip
+    low, high = np.quantile(crossings[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
+    return Worth(float(crossings[0]), float(low), float(high), (min(curve), max(curve)))
+
+
+def _crossing(
+    sizes: npt.NDArray[np.float64], scores: npt.NDArray[np.float64], score: float
+) -> float:
+    """The number of labels at which ascending scores reach a score."""
+    reached = np.flatnonzero(scores >= score)
+    if not len(reached):
+        return float(np.inf)
+    first = int(reached[0])
+    if first == 0:
+        return 0.0
+    below, above = scores[first - 1], scores[first]
+    share = (score - below) / (above - below)
+    return float(np.exp(sizes[first - 1] + share * (sizes[first] - sizes[first - 1])))

@@ -1,0 +1,150 @@
+"""The road that a result recommends, in words; docs/when.md has the rule.
+
+Roads are ordered by what they cost a user: a constant answer, a linear classifier on labels, the
+base, one expert, a merge. The selected model was selected on development documents. It is
+recommended if it is clearly above every cheaper road on the test documents; otherwise the cheapest
+road that it is not clearly above. Clearly above means that the 95% interval of the paired
+difference lies above zero in accuracy, and not below zero in balanced accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.experiment.compare import TestResult
+from layerswap.experiment.conditions import (
+    BASE,
+    CHANCE,
+    COMMONEST,
+    LANGUAGE_EXPERT,
+    ON_LABELS,
+    TASK_EXPERT,
+    Condition,
+)
+from layerswap.experiment.sections import scored, worth_in_words
+
+COSTS = (
+    {CHANCE.method, COMMONEST.method}, {ON_LABELS.method}, {BASE.method},
+    {TASK_EXPERT.method, LANGUAGE_EXPERT.method},
+)  # fmt: skip
+"""Methods of the roads that cost less than a merge, from the cheapest on."""
+CONSTANT, LABELS, MERGE = 0, 1, len(COSTS)
+COARSE = 0.10
+"""Reach of an interval, as a fraction, from which a test has too few documents."""
+Kind = Literal["too few documents", "no model", "labels", "no merge", "merge"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The recommended road of one result.
+
+    Attributes:
+        kind: what the road is.
+        road: the selected model, or the cheapest condition that it is not clearly above.
+        lead: the selected model minus the road, paired over documents; None if they are the same.
+    """
+
+    kind: Kind
+    road: Condition
+    lead: Interval | None
+
+
+def verdict_of(result: TestResult) -> Verdict:
+    """Returns the road of a result; nothing is chosen among merges on the test documents."""
+    selected = result.selected
+    cheaper = [model for model in result.differences if _cost(model) < _cost(selected)]
+    for model in sorted(cheaper, key=lambda model: (_cost(model), -result.intervals[model].mean)):
+        if not _clearly_above(result, model):
+            lead = result.differences[model]
+            kind = _kind(model)
+            if kind == "no model" and max(lead.high - lead.mean, lead.mean - lead.low) > COARSE:
+                kind = "too few documents"
+            return Verdict(kind, model, lead)
+    return Verdict(_kind(selected), selected, None)
+
+
+def _cost(model: Condition) -> int:
+    return next((i for i, methods in enumerate(COSTS) if model.method in methods), MERGE)
+
+
+def _kind(model: Condition) -> Kind:
+    known: dict[int, Kind] = {CONSTANT: "no model", LABELS: "labels", MERGE: "merge"}
+    return known.get(_cost(model), "no merge")
+
+
+def _clearly_above(result: TestResult, model: Condition) -> bool:
+    """True if the selected model is clearly above another; see the module."""
+    balanced = result.balanced_differences.get(model)
+    against = balanced is not None and balanced.balanced_accuracy.sign == -1
+    return result.differences[model].sign == 1 and not against
+
+
+def verdict_in_words(result: TestResult, unit: str = "%") -> str:
+    """Recommends a road in one sentence, and says what the selected model is worth in labels."""
+    found, selected = verdict_of(result), result.selected
+    if selected not in result.scores:
+        return ""
+    score = scored(result.intervals[found.road], unit)
+    apart = "" if found.lead is None else f" against it, the {selected}: {found.lead.in_words()}"
+    match found.kind:
+        case "too few documents":
+            said = (
+                f"The test is too small to choose a road: {result.intervals[selected].n:,} "
+                f"documents do not tell the {selected} from the {found.road};{apart}."
+            )
+        case "no model":
+            said = (
+                f"Do not use the {selected}: it is not clearly above the {found.road}, {score};"
+                f"{apart}."
+            )
+        case "labels":
+            first = "Do not merge" if found.lead and found.lead.sign < 0 else "No merge is needed"
+            known = "" if result.labelled is None else f"{result.labelled.most:,} "
+            said = f"{first}: a linear classifier on {known}labels reaches {score};{apart}."
+        case "no merge" if found.lead is None:
+            said = f"Do not merge: the {selected} is selected, {score}."
+        case "no merge":
+            said = f"No merge is needed: the {found.road} reaches {score};{apart}."
+        case "merge":
+            said = f"Use the {selected}, {score}{_lead(result)}."
+    return " ".join(filter(None, [said, worth_in_words(result)]))
+
+
+def verdict_facts(result: TestResult) -> dict[str, Any]:
+    """Returns the road, the labels that the selected model is worth, and the curve, as data."""
+    found = verdict_of(result)
+    curve = {} if result.labelled is None else result.labelled.curve
+    return {
+        "kind": found.kind, "road": str(found.road), "selected": str(result.selected),
+        "selected_minus": found.lead and asdict(found.lead),
+        "worth_in_labels": {name: asdict(w) for name, w in result.worth_in_labels.items()},
+        "linear_classifier": [
+            {"labels": size, "accuracy": asdict(mean_interval(answers.right)),
+             **asdict(answers.balanced)}
+            for size, answers in curve.items()
+        ],
+    }  # fmt: skip
+
+
+def _lead(result: TestResult) -> str:
+    """The selected model against the experts and the base, in words."""
+    rivals = [model for model in (TASK_EXPERT, BASE) if model in result.differences]
+    return "".join(f"; against the {model}, {result.differences[model].in_words()}"
+                   for model in rivals[:1])  # fmt: skip
+
+
+def verdicts_in_words(results: Mapping[str, TestResult]) -> str:
+    """Recommends a road for every result of a study, by heading, in one sentence."""
+    if len(results) == 1:
+        return verdict_in_words(next(iter(results.values())))
+    roads: dict[str, list[str]] = {}
+    for heading, result in results.items():
+        found = verdict_of(result)
+        none = found.kind in ("too few documents", "no model")
+        roads.setdefault(found.kind if none else str(found.road), []).append(heading)
+    often = sorted(roads.items(), key=lambda road: -len(road[1]))
+    said = [f"{road} in {len(headings)} ({', '.join(headings)})" for road, headings in often]
+    return f"The road to take, of {len(results)} results: {'; '.join(said)}."

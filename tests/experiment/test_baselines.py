@@ -1,0 +1,175 @@
+"""Baselines without a model stand beside every model, and a report says when one of them wins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from layerswap.evaluation.classifier import LabelledTexts, cross_validation, worth
+from layerswap.evaluation.statistics import Classified
+from layerswap.experiment.baselines import baselines
+from layerswap.experiment.benchmarks import BenchmarkScores, benchmark_result
+from layerswap.experiment.compare import TestResult, split_documents
+from layerswap.experiment.conditions import (
+    BASE,
+    CHANCE,
+    COMMONEST,
+    CROSS_VALIDATED,
+    DEFAULT,
+    LANGUAGE_EXPERT,
+    ON_LABELS,
+    SOUP,
+    TASK_EXPERT,
+)
+from layerswap.experiment.verdict import verdict_in_words, verdict_of, verdicts_in_words
+
+TOPICS = {
+    "sport": "mchezo mpira timu bao kocha", "health": "daktari hospitali dawa ugonjwa afya",
+    "trade": "soko bei biashara pesa benki",
+}  # fmt: skip
+
+
+def headlines(count, *, noise=0.0, seed=0):
+    """Headlines of three topics, as texts and labels; `noise` is the share with a random label."""
+    rng = np.random.default_rng(seed)
+    names = list(TOPICS)
+    topics = [names[i] for i in rng.choice(3, size=count, p=[0.5, 0.3, 0.2])]
+    texts = [" ".join(rng.choice(TOPICS[topic].split(), 3)) for topic in topics]
+    drawn = rng.random(count) < noise
+    labels = [names[rng.integers(3)] if d else t for t, d in zip(topics, drawn, strict=True)]
+    return texts, np.array(labels)
+
+
+def answered(labels, share, seed):
+    """Answers of which a share is right."""
+    rng = np.random.default_rng(seed)
+    others = np.array(list(TOPICS))[rng.integers(3, size=len(labels))]
+    return np.where(rng.random(len(labels)) < share, labels, others)
+
+
+def study(count=600, *, noise=0.0, development=0.5, **shares):
+    """One language on headlines; `shares` are of right answers, by condition."""
+    texts, labels = headlines(count, noise=noise)
+    models = {"task": TASK_EXPERT, "language": LANGUAGE_EXPERT, "base": BASE, "soup": SOUP,
+              "swap": DEFAULT}  # fmt: skip
+    answers = {replace(models[name], pair="0-0"): answered(labels, share, i)
+               for i, (name, share) in enumerate(shares.items())}  # fmt: skip
+    scores = {model: (given == labels).astype(float) for model, given in answers.items()}
+    found = BenchmarkScores(scores, 0, labels, answers, texts, np.full(count, 3))
+    return benchmark_result("sw", "news", found, development)
+
+
+def test_baselines_are_rows_of_the_test_documents_and_are_never_saved():
+    found = study(task=0.6, swap=0.7)
+    by = found.over_pairs.intervals
+    assert {COMMONEST, CHANCE, ON_LABELS} < set(by)
+    assert by[CHANCE].mean == pytest.approx(1 / 3)
+    assert by[COMMONEST].mean == pytest.approx(0.5, abs=0.08)
+    assert by[ON_LABELS].mean > 0.95  # better than every model
+    assert found.selected in (DEFAULT, TASK_EXPERT)
+    assert not set(next(iter(found.development.values()))) & {COMMONEST, CHANCE, ON_LABELS}
+    assert CHANCE not in found.over_pairs.classified
+
+
+def test_the_classifier_learns_from_the_development_documents_alone():
+    texts, labels = headlines(200)
+    split = split_documents(200, 0.5)
+    shifted = labels.copy()
+    shifted[split.test] = "never seen"
+    found = baselines(shifted, texts, None, split)
+    assert found.scores[ON_LABELS].sum() == 0
+    assert len(found.scores[ON_LABELS]) == len(split.test)
+
+
+def test_without_development_documents_no_text_is_answered_by_a_classifier_that_saw_it():
+    texts = [f"{number:07d}" * 3 for number in range(120)]  # no two share a 3-gram but by chance
+    labels = np.array(["a", "b"])[np.random.default_rng(0).integers(2, size=120)]
+    split = split_documents(120, 0.5)
+    found = baselines(labels, texts, None, split._replace(development=np.arange(0),
+                                                          test=np.arange(120)))  # fmt: skip
+    assert 0.3 < found.scores[CROSS_VALIDATED].mean() < 0.7
+    positions = np.concatenate([asked for _, asked in cross_validation(120)])
+    assert sorted(positions) == list(range(120))
+    assert all(not set(known) & set(asked) for known, asked in cross_validation(120))
+
+
+@pytest.mark.parametrize(
+    ("labels", "texts"),
+    [(["a"] * 60, ["t"] * 60), (["a", "b"] * 9, ["t"] * 18), (["a", "b"] * 30, [""] * 60)],
+    ids=["one label", "too few", "no texts"],
+)
+def test_no_classifier_without_texts_of_two_labels(labels, texts):
+    split = split_documents(len(labels), 0.5)
+    assert baselines(np.array(labels), texts, None, split).labelled is None
+
+
+def test_free_answers_have_no_baselines():
+    found = baselines(None, ["t"] * 10, np.zeros(10, int), split_documents(10, 0.5))
+    assert not found.scores
+
+
+def test_more_labels_are_worth_more_and_the_crossing_is_where_the_curve_has_the_score():
+    texts, labels = headlines(500, noise=0.3)
+    labelled = LabelledTexts(texts, labels, [(np.arange(200), np.arange(200, 500))])
+    curve = labelled.curve
+    assert list(curve) == [10, 25, 50, 100, 200]
+    assert curve[10].predicted.shape == (5, 300)
+    right = {size: answers.right.mean() for size, answers in curve.items()}
+    assert right[10] < right[50] < 0.85
+    found = worth(Classified(labels[200:], curve[50].predicted), curve)
+    assert found.labels == pytest.approx(50)
+    assert found.low == pytest.approx(found.high)  # equal answers, in every resample
+    best, worst = (Classified(labels[200:], np.array([answers]))
+                   for answers in (labels[200:], np.full(300, "none")))  # fmt: skip
+    assert str(worth(best, curve)) == "more than 200 labels"
+    assert str(worth(worst, curve)) == "fewer than 10 labels"
+    assert worth(best, curve, balanced=True).labels == np.inf
+
+
+WINNERS = {
+    "the classifier": ({"task": 0.3, "swap": 0.6}, {}, "labels", "Do not merge: a linear"),
+    "the classifier, level": (
+        {"task": 0.3, "swap": 0.88}, {"noise": 0.1}, "labels", "No merge is needed: a linear"),
+    "the task expert": (
+        {"task": 0.86, "swap": 0.89}, {"noise": 1.0}, "no merge", "No merge is needed: the task"),
+    "the base": ({"base": 0.9, "task": 0.4, "swap": 0.9}, {"noise": 1.0}, "no merge",
+                 "No merge is needed: the base"),
+    "the commonest label": (
+        {"task": 0.0, "swap": 0.1}, {}, "no model", "Do not use the swap"),
+    "nobody can tell": (
+        {"task": 0.2, "swap": 0.4}, {"count": 60}, "too few documents", "The test is too small"),
+    "the merge": (
+        {"task": 0.4, "swap": 0.9}, {"noise": 1.0}, "merge", "Use the swap, default, "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shares", "settings", "kind", "words"), WINNERS.values(), ids=WINNERS.keys()
+)
+def test_the_verdict_names_the_road_even_if_it_is_none_of_ours(shares, settings, kind, words):
+    result = study(**settings, **shares).over_pairs
+    assert verdict_of(result).kind == kind
+    assert verdict_in_words(result).startswith(words)
+
+
+def test_no_merge_is_chosen_on_the_test_documents():
+    """Of two merges the selected one is recommended, though the test shows the other above it."""
+    labels = np.array(["a", "b"] * 200)
+    right = {DEFAULT: 0.6, SOUP: 0.9, TASK_EXPERT: 0.2}
+    scores = {model: np.random.default_rng(i).random(400) < share
+              for i, (model, share) in enumerate(right.items())}  # fmt: skip
+    result = TestResult({m: v.astype(float) for m, v in scores.items()}, selected=DEFAULT)
+    assert len(labels) == 400
+    assert verdict_of(result).road == DEFAULT
+    assert result.above == [SOUP]
+
+
+def test_results_of_several_languages_are_counted_by_road():
+    found = {"news, sw": study(task=0.3, swap=0.6), "news, ha": study(task=0.0, swap=0.1)}
+    said = verdicts_in_words({name: result.over_pairs for name, result in found.items()})
+    assert said == (
+        "The road to take, of 2 results: linear classifier, on the development labels in 1 "
+        "(news, sw); no model in 1 (news, ha)."
+    )
