@@ -125,7 +125,7 @@ def asked(
     # A model is called after its file, without the suffix.
     names = {path.stem: name for path, name in files.items()}
     return {names[model]: by.sort_values("document").score.to_numpy()
-            for model, by in rows.groupby("model")}  # fmt: skip
+            for model, by in rows.groupby("model") if model in names}  # fmt: skip
 
 
 def recorded() -> Iterator[tuple[str, str, int, dict[str, Values]]]:
