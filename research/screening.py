@@ -1,12 +1,12 @@
 """Regret and cost of the two-stage rule on the lab, where every composition can be scored.
 
-    python -m research.screening [LAB]    # half an hour on two cores; prints Markdown
+    python -m research.screening [LAB]    # minutes on two cores; prints Markdown
 
-For every scarce language and pair of experts, 30 compositions of a grid and all 256 choices of one
-expert for each of the eight layers are scored on 250 development and 500 test problems. Then the
-rule chooses on the development problems, in 20 orders of them. The regret is the best test score
-minus that of the choice. The cost is the share of all scores of the candidates. The package has one
-pair of experts; LAB is a folder of `layerswap lab build` with three.
+For every scarce language and pair of experts, 30 compositions of a grid are scored on 250
+development and 500 test problems. Then the rule chooses on the development problems, in 20 orders
+of them. The regret is the best test score minus that of the choice. The cost is the share of all
+scores of the candidates. The package has one pair of experts; LAB is a folder of `layerswap lab
+build` with three.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import numpy as np
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import zone_grid
 from layerswap.engine.sweep import Sweep
-from layerswap.experiment.conditions import draw_plan, draw_sources, swapped
-from layerswap.experiment.spec import RandomDraws
+from layerswap.experiment.conditions import swapped
 from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan
 from layerswap.lab.scoring import questions, sweep_correct
@@ -37,7 +36,6 @@ DEVELOPMENT, TEST, ORDERS, LAYERS = 250, 500, 20, 8
 FINALISTS = 9
 FIRST = (20, 40, 60, 100, DEVELOPMENT)
 """Problems of the first stage; with all of them there is one stage."""
-DRAWS = (25, 50, 100)
 
 
 def right_answers(lab: Lab, language: str, plans: Sequence[Plan]) -> tuple[Right, Right]:
@@ -60,36 +58,26 @@ def two_stages(right: Right, first: int) -> tuple[int, float]:
 
 def main() -> None:
     lab = open_lab(Path(sys.argv[1])) if sys.argv[1:] else shipped()
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[int, list[tuple[float, float]]] = {}
     for language in lab.languages:
         for pair in range(len(lab.task_experts)):
             start = lab_plan(lab, language, pair)
             zones = zone_grid(LAYERS, bottom=BOTTOMS, top=TOPS, bottom_transition=(0, 1))
-            grid = [swapped(start, one) for one in zones]
-            every = draw_sources(RandomDraws(draws=2**LAYERS), LAYERS)
-            space = [draw_plan(start, sources) for sources in every]
-            for name, plans in (("grid", grid), ("random", space)):
-                development, test = right_answers(lab, language, plans)
-                truth = test.mean(axis=1)
-                print(f"{language} {pair + 1}, {name}: best {truth.max():.3f}", file=sys.stderr)
-                for order in range(ORDERS):
-                    rng = np.random.default_rng(order)
-                    right = development[:, rng.permutation(DEVELOPMENT)]
-                    for draws in (len(plans),) if name == "grid" else DRAWS:
-                        taken = np.arange(draws)
-                        if name == "random":
-                            sources = draw_sources(RandomDraws(draws=draws, seed=order), LAYERS)
-                            taken = np.array([every.index(one) for one in sources])
-                        for first in FIRST:
-                            choice, cost = two_stages(right[taken], first)
-                            regret = truth.max() - truth[taken[choice]]
-                            key = f"{name}, {draws} | {first}"
-                            found.setdefault(key, []).append((regret, cost))
-    print("| candidates | problems of the first stage | cost | mean regret | largest |")
-    print("|---|--:|--:|--:|--:|")
-    for name, both in found.items():
+            plans = [swapped(start, one) for one in zones]
+            development, test = right_answers(lab, language, plans)
+            truth = test.mean(axis=1)
+            print(f"{language} {pair + 1}: best {truth.max():.3f}", file=sys.stderr)
+            for order in range(ORDERS):
+                rng = np.random.default_rng(order)
+                right = development[:, rng.permutation(DEVELOPMENT)]
+                for first in FIRST:
+                    choice, cost = two_stages(right, first)
+                    found.setdefault(first, []).append((truth.max() - truth[choice], cost))
+    print("| problems of the first stage | cost | mean regret | largest |")
+    print("|--:|--:|--:|--:|")
+    for first, both in found.items():
         regret, cost = np.mean(both, axis=0)
-        print(f"| {name} | {cost:.1f} | {regret:.3f} | {max(one for one, _ in both):.3f} |")
+        print(f"| {first} | {cost:.1f} | {regret:.3f} | {max(one for one, _ in both):.3f} |")
 
 
 if __name__ == "__main__":

@@ -33,10 +33,6 @@ def _read_one(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _read_draws(value: object) -> object:
-    return {"draws": value} if type(value) is int else value
-
-
 Sizes = Annotated[
     list[Annotated[int, Field(ge=0)]], BeforeValidator(_read_sizes), Field(min_length=1)
 ]
@@ -57,30 +53,6 @@ class Grid(Strict):
     def sizes(self) -> dict[str, list[int]]:
         """The sizes by the names that `zone_grid` takes."""
         return {size.name: getattr(self, size.name) for size in fields(Zones)}
-
-
-class RandomDraws(Strict):
-    """Compositions drawn at random from the large space, without repetition."""
-
-    draws: PositiveInt
-    # `layer` draws a source for every layer, `layer_and_role` one for attention and one for mlp.
-    # Neighbours often have the same source.
-    each: Literal["layer", "layer_and_role"] = "layer"
-    # Sources to draw from: names of the recipe's experts, which may be merges, or numbers, the
-    # share of the language expert in a blend of the two.
-    take: Annotated[list[str | float | int], Field(min_length=2)] = ["task", "language"]
-    outside: Outsides = ["blend"]  # sources of the places outside the layers to draw from
-    seed: int = 0
-
-    @field_validator("take")
-    @classmethod
-    def _shares(cls, values: list[str | float | int]) -> list[str | float | int]:
-        for value in values:
-            if not isinstance(value, str) and not 0 <= value <= 1:
-                raise ValueError(f"{value} is not a share of the language expert in 0..1")
-        if len(set(map(str, values))) < len(values):
-            raise ValueError("a source is listed twice")
-        return values
 
 
 class Choice(Strict):
@@ -140,15 +112,7 @@ class SweepSpec(SweepSettings):
     """A whole sweep."""
 
     recipe: str | dict[str, Any]  # a swap, as a recipe file or inline
-    grid: Grid | None = None  # the compositions to try
-    # Instead of a grid, compositions drawn at random.
-    random: Annotated[RandomDraws, BeforeValidator(_read_draws)] | None = None
-
-    @model_validator(mode="after")
-    def _grid_or_random(self) -> SweepSpec:
-        if (self.grid is None) == (self.random is None):
-            raise ValueError("give either `grid` or `random`")
-        return self
+    grid: Grid  # the compositions to try
 
 
 def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
@@ -162,14 +126,6 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
     )
     if recipe.swap is None:
         raise RecipeError(f"{path}: recipe: a sweep needs a recipe with `swap`")
-    known = [*recipe.experts, *(["base"] if recipe.base else [])]
-    take = spec.random.take if spec.random else []
-    unknown = next((taken for taken in take if isinstance(taken, str) and taken not in known), None)
-    if unknown is not None:
-        raise RecipeError(
-            f"{path}: random.take: no expert {unknown!r} in the recipe; it has {', '.join(known)}"
-        )
-
     for name in spec.include:
         if not (folder / name).is_dir():
             raise RecipeError(f"{path}: include: {folder / name}: no such folder")

@@ -19,7 +19,6 @@ from layerswap.experiment.conditions import (
     LANGUAGE_EXPERT,
     TASK_EXPERT,
     Condition,
-    Sources,
     contenders,
 )
 from layerswap.experiment.evaluator import TEST
@@ -43,8 +42,6 @@ from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table, unit_of
 from layerswap.versions import __version__
 
-TOP = 20
-"""Draws that a report lists."""
 SUMMARY, RECIPE, PAGE = "board.json", "best.yaml", "report.html"
 ABOVE = "above.yaml"
 """Recipe of the best model that clearly beats the selected model on the test documents."""
@@ -85,9 +82,6 @@ def summary(board: SweepResult) -> dict[str, Any]:
         facts["objectives"] = [
             {**c.to_dict(), **point._asdict()} for c, point in board.objectives.items()
         ]
-    if _draws(board):
-        facts["draws"] = [{**c.to_dict(), "sources": s} for c, s in _draws(board).items()]
-        facts["sources_are_worth"] = board.worth
     return facts
 
 
@@ -127,41 +121,16 @@ def result_sections(board: SweepResult) -> list[Section]:
     return [*tests, *_front(board), *maps, *_sources(board), *_answers(board)]
 
 
-def _draws(board: SweepResult) -> dict[Condition, Sources]:
-    """The sources of every draw."""
-    return {draw: sources for draw, sources in board.sources.items() if draw.zones is None}
-
-
 def _sources(board: SweepResult) -> list[Section]:
-    """The mean scores by the source of a layer, and the best draws."""
-    draws = _draws(board)
-    if not draws:
-        worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
-        return [
-            Section(
-                "Difference by the source of each layer",
-                "Mean score of the compositions that take the layer from the language expert, "
-                "minus that of those that take it from the task expert (development split).",
-                table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
-            )
-        ]
-    names = list(dict.fromkeys(name for by in board.worth.values() for name in by))
-    rows = [[place, *(by.get(name) for name in names)] for place, by in board.worth.items()]
-    best = sorted(draws, key=lambda draw: -board.development[draw])[:TOP]
-    cells: list[Any] = [
-        [str(draw), board.development[draw], " ".join(draws[draw].values())] for draw in best
-    ]
+    """The mean scores by the source of a layer."""
+    worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
     return [
         Section(
-            "Score by source",
-            "Mean score of the draws that take it (development split).",
-            table=Table(("place", *names), list(reversed(rows)), unit=""),
-        ),
-        Section(
-            "The best draws",
-            f"Sources in the order of {', '.join(board.worth)} (development split).",
-            table=Table(("draw", "score", "sources"), cells, unit=""),
-        ),
+            "Difference by the source of each layer",
+            "Mean score of the compositions that take the layer from the language expert, "
+            "minus that of those that take it from the task expert (development split).",
+            table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
+        )
     ]
 
 
@@ -306,7 +275,7 @@ def sweep(
         progress: called with the number of compositions just evaluated.
         settings: further keys of a sweep file: `development` (share of documents to choose on),
             `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `screen`,
-            `answer_language`, `without_labels`.
+            `answer_language`.
 
     Returns:
         The result: `.best` is the selected plan, `.intervals` and `.differences` are on the test

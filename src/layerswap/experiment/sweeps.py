@@ -2,8 +2,7 @@
 
 With a screen there are two stages: all candidates are scored on a random part of the development
 documents, and the best few on all of them. On the lab this rule was as good as item-response
-screening and successive halving at the same price, and random draws with it as good as a TPE search
-(docs/questions.md).
+screening and successive halving at the same price (docs/questions.md).
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
     Condition,
-    Sources,
     contenders,
-    draw_plan,
-    draw_sources,
     grid_plans,
     zone_sources,
 )
@@ -82,14 +78,13 @@ class SweepResult(TestResult):
     # of those that competed.
     models: Mapping[Condition, Plan] = field(default_factory=dict)
     competed: Mapping[Condition, float] = field(default_factory=dict)
-    # By candidate, its mean score on the development documents that it was scored on, or the value
-    # of a signal.
+    # By candidate, its mean score on the development documents that it was scored on.
     development: Mapping[Condition, float]
     # The chosen composition minus the default swap on the development documents, paired; None where
     # there is no default swap, or the default swap itself was chosen.
     lead: Interval | None = None
-    # By candidate, the source of every layer of a swap, or of every place of a draw.
-    sources: Mapping[Condition, Sources] = field(default_factory=dict)
+    # By candidate, the source of every layer of a swap.
+    sources: Mapping[Condition, Mapping[str, str]] = field(default_factory=dict)
     measure: Measure
     rows: Sequence[Answer]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
@@ -129,14 +124,14 @@ class SweepResult(TestResult):
 
     @cached_property
     def worth(self) -> dict[str, dict[str, float]]:
-        """Mean score of the candidates, by place and source."""
+        """Mean score of the candidates, by layer and source."""
         scores: dict[str, dict[str, list[float]]] = {}
         for model, sources in self.sources.items():
-            for place, source in sources.items():
-                scores.setdefault(place, {}).setdefault(source, []).append(self.development[model])
+            for layer, source in sources.items():
+                scores.setdefault(layer, {}).setdefault(source, []).append(self.development[model])
         return {
-            place: {source: float(np.mean(values)) for source, values in sorted(by.items())}
-            for place, by in scores.items()
+            layer: {source: float(np.mean(values)) for source, values in sorted(by.items())}
+            for layer, by in scores.items()
         }
 
     @property
@@ -161,20 +156,10 @@ class SweepResult(TestResult):
 def run_sweep(
     spec: SweepSpec, recipe: Recipe, *, log: Log = lambda line: None, **settings: Any
 ) -> SweepResult:
-    """Evaluates the grid or the random draws of a file; settings are those of `sweep_plans`."""
+    """Evaluates the grid of a file; settings are those of `sweep_plans`."""
     start = make_plan(recipe)
-    layers = start.composition.layers
     others = contenders(start, densities=spec.ties)
-    if spec.grid is not None:
-        candidates = grid_plans(spec.grid, start, log)
-        return sweep_plans(spec, candidates, others, log=log, **settings)
-    assert spec.random is not None, "a sweep has a grid or random draws"
-    draws = {
-        Condition("draw", str(number)): sources
-        for number, sources in enumerate(draw_sources(spec.random, layers), start=1)
-    }
-    candidates = {condition: draw_plan(start, sources) for condition, sources in draws.items()}
-    return sweep_plans(spec, candidates, others, sources=draws, log=log, **settings)
+    return sweep_plans(spec, grid_plans(spec.grid, start, log), others, log=log, **settings)
 
 
 def sweep_plans(
@@ -182,21 +167,17 @@ def sweep_plans(
     candidates: Mapping[Condition, Plan],
     others: Mapping[Condition, Plan],
     *,
-    sources: Mapping[Condition, Sources] | None = None,
     store: AnswerStore | None = None,
     log: Log = lambda line: None,
     progress: Advance | None = None,
 ) -> SweepResult:
     """Scores models on the development split, selects one, and tests all on the test split.
 
-    The default swap is one of the `others` unless the candidates are no swaps. `sources` are those
-    of every draw; those of swaps follow from their zones.
+    The default swap is one of the `others` unless the candidates are no swaps.
     """
     documents = Evaluator(spec, {**others, **candidates}, store=store, log=log, progress=progress)
     documents.check_choice(next(iter(candidates)))
-    board = run_experiment(
-        documents, candidates, others, sources=sources, screen=spec.screen, log=log
-    )
+    board = run_experiment(documents, candidates, others, screen=spec.screen, log=log)
     return replace(board, identified=documents.identified)
 
 
@@ -225,7 +206,6 @@ def run_experiment(
     candidates: Mapping[Condition, Plan],
     others: Mapping[Condition, Plan],
     *,
-    sources: Mapping[Condition, Sources] | None = None,
     screen: Screen | None = None,
     log: Log = lambda line: None,
 ) -> SweepResult:
@@ -267,7 +247,7 @@ def run_experiment(
         selected=selected, best=models[selected], models=models,
         competed={name: float(scored.finals[model].mean()) for name, model in named.items()},
         development=scored.means, lead=lead,
-        sources=sources or {candidate: zone_sources(z, layers) for candidate, z in zones.items()},
+        sources={candidate: zone_sources(z, layers) for candidate, z in zones.items()},
         measure=measure, rows=[*scored.rows, *rows],
         counts=documents.sweep.counts(numbers), lost_paths=documents.sweep.lost_paths,
         screening=scored.screening, classified=classified,
