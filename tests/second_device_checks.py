@@ -152,17 +152,15 @@ def test_linearity_and_fisher(experts, tmp_path):
     data = tmp_path / "data.jsonl"
     rows = [{"prompt": f"Asha {i}", "completion": " ana"} for i in range(4)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for labels in ("data", "model"):
-        here, there = (
-            load_file(
-                estimate_fisher(
-                    experts["task"], data, tmp_path / f"{labels}-{device}", labels=labels,
-                    device=device,
-                ) / FISHER_WEIGHTS
-            ) for device in ("cpu", DEVICE)
-        )  # fmt: skip
-        for name in here:
-            torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-7)
+    here, there = (
+        load_file(
+            estimate_fisher(experts["task"], data, tmp_path / device, device=device)
+            / FISHER_WEIGHTS
+        )
+        for device in ("cpu", DEVICE)
+    )
+    for name in here:
+        torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-7)
     pair = (experts["task"], experts["task"], experts["language"])
     here, there = (additivity(*pair, [[5, 9, 13, 2], [30, 31]], device=d) for d in ("cpu", DEVICE))
     assert there.logits == pytest.approx(here.logits, rel=1e-3)

@@ -199,32 +199,7 @@ def test_fisher_from_data_to_a_merge(layerswap, fisher, tmp_path):
     assert layerswap("verify", merged, "--full").code == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('{"text": ' + "[" * 5000 + "]" * 5000 + "}", ", line 2: is not JSON (maximum"),
-        ('{"text": "\\ud800"}', ", line 2: has a lone surrogate"),
-        ('{"prompt": "a", "completion": "b \\udfff"}', ", line 2: has a lone surrogate"),
-        ('{"text": "a', ", line 2: is not JSON (Unterminated string"),
-        ('{"text": ["a"]}', ", row 2: needs a `text`, or a `prompt` and a `completion`"),
-        ("1" * 5000, f", line 2: {'1' * 40} is not a JSON object"),
-    ],
-    ids=lambda text: text[:24],
-)
-def test_odd_examples_are_one_line(fisher, tmp_path, line, said):
-    data = tmp_path / "odd.jsonl"
-    data.write_text('{"text": "a b"}\n' + line + "\n")
-    result = fisher(data)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"error: {data}{said}")
-    assert result.err.count("\n") == 1
-    assert not (tmp_path / "fisher").exists()
-
-
 def test_fisher_refuses_in_one_line(fisher, texts, tmp_path):
-    wrong = fisher(texts, "--labels", "truth")
-    assert (wrong.code, wrong.out) == (2, "")
-    assert wrong.err == "error: labels: 'truth' is not one of model, data\n"
     missing = fisher(tmp_path / "none.txt")
     assert (missing.code, missing.err) == (
         2, f"error: {tmp_path}/none.txt: cannot be read (No such file or directory)\n"

@@ -168,25 +168,15 @@ def edited(folder, **changes):
 
 
 NORM = "model.norm.weight"
-SPOILT = {
-    "lacks": ({NORM: None}, "lacks 'model.norm.weight', unlike {expert}"),
-    "extra": ({"odd": torch.ones(1)}, "holds 'odd', unlike {expert}"),
-    "shape": ({NORM: torch.ones(3)}, "'model.norm.weight' is [3], not [24] as in {expert}"),
-    "dtype": (
-        {NORM: torch.ones(24, dtype=torch.int32)},
-        "'model.norm.weight' is I32; a Fisher is float32",
-    ),
-}
 
 
-@pytest.mark.parametrize("case", SPOILT)
-def test_a_fisher_of_other_tensors(experts, fishers, tmp_path, case):
-    changes, message = SPOILT[case]
+@pytest.mark.parametrize("changes", [{NORM: None}, {"odd": torch.ones(1)}, {NORM: torch.ones(3)}])
+def test_a_fisher_of_other_tensors(experts, fishers, tmp_path, changes):
     spoilt = copied(fishers["task"], tmp_path / "spoilt")
     edited(spoilt, **changes)
-    result = refused(experts, {**fishers, "task": spoilt})
-    path = spoilt / "fisher.safetensors"
-    assert result == f"fisher of task: {path}: {message.format(expert=experts['task'])}"
+    said = refused(experts, {**fishers, "task": spoilt})
+    path, name = spoilt / "fisher.safetensors", next(iter(changes))
+    assert said == f"fisher of task: {path}: {name!r} is not as in {experts['task']}"
 
 
 def test_the_fisher_of_another_checkpoint(experts, fishers):

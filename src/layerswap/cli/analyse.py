@@ -127,7 +127,6 @@ def fisher(
     *,
     data: Path,
     out: options.OutFolder,
-    labels: str = "model",
     examples: Annotated[int, Option(min=1)] = 256,
     max_length: Annotated[int, Option(min=2)] = 1024,
     seed: int = 0,
@@ -144,8 +143,6 @@ def fisher(
     Options:
         model MODEL: Checkpoint or Hub id.
         data: Texts: .jsonl with text, or prompt and completion, or .txt by line.
-        labels model|data: Source of the labels: the model's predictions, or the data (empirical
-            Fisher).
         examples: Number of examples drawn.
         max_length: Largest length of an example, in tokens.
         seed: Seed of the examples and the labels.
@@ -153,8 +150,8 @@ def fisher(
     from layerswap.evaluation.fisher import estimate_fisher
 
     folder = estimate_fisher(
-        model, data, out, labels=labels, examples=examples, max_length=max_length, seed=seed,
-        device=device, overwrite=overwrite, progress=output.step_progress
+        model, data, out, examples=examples, max_length=max_length, seed=seed, device=device,
+        overwrite=overwrite, progress=output.step_progress
     )  # fmt: skip
     output.say(f"wrote {folder}")
 

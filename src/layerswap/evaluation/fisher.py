@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -17,7 +16,6 @@ from layerswap.checkpoint import (
     atomic_folder,
     fingerprint,
     open_checkpoint,
-    read_header,
     refuse_target,
     sha256_of,
 )
@@ -32,7 +30,7 @@ from layerswap.checkpoint.loading import (
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.engine.decoding import draw_tokens
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
-from layerswap.ground.errors import CheckpointError, MergeError, RecipeError
+from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.types import Bars, no_bars
 from layerswap.merge.sources import FISHER_RECORD, FISHER_WEIGHTS
 from layerswap.versions import __version__
@@ -41,16 +39,12 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-LABELS = ("model", "data")
-"""Sources of the labels."""
-
 
 def estimate_fisher(
     model: str | os.PathLike[str],
     data: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    labels: str = "model",
     examples: int = 256,
     max_length: int = 1024,
     seed: int = 0,
@@ -61,9 +55,8 @@ def estimate_fisher(
     """Estimate the diagonal Fisher of a checkpoint, for Fisher-weighted averaging.
 
     It is the mean over examples x of `(d log p(y | x) / d theta)^2`, per weight (Matena & Raffel,
-    2022). With `labels="model"`, the paper's Fisher, the model's own prediction gives every token y
-    after the tokens of x before it. With `labels="data"`, the *empirical* Fisher, y is the text
-    itself. `log p` is the sum over the tokens of an example.
+    2022). The model's own prediction gives every token y after the tokens of x before it. `log p`
+    is the sum over the tokens of an example.
 
     Examples run one by one, because the square of a sum of gradients is not the sum of their
     squares. Each gradient is squared and freed at once, so memory holds the weights twice in
@@ -75,7 +68,6 @@ def estimate_fisher(
             counts); or `.txt` with an example on each line.
         out: folder to create, with `fisher.safetensors` (float32, with the names and shapes of the
             checkpoint's tensors) and `fisher.json` (checkpoint, data and settings).
-        labels: source of y.
         examples: number of examples to draw from the data, without replacement; at most all.
         max_length: largest number of tokens of an example; longer ones are cut.
         seed: seed of the examples and of the labels.
@@ -94,35 +86,31 @@ def estimate_fisher(
     """
     target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
     refuse_target(target, marker=FISHER_RECORD, overwrite=overwrite)
-    if labels not in LABELS:
-        raise RecipeError(f"labels: {labels!r} is not one of {', '.join(LABELS)}")
     if examples < 1 or max_length < 2:
         raise RecipeError("a Fisher needs at least 1 example, of at least 2 tokens")
     texts = read_examples(Path(data).expanduser())
     checkpoint = open_checkpoint(os.fspath(model))
-    before = _fingerprints(checkpoint)
+    fingerprints = {file.name: fingerprint(file) for file in checkpoint.files}
     where = open_device(pick_device(device))
     tokenizer = load_tokenizer(checkpoint.folder, named=checkpoint.identity)
     loaded: Any = load_causal_lm(checkpoint.folder, dtype="float32", named=checkpoint.identity)
     loaded = loaded.to(where).eval()
-    chosen = sorted(random.Random(seed).sample(range(len(texts)), min(examples, len(texts))))
-    rows = [(i, tokenize(texts[i], tokenizer, max_length)) for i in chosen]
-    rows = [(i, row) for i, row in rows if row.predicted]
+    chosen = random.Random(seed).sample(texts, min(examples, len(texts)))
+    rows = [row for text in chosen if (row := tokenize(text, tokenizer, max_length)).predicted]
     if not rows:
         raise RecipeError(f"{data}: no example has two tokens, so there is nothing to predict")
     with (progress or no_bars)("estimating the Fisher", len(rows), "examples") as step:
-        fisher = squared_gradients(loaded, rows, labels=labels, seed=seed, step=step)
+        fisher = squared_gradients(loaded, rows, seed=seed, step=step)
     about = {
         "layerswap_version": __version__,
         "checkpoint": {
             "source": checkpoint.source,
             "revision": checkpoint.revision,
-            "fingerprints": before,
+            "fingerprints": fingerprints,
         },
         "data": {"file": Path(data).name, "sha256": sha256_of(Path(data).expanduser().resolve())},
-        "labels": labels,
         "examples": len(rows),
-        "tokens": sum(len(row.predicted) for _, row in rows),
+        "tokens": sum(len(row.predicted) for row in rows),
         "max_length": max_length,
         "seed": seed,
         "norm": _norm(fisher),
@@ -131,24 +119,16 @@ def estimate_fisher(
         _write(folder, loaded, fisher, checkpoint)
         text = json.dumps(about, indent=2, ensure_ascii=False)
         (folder / FISHER_RECORD).write_bytes((text + "\n").encode())
-        if _fingerprints(checkpoint) != before:
-            raise CheckpointError(f"{checkpoint.identity}: changed while its Fisher was estimated")
     return target
 
 
 def squared_gradients(
-    model: PreTrainedModel,
-    rows: Sequence[tuple[int, Tokens]],
-    *,
-    labels: str,
-    seed: int,
-    step: Callable[[int], None],
+    model: PreTrainedModel, rows: Sequence[Tokens], *, seed: int, step: Callable[[int], None]
 ) -> dict[str, torch.Tensor]:
     """Average the squared gradients of the examples' log-likelihoods, per parameter.
 
-    The model is float32 and in evaluation mode. `rows` are examples with the numbers that seed
-    their labels. `step` is called with 1 after each example. Tensors are float32 on the model's
-    device, and 0 for unused parameters.
+    The model is float32 and in evaluation mode. `seed` draws the labels. `step` is called with 1
+    after each example. Tensors are float32 on the model's device, and 0 for unused parameters.
     """
     import torch
 
@@ -164,8 +144,11 @@ def squared_gradients(
         # The hook of a tied weight runs once, on the sum of its gradients.
         register: Any = parameter.requires_grad_().register_post_accumulate_grad_hook
         hooks.append(register(square))
-    for number, row in rows:
-        value: Any = log_likelihood(model, row, labels=labels, key=f"{seed}/{number}")
+    generator = torch.Generator().manual_seed(seed)
+    for row in rows:
+        # Drawn on the CPU, so that every device has the same labels.
+        draws = torch.rand(len(row.predicted), dtype=torch.float64, generator=generator)
+        value: Any = log_likelihood(model, row, draws)
         value.backward()
         step(1)
     for hook in hooks:
@@ -173,25 +156,18 @@ def squared_gradients(
     return {name: total.div_(len(rows)).detach() for name, total in fisher.items()}
 
 
-def log_likelihood(model: PreTrainedModel, row: Tokens, *, labels: str, key: str) -> torch.Tensor:
-    """Sum the log-probabilities of an example's predicted tokens, or of tokens in their place.
+def log_likelihood(model: PreTrainedModel, row: Tokens, draws: torch.Tensor) -> torch.Tensor:
+    """Sum the log-probabilities of tokens drawn from the model's prediction at each position.
 
-    With `labels="model"`, tokens are drawn from the prediction at each position, after the
-    example's own tokens before it. `key` seeds the draw, independently of the device and of other
-    examples.
+    Each is drawn after the example's own tokens before it, by one of `draws`, uniform in [0, 1).
     """
     import torch
 
     ids = torch.tensor([row.ids], device=model.device)
     predicted = torch.tensor(row.predicted, device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, predicted - 1].float()
-    chosen = ids[0, predicted]
-    if labels == "model":
-        number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
-        generator = torch.Generator().manual_seed(number)
-        uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
-        chosen = draw_tokens(logits.detach(), uniform)
-    return torch.log_softmax(logits, -1).gather(-1, chosen[:, None]).sum()
+    drawn = draw_tokens(logits.detach(), draws)
+    return torch.log_softmax(logits, -1).gather(-1, drawn[:, None]).sum()
 
 
 def _write(
@@ -204,36 +180,19 @@ def _write(
     with without_progress_bars():
         # transformers may rename and split tensors in memory; saving reverses that.
         model.save_pretrained(draft, state_dict=fisher, max_shard_size="1000TB")
-    stored = read_header(draft / "model.safetensors")
-    expected = {n: t for n, t in checkpoint.tensors.items() if t.dtype in FLOAT_DTYPES}
-    extra = sorted(
-        n for n, t in stored.items() if n not in expected or t.shape != expected[n].shape
-    )
-    if extra:
-        raise MergeError(
-            f"{checkpoint.identity}: transformers has a tensor {extra[0]!r} that the checkpoint "
-            "does not; its Fisher cannot be written"
-        )
+    found = load_file(draft / "model.safetensors")
     # Buffers and stored copies of tied embeddings have no gradient.
-    missing = {n: torch.zeros(t.shape) for n, t in expected.items() if n not in stored}
-    if missing:
-        whole = {**load_file(draft / "model.safetensors"), **missing}
-        save_file(whole, folder / FISHER_WEIGHTS, {"format": "pt"})
-        del whole  # it maps the file that is removed
-    else:
-        (draft / "model.safetensors").rename(folder / FISHER_WEIGHTS)
+    for name, info in checkpoint.tensors.items():
+        if info.dtype in FLOAT_DTYPES and name not in found:
+            found[name] = torch.zeros(info.shape)
+    save_file(found, folder / FISHER_WEIGHTS, {"format": "pt"})
+    del found  # it maps the file that is removed
     shutil.rmtree(draft)
 
 
 def _norm(fisher: dict[str, torch.Tensor]) -> float:
     squares = [float(in_float64(total).square().sum()) for total in fisher.values()]
     norm = math.sqrt(math.fsum(squares))
-    if not math.isfinite(norm):
-        raise MergeError("a gradient is not finite, so there is no Fisher")
-    if norm == 0:
-        raise MergeError("every gradient is 0, so the Fisher has no information")
+    if not 0 < norm < math.inf:
+        raise MergeError(f"the norm of the Fisher is {norm}; all gradients are 0, or one is NaN")
     return norm
-
-
-def _fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
-    return {file.name: fingerprint(file) for file in checkpoint.files}

@@ -357,18 +357,12 @@ def _open(source: str, expert: Checkpoint, drop: frozenset[str], *, own: bool) -
         )
     record = read_json_object(folder / FISHER_RECORD)
     tensors = read_header(path)
-    blendable = {n: t for n, t in expert.tensors.items() if t.dtype in FLOAT_DTYPES}
-    wrong = set(blendable).symmetric_difference(tensors) - drop
-    if wrong:
-        first = min(wrong)
-        lacks = "lacks" if first in blendable else "holds"
-        raise MergeError(f"{path}: {lacks} {first!r}, unlike {expert.identity}")
-    for name, info in tensors.items():
-        if name in blendable and info.shape != blendable[name].shape:
-            shapes = f"{list(info.shape)}, not {list(blendable[name].shape)}"
-            raise MergeError(f"{path}: {name!r} is {shapes} as in {expert.identity}")
-        if info.dtype not in FLOAT_DTYPES:
-            raise MergeError(f"{path}: {name!r} is {info.dtype}; a Fisher is float32")
+    stored, wanted = (
+        {(n, t.shape) for n, t in found.items() if t.dtype in FLOAT_DTYPES and n not in drop}
+        for found in (tensors, expert.tensors)
+    )
+    if wrong := stored ^ wanted:
+        raise MergeError(f"{path}: {min(wrong)[0]!r} is not as in {expert.identity}")
     if own and expert.adapter is None:  # the Fisher of a soup or an adapter cannot be checked
         about = record.get("checkpoint")
         marks = about.get("fingerprints") if isinstance(about, dict) else None
