@@ -18,7 +18,6 @@ from layerswap.ground.errors import LayerswapError
 from layerswap.lab.assets import shipped
 from layerswap.new import folder, machine
 from layerswap.new.machine import Measured
-from layerswap.study.plan import plan_study
 from layerswap.study.spec import read_study
 
 GIVEN = {
@@ -144,7 +143,7 @@ def test_a_disk_that_is_too_small(files, monkeypatch):
 @pytest.mark.slow
 def test_short_memory_takes_lora_or_says_so(files, monkeypatch, unmeasured):
     full = folder.create(_request(files / "full"))
-    monkeypatch.setattr(folder, "memory_gb", lambda _: full.memory_gb * 0.95)
+    monkeypatch.setattr(folder, "memory_gb", lambda _: full.costs.memory_gb * folder.ROOM * 0.95)
     folder.create(_request(files / "small"))
     runs = [read_study(files / name / "study.yaml").task.runs[0] for name in ("full", "small")]
     assert [bool(run.lora) for run in runs] == [False, True]
@@ -179,21 +178,15 @@ def test_a_plan_has_the_time_that_new_measured(files, monkeypatch):
     speed = Measured(700.0, 900.0, "cpu")
     monkeypatch.setattr(folder, "measure", lambda *_: speed)
     done = new("demo", device="cpu")
-    (minutes,) = re.findall(r"wrote demo: about ([\d,]+) min", done.output)
+    (said,) = re.findall(r"wrote demo: (about .* of memory);", done.output)
+    assert "at this machine's measured speed" in said
 
     def planned():
         words = ["study", "run", "demo/study.yaml", "--out", "out", "--dry-run"]
         return " ".join(CliRunner().invoke(app, words).output.split())
 
-    said = 60 * float(minutes.replace(",", ""))
-    (found, unit) = re.findall(r"about ([\d.,]+) (minutes|hours) at this machine's measured speed",
-                               planned())[0]  # fmt: skip
-    seconds = float(found.replace(",", "")) * {"minutes": 60, "hours": 3600}[unit]
-    assert seconds == pytest.approx(said, rel=0.06), "the plan has two digits"
-    study = read_study(files / "demo/study.yaml")
-    costs = estimate.cost_study(study, plan_study(study, files / "demo"), speed).costs
-    assert costs.trained_tokens(costs.size.inside) == pytest.approx(700)
-    assert costs.read_tokens == pytest.approx(900)
+    assert said in planned()
+    assert said in (files / "demo" / "README.md").read_text()
     monkeypatch.setattr(estimate.socket, "gethostname", lambda: "another machine")
     assert "measured" not in planned()
 
@@ -257,5 +250,6 @@ def test_from_files_to_a_model_on_the_lab(files):
         out = files / "demo" / f"{name}-results"
         ran = CliRunner().invoke(app, ["study", "run", f"demo/{name}.yaml", "--out", str(out)])
         assert ran.exit_code == 0, ran.output
+        assert "estimate: about" in ran.output
         assert (out / "report.html").is_file()
         assert (out / "merged" / "qaa" / "model.safetensors").is_file()

@@ -81,11 +81,7 @@ def new(
         ),
         output.log,
     )  # fmt: skip
-    minutes = 60 * sum(made.hours.values())
-    output.say(
-        f"wrote {name}: about {max(1, round(minutes)):,} min, {made.disk_gb:,.1f} GB of disk and "
-        f"{made.memory_gb:,.1f} GB of memory; {name}/README.md has more"
-    )
+    output.say(f"wrote {name}: {made.costs}; {name}/README.md has more")
 
 
 def _ask(option: str, question: str, default: str | None) -> str:

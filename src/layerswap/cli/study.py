@@ -14,6 +14,7 @@ from typer import Option
 from layerswap.cli import commands, output
 
 if TYPE_CHECKING:
+    from layerswap.study.estimate import StudyCosts
     from layerswap.study.runner import Executor
     from layerswap.study.steps import Graph, Step
 
@@ -54,7 +55,7 @@ def run(
         device DEVICE: Device to evaluate on: cpu, cuda, mps or xpu. (default: the study's)
         dry_run: Print the steps and their estimated cost, and exit.
     """
-    from layerswap.cli.tables import amount, plan_table
+    from layerswap.cli.tables import plan_table
     from layerswap.study.estimate import cost_study, read_speed
     from layerswap.study.journal import StudyJournal
     from layerswap.study.plan import plan_study
@@ -67,7 +68,8 @@ def run(
     if device is not None:
         spec = spec.model_copy(update={"device": device})
     graph = plan_study(spec, folder)
-    costs = cost_study(spec, graph, read_speed(folder, spec.device))
+    done = StudyJournal(out, graph).finished()
+    costs = cost_study(spec, graph, read_speed(folder, spec.device), done)
     for note in spec.notes:
         output.log(f"note: {note}")
     if dry_run:
@@ -78,16 +80,11 @@ def run(
             preflight.check_plan(graph)
             left = StudyJournal(out, graph).left()
             preflight.check_data(left, fetch=False, log=output.log)
-        done = StudyJournal(out, graph).finished()
         output.say(plan_table(graph, costs, done))
-        if costs.disk_gb + costs.passing_gb > LARGE and spec.keep_checkpoints == "all":
-            less = spec.model_copy(update={"keep_checkpoints": "selected"})
-            smaller = cost_study(less, plan_study(less, folder))
-            disk_gb = amount(smaller.disk_gb + smaller.passing_gb)
-            output.say(f"with --keep-checkpoints selected: about {disk_gb} GB of disk")
+        if costs.disk_gb > LARGE and spec.keep_checkpoints == "all":
+            output.say("--keep-checkpoints selected deletes the checkpoints that no step reads")
     else:
-        hours = {name: step.hours for name, step in costs.steps.items()}
-        run_file(graph, out, on=on, hours=hours, slurm=spec.slurm)
+        run_file(graph, out, on=on, costs=costs, slurm=spec.slurm)
 
 
 def run_file(
@@ -95,12 +92,12 @@ def run_file(
     root: Path,
     *,
     on: str | None,
-    hours: Mapping[str, float] | None = None,
+    costs: StudyCosts | None = None,
     slurm: Mapping[str, Any] | None = None,
 ) -> None:
     """Run a planned study, and print its states and results.
 
-    `hours` are estimates by step, and `slurm` are the study's parameters of Slurm.
+    `costs` are its estimates, and `slurm` are its parameters of Slurm.
     """
     from layerswap.cli.tables import status_table
     from layerswap.ground.errors import StudyError
@@ -111,6 +108,9 @@ def run_file(
     from layerswap.versions import need_extras
 
     need_extras("a study", "train", "eval")
+    hours = costs.hours if costs else {}
+    if costs:
+        output.log(f"estimate: {costs}")
     output.log(f"checking {len(graph)} steps: files, columns, settings and the device")
     from layerswap.study import preflight
 
@@ -129,7 +129,7 @@ def run_file(
         if on == "slurm":
             from layerswap.study.on_slurm import OnSlurm
 
-            executor = OnSlurm(StudyJournal(root, graph).root / "jobs", slurm or {}, hours or {})
+            executor = OnSlurm(StudyJournal(root, graph).root / "jobs", slurm or {}, hours)
         elif on is not None:
             from layerswap.study.on_ray import OnRay
 
@@ -168,35 +168,30 @@ def _merge(root: Path, languages: Sequence[str] = (), model: str | None = None) 
 
 
 @commands.command(app, name="list")
-def list_(*, device: str = "cuda") -> None:
+def list_() -> None:
     """List the ready studies: their data, base and estimated cost.
 
     Prints a table; nothing is written.
 
     Example: layerswap study list
-
-    Options:
-        device cpu|cuda: Device to estimate the cost for.
     """
-    from layerswap.cli.tables import estimate
+    from layerswap.ground.types import duration
     from layerswap.report.tables import Table
     from layerswap.study.estimate import cost_study
     from layerswap.study.plan import plan_study
     from layerswap.study.spec import find_study, ready_studies
 
     rows: list[list[Any]] = []
-    speed = ""
     for name in ready_studies():
         spec, folder = find_study(name)
-        spec = spec.model_copy(update={"device": device})
+        spec = spec.model_copy(update={"device": "cuda"})
         costs = cost_study(spec, plan_study(spec, folder))
-        hours = sum(step.hours for step in costs.steps.values())
-        speed, disk_gb = costs.costs.speed.name, costs.disk_gb + costs.passing_gb
         task = spec.task.data if isinstance(spec.task.data, str) else "files"
         rows.append([name, task, ", ".join(spec.languages), spec.base,
-                     estimate(hours), estimate(disk_gb)])  # fmt: skip
-    columns = ["study", "task data", "languages", "base", "hours", "disk, GB"]
-    output.say(Table(columns, rows, f"Estimated hours {speed}; disk with all checkpoints."))
+                     duration(3600 * sum(costs.hours.values())),
+                     f"{costs.disk_gb:,.1f}"])  # fmt: skip
+    columns = ["study", "task data", "languages", "base", "time on an A100", "disk, GB"]
+    output.say(Table(columns, rows, "Estimates, with the checkpoints that the study keeps."))
 
 
 @commands.command(app)

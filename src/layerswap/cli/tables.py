@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from layerswap.ground.types import duration
 from layerswap.report.tables import Number, Table
 
 if TYPE_CHECKING:
@@ -49,42 +50,17 @@ def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
 
 
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:
-    """The steps of a study, their needs, and their estimated cost; `done` names finished steps."""
+    """The steps of a study, their needs, and their estimated time; `done` names finished steps."""
     rows: list[list[Any]] = [
-        [step.name, "done" if step.name in done else estimate(costs.steps[step.name].hours),
-         estimate(costs.steps[step.name].memory_gb), estimate(costs.steps[step.name].disk_gb),
+        [step.name, "done" if step.name in done else
+         duration(3600 * costs.hours[step.name]) if step.name in costs.hours else "",
          ", ".join(step.needs)]
         for step in graph
     ]  # fmt: skip
-    size, speed = costs.costs.size, costs.costs.speed
-    hours = sum(costs.steps[step.name].hours for step in graph if step.name not in done)
-    time = f"{amount(hours)} hours" if hours >= 1 else f"{amount(60 * hours)} minutes"
-    more = ""
-    if costs.passing_gb >= 0.05:
-        more = f", {amount(costs.passing_gb)} GB more while it trains"
     before = f", {len(done)} of them done before; the others take" if done else ","
-    takes = f"{before} about {time} {speed.name}"
-    if len(done) == len(graph):
-        takes = ", all of them done before"
-    space = "disk in all" if done else "disk"
-    caption = (
-        f"{len(graph)} steps{takes}, {amount(costs.disk_gb)} GB of {space}{more}. The base has "
-        f"{size.billions:.3g} billion parameters, by {size.known_by}. Memory is without "
-        "activations."
-    )
-    return Table(["step", "hours", "memory, GB", "disk, GB", "needs"], rows, caption)
-
-
-def estimate(value: float) -> Number:
-    """A cell of `amount`."""
-    return Number(value, text=amount(value))
-
-
-def amount(value: float) -> str:
-    """An estimate with two digits: `0.014`, `1.3`, `250`, `11,000`."""
-    if value < 0.0005:
-        return "0"
-    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
+    takes = f"{before} {costs}" if len(done) < len(graph) else ", all of them done before"
+    caption = f"{len(graph)} steps{takes}. Memory is without activations."
+    return Table(["step", "time", "needs"], rows, caption)
 
 
 def status_table(rows: Sequence[StepRecord], jobs: Mapping[str, JobState] | None = None) -> Table:

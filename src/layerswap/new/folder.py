@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from layerswap.checkpoint import atomic_folder
 from layerswap.evaluation.bases import glance
 from layerswap.ground.errors import StudyError
-from layerswap.ground.types import Log, duration
+from layerswap.ground.types import Log
 from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files
@@ -35,9 +34,7 @@ class NewStudy:
 
     folder: Path
     seeds: int
-    hours: Mapping[str, float]  # by kind of step
-    disk_gb: float
-    memory_gb: float
+    costs: StudyCosts
 
 
 def create(request: Request, log: Log = lambda line: None) -> NewStudy:
@@ -68,7 +65,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(target, marker="study.yaml") as folder:
         settings, costs, words = _fitting(inputs, folder)
-        check_disk(target, costs.disk_gb + costs.passing_gb)
+        check_disk(target, costs.disk_gb)
         log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
         speed = measure(expert(inputs, settings), inputs.task_rows, inputs.device,
                         partial(_look, inputs, found, log))  # fmt: skip
@@ -77,19 +74,14 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         if request.seeds is None and sum(costs.hours.values()) > HOUR:
             settings = Settings(1, settings.lora)
             costs, words = _planned(inputs, settings, folder, speed)
-        hours = costs.hours
-        disk = costs.disk_gb + costs.passing_gb
-        made = NewStudy(request.folder, settings.seeds, hours, disk, _memory(costs))
         proofs = [{"code": language.code, "name": language.name,
                    "proof": _proof(inputs, language.code)}
                   for language in inputs.languages]  # fmt: skip
         words |= {
-            "found": found, "languages": proofs, "speed": speed, "kinds": hours,
-            "total": sum(hours.values()), "disk": disk, "memory": made.memory_gb,
-            "duration": lambda hours: duration(3600 * hours),
+            "found": found, "languages": proofs, "speed": speed, "costs": costs,
         }  # fmt: skip
         (folder / "README.md").write_bytes(render("README.md", words).encode())
-    return made
+    return NewStudy(request.folder, settings.seeds, costs)
 
 
 def _look(inputs: Inputs, found: list[str], log: Log, model: Any, tokenizer: Any) -> None:
@@ -106,11 +98,11 @@ def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[s
     free, seeds = memory_gb(inputs.device), inputs.request.seeds or SEEDS
     for settings in (Settings(seeds, lora=False), Settings(seeds, lora=True)):
         costs, words = _planned(inputs, settings, folder)
-        if _memory(costs) <= free:
+        if ROOM * costs.memory_gb <= free:
             return settings, costs, words
     raise StudyError(
-        f"--base {inputs.request.base}: needs {_memory(costs):,.1f} GB of memory with LoRA and "
-        f"{free:,.1f} GB are free; choose a smaller base or another machine"
+        f"--base {inputs.request.base}: needs {ROOM * costs.memory_gb:,.1f} GB of memory with LoRA "
+        f"and {free:,.1f} GB are free; choose a smaller base or another machine"
     )
 
 
@@ -124,10 +116,6 @@ def _planned(
         graph = plan_study(spec, folder)
         check_plan(graph)
     return cost_study(spec, graph, speed), words
-
-
-def _memory(costs: StudyCosts) -> float:
-    return ROOM * max(step.memory_gb for step in costs.steps.values())
 
 
 def _proof(inputs: Inputs, code: str) -> str:

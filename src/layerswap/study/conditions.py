@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby, product
+from itertools import product
 from typing import Any
 
 from pydantic import field_serializer, model_serializer, model_validator
 
 from layerswap.compose.presets import zone_grid
-from layerswap.compose.recipe import check_recipe
-from layerswap.engine.trie import build_trie, count_layers, paths_of
 from layerswap.experiment.conditions import (
     BASE,
     LANGUAGE_EXPERT,
@@ -98,39 +96,6 @@ def recipes(
                 yield replace(condition, pair=f"{i}-{j}"), {
                     "base": base, "experts": experts, **method,
                 }  # fmt: skip
-
-
-def models_to_run(
-    settings: LanguageModels, kept: Mapping[str, int], depth: int, *, more: int = 0
-) -> float:
-    """Estimate a language's evaluation cost, in runs of a whole model.
-
-    Compositions of one pair run the layers that they share once, and an expert that is in several
-    pairs is evaluated once. All pairs cost the same, so one is counted. `kept` has the number of
-    experts of each kind; `depth` is the base's; `more` counts further models of each pair.
-    """
-    steps = [joint.step for joint in settings.both]
-    steps += [
-        name for variant in settings.variants for name in (variant.task, variant.language) if name
-    ]
-    first = recipes(
-        settings, {kind: [kind] for kind in kept}, dict(zip(steps, steps, strict=True)), depth
-    )
-    task, language = kept["task"], kept[settings.language]
-    pairs = task if settings.pairs == "same" else task * language
-    times = {("task",): task, ("language",): language}
-    total = 0.0
-    for pair, group in groupby(first, key=lambda item: item[0].pair):
-        composed = []
-        for _, recipe in group:
-            if "swap" in recipe or "partition" in recipe:
-                composed.append(check_recipe(recipe, where="plan").resolve(depth))
-            else:
-                experts = tuple(recipe.get("soup", recipe)["experts"])
-                total += times.get(experts, pairs) if pair else 1
-        layers = count_layers(build_trie(paths_of(composed))).distinct
-        total += (layers / depth + more) * pairs if pair else layers / depth
-    return total
 
 
 def _alone(model: str, base: str) -> RecipeData:

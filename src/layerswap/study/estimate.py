@@ -1,24 +1,54 @@
-"""Estimated costs of the steps of a study, at the speed that was measured on this machine."""
+"""The estimate of a study: its tokens at one speed of the base, its disk and its memory.
+
+`layerswap new` measures the speed on the real base. Without a measurement it is the usual speed of
+a base of that size. Nothing is fetched.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 
+from layerswap.checkpoint import open_checkpoint
+from layerswap.compose.recipe import check_recipe
+from layerswap.engine.trie import build_trie, count_layers, paths_of
+from layerswap.evaluation.suites.suites import Size as BenchmarkSize
+from layerswap.evaluation.suites.suites import parts_of
+from layerswap.ground import system
 from layerswap.ground.commit import write_json
-from layerswap.study.costs import Costs, Estimate, size_of, speed_of
+from layerswap.ground.types import duration
+from layerswap.study.conditions import recipes
 from layerswap.study.evaluating import EvaluateStep
-from layerswap.study.kinds import kind_of
-from layerswap.study.spec import StudySpec
+from layerswap.study.inputs import files_of
+from layerswap.study.mixes import DataStep
+from layerswap.study.spec import TASK, Benchmarks, StudySpec, TrainingRun, named_billions
 from layerswap.study.steps import Graph
-from layerswap.study.trainings import selections_of
+from layerswap.study.trainings import SelectStep, TrainedOn, TrainStep
+from layerswap.training.expert.spec import PRESETS
+from layerswap.training.mix.card import CARD
+from layerswap.training.mix.schema import parse_mix
 
 SPEED = "speed.json"
 """The measured speed, beside the `study.yaml` that `layerswap new` wrote."""
+GPU, CORE = 1.2e14, 1.2e11
+"""Usual floating-point operations a second: of an A100 in bfloat16, and of one processor."""
+WRITTEN = 4
+"""A token that is written takes as long as so many that are read."""
+STARTING = 15.0
+"""Seconds until a training or an evaluation has imported its libraries and loaded its models."""
+ROWS, TOKENS, LONGEST = 80_000, 512, 1024
+"""Assumed rows of a data set and tokens of a row (paper 2, section 3.4), and TRL's `max_length`."""
+UNKNOWN, INSIDE = 8.0, 0.9
+"""Assumed billions of parameters of a base, and their share in its layers."""
+ADAPTER = 0.02
+"""Share of the parameters that an adapter of a usual rank trains."""
+OTHER = BenchmarkSize(documents=1000, read=300, written=128)
+"""Assumed size of a task that is no benchmark of ours."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +59,22 @@ class Measured:
     read: float
     device: str = ""
     machine: str = ""
+
+
+@dataclass(frozen=True)
+class StudyCosts:
+    """The estimated costs of the steps of a study that are not done."""
+
+    hours: Mapping[str, float]  # by step that trains or evaluates
+    disk_gb: float  # of all trainings, with the checkpoints of those that run
+    memory_gb: float  # of the largest step, without activations
+    speed: str  # in words
+
+    def __str__(self) -> str:
+        return (
+            f"about {duration(3600 * sum(self.hours.values()))} {self.speed}, "
+            f"{self.disk_gb:,.1f} GB of disk and {self.memory_gb:,.1f} GB of memory"
+        )
 
 
 def write_speed(measured: Measured, folder: Path) -> None:
@@ -45,36 +91,144 @@ def read_speed(folder: Path, device: str) -> Measured | None:
     return speed if (speed.device, speed.machine) == (device, socket.gethostname()) else None
 
 
-@dataclass(frozen=True)
-class StudyCosts:
-    """The estimated costs of a study."""
+def cost_study(
+    spec: StudySpec, graph: Graph, measured: Measured | None = None, done: Collection[str] = ()
+) -> StudyCosts:
+    """Estimate the costs of a study from its plan; `done` names finished steps."""
+    evaluations, trainings = EvaluateStep.all_of(graph), TrainStep.all_of(graph)
+    billions, inside = size_of(spec, next(iter(evaluations.values())).base)
+    speed, words = measured, "at this machine's measured speed"
+    if speed is None:
+        many = GPU if spec.device != "cpu" else CORE * (system.processors() or 1)
+        # 2 operations a parameter and token forward, and 4 backward.
+        speed = Measured(many / (6e9 * billions), many / (2e9 * billions))
+        where = "an A100" if spec.device != "cpu" else "this machine's processors"
+        words = f"at the usual speed of {where} for {billions:.2g} billion parameters"
+    examples = {name: examples_seen(step, graph) for name, step in trainings.items()}
+    seconds = {name: seen * tokens / speed.train for name, (seen, tokens) in examples.items()}
+    for name, select in SelectStep.all_of(graph).items():
+        if select.tasks:
+            models = sum(examples[need][0] // trainings[need].save_every or 1
+                         for need in graph[name].needs)  # fmt: skip
+            asked = Benchmarks(tasks=select.tasks, limit=select.limit)
+            seconds[name] = models * tokens_read(asked) / speed.read
+    for name, step in evaluations.items():
+        seconds[name] = _tokens_of(step, graph) / speed.read
+    gpu, whole = spec.device != "cpu", spec.dtype == "float32"
+    memory = [2.5 * (4 if whole or (spec.dtype is None and not gpu) else 2)]  # two experts, a blend
+    for run in trainings.values():
+        # Weights, gradients and two moments. With LoRA on a GPU, frozen weights take two bytes.
+        trained = ADAPTER if run.lora else inside if run.train else 1
+        memory.append((2 if run.lora and gpu else 4) + 12 * trained)
+    return StudyCosts(
+        {name: (STARTING + s) / 3600 for name, s in seconds.items() if name not in done},
+        _disk(spec, trainings, {name: seen for name, (seen, _) in examples.items()}, billions),
+        billions * max(memory), words,
+    )  # fmt: skip
 
-    costs: Costs
-    steps: Mapping[str, Estimate]  # by name
-    disk_gb: float  # when the study has ended
-    passing_gb: float  # further disk while it runs
 
-    @property
-    def hours(self) -> dict[str, float]:
-        """Hours by kind of step."""
-        hours = defaultdict[str, float](float)
-        for name, estimate in self.steps.items():
-            kind = name.partition("/")[0]
-            hours["train" if kind == "partial" else kind] += estimate.hours
-        return {kind: total for kind, total in hours.items() if total}
+def _disk(
+    spec: StudySpec, trainings: Mapping[str, TrainStep], seen: Mapping[str, int], billions: float
+) -> float:
+    """Disk of all trainings, GB: what they keep, and what one kind of them needs until then."""
+    kept, passing = 0.0, defaultdict[str, float](float)
+    for name, run in trainings.items():
+        weights = 4 * billions * (ADAPTER if run.lora else 1)  # in float32
+        saved = weights * (seen[name] // run.save_every) + 2 * weights  # and two moments
+        kept += weights + (saved if spec.keep_checkpoints == "all" else 0)
+        passing[name.rpartition("/")[0]] += saved if spec.keep_checkpoints == "selected" else 0
+    return kept + max(passing.values(), default=0)
 
 
-def cost_study(spec: StudySpec, graph: Graph, measured: Measured | None = None) -> StudyCosts:
-    """Estimate the costs of a study from its plan, at the measured speed of its base if known."""
-    base = next(iter(EvaluateStep.all_of(graph).values())).base
-    whole = spec.dtype == "float32" or (spec.dtype is None and spec.device == "cpu")
-    costs = Costs(size_of(spec, base), speed_of(spec.device), 4 if whole else 2)
-    costs = costs.at(measured.train, measured.read) if measured else costs
-    steps = {step.name: kind_of(step).cost(step, graph, costs) for step in graph}
-    # Checkpoints of the runs of one kind are on the disk together, until some are selected.
-    passing: dict[str, float] = defaultdict(float)
-    selections = selections_of(graph)
-    for name, estimate in steps.items():
-        passing[selections.get(name, name)] += estimate.passing_gb
-    disk = sum(estimate.disk_gb for estimate in steps.values())
-    return StudyCosts(costs, steps, disk, max(passing.values()))
+def size_of(spec: StudySpec, base: str) -> tuple[float, float]:
+    """Billions of parameters of a base, and their share in its layers.
+
+    As the study says, by its header, by its name, or a guess.
+    """
+    if not Path(base).is_dir():
+        return spec.billions or named_billions(base) or UNKNOWN, INSIDE
+    opened = open_checkpoint(base)
+    sizes = {name: prod(tensor.shape) for name, tensor in opened.tensors.items()}
+    inside = sum(size for name, size in sizes.items() if opened.places[name].layer is not None)
+    total = sum(sizes.values()) or 1
+    return spec.billions or total / 1e9, inside / total
+
+
+def examples_seen(step: TrainStep, graph: Graph) -> tuple[int, float]:
+    """The examples that a training sees, and their mean tokens."""
+    longest = _setting(step, "max_length") or LONGEST
+    sets = [(min(rows, step.limit or rows), min(tokens, longest))
+            for rows, tokens in (_rows(data, graph) for data in step.data)]  # fmt: skip
+    total = sum(rows for rows, _ in sets)
+    mean = sum(rows * tokens for rows, tokens in sets) / (total or 1)
+    if (steps := _setting(step, "max_steps")) is not None:
+        batch = step.effective_batch or _setting(step, "per_device_train_batch_size") or 8
+        return steps * batch, mean
+    epochs = step.hyperparameters.get("num_train_epochs", 1)
+    return int(total * (epochs if isinstance(epochs, int | float) else 1)), mean
+
+
+def _rows(data: TrainedOn, graph: Graph) -> tuple[int, float]:
+    """The rows of a data set and the mean tokens of a row, assumed where nothing says so."""
+    if data.step is not None:
+        mix = parse_mix(DataStep.of(graph[data.step]).mix, where=data.step)
+        return mix.total or ROWS, mix.row_tokens or TOKENS
+    if isinstance(data.given, dict):
+        lines = [len(line) for file in files_of(Path(data.given["train"]))
+                 if file.suffix == ".jsonl" for line in file.read_bytes().splitlines()]  # fmt: skip
+        return (len(lines), sum(lines) / len(lines) / 3) if lines else (ROWS, TOKENS)
+    try:
+        card = json.loads((Path(str(data.given)) / CARD).read_text("utf-8"))
+        parts = ("mean_prompt_characters", "mean_completion_characters")
+        characters = sum(source["kept"] * source[part]
+                         for source in card["sources"].values() for part in parts)  # fmt: skip
+        rows = sum(card["rows"].values())
+        return card["rows"]["train"], characters / rows / 3
+    except (OSError, ValueError, KeyError, ZeroDivisionError):  # refused elsewhere
+        return ROWS, TOKENS
+
+
+def _tokens_of(step: EvaluateStep, graph: Graph) -> float:
+    """Tokens that the models of a language read, in their language and in the others."""
+    kept = [SelectStep.of(graph[f"select/{kind}"]).kept for kind in (TASK, step.language)]
+    pairs = max(kept) if step.pairs == "same" else prod(kept)
+    layers = open_checkpoint(step.base).layers if Path(step.base).is_dir() else 32
+    tokens = models_to_run(step, layers) * tokens_read(step.evaluate)
+    if (there := step.evaluate.other_languages) is not None:
+        models = models_to_run(step.model_copy(update={"grid": None}), layers)
+        asked = [step.evaluate.model_copy(update={"suite": suite}) for suite in there.suites]
+        each = sum(map(tokens_read, asked or [step.evaluate]))
+        tokens += len(there.languages) * models * each
+    return pairs * tokens
+
+
+def models_to_run(step: EvaluateStep, layers: int) -> float:
+    """Whole models that the evaluation of one pair runs; its compositions share layers."""
+    names = [joint.step for joint in step.both]
+    names += [name for variant in step.variants for name in (variant.task, variant.language or "")]
+    kept = {kind: [kind] for kind in step.kinds}
+    first = [recipe for _, recipe in recipes(step, kept, {name: name for name in names}, layers)]
+    composed = [check_recipe(recipe, where="plan").resolve(layers)
+                for recipe in first if "swap" in recipe or "partition" in recipe]  # fmt: skip
+    distinct = count_layers(build_trie(paths_of(composed))).distinct
+    return len(first) - len(composed) + distinct / layers
+
+
+def tokens_read(asked: Benchmarks) -> float:
+    """Tokens that one model reads for all documents of one language."""
+    sizes = [(OTHER, asked.num_fewshot or 0) for _ in asked.tasks]
+    for part in parts_of(asked.suite) if asked.suite else ():
+        if not part.benchmark.runs_code or asked.allow_code:
+            shots = part.shots if asked.num_fewshot is None else asked.num_fewshot
+            sizes.append((part.benchmark.size, shots))
+    return sum(
+        min(size.documents, asked.limit or asked.limit_first or size.documents)
+        * (size.read * (1 + shots) + WRITTEN * size.written)
+        for size, shots in sizes
+    )
+
+
+def _setting(run: TrainingRun, name: str) -> int | None:
+    """A positive hyperparameter, or None; other values are refused elsewhere."""
+    value = {**PRESETS.get(run.preset or "", {}), **run.hyperparameters}.get(name)
+    return value if isinstance(value, int) and value > 0 else None

@@ -37,15 +37,13 @@ from layerswap.ground.types import Log, duration
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.trained import base_notes
 from layerswap.report.tables import write_tables
-from layerswap.study.conditions import LanguageModels, RecipeData, models_to_run, recipes
-from layerswap.study.costs import Costs, Estimate
+from layerswap.study.conditions import LanguageModels, RecipeData, recipes
 from layerswap.study.inputs import own_readers
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import EVERY
 from layerswap.study.runner import Context
 from layerswap.study.spec import TASK, Benchmarks
-from layerswap.study.steps import Graph, Step
-from layerswap.study.trainings import EXPERT, SelectStep, check_device, check_prompts, selected
+from layerswap.study.trainings import EXPERT, check_device, check_prompts, selected
 from layerswap.versions import versions
 
 if TYPE_CHECKING:
@@ -56,8 +54,6 @@ ANSWERS, ANSWERED_BY = "answers.sqlite", "answered_by.json"
 TABLES, NUMBERS = "tables", "tables.json"
 IDENTIFIED = "identified.json"
 """Held-out errors of a learned identifier of answers, a line each."""
-CHOSEN_OF_GRID = 2
-"""Compositions of a pair's grid evaluated in other languages: the chosen one and the best."""
 
 
 class ChangeStep(Kind):
@@ -66,11 +62,6 @@ class ChangeStep(Kind):
     kind: ClassVar[str] = "change"
     language: str
     base: str
-
-    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
-        """The disk of the map."""
-        del step, graph, costs
-        return Estimate(disk_gb=0.1)
 
     def run(self, context: Context) -> None:
         """Measure, and write the map."""
@@ -185,23 +176,6 @@ class EvaluateStep(Kind, LanguageModels):
                 self._write_suite(suite, [language], TaskFolder(Path(folder)),
                                   DataFolder.given(None, fetch=fetch), log)  # fmt: skip
             seen.add((suite, language))
-
-    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
-        """Hours of evaluating the models, in their language and in the other languages."""
-        del step
-        kept = {kind: SelectStep.of(graph[f"select/{kind}"]).kept for kind in self.kinds}
-        layers = costs.size.layers
-        hours = costs.evaluation_hours(self.evaluate, models_to_run(self, kept, layers))
-        if (there := self.evaluate.other_languages) is not None:
-            without_grid = self.model_copy(update={"grid": None})
-            models = models_to_run(without_grid, kept, layers, more=CHOSEN_OF_GRID)
-            others = [language for language in there.languages if language != self.language]
-            suites: list[str | None] = [*there.suites]
-            for suite in suites or [self.evaluate.suite]:
-                same = self.evaluate.model_copy(update={"suite": suite})
-                hours += len(others) * costs.evaluation_hours(same, models)
-        # Two experts and their compositions, which share layers.
-        return Estimate(hours, 0.1, 2.5 * costs.model_gb)
 
     def run(self, context: Context) -> None:
         """Evaluate, and write the answers of every model."""

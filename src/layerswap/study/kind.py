@@ -12,13 +12,12 @@ from pydantic import ValidationError
 from layerswap.ground.errors import StudyError
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import Log
-from layerswap.study.costs import Costs, Estimate
 from layerswap.study.runner import Context
 from layerswap.study.steps import Graph, Resources, Step
 
 
 class Kind(Strict):
-    """The settings of one kind of step, which checks, costs and runs the step.
+    """The settings of one kind of step, which checks and runs the step.
 
     A planned step (`Step`) holds the settings that were given as plain data: they are in its key
     and in `study.json`, and workers of a cluster read them from there. `of` restores them.
@@ -77,11 +76,6 @@ class Kind(Strict):
 
     def check_here(self, name: str, *, device: bool) -> None:
         """Check the device and the Hub; `device` is true if this machine runs the step."""
-
-    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
-        """Estimate the cost of the step in its graph."""
-        del step, graph, costs
-        return Estimate()
 
     @abstractmethod
     def run(self, context: Context) -> None:

@@ -18,7 +18,7 @@ KINDS: Mapping[str, type[Kind]] = {
 
 
 def kind_of(step: Step) -> Kind:
-    """The settings of a step, which check, cost and run it.
+    """The settings of a step, which check and run it.
 
     Raises:
         StudyError: the step is of another version of layerswap, or damaged.

@@ -9,11 +9,9 @@ from typing import ClassVar
 from layerswap.ground.errors import LayerswapError
 from layerswap.ground.types import Log
 from layerswap.reading.origins import open_rows, where_filter
-from layerswap.study.costs import Costs, DataSize, Estimate, mix_size
 from layerswap.study.inputs import existing_path
 from layerswap.study.kind import Kind
 from layerswap.study.runner import Context
-from layerswap.study.steps import Graph, Step
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import parse_mix
 
@@ -30,11 +28,6 @@ class DataStep(Kind):
     kind: ClassVar[str] = "data"
     mix: str  # YAML
     folder: str  # of the relative paths in it
-
-    @property
-    def size(self) -> DataSize:
-        """The estimated rows and tokens."""
-        return mix_size(self.mix, self.folder)
 
     def check(self, name: str) -> None:
         """Check the recipe of the mix, and that its local files exist."""
@@ -54,11 +47,6 @@ class DataStep(Kind):
                 ExampleMaker(source, source_name).check(rows)
             except LayerswapError as error:
                 raise error.within(f"{name}, source {source_name!r}") from None
-
-    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
-        """The disk of the rows."""
-        del step, graph, costs
-        return Estimate(disk_gb=0.2)
 
     def run(self, context: Context) -> None:
         """Build the mix."""

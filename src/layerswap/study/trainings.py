@@ -21,19 +21,10 @@ from layerswap.ground.errors import EvaluationError, StudyError
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
-from layerswap.study.costs import (
-    ADAPTER,
-    Costs,
-    DataSize,
-    Estimate,
-    checkpoints_of,
-    data_size,
-)
 from layerswap.study.kind import Kind, given
-from layerswap.study.mixes import MIX, DataStep
+from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
-from layerswap.study.spec import Benchmarks, SelectBy, TrainingRun
-from layerswap.study.steps import Graph, Step
+from layerswap.study.spec import SelectBy, TrainingRun
 from layerswap.training.expert.hyperparameters import check_hyperparameters, launch_training
 from layerswap.training.expert.spec import Files, Side, check_expert
 
@@ -96,11 +87,6 @@ class TrainStep(Kind, TrainingRun):
             return {**spec, "simultaneous": turns, "train": part}
         return {**spec, **({"data": sets[0]} if len(sets) == 1 else {"mix": list(sets)})}
 
-    def sizes(self, graph: Graph) -> list[DataSize]:
-        """The sizes of the data sets."""
-        return [data_size(data.given) if data.step is None else DataStep.of(graph[data.step]).size
-                for data in self.data]  # fmt: skip
-
     def check(self, name: str) -> None:
         """Check the expert and its hyperparameters, and its places if the base is local."""
         from layerswap.training.expert.trainable import trained_parts
@@ -119,23 +105,6 @@ class TrainStep(Kind, TrainingRun):
             if data.given is not None:
                 files = Files(**data.given) if isinstance(data.given, dict) else data.given
                 load_rows(files, folder=Path())
-
-    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
-        """Estimate a training, for which a later step may select checkpoints."""
-        sets = self.sizes(graph)
-        billions, trained = costs.size.billions, costs.size.trained(self)
-        checkpoint = 4 * billions * (ADAPTER if self.lora else 1)  # in float32
-        # The output, the checkpoints, and the two moments of one optimiser.
-        disk = kept = (1 + checkpoints_of(self, sets)) * checkpoint + 8 * billions * trained
-        selection = graph[name] if (name := selections_of(graph).get(step.name)) else None
-        if selection is None and step.delete_checkpoints:
-            kept = checkpoint
-        elif selection is not None and selection.delete_checkpoints:
-            kept = checkpoint * SelectStep.of(selection).keep / len(selection.needs)
-        # Weights, gradients and two moments. With LoRA on a GPU, frozen weights take two bytes.
-        memory = billions * ((2 if self.lora and costs.speed.gpu else 4) + 12 * trained)
-        hours = costs.training_hours(self, sets)
-        return Estimate(hours, min(kept, disk), memory, max(0.0, disk - kept))
 
     def run(self, context: Context) -> None:
         """Train, or resume."""
@@ -204,15 +173,6 @@ class SelectStep(Kind, SelectBy):
                       "soup": {"experts": [*named]}, "bake": True}  # fmt: skip
             make_plan(check_recipe(recipe, where=f"study, {name}"))
 
-    def cost(self, step: Step, graph: Graph, costs: Costs) -> Estimate:
-        """The time of evaluating every checkpoint on the tasks."""
-        if not self.tasks:
-            return Estimate()
-        trainings = [TrainStep.of(graph[name]) for name in step.needs]
-        models = sum(checkpoints_of(training, training.sizes(graph)) for training in trainings)
-        asked = Benchmarks(tasks=self.tasks, limit=self.limit)
-        return Estimate(costs.evaluation_hours(asked, models), memory_gb=costs.model_gb)
-
     def run(self, context: Context) -> None:
         """Select, and write the selection."""
         if self.experts is not None:
@@ -247,12 +207,6 @@ class SelectStep(Kind, SelectBy):
         write_json(context.folder / SELECTION, names)
         if context.step.delete_checkpoints:
             _delete_others(runs, folders)
-
-
-def selections_of(graph: Graph) -> dict[str, str]:
-    """The step that selects among a training's checkpoints, by training."""
-    return {name: step.name for step in graph if step.kind == SelectStep.kind
-            for name in step.needs}  # fmt: skip
 
 
 def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
