@@ -44,14 +44,14 @@ from layerswap.experiment.compare import Values, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from layerswap.report import Drawing
 from layerswap.report.charts import draw_intervals
-from research import dose, outer, ten_languages
+from research import baselines, dose, outer, ten_languages
 from research.figures import save_svg
 from research.markdown import Table, per_cent, points, table
 from research.selection import select
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = (DOCS / "real.md", DOCS / "dose.md", DOCS / "outer.md")
+PAGES = tuple(DOCS / f"{name}.md" for name in ("real", "dose", "outer", "when"))
 LABELS, PROBABILITIES = "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {
@@ -638,6 +638,7 @@ def tables() -> dict[str, Table]:
         **ten_languages.tables(),
         **dose.tables(),
         **outer.tables(),
+        **baselines.tables(),
         "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),
         **{f"labels of {task}": labels_table(task, str(DEFAULT), "task expert") for task in TASKS},

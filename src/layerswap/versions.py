@@ -21,7 +21,7 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "train": ("accelerate", "datasets", "datasketch", "peft", "py3langid", "sklearn", "trl"),
     "eval": (
         "babel", "langcodes", "lm_eval", "py3langid", "sacrebleu", "scikit_posthocs",
-        "scipy", "sklearn", "statsmodels",
+        "scipy", "sentence_transformers", "sklearn", "statsmodels",
     ),
     "ray": ("ray",),
     "slurm": ("submitit",),

@@ -8,10 +8,13 @@ from dataclasses import asdict
 import pytest
 import yaml
 from effort import mostly_slow
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.evaluation.preferences import Vote, judge
+from layerswap.evaluation.statistics import Interval
+from layerswap.experiment.sections import scored
 from layerswap.ground.errors import LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.study import kinds
@@ -133,6 +136,43 @@ def test_a_study_that_chooses_nothing_reports_all_documents(own):
     (own / "out" / "preferences.json").write_text('{"votes": 9}')
     with pytest.raises(StudyError, match=r"preferences\.json: is no comparison by speakers"):
         raise CliRunner().invoke(app, report).exception
+
+
+def write_encoder(folder):
+    """A tiny encoder with random weights, as sentence-transformers saves one."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel
+
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 16, "vocab_size": 4096}  # fmt: skip
+    plain = folder.with_name("bert")
+    BertModel(BertConfig(**size)).save_pretrained(plain)
+    AutoTokenizer.from_pretrained(shipped().base).save_pretrained(plain)
+    words = Transformer(str(plain))
+    SentenceTransformer(modules=[words, Pooling(16)], device="cpu").save(str(folder))
+
+
+@pytest.mark.slow
+def test_an_encoder_and_english_documents_stand_beside_the_models(own, tmp_path):
+    write_rows(own / "data" / "swa.dev.tsv", 24)
+    write_rows(own / "data" / "eng.test.tsv", 30)
+    text = BENCHMARK.replace("[swa]", "[swa, eng]")
+    (own / "benchmarks" / "moods.yaml").write_text(text)
+    write_encoder(tmp_path / "encoder")
+    graph = planned(own, encoder=str(tmp_path / "encoder"), baselines=["experts", "weighted soup"],
+                    soup_shares=[0.3, 0.7])  # fmt: skip
+    rows, page = results(graph, own / "out")
+    free = {"chance", "commonest label", "linear classifier, on the development labels",
+            "sentence vectors, on the development labels"}  # fmt: skip
+    assert free <= set(rows)
+    assert rows["commonest label"]["mean"] == pytest.approx(2 / 3)
+    assert rows["chance"]["mean"] == pytest.approx(0.5)
+    assert {rows[name]["n"] for name in free} == {30}
+    # The English documents are the same here, and so is the score of the task expert.
+    expert = Interval(**{key: rows["task expert"][key] for key in ("mean", "low", "high", "n")})
+    assert f"In English, on the same documents, the task expert reaches {scored(expert)}" in page
+    assert rows["task expert"]["mean"] == 0 or "what labels give" in page
 
 
 @pytest.mark.parametrize("development", mostly_slow([None, 6, "none"], 6))

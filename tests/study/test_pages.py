@@ -24,7 +24,12 @@ from layerswap.report.tables import words_of
 from layerswap.study.evaluating import EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StudyJournal
 from layerswap.study.kinds import run_study_step
-from layerswap.study.report import FinishedSteps, both_differences, study_surpassing, verdict
+from layerswap.study.report import (
+    FinishedSteps,
+    both_differences,
+    selected_in_words,
+    study_surpassing,
+)
 from layerswap.study.runner import run_graph
 from layerswap.study.spec import Benchmarks
 from layerswap.study.steps import Graph
@@ -46,11 +51,11 @@ def result(language, better=0.0, pairs=("0-0",)):
 
 
 def test_the_verdict_is_one_sentence():
-    assert verdict([result("sw", better=0.5)]) == (
-        "The swap, default, scores 50.0% on maths in sw: against the task expert, "
+    assert selected_in_words([result("sw", better=0.5)]) == (
+        "The swap, default scores 50.0% on maths in sw: against the task expert, "
         "25.0 points higher."
     )
-    assert verdict([result("sw", better=0.5), result("ha"), result("yo")]) == (
+    assert selected_in_words([result("sw", better=0.5), result("ha"), result("yo")]) == (
         "Of 3 results, the selected model is above the task expert in 1 (maths, sw) and below it "
         "in none; no difference is detected in 2."
     )
@@ -84,7 +89,7 @@ def test_accuracy_and_balanced_accuracy_that_disagree_are_reported():
         "mean"
     ] == pytest.approx(0.75)
     table = results.tables["topics, sw: balanced by label"]
-    assert [row[0] for row in table.rows] == [str(one) for one in answers]
+    assert [row[0] for row in table.rows] == [*map(str, answers), "commonest label"]
     assert str(words_of(table.rows[1][-1])).startswith("+33.8 [")
     line = disagreements(both_differences([found]))
     assert line.startswith(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +103,42 @@ class LabelledTexts:
         model = LogisticRegression(C=10, class_weight="balanced", max_iter=500)
         answered: Labels = model.fit(known, labels).predict(asked)
         return answered
+
+
+def encode(texts: Texts, encoder: str, device: str) -> npt.NDArray[np.float32]:
+    """Returns sentence vectors `(texts, size)`, by an encoder of sentence-transformers.
+
+    Pooling, dense layers and the prompt `query` are those of the encoder's own files.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(encoder, device=device)
+    prompt = "query" if "query" in model.prompts else None
+    vectors: npt.NDArray[np.float32] = model.encode(
+        list(texts), prompt_name=prompt, show_progress_bar=False
+    )
+    return vectors
+
+
+def by_vectors(taught: Sequence[tuple[Any, Labels]], asked: Any) -> Labels:
+    """Answers by logistic regression on standardised vectors.
+
+    Args:
+        taught: vectors and labels, of one source or of two. A second source, the labels of the
+            language, weighs half as much as the first, however few they are.
+        asked: the vectors to answer, `(documents, size)`.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    known, labels = (np.concatenate(parts) for parts in zip(*taught, strict=True))
+    sizes = [len(part) for _, part in taught]
+    shares = [1.0, sizes[0] / 2 / sizes[-1]][: len(sizes)]
+    scale = StandardScaler().fit(known)
+    model = LogisticRegression(C=0.01, max_iter=1000)
+    model.fit(scale.transform(known), labels, sample_weight=np.repeat(shares, sizes))
+    answered: Labels = model.predict(scale.transform(asked))
+    return answered
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def _labelled(labels: Labels, texts: Sequence[str], split: DocumentSplit) -> Lab
     """The documents of a linear classifier; None if there are too few, or one label alone."""
     known = len(split.development)
     taught = split.development if known else split.test
-    if len(taught) < FEWEST or len(set(labels[taught].tolist())) < 2 or not all(texts):
+    written = len(texts) == len(labels) and all(texts)
+    if not written or len(taught) < FEWEST or len(set(labels[taught].tolist())) < 2:
         return None
     order = np.concatenate(split)
     folds = [(np.arange(known), np.arange(known, len(order)))]

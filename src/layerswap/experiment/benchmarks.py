@@ -80,6 +80,13 @@ class BenchmarkScores(NamedTuple):
         return split_documents(count, development)
 
 
+class InEnglish(NamedTuple):
+    """The task experts in English, mean over them: the score with a perfect translator."""
+
+    score: Interval
+    parallel: bool  # true if the documents are those of the language, by their labels
+
+
 @dataclass(frozen=True)
 class BenchmarkResult:
     """One language on one benchmark, on the documents that nothing was chosen on."""
@@ -98,6 +105,7 @@ class BenchmarkResult:
     # By pair and treatment, the model that it reports: a setting or zones that were chosen.
     reported: Mapping[str, Mapping[Condition, Condition]] = field(default_factory=dict)
     labelled: LabelledTexts | None = None  # that a linear classifier is trained on and asked
+    english: InEnglish | None = None
 
     @property
     def heading(self) -> str:
@@ -394,6 +402,9 @@ class StudyResults:
                 if model in result.over_pairs.classified:
                     rows[str(model)] |= asdict(result.over_pairs.classified[model].balanced)
             facts["languages"].setdefault(result.language, {})[result.benchmark] = rows
+            if result.english is not None:
+                english = {**asdict(result.english.score), "parallel": result.english.parallel}
+                facts.setdefault("english", {})[result.benchmark] = english
             facts["verdicts"].setdefault(result.language, {})[result.benchmark] = verdict_facts(
                 result.over_pairs
             )
@@ -414,16 +425,30 @@ class StudyResults:
         return facts | ({"friedman": asdict(self.ranked)} if self.ranked else {})
 
 
-def study_results(folders: Mapping[str, Path], development: float | None) -> StudyResults:
-    """The results of the evaluations of a study, from the folders of their steps by language."""
+def study_results(
+    folders: Mapping[str, Path],
+    development: float | None,
+    vectors: Mapping[str, Path] | None = None,
+    english: Path | None = None,
+) -> StudyResults:
+    """The results of the evaluations of a study, from the folders of their steps by language.
+
+    `vectors` has folders with the answers of classifiers on sentence vectors, by language. In the
+    folder `english` are the results of the task experts in English.
+    """
+    there = {} if english is None else read_condition_scores(english / RESULTS)
+    in_english = {benchmark: scores for (benchmark, _), scores in there.items()}
     found: list[BenchmarkResult] = []
     others: list[OtherLanguagesResult] = []
     written: dict[str, Table] = {}
     for language, folder in folders.items():
+        further = (vectors or {}).get(language)
+        answers = read_answers(folder / RESULTS) + (read_answers(further) if further else [])
         own = [
-            benchmark_result(language, benchmark, scores, development)
-            for (benchmark, _), scores in read_condition_scores(folder / RESULTS).items()
-        ]
+            replace(benchmark_result(language, benchmark, scores, development),
+                    english=_in_english(in_english.get(benchmark), scores))
+            for (benchmark, _), scores in condition_scores(answers).items()
+        ]  # fmt: skip
         found += own
         written |= {f"{result.benchmark}, {language}: written in the language": table
                     for result in own if (table := _written(result, folder / RESULTS))}  # fmt: skip
@@ -431,6 +456,15 @@ def study_results(folders: Mapping[str, Path], development: float | None) -> Stu
             there = read_condition_scores(folder / OTHER_LANGUAGES)
             others += in_other_languages(own, there, development)
     return StudyResults(found, others, written)
+
+
+def _in_english(found: BenchmarkScores | None, own: BenchmarkScores) -> InEnglish | None:
+    if found is None:
+        return None
+    score = mean_interval(np.mean([*found.scores.values()], axis=0))
+    if found.labels is None or own.labels is None:
+        return InEnglish(score, parallel=False)
+    return InEnglish(score, np.array_equal(found.labels, own.labels[own.published :]))
 
 
 def _written(result: BenchmarkResult, folder: Path) -> Table | None:
@@ -474,25 +508,27 @@ def condition_scores(answers: Iterable[Answer]) -> dict[tuple[str, str], Benchma
     return {key: _in_order(by) for key, by in rows.items()}
 
 
+def in_order(answers: Iterable[Answer]) -> list[Answer]:
+    """Sort a model's answers to a benchmark by document, a published development split first."""
+    rows = list(answers)
+    published = development_tasks(row.task for row in rows)
+    return sorted(rows, key=lambda row: (row.task not in published, row.task, row.document))
+
+
 def _in_order(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
     """The scores of one benchmark by condition, the published development split first."""
-    first = next(iter(by.values()))
-    published = development_tasks(score.task for score in first)
-
-    def place(score: Answer) -> tuple[bool, str, int]:
-        return score.task not in published, score.task, score.document
-
+    asked = in_order(next(iter(by.values())))
+    published = development_tasks(score.task for score in asked)
     ordered = {
-        condition: np.array([fraction(score) for score in sorted(scores, key=place)])
+        condition: np.array([fraction(score) for score in in_order(scores)])
         for condition, scores in by.items()
     }
-    count = sum(score.task in published for score in first)
-    asked = sorted(first, key=place)
+    count = sum(score.task in published for score in asked)
     texts, choices = [row.text for row in asked], np.array([row.choices for row in asked])
     if not all(score.label for scores in by.values() for score in scores):
         return BenchmarkScores(ordered, count, texts=texts, choices=choices)
     answers = {
-        condition: np.array([score.predicted for score in sorted(scores, key=place)])
+        condition: np.array([score.predicted for score in in_order(scores)])
         for condition, scores in by.items()
     }
     labels = np.array([row.label for row in asked])

@@ -95,7 +95,8 @@ FLATTERED = Condition("swap", "best (flattered)")
 COMMONEST, CHANCE = Condition("commonest label"), Condition("chance")
 ON_LABELS = Condition("linear classifier", "on the development labels")
 CROSS_VALIDATED = Condition("linear classifier", "cross-validated on the test labels")
-BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method)
+VECTORS = "sentence vectors"
+BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method, VECTORS)
 """Methods of baselines that are no language models."""
 
 

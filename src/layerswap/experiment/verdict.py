@@ -1,10 +1,11 @@
 """The road that a result recommends, in words; docs/when.md has the rule.
 
-Roads are ordered by what they cost a user: a constant answer, a linear classifier on labels, the
-base, one expert, a merge. The selected model was selected on development documents. It is
-recommended if it is clearly above every cheaper road on the test documents; otherwise the cheapest
-road that it is not clearly above. Clearly above means that the 95% interval of the paired
-difference lies above zero in accuracy, and not below zero in balanced accuracy.
+Roads are ordered by what they cost a user: a constant answer, a linear classifier on labels,
+sentence vectors of an encoder, the base, one expert, a merge. The selected model was selected on
+development documents. It is recommended if it is clearly above every cheaper road on the test
+documents; otherwise the cheapest road that it is not clearly above. Clearly above means that the
+95% interval of the paired difference lies above zero in accuracy, and not below zero in balanced
+accuracy.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from layerswap.experiment.conditions import (
     LANGUAGE_EXPERT,
     ON_LABELS,
     TASK_EXPERT,
+    VECTORS,
     Condition,
 )
 from layerswap.experiment.sections import scored, worth_in_words
 
 COSTS = (
-    {CHANCE.method, COMMONEST.method}, {ON_LABELS.method}, {BASE.method},
+    {CHANCE.method, COMMONEST.method}, {ON_LABELS.method}, {VECTORS}, {BASE.method},
     {TASK_EXPERT.method, LANGUAGE_EXPERT.method},
 )  # fmt: skip
 """Methods of the roads that cost less than a merge, from the cheapest on."""
-CONSTANT, LABELS, MERGE = 0, 1, len(COSTS)
+CONSTANT, LABELS, ENCODER, MERGE = 0, 1, 2, len(COSTS)
 COARSE = 0.10
 """Reach of an interval, as a fraction, from which a test has too few documents."""
-Kind = Literal["too few documents", "no model", "labels", "no merge", "merge"]
+Kind = Literal["too few documents", "no model", "labels", "encoder", "no merge", "merge"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,12 @@ def _cost(model: Condition) -> int:
 
 
 def _kind(model: Condition) -> Kind:
-    known: dict[int, Kind] = {CONSTANT: "no model", LABELS: "labels", MERGE: "merge"}
+    known: dict[int, Kind] = {
+        CONSTANT: "no model",
+        LABELS: "labels",
+        ENCODER: "encoder",
+        MERGE: "merge",
+    }
     return known.get(_cost(model), "no merge")
 
 
@@ -104,6 +111,9 @@ def verdict_in_words(result: TestResult, unit: str = "%") -> str:
             first = "Do not merge" if found.lead and found.lead.sign < 0 else "No merge is needed"
             known = "" if result.labelled is None else f"{result.labelled.most:,} "
             said = f"{first}: a linear classifier on {known}labels reaches {score};{apart}."
+        case "encoder":
+            first = "Do not merge" if found.lead and found.lead.sign < 0 else "No merge is needed"
+            said = f"{first}: {found.road} reach {score};{apart}."
         case "no merge" if found.lead is None:
             said = f"Do not merge: the {selected} is selected, {score}."
         case "no merge":

@@ -365,7 +365,9 @@ class TablesStep(Kind):
     def run(self, context: Context) -> None:
         """Write the tables."""
         folders = {language: context.inputs[f"evaluate/{language}"] for language in self.languages}
-        results = study_results(folders, self.development)
+        vectors = {language: folder for language in self.languages
+                   if (folder := context.inputs.get(f"vectors/{language}"))}  # fmt: skip
+        results = study_results(folders, self.development, vectors)
         if not results.benchmarks:
             raise StudyError("nothing was evaluated")
         write_json(context.folder / NUMBERS, {"name": self.name, **results.to_dict()})

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from layerswap.study.english import EnglishStep
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import DataStep
 from layerswap.study.runner import Context, StepFunction
 from layerswap.study.steps import Step
 from layerswap.study.trainings import SelectStep, TrainStep
+from layerswap.study.vectors import VectorsStep
 
 KINDS: Mapping[str, type[Kind]] = {
     step.kind: step
-    for step in (DataStep, TrainStep, SelectStep, ChangeStep, EvaluateStep, TablesStep)
+    for step in (
+        DataStep,
+        TrainStep,
+        SelectStep,
+        ChangeStep,
+        EvaluateStep,
+        EnglishStep,
+        VectorsStep,
+        TablesStep,
+    )
 }
 
 

@@ -21,6 +21,7 @@ from layerswap.experiment.conditions import JOINT, Condition
 from layerswap.ground.errors import RecipeError, StudyError
 from layerswap.ground.system import check_names
 from layerswap.study.conditions import REGIMES, BothTrained, Variant
+from layerswap.study.english import ENGLISH, EnglishStep, has_english
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
 from layerswap.study.inputs import (
     existing_path,
@@ -43,6 +44,7 @@ from layerswap.study.spec import (
 )
 from layerswap.study.steps import Graph, Resources, Step
 from layerswap.study.trainings import InTurns, Launch, SelectStep, TrainedOn, TrainStep
+from layerswap.study.vectors import VectorsStep
 from layerswap.training.expert.hyperparameters import launch_configuration
 from layerswap.training.expert.spec import Data, Files, Trained
 from layerswap.training.mix.schema import mix_text, ready_recipes
@@ -90,12 +92,17 @@ class _Planner:
             yield from variants[kind].values()
             yield self._select(kind, experts, runs)
         last: list[str] = []
+        wanted = has_english(spec.evaluate.suite, list(spec.languages))
         for language in spec.languages:
             joints = dict(self._joints(language))
             yield from joints.values()
             steps = [self._evaluate(language, variants[TASK], variants[language], joints)]
+            if wanted and not last and "experts" in spec.baselines:
+                yield self._english(steps[0])  # no table needs it
             if spec.change:
                 steps.append(self._change(language))
+            if spec.encoder:
+                steps.append(self._vectors(language, spec.encoder))
             yield from steps
             last += [step.name for step in steps]
         yield TablesStep(
@@ -174,19 +181,12 @@ class _Planner:
         if run.train and run.train.partition and run.train.part is None and turns is None:
             own = run.train.model_copy(update={"part": _part(kinds[0])})
             run = run.model_copy(update={"train": own})
-        needs: list[str] = []
-        data: list[TrainedOn] = []
+        sets = [self._trained_on(kind) for kind in kinds]
+        data = [data_set for data_set, _ in sets if data_set is not None]
+        needs = [data_set.step for data_set in data if data_set.step is not None]
         inputs = self.base_fingerprint | fingerprints(run.train.recipe if run.train else None)
-        for kind in kinds:
-            given = self.spec.kinds[kind].data
-            assert given is not None  # nothing is trained for experts that exist
-            if self._is_mix(given):
-                needs.append(f"data/{kind}")
-                data.append(TrainedOn(step=f"data/{kind}"))
-            else:
-                paths = resolve_data(given, self.folder)
-                data.append(TrainedOn(given=paths))
-                inputs |= fingerprints(*(paths.values() if isinstance(paths, dict) else [paths]))
+        for _, files in sets:
+            inputs |= files
         more: dict[str, Any] = {} if turns is None else {"turns": turns}
         processes = self.spec.resources.train.processes
         if processes > 1:
@@ -266,11 +266,45 @@ class _Planner:
             f"evaluate/{language}", needs, inputs, resources=self._resources("evaluate")
         )
 
+    def _english(self, evaluation: Step) -> Step:
+        """The task experts in English, with the settings of an evaluation in a language."""
+        own = EvaluateStep.of(evaluation).model_copy(update={"grid": None})
+        suite = str(self.spec.evaluate.suite)
+        inputs = {**evaluation.inputs, **fingerprints(*map(str, suite_files(suite, ENGLISH)))}
+        return EnglishStep.model_validate(own.settings()).plan(
+            f"english/{own.language}", evaluation.needs, inputs,
+            resources=self._resources("evaluate"),
+        )  # fmt: skip
+
     def _change(self, language: str) -> Step:
         return ChangeStep(language=language, base=self.base).plan(
             f"change/{language}", self._kept(TASK, language), self.base_fingerprint,
             resources=self._resources("change"),
         )  # fmt: skip
+
+    def _vectors(self, language: str, encoder: str) -> Step:
+        source = model_of(encoder, self.folder, "encoder")
+        task, files = self._trained_on(TASK)
+        needs = [f"evaluate/{language}", *([task.step] if task and task.step else [])]
+        step = VectorsStep(
+            language=language, encoder=source, device=self.spec.device,
+            development=self.spec.development, task=task,
+        )  # fmt: skip
+        return step.plan(
+            f"vectors/{language}", needs, folder_fingerprints(source) | files,
+            resources=self._resources("evaluate"),
+        )  # fmt: skip
+
+    def _trained_on(self, kind: str) -> tuple[TrainedOn | None, dict[str, str]]:
+        """The data of a kind of expert, and fingerprints of its files; None for given experts."""
+        data = self.spec.kinds[kind].data
+        if data is None:
+            return None, {}
+        if self._is_mix(data):
+            return TrainedOn(step=f"data/{kind}"), {}
+        paths = resolve_data(data, self.folder)
+        files = paths.values() if isinstance(paths, dict) else [paths]
+        return TrainedOn(given=paths), fingerprints(*files)
 
     def _is_mix(self, data: Data | None) -> bool:
         """True if the data are a recipe of a mix that a step has to build."""

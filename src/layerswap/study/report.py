@@ -96,7 +96,12 @@ class FinishedSteps:
         self.settings = TablesStep.of(journal.graph["tables"])
         self.records = journal.finished()
         self.evaluations = self._of_kind("evaluate")
-        self.results = study_results(self.evaluations, self.settings.development)
+        self.results = study_results(
+            self.evaluations,
+            self.settings.development,
+            self._of_kind("vectors"),
+            next(iter(self._of_kind("english").values()), None),
+        )
         if not self.results.benchmarks:
             raise StudyError(f"{journal.root}: nothing was evaluated yet; nothing to report")
         self.atlases = {
@@ -473,6 +478,12 @@ def _sentence(result: BenchmarkResult) -> str:
         for sign, others in result.over_pairs.by_sign.items() if others
     ]  # fmt: skip
     parts.append(verdict_in_words(result.over_pairs))
+    if result.english is not None:
+        which = "the same" if result.english.parallel else "other"
+        parts.append(
+            f"In English, on {which} documents, the task expert reaches "
+            f"{scored(result.english.score)}: a translator could give as much."
+        )
     return " ".join(parts)
 
 

@@ -285,6 +285,8 @@ class StudySpec(Compared):
         scales: factors of both deltas in `task arithmetic` (Ilharco et al., 2023); the best on
             development documents is reported.
         change: map the weights that fine-tuning changed (paper 1, figures 2 and 4 to 9).
+        encoder: folder or Hub id of an encoder that sentence-transformers loads. Classifiers on its
+            vectors are compared with the models of tasks with labels.
         merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
         device: device of the evaluation.
@@ -304,6 +306,7 @@ class StudySpec(Compared):
     both: TrainingRun | None = None
     lora: Lora | None = None
     change: bool = True
+    encoder: NonEmpty | None = None
     evaluate: EvaluationSpec
     merge: bool = False
     keep_checkpoints: Literal["all", "selected"] = "all"

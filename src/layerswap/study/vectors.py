@@ -1,0 +1,95 @@
+"""The step that classifies labelled documents by sentence vectors, without a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from layerswap.evaluation.classifier import Labels, by_vectors, encode
+from layerswap.experiment.answers import ANSWERS_TABLE, Answer, read_answers, write_answers
+from layerswap.experiment.benchmarks import RESULTS, condition_scores, in_order
+from layerswap.experiment.compare import DocumentSplit
+from layerswap.experiment.conditions import VECTORS, Condition
+from layerswap.study.kind import Kind
+from layerswap.study.mixes import MIX
+from layerswap.study.runner import Context
+from layerswap.study.trainings import TrainedOn
+from layerswap.training.expert.job import load_rows
+from layerswap.training.expert.spec import Files
+from layerswap.versions import need_extras
+
+Taught = tuple[Any, Labels]
+"""Vectors `(texts, size)`, and a label of each."""
+
+
+class VectorsStep(Kind):
+    """Trains classifiers on sentence vectors of the task's rows and of development documents."""
+
+    kind: ClassVar[str] = "vectors"
+    language: str
+    encoder: str  # a folder or Hub id that sentence-transformers loads
+    device: str
+    development: float | None = None
+    task: TrainedOn | None = None  # the rows of the task expert
+
+    def check(self, name: str) -> None:
+        """Check that the library is installed."""
+        del name
+        need_extras("an encoder", "eval")
+
+    def run(self, context: Context) -> None:
+        """Encode and classify, and write the answers to all documents with labels."""
+        prompts, completions = self._rows(context.inputs)
+        answers = read_answers(context.inputs[f"evaluate/{self.language}"] / RESULTS)
+        found: list[Answer] = []
+        for (name, _), scores in condition_scores(answers).items():
+            if scores.labels is None:
+                continue
+            first = next(iter(scores.scores))
+            rows = in_order(row for row in answers if row.main and row.condition == first
+                            and name in (row.benchmark, row.task))  # fmt: skip
+            known = [completion in {*scores.labels.tolist()} for completion in completions]
+            context.log(f"encoding {len(rows):,} documents and {sum(known):,} rows of the task")
+            texts = [text for text, labelled in zip(prompts, known, strict=True) if labelled]
+            names = [label for label, labelled in zip(completions, known, strict=True) if labelled]
+            english = (encode(texts, self.encoder, self.device), np.array(names)) if texts else None
+            vectors = encode(scores.texts, self.encoder, self.device)
+            split = scores.split(self.development)
+            for condition, given in _answered(vectors, scores.labels, english, split):
+                found += [
+                    replace(row, model=str(condition), condition=condition, weights=self.encoder,
+                            predicted=str(label), answer=str(label),
+                            score=float(label == row.label))
+                    for row, label in zip(rows, given, strict=True)
+                ]  # fmt: skip
+        write_answers(context.folder / ANSWERS_TABLE, found)
+
+    def _rows(self, inputs: Mapping[str, Path]) -> tuple[list[str], list[str]]:
+        """Prompts and completions of the task; none for chats, texts, and experts that exist."""
+        if self.task is None:
+            return [], []
+        data = self.task.given or str(inputs[str(self.task.step)] / MIX)
+        rows = load_rows(Files(**data) if isinstance(data, dict) else data, folder=Path()).train
+        if not {"prompt", "completion"} <= {*rows.column_names}:
+            return [], []
+        pairs = [(row["prompt"], row["completion"]) for row in rows]
+        texts = [pair for pair in pairs if all(isinstance(text, str) for text in pair)]
+        return [prompt for prompt, _ in texts], [completion.strip() for _, completion in texts]
+
+
+def _answered(
+    vectors: Any, labels: Labels, english: Taught | None, split: DocumentSplit
+) -> Iterator[tuple[Condition, Labels]]:
+    """Answers to all documents, from the task's rows, from development labels, and from both."""
+    own = vectors[split.development], labels[split.development]
+    several = len(set(own[1].tolist())) > 1
+    if english is not None:
+        yield Condition(VECTORS, "on the task's rows"), by_vectors([english], vectors)
+    if several:
+        yield Condition(VECTORS, "on the development labels"), by_vectors([own], vectors)
+    if english is not None and several:
+        yield Condition(VECTORS, "on both"), by_vectors([english, own], vectors)
