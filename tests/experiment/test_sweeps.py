@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from lm_eval_world import write_languages, write_sweep
+from lm_eval_world import write_sweep
 from typer.testing import CliRunner
 
 import layerswap as ls
@@ -33,7 +33,7 @@ from layerswap.experiment.conditions import (
     grid_plans,
     zone_sources,
 )
-from layerswap.experiment.evaluator import Evaluator, objectives
+from layerswap.experiment.evaluator import Evaluator
 from layerswap.experiment.spec import Grid, read_sweep
 from layerswap.experiment.sweep_page import lead, sweep_report, write_result
 from layerswap.experiment.sweeps import SweepResult, run_sweep
@@ -383,73 +383,3 @@ def test_mistakes_in_a_sweep_from_python(world):
             ls.sweep(plan, **settings)
     with pytest.raises(EvaluationError, match="no composition to evaluate"):
         ls.sweep([], tasks="maembe_choose")
-    with pytest.raises(EvaluationError, match="py3langid cannot identify 'chr'"):
-        ls.sweep(plan, tasks="maembe_choose", answer_language="chr")
-
-
-def test_the_front_holds_what_no_other_beats_in_both():
-    zones = [Condition("swap", zones=Zones(b, 0)) for b in range(6)]
-    scores = dict(zip(zones, (0.5, 0.6, 0.6, 0.4, 0.5, 0.9), strict=True))
-    shares = ([0.9], [0.7, 0.9], [0.6], [0.9], [0.8, 1.0], [])
-    rows = [
-        Answer(
-            str(one),
-            "t",
-            document,
-            "answer_language_share",
-            "none",
-            share,
-            split=split,
-            condition=one,
-        )
-        for one, found in zip(zones, shares, strict=True)
-        for document, share in enumerate(found)
-        for split, share in (("development", share), ("test", 0.0))
-    ]
-    found = objectives(scores, rows)
-    assert [one.zones.bottom for one in found] == [0, 1, 2, 3, 4]  # the last wrote too little
-    assert {one.zones.bottom: both.front for one, both in found.items()} == {
-        0: True, 1: True, 2: False, 3: False, 4: True,
-    }  # fmt: skip
-    assert found[zones[1]][:2] == (0.6, pytest.approx(0.8))
-
-
-@pytest.mark.slow
-def test_a_sweep_learns_the_language_of_the_answers_and_reports_its_error(world, tmp_path):
-    write_languages(tmp_path, "wo", "en")
-    texts = {"wo": "wo.txt", "en": "en.txt"}
-    changes = {"answer_language": "wo", "answer_texts": texts, "tasks": ["maembe_generate"],
-               "gen_kwargs": "max_gen_toks=60,until=@@", "choose_by": {}}  # fmt: skip
-    path, out = write_sweep(world, tmp_path / "sweep.yaml", **changes), tmp_path / "out"
-    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    error = "wo: 0.0% of 13 held-out lines are taken for another language"
-    assert error in json.loads((out / "board.json").read_text())["identified"]
-    assert error in (out / "report.html").read_text()
-    assert f"note: {error}" in done.output
-    rows = pq.read_table(out / "answers.parquet").to_pandas()
-    assert len(rows[rows.metric == "answer_language_share"])
-    del changes["answer_language"]
-    with pytest.raises(RecipeError, match="answer_texts belong to answer_language"):
-        read_sweep(write_sweep(world, path, **changes))
-
-
-@pytest.mark.slow
-def test_a_sweep_reports_the_language_of_the_answers(world, tmp_path):
-    changes = {"answer_language": "sw", "tasks": ["maembe_generate"],
-               "gen_kwargs": "max_gen_toks=60,until=@@", "choose_by": {}}  # fmt: skip
-    path, out = write_sweep(world, tmp_path / "sweep.yaml", **changes), tmp_path / "out"
-    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    board = json.loads((out / "board.json").read_text())
-    rows = pq.read_table(out / "answers.parquet").to_pandas()
-    shares = rows[(rows.metric == "answer_language_share") & (rows.split == "development")
-                  & rows.bottom.notna()]  # fmt: skip
-    means = shares.groupby("condition").score.mean()
-    assert len(board["objectives"]) == len(means) > 1
-    for one in board["objectives"]:
-        name = str(Condition.from_dict(one))
-        assert one["language"] == pytest.approx(means[name])
-    assert any(one["front"] for one in board["objectives"])
-    assert "Score and language" in (out / "report.html").read_text()
-    assert board["compared_by"]["metric"] == "exact_match"

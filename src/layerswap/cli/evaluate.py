@@ -14,7 +14,7 @@ from layerswap.ground.errors import RecipeError
 
 
 def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> None:
-    """Evaluate a grid of compositions, or random ones, and select the best model.
+    """Evaluate a grid of compositions, and select the best model.
 
     Selects among compositions, averages and experts on the development split, and reports on the
     test split. Writes scores, the selected recipe and a report into the folder OUT. A second run
@@ -48,7 +48,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
         *filter(None, [balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result, folder),
-        *(f"note: {line}" for line in (*result.identified, *result.lost_paths)),
+        *(f"note: {line}" for line in result.lost_paths),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)

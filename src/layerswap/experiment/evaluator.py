@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from layerswap.evaluation.harness import (
     evaluate,
@@ -15,8 +13,6 @@ from layerswap.evaluation.harness import (
     open_sweep,
     stratified_order,
 )
-from layerswap.evaluation.identifier import identifying
-from layerswap.evaluation.languages import ANSWER, REASONING, Speaks
 from layerswap.evaluation.metrics import CALIBRATED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.experiment.answers import Answer, Measure, answers_to
@@ -36,40 +32,6 @@ DEVELOPMENT: Final = "development"
 TEST: Final = "test"
 
 
-class Objectives(NamedTuple):
-    """The two objectives of a composition on the development documents."""
-
-    score: float  # that compositions are chosen by
-    language: float  # mean share of the answers' letters in the wanted language, in 0..1
-    front: bool  # no other composition is better in one and as good in the other
-
-
-def objectives(
-    development: Mapping[Condition, float], rows: Iterable[Answer]
-) -> dict[Condition, Objectives]:
-    """Returns both objectives of every composition that wrote enough text.
-
-    `development` holds the score that each is chosen by. Only rows of that split count.
-    """
-    shares: dict[Condition, list[float]] = {}
-    for row in rows:
-        if row.metric == ANSWER and row.split == DEVELOPMENT:
-            shares.setdefault(row.condition, []).append(row.score)
-    points = {
-        condition: (development[condition], float(np.mean(values)))
-        for condition, values in shares.items()
-        if condition in development
-    }
-
-    def beaten(mine: tuple[float, float]) -> bool:
-        return any(
-            point != mine and point[0] >= mine[0] and point[1] >= mine[1]
-            for point in points.values()
-        )
-
-    return {condition: Objectives(*mine, not beaten(mine)) for condition, mine in points.items()}
-
-
 class Evaluator:
     """Scores compositions of a sweep on its tasks."""
 
@@ -84,10 +46,6 @@ class Evaluator:
         sweep: Sweep | None = None,
     ) -> None:
         self.spec = spec
-        self._language: str | Speaks | None = None
-        self.identified: Sequence[str] = ()
-        if spec.answer_language is not None:
-            self._language, self.identified = identifying(spec.answer_language, spec.answer_texts)
         self.sweep = sweep or open_sweep(list(plans.values()), spec)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
@@ -119,7 +77,7 @@ class Evaluator:
         for condition, result in zip(conditions, scored, strict=True):
             for task, samples in result["samples"].items():
                 rows += answers_to(
-                    samples, self._language, _first_measure(samples), task=task,
+                    samples, None, _first_measure(samples), task=task,
                     benchmark=task, split=split, condition=condition, model=str(condition),
                 )  # fmt: skip
         return rows
@@ -143,10 +101,7 @@ class Evaluator:
 
     def measure(self, rows: Sequence[Answer]) -> Measure:
         """Returns the first measure of the tasks that fits `choose_by`."""
-        fitting = list(dict.fromkeys(
-            (row.task, row.metric, row.filter) for row in rows
-            if row.metric not in (ANSWER, REASONING)  # not every document has one
-        ))  # fmt: skip
+        fitting = list(dict.fromkeys((row.task, row.metric, row.filter) for row in rows))
         if not fitting:
             raise EvaluationError("choose_by: the tasks have no score of a single document")
         for i, key in enumerate(Choice.model_fields):

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator
 
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
@@ -84,11 +84,6 @@ class SweepSettings(EvaluationSettings):
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
     # Share of each task's documents that compositions are chosen on; the others are for the report.
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    # The language that answers should be in; its share of the letters that a composition writes is
-    # reported beside the score, with the Pareto front of both.
-    answer_language: str | None = None
-    # Texts by language to learn it from, if py3langid does not know it; files.
-    answer_texts: dict[str, str] = {}
     seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
     engine: Literal["sweep"] = "sweep"
@@ -100,12 +95,6 @@ class SweepSettings(EvaluationSettings):
         if twice is not None:
             raise ValueError(f"task {twice!r} is listed twice")
         return names
-
-    @model_validator(mode="after")
-    def _texts_of_a_language(self) -> SweepSettings:
-        if self.answer_texts and self.answer_language is None:
-            raise ValueError("answer_texts belong to answer_language; give answer_language too")
-        return self
 
 
 class SweepSpec(SweepSettings):
@@ -129,8 +118,5 @@ def read_sweep(path: Path) -> tuple[SweepSpec, Recipe]:
     for name in spec.include:
         if not (folder / name).is_dir():
             raise RecipeError(f"{path}: include: {folder / name}: no such folder")
-    located = {
-        "include": [str(folder / name) for name in spec.include],
-        "answer_texts": {code: str(folder / file) for code, file in spec.answer_texts.items()},
-    }
-    return spec.model_copy(update=located), recipe
+    located = [str(folder / name) for name in spec.include]
+    return spec.model_copy(update={"include": located}), recipe

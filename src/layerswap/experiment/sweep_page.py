@@ -75,13 +75,8 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "layer_from_language_is_worth": board.sensitivity,
         "screening": board.screening and asdict(board.screening),
         "lost_paths": [*board.lost_paths],
-        "identified": [*board.identified],
         **board.to_dict(),
     }
-    if board.objectives:
-        facts["objectives"] = [
-            {**c.to_dict(), **point._asdict()} for c, point in board.objectives.items()
-        ]
     return facts
 
 
@@ -90,7 +85,7 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
     swap = board.best.recipe.swap
     names = {swap.task: TASK_EXPERT, swap.language: LANGUAGE_EXPERT} if swap else {}
     notes = [f"layerswap {__version__}", *([str(board.screening)] if board.screening else [])]
-    notes += [*board.identified, *board.lost_paths]
+    notes += board.lost_paths
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board, recipe and recipe.parent),
@@ -118,7 +113,7 @@ def result_sections(board: SweepResult) -> list[Section]:
         "the development split.",
         board.development, best=chosen, default=default, unit="",
     )  # fmt: skip
-    return [*tests, *_front(board), *maps, *_sources(board), *_answers(board)]
+    return [*tests, *maps, *_sources(board), *_answers(board)]
 
 
 def _sources(board: SweepResult) -> list[Section]:
@@ -180,25 +175,6 @@ def write_recipe(plan: Plan, path: Path) -> None:
     import yaml
 
     path.write_bytes(yaml.safe_dump(recipe_of(plan), sort_keys=False).encode())
-
-
-def _front(board: SweepResult) -> list[Section]:
-    """The compositions that no other beats in score and in the language of the answers."""
-    front = {c: point for c, point in board.objectives.items() if point.front}
-    if not front:
-        return []
-    rows: list[list[Any]] = [
-        [str(composition), point.score, point.language]
-        for composition, point in sorted(front.items(), key=lambda item: -item[1].score)
-    ]
-    return [
-        Section(
-            "Score and language",
-            f"{len(front)} of {len(board.objectives)} compositions are on the Pareto front: no "
-            "other is better in one of the two and as good in the other (development split).",
-            table=Table(["composition", "score", "answers in the language"], rows, unit=""),
-        )
-    ]
 
 
 def _models(recipe: Mapping[str, Any], file: Path | None) -> Section:
@@ -274,8 +250,7 @@ def sweep(
         log: called with what the sweep costs.
         progress: called with the number of compositions just evaluated.
         settings: further keys of a sweep file: `development` (share of documents to choose on),
-            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `screen`,
-            `answer_language`.
+            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `screen`.
 
     Returns:
         The result: `.best` is the selected plan, `.intervals` and `.differences` are on the test

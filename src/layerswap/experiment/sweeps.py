@@ -40,8 +40,6 @@ from layerswap.experiment.evaluator import (
     DEVELOPMENT,
     TEST,
     Evaluator,
-    Objectives,
-    objectives,
 )
 from layerswap.experiment.spec import Screen, SweepSettings, SweepSpec
 from layerswap.ground.types import Advance, Log
@@ -89,7 +87,6 @@ class SweepResult(TestResult):
     rows: Sequence[Answer]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
     lost_paths: Sequence[str] = ()  # what the model did not allow to share
-    identified: Sequence[str] = ()  # held-out errors of a learned identifier of answers
     screening: Screening | None = None  # the two stages, with a screen
 
     def tested(self, measure: Measure) -> TestResult:
@@ -116,11 +113,6 @@ class SweepResult(TestResult):
     def default(self) -> Zones:
         """The paper's zones, scaled by depth."""
         return default_zones(self.layers)
-
-    @cached_property
-    def objectives(self) -> dict[Condition, Objectives]:
-        """Score and language of the answers; empty without an `answer_language`."""
-        return objectives(self.development, self.rows)
 
     @cached_property
     def worth(self) -> dict[str, dict[str, float]]:
@@ -177,8 +169,7 @@ def sweep_plans(
     """
     documents = Evaluator(spec, {**others, **candidates}, store=store, log=log, progress=progress)
     documents.check_choice(next(iter(candidates)))
-    board = run_experiment(documents, candidates, others, screen=spec.screen, log=log)
-    return replace(board, identified=documents.identified)
+    return run_experiment(documents, candidates, others, screen=spec.screen, log=log)
 
 
 class Scorer(Protocol):
