@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,8 +18,8 @@ from typer.testing import CliRunner
 
 import layerswap as ls
 from layerswap.cli import app
-from layerswap.compose import Zones, swap
-from layerswap.engine.trie import LayerCounts, Runner
+from layerswap.compose import Zones
+from layerswap.engine.trie import Runner
 from layerswap.experiment.answers import Answer, open_folder
 from layerswap.experiment.conditions import (
     CHANCE,
@@ -31,12 +30,11 @@ from layerswap.experiment.conditions import (
     TASK_EXPERT,
     Condition,
     grid_plans,
-    zone_sources,
 )
 from layerswap.experiment.evaluator import Evaluator
 from layerswap.experiment.spec import Grid, read_sweep
 from layerswap.experiment.sweep_page import lead, sweep_report, write_result
-from layerswap.experiment.sweeps import SweepResult, run_sweep
+from layerswap.experiment.sweeps import run_sweep
 from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.report.page import render
 from layerswap.report.stack import NOTHING_ON_TOP
@@ -213,21 +211,6 @@ def test_an_expert_is_saved_if_it_is_best_and_what_the_test_shows_above_it_is_wr
     scores["test"][None] = 5
     write_result(run_sweep(*read_sweep(path)), tmp_path)
     assert not (tmp_path / "above.yaml").exists()
-
-
-def test_a_layers_worth_is_the_difference_of_means():
-    grid = {Zones(b, u): 0.1 * b + 0.01 * u for b in range(3) for u in range(2)}
-    board = SweepResult(
-        {}, best=SimpleNamespace(composition=swap(4)), rows=[], measure=("t", "m", "f"),
-        development={Condition("swap", zones=z): score for z, score in grid.items()},
-        sources={Condition("swap", zones=z): zone_sources(z, 4) for z in grid},
-        counts=LayerCounts(1, 1, 1),
-    )  # fmt: skip
-    first = np.mean([v for z, v in grid.items() if z.bottom > 0])
-    rest = np.mean([v for z, v in grid.items() if z.bottom == 0])
-    assert board.sensitivity[0] == pytest.approx(first - rest)
-    assert board.sensitivity[2] is None
-    assert board.sensitivity[3] == pytest.approx(0.01)
 
 
 MISTAKES = [

@@ -226,14 +226,3 @@ def grid_plans(grid: Grid, start: Plan, log: Log) -> dict[Condition, Plan]:
         for outside in grid.outside or ("",)
         for sizes in zones
     }
-
-
-def zone_sources(zones: Zones, layers: int) -> dict[str, str]:
-    """Returns the source of every layer of a swap: `task`, `language` or `blend`."""
-    middle = range(zones.bottom + zones.bottom_transition,
-                   layers - zones.top - zones.top_transition)  # fmt: skip
-    outer = [*range(zones.bottom), *range(layers - zones.top, layers)]
-    return {
-        str(layer): "task" if layer in middle else "language" if layer in outer else "blend"
-        for layer in range(layers)
-    }

@@ -72,7 +72,6 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "verdict": verdict_facts(board),
         "above": [str(model) for model in board.above],
         "default": asdict(board.default),
-        "layer_from_language_is_worth": board.sensitivity,
         "screening": board.screening and asdict(board.screening),
         "lost_paths": [*board.lost_paths],
         **board.to_dict(),
@@ -113,20 +112,7 @@ def result_sections(board: SweepResult) -> list[Section]:
         "the development split.",
         board.development, best=chosen, default=default, unit="",
     )  # fmt: skip
-    return [*tests, *maps, *_sources(board), *_answers(board)]
-
-
-def _sources(board: SweepResult) -> list[Section]:
-    """The mean scores by the source of a layer."""
-    worth = [[str(layer), value] for layer, value in enumerate(board.sensitivity)]
-    return [
-        Section(
-            "Difference by the source of each layer",
-            "Mean score of the compositions that take the layer from the language expert, "
-            "minus that of those that take it from the task expert (development split).",
-            table=Table(("layer", "difference"), list(reversed(worth)), unit=""),
-        )
-    ]
+    return [*tests, *maps, *_answers(board)]
 
 
 def lead(board: SweepResult, folder: Path | None = None) -> str:

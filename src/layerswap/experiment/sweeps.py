@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 from layerswap.compose import Recipe, Zones, default_zones
 from layerswap.engine.trie import LayerCounts
@@ -34,7 +31,6 @@ from layerswap.experiment.conditions import (
     Condition,
     contenders,
     grid_plans,
-    zone_sources,
 )
 from layerswap.experiment.evaluator import (
     DEVELOPMENT,
@@ -81,8 +77,6 @@ class SweepResult(TestResult):
     # The chosen composition minus the default swap on the development documents, paired; None where
     # there is no default swap, or the default swap itself was chosen.
     lead: Interval | None = None
-    # By candidate, the source of every layer of a swap.
-    sources: Mapping[Condition, Mapping[str, str]] = field(default_factory=dict)
     measure: Measure
     rows: Sequence[Answer]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
@@ -113,30 +107,6 @@ class SweepResult(TestResult):
     def default(self) -> Zones:
         """The paper's zones, scaled by depth."""
         return default_zones(self.layers)
-
-    @cached_property
-    def worth(self) -> dict[str, dict[str, float]]:
-        """Mean score of the candidates, by layer and source."""
-        scores: dict[str, dict[str, list[float]]] = {}
-        for model, sources in self.sources.items():
-            for layer, source in sources.items():
-                scores.setdefault(layer, {}).setdefault(source, []).append(self.development[model])
-        return {
-            layer: {source: float(np.mean(values)) for source, values in sorted(by.items())}
-            for layer, by in scores.items()
-        }
-
-    @property
-    def sensitivity(self) -> list[float | None]:
-        """Per layer, the mean score with the language expert minus that with the task expert.
-
-        None where the candidates take the layer from one of the two only.
-        """
-        by_layer = [self.worth.get(str(layer), {}) for layer in range(self.layers)]
-        return [
-            by["language"] - by["task"] if {"language", "task"} <= by.keys() else None
-            for by in by_layer
-        ]
 
     def to_pandas(self) -> pd.DataFrame:
         """Every score of every document, a row each; see `Answer`."""
@@ -231,14 +201,11 @@ def run_experiment(
     free, of_free = _baselines([*scored.rows, *rows], measure, chosen)
     rows += of_free
     classified = classified_under(rows, measure)
-    layers = next(iter(candidates.values())).composition.layers
-    zones = {candidate: candidate.zones for candidate in candidates if candidate.zones is not None}
     return SweepResult(
         scores=values_of(rows, measure), chosen=chosen, labelled=free.labelled,
         selected=selected, best=models[selected], models=models,
         competed={name: float(scored.finals[model].mean()) for name, model in named.items()},
         development=scored.means, lead=lead,
-        sources={candidate: zone_sources(z, layers) for candidate, z in zones.items()},
         measure=measure, rows=[*scored.rows, *rows],
         counts=documents.sweep.counts(numbers), lost_paths=documents.sweep.lost_paths,
         screening=scored.screening, classified=classified,
