@@ -23,7 +23,7 @@ from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan
 from layerswap.study.report import write_study_report
 from layerswap.study.runner import Context, run_graph
-from layerswap.study.spec import find_study, read_study, ready_studies
+from layerswap.study.spec import read_study, ready_studies
 from layerswap.training.mix.schema import ready_recipes
 
 BENCHMARK = """
@@ -246,45 +246,6 @@ def test_what_the_hub_has_is_not_fetched_for_a_plan(own):
         "masakhanews in sw: masakhane/masakhanews is not on this machine; it will be read from the "
         "Hub"
     ]
-
-
-def test_a_new_language_takes_the_runs_of_the_others(tmp_path):
-    path = tmp_path / "own.yaml"
-    path.write_text(
-        "like: headline-transfer\nname: ig\n"
-        "languages: {sw: null, ha: null, yo: null, ig: {data: mixes/ig.yaml}, lg: {data: b, "
-        "keep: 3, runs: [{seed: 1}, {seed: 2}, {seed: 3}]}}\n"
-    )
-    found, ready = read_study(path), find_study("headline-transfer")[0]
-    assert list(found.languages) == ["ig", "lg"]
-    assert found.languages["ig"].runs == ready.languages["sw"].runs
-    assert (found.languages["ig"].keep, found.languages["ig"].data) == (3, "mixes/ig.yaml")
-    assert [run.hyperparameters for run in found.languages["lg"].runs] == [{}, {}, {}]
-    assert found.notes == []
-    path.write_text("like: layer-swapping\nname: x\nlanguages: {ig: {data: a}}\n")
-    with pytest.raises(RecipeError, match=r"own.yaml, line 3: languages.ig: .* differ in `runs`"):
-        read_study(path)
-
-
-@pytest.mark.slow
-def test_a_new_base_leaves_what_belongs_to_the_size_of_the_old_one(tmp_path):
-    path = tmp_path / "own.yaml"
-    path.write_text("like: unreasonable\nname: small\nbase: google/gemma-3-270m\n")
-    found = read_study(path)
-    assert found.billions is None
-    assert all("learning_rate" not in run.hyperparameters for run in found.task.runs)
-    assert found.task.runs[0].preset == "unreasonable"
-    assert "`billions` of meta-llama/Llama-3.1-8B-Instruct is not taken over" in found.notes[0]
-    assert "the learning rates of meta-llama/Llama-3.1-8B-Instruct (1e-06, 2e-06)" in found.notes[1]
-    # The same size under another name, and a study that says its own.
-    path.write_text("like: headline-transfer\nname: same\nbase: ./gemma-3-270m-copy\n")
-    assert read_study(path).task.runs == find_study("headline-transfer")[0].task.runs
-    path.write_text(f"like: unreasonable\nname: x\nbase: {shipped().base}\nbillions: 0.5\n")
-    found = read_study(path)
-    assert found.billions == 0.5
-    assert len(found.notes) == 1
-    done = CliRunner().invoke(app, ["study", "run", str(path), "--out", "o", "--dry-run"])
-    assert "note: base" in done.output
 
 
 @pytest.mark.slow

@@ -634,34 +634,6 @@ def test_ready_studies_are_planned_without_a_net(name, monkeypatch):
     assert [step.name for step in graph][-1] == "tables"
 
 
-def test_a_study_is_like_another_but_for_what_it_says(tmp_path):
-    ready = find_study("topic-transfer")[0]
-    (tmp_path / "first.yaml").write_text(
-        "like: topic-transfer\nname: mine\nbase: ./gemma\ndevice: cpu\n"
-        "task: {data: other.jsonl}\nlanguages: {yo: null}\nties: [0.4]\nscales: null\n"
-    )
-    (tmp_path / "second.yaml").write_text("like: first.yaml\nseed: 3\n")
-    found, folder = find_study(str(tmp_path / "first.yaml"))
-    assert folder == tmp_path
-    assert (found.name, found.base, found.device, found.ties) == ("mine", "./gemma", "cpu", [0.4])
-    assert (found.task.data, found.task.keep) == ("other.jsonl", ready.task.keep)
-    assert found.task.trainings == ready.task.trainings
-    assert list(found.languages) == ["sw", "ha"]
-    assert (found.languages["sw"], found.evaluate) == (ready.languages["sw"], ready.evaluate)
-    for text, said in (
-        ("like: first.yaml\nseed: 3\n", "own.yaml, line 2: seed: unknown key"),
-        ("name: x\nlike: own.yaml\n", "own.yaml, line 2: like: the study refers to itself"),
-        ("like: [a]\n", "own.yaml, line 1: like: write the name or the file of a study"),
-        ("like: topic-tranfer\n", "own.yaml, line 1: topic-tranfer: no such .* did you mean 'top"),
-        ("name: x\nlike: none.yaml\n", "own.yaml, line 2: like: .*none.yaml: no such file"),
-        ("like: third.yaml\n", "third.yaml, line 1: like: the study refers to itself"),
-    ):
-        (tmp_path / "own.yaml").write_text(text)
-        (tmp_path / "third.yaml").write_text("like: own.yaml\n")
-        with pytest.raises(RecipeError, match=said):
-            read_study(tmp_path / "own.yaml")
-
-
 def selections(root, **experts):
     """The folders of finished selections, each of one expert."""
     folders = {}

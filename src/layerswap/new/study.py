@@ -53,9 +53,10 @@ def write_files(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, A
         if not language.ready:
             _write_language(inputs, language, folder)
     words = _words(inputs, settings, folder)
-    (folder / "study.yaml").write_bytes(render("study.yaml", words).encode())
+    (folder / "study.yaml").write_bytes(render("study.yaml", {**words, "few": None}).encode())
     if inputs.request.trial:
-        (folder / "trial.yaml").write_bytes(render("trial.yaml", words).encode())
+        trial = {**words, "name": f"{words['name']}-trial", "seeds": 1, "few": words["trial"]}
+        (folder / "trial.yaml").write_bytes(render("study.yaml", trial).encode())
     return words
 
 
@@ -100,9 +101,8 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         "chosen": any("dev" in language.tests for language in languages),
         "zones": default_zones(inputs.base.layers),
         "suite": _suite(inputs),
-        "trial": request.trial,
-        "trial_task": max(32, inputs.task_count // 100),
-        "trial_language": max(8, most // 100),
+        "trial": request.trial
+        and {"task": max(32, inputs.task_count // 100), "language": max(8, most // 100)},
         **settings._asdict(),
     }
 

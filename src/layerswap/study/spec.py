@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from importlib import resources
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,31 +12,23 @@ from pydantic import (
     BeforeValidator,
     Field,
     PositiveInt,
-    PrivateAttr,
     field_validator,
     model_validator,
 )
 
-from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.schema import DTYPES, once
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.experiment.spec import Grid
-from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError
+from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.ground.strict import Strict
-from layerswap.ground.yaml_file import KeyPath, nearest, parse_yaml, read_text, validate
+from layerswap.ground.yaml_file import nearest, parse_yaml, read_text, validate
 from layerswap.reading.origins import NonEmpty
 from layerswap.study.steps import Resources
 from layerswap.training.expert.spec import Data, Lora, Seed, Side, Trained
 
-LIKE = "like"
-"""The key that names another study, whose values are the defaults of this one."""
-OF_LANGUAGES = ("runs", "keep")
-"""Keys that a new language takes from the languages of the study that this one is `like`."""
 IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
 """A number of parameters in a model's name, such as `8B` or `135M`."""
-OTHER_SIZE = 2.0
-"""Ratio of the parameters of two bases above which learning rates are not inherited."""
 TASK = "task"
 """The kind of the task experts. The language experts have their language as kind."""
 StepKind = Literal["data", "train", "select", "change", "evaluate"]
@@ -313,13 +304,12 @@ class StudySpec(Compared):
     billions: Annotated[float, Field(gt=0, strict=False)] | None = None
     resources: StudyResources = StudyResources()
     slurm: dict[str, Any] = {}
-    _notes: list[str] = PrivateAttr(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the plan: settings that were not inherited, and choices without data."""
+        """Notes for the plan: choices without data."""
         grid = self.grid and self.evaluate.development == "none"
-        return self._notes + (["development: none: the grid is not tried"] if grid else [])
+        return ["development: none: the grid is not tried"] if grid else []
 
     @property
     def development(self) -> float | None:
@@ -367,64 +357,22 @@ class StudySpec(Compared):
 
 def read_study(path: Path) -> StudySpec:
     """The study in a YAML file, whose paths are relative to the file."""
-    notes: list[str] = []
-    data, lines = _filled(path, (), notes)
+    data, lines = parse_yaml(read_text(path), str(path))
+    if isinstance(data, dict) and isinstance(evaluate := data.get("evaluate"), dict):
+        _locate_suites(evaluate, path.parent)
     expected = "a study is a mapping with `base`, `task` and `languages`"
-    spec = validate(StudySpec, data, where=str(path), expected=expected, lines=lines)
-    spec._notes = notes
-    return spec
+    return validate(StudySpec, data, where=str(path), expected=expected, lines=lines)
 
 
 def find_study(study: str) -> tuple[StudySpec, Path]:
     """Find a study by file or ready name; return it with the folder of its relative paths."""
-    path = _study_file(study, Path())
-    return read_study(path), Path() if path == ready_studies().get(study) else path.parent
-
-
-def _study_file(study: str, folder: Path) -> Path:
-    """The file of a study: a path relative to a folder, or the name of a ready study."""
-    path = folder / study
+    path, known = Path(study), ready_studies()
     if path.suffix in (".yaml", ".yml") or path.exists():
-        return path
-    known = ready_studies()
+        return read_study(path), path.parent
     if study not in known:
         hint = nearest(study, list(known)) or f"; ready studies: {', '.join(known)}"
         raise RecipeError(f"{study}: no such file or ready study{hint}")
-    return known[study]
-
-
-def _filled(
-    path: Path, within: tuple[Path, ...], notes: list[str]
-) -> tuple[Any, dict[KeyPath, int]]:
-    """The data of a file with the defaults of the study that it is `like`, and its lines.
-
-    `within` has the files that are `like` this one. `notes` receives a line for each default that
-    does not fit.
-    """
-    data, lines = parse_yaml(read_text(path), str(path))
-    if isinstance(data, dict) and isinstance(evaluate := data.get("evaluate"), dict):
-        _locate_suites(evaluate, path.parent)
-    if not isinstance(data, dict) or LIKE not in data:
-        return data, lines
-    line, like = lines.get((LIKE,)), data.pop(LIKE)
-    try:
-        if not isinstance(like, str):
-            raise RecipeError(f"{LIKE}: write the name or the file of a study; found {like!r:.80}")
-        other = _study_file(like, path.parent)
-        if other.resolve() in {file.resolve() for file in (*within, path)}:
-            raise RecipeError(f"{LIKE}: the study refers to itself")
-        if not other.is_file():
-            raise RecipeError(f"{LIKE}: {other}: no such file")
-    except RecipeError as error:
-        raise error.within(f"{path}, line {line}") from None
-    defaults = _filled(other, (*within, path), notes)[0]
-    if isinstance(defaults, dict):
-        defaults = _for_base(data, defaults, path.parent, notes)
-        try:
-            data = _with_new_languages(data, defaults)
-        except RecipeError as error:
-            raise error.within(f"{path}, line {lines.get(('languages',))}") from None
-    return _over(data, defaults), lines
+    return read_study(known[study]), Path()
 
 
 def _locate_suites(evaluate: dict[str, Any], folder: Path) -> None:
@@ -440,98 +388,12 @@ def _locate_suites(evaluate: dict[str, Any], folder: Path) -> None:
         there["suites"] = [located(suite) for suite in there["suites"]]
 
 
-def _with_new_languages(data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the runs of new languages from the languages of the other study."""
-    languages, known = data.get("languages"), defaults.get("languages")
-    if not isinstance(languages, dict) or not isinstance(known, dict):
-        return data
-    own: dict[Any, Any] = {}
-    for name, given in languages.items():
-        own[name] = given
-        if name in known or not isinstance(given, dict) or "experts" in given:
-            continue
-        for key in OF_LANGUAGES:
-            there = [language.get(key) for language in known.values() if isinstance(language, dict)]
-            if key not in given and there != [there[0]] * len(there):
-                raise RecipeError(
-                    f"languages.{name}: the languages of the other study ({', '.join(known)}) "
-                    f"differ in `{key}`; give `{key}`"
-                )
-            if key not in given and there and there[0] is not None:
-                own[name] = {**own[name], key: there[0]}
-    return {**data, "languages": own}
-
-
-def _for_base(
-    data: dict[str, Any], defaults: dict[str, Any], folder: Path, notes: list[str]
-) -> dict[str, Any]:
-    """Drop defaults that depend on the base's size if `data` replace the base."""
-    base, other = data.get("base"), defaults.get("base")
-    if not isinstance(base, str) or base == other:
-        return defaults
-    new = _billions({"billions": data.get("billions"), "base": base}, folder)
-    old = _billions(defaults, folder)
-    defaults = dict(defaults)
-    if defaults.pop("billions", None) is not None and "billions" not in data:
-        notes.append(f"base {base}: `billions` of {other} is not taken over")
-    if new and old and max(new, old) > OTHER_SIZE * min(new, old):
-        rates: set[str] = set()
-        defaults = _without_rates(defaults, rates)
-        if rates:
-            notes.append(
-                f"base {base} has {new:.2g} billion parameters and {other} {old:.2g}: the learning "
-                f"rates of {other} ({', '.join(sorted(rates))}) are not "
-                "taken over; without `hyperparameters.learning_rate`, a run has its preset's or "
-                "TRL's default"
-            )
-    return defaults
-
-
-def _without_rates(node: Any, removed: set[str]) -> Any:
-    """Plain data without the learning rates of runs; `removed` receives them."""
-    if isinstance(node, list):
-        return [_without_rates(item, removed) for item in node]
-    if not isinstance(node, dict):
-        return node
-    left = {key: _without_rates(value, removed) for key, value in node.items()}
-    hyperparameters = left.get("hyperparameters")
-    if isinstance(hyperparameters, dict) and "learning_rate" in hyperparameters:
-        kept = dict(hyperparameters)
-        removed.add(str(kept.pop("learning_rate")))
-        left["hyperparameters"] = kept
-    return left
-
-
-def _billions(data: dict[str, Any], folder: Path) -> float | None:
-    """Billions of parameters of a study's base: as given, by its header, or by its name."""
-    given, base = data.get("billions"), data.get("base")
-    if isinstance(given, int | float):
-        return given
-    if not isinstance(base, str):
-        return None
-    try:
-        if (local := folder / Path(base).expanduser()).is_dir():
-            tensors = open_checkpoint(str(local)).tensors.values()
-            return sum(prod(tensor.shape) for tensor in tensors) / 1e9
-    except (LayerswapError, OSError, ValueError):
-        return None  # the plan names the mistake
-    return named_billions(base)
-
-
 def named_billions(base: str) -> float | None:
     """Billions of parameters in the name of a model, if it has them."""
     named = IN_NAME.search(base.rpartition("/")[2])
     if named is None:
         return None
     return float(named[1]) / (1000 if named[2] in "mM" else 1)
-
-
-def _over(data: Any, defaults: Any) -> Any:
-    """Merge `data` over the defaults of `other`; lists are replaced, nulls removed."""
-    if not isinstance(data, dict) or not isinstance(defaults, dict):
-        return data
-    filled = {**defaults, **{key: _over(value, defaults.get(key)) for key, value in data.items()}}
-    return {key: value for key, value in filled.items() if value is not None}
 
 
 def ready_studies() -> dict[str, Path]:
