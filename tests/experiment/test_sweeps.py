@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import sqlite3
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +17,6 @@ from typer.testing import CliRunner
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.compose import Zones
-from layerswap.engine.trie import Runner
 from layerswap.experiment.answers import Answer, open_folder
 from layerswap.experiment.conditions import (
     CHANCE,
@@ -96,28 +93,6 @@ def test_the_folder_holds_it_all_and_a_rerun_changes_nothing(world, tmp_path):
     assert "Where each of 4 layers comes from" in page
     assert "Answers side by side" in page
     assert page.count("<article") == 2  # the test documents, with the answers of all models
-
-
-def test_a_lost_path_is_named_at_the_end_in_the_json_and_in_the_report(
-    world, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(Runner, "_why_not_exact", lambda self, inputs, members: "logits differ")
-    path = write_sweep(world, tmp_path / "sweep.yaml")
-
-    def asked(*words):
-        words = ["sweep", str(path), "--out", str(tmp_path / "out"), *words]
-        with pytest.warns(UserWarning, match="every composition"):
-            done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    said = asked()
-    (lost, *_) = json.loads((tmp_path / "out" / "board.json").read_text())["lost_paths"]
-    assert re.fullmatch(r"compositions ran one by one: logits differ, about \S+ times slower", lost)
-    assert f"note: {lost}" in " ".join(said.split())
-    assert lost in (tmp_path / "out" / "report.html").read_text()
-    shutil.rmtree(tmp_path / "out")
-    assert lost in json.loads(asked("--json"))["lost_paths"]
 
 
 @pytest.mark.slow

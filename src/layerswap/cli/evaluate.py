@@ -48,7 +48,6 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
         *filter(None, [balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result, folder),
-        *(f"note: {line}" for line in result.lost_paths),
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
@@ -128,12 +127,11 @@ def evaluate(
     )  # fmt: skip
     if calibrate and not any(score["metric"] == CALIBRATED for score in done.scores):
         output.log("no task has the same labels for every document: nothing is calibrated")
-    notes = [f"note: {note}" for note in (*done.identified, *done.lost_paths)]
+    notes = [f"note: {note}" for note in done.identified]
     lines: list[object] = [evaluation_table(done.scores), *notes, f"wrote {done.folder}"]
     facts = {
         "scores": done.scores,
         "identified": [*done.identified],
-        "lost_paths": [*done.lost_paths],
         "folder": str(done.folder),
     }
     output.finish("eval", facts, lines)

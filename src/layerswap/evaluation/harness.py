@@ -84,8 +84,7 @@ def evaluate(
     evaluated.
 
     Returns:
-        For each composition the result of `lm_eval.simple_evaluate`, with `samples`, and
-        `lost_paths`: what the model did not allow to share.
+        For each composition the result of `lm_eval.simple_evaluate`, with `samples`.
     """
     settings = settings or EvaluationSettings()
     chosen = list(range(len(sweep))) if members is None else list(members)
@@ -107,7 +106,7 @@ def evaluate(
                 log(note)
             if progress is not None:
                 progress(1)
-    return [{**result, "lost_paths": [*sweep.lost_paths]} for result in results]
+    return results
 
 
 def load_tasks(

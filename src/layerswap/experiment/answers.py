@@ -339,11 +339,6 @@ def write_results(
     return answers
 
 
-def lost_paths(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return what models did not allow to share (see `Sweep.lost_paths`), each line once."""
-    return list(dict.fromkeys(line for result in results for line in result.get("lost_paths", ())))
-
-
 def earlier_answers(out: Path) -> list[Answer]:
     """Read the answers of earlier evaluations in a folder, which may have none."""
     return read_answers(out) if (out / ANSWERS_TABLE).is_file() else []

@@ -49,12 +49,10 @@ class Evaluation:
         scores: a row for each model, task and metric. `low`, `high` and `n` are the 95% bootstrap
             interval over `n` documents, where every document has a score.
         identified: held-out errors of a learned identifier of the answers' language.
-        lost_paths: what the models did not allow to share, and how much slower that was.
     """
 
     scores: Sequence[Mapping[str, Any]]
     folder: Path
-    lost_paths: Sequence[str] = ()
     identified: Sequence[str] = ()
 
     def to_pandas(self) -> pd.DataFrame:
@@ -166,7 +164,7 @@ def evaluate(
     for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
         log(warning)
     scores = _scores(results, written, rows, calibrated=calibrate)
-    return Evaluation(scores, folder, files.lost_paths(results.values()), identified)
+    return Evaluation(scores, folder, identified)
 
 
 def _of_baselines(

@@ -73,7 +73,6 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "above": [str(model) for model in board.above],
         "default": asdict(board.default),
         "screening": board.screening and asdict(board.screening),
-        "lost_paths": [*board.lost_paths],
         **board.to_dict(),
     }
     return facts
@@ -84,7 +83,6 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
     swap = board.best.recipe.swap
     names = {swap.task: TASK_EXPERT, swap.language: LANGUAGE_EXPERT} if swap else {}
     notes = [f"layerswap {__version__}", *([str(board.screening)] if board.screening else [])]
-    notes += board.lost_paths
     return Report(
         title=f"{len(board.development)} compositions, chosen by {board.chosen_by}",
         lead=lead(board, recipe and recipe.parent),

@@ -80,7 +80,6 @@ class SweepResult(TestResult):
     measure: Measure
     rows: Sequence[Answer]  # every score of every document, of both splits
     counts: LayerCounts  # layers run, together and one by one
-    lost_paths: Sequence[str] = ()  # what the model did not allow to share
     screening: Screening | None = None  # the two stages, with a screen
 
     def tested(self, measure: Measure) -> TestResult:
@@ -207,7 +206,7 @@ def run_experiment(
         competed={name: float(scored.finals[model].mean()) for name, model in named.items()},
         development=scored.means, lead=lead,
         measure=measure, rows=[*scored.rows, *rows],
-        counts=documents.sweep.counts(numbers), lost_paths=documents.sweep.lost_paths,
+        counts=documents.sweep.counts(numbers),
         screening=scored.screening, classified=classified,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
-from layerswap.experiment.answers import lost_paths, write_results
+from layerswap.experiment.answers import write_results
 from layerswap.experiment.benchmarks import (
     OTHER_LANGUAGES,
     RESULTS,
@@ -295,8 +295,6 @@ class EvaluateStep(Kind, LanguageModels):
                     models, [task.name for task in asked], [tasks], settings=how, store=store,
                     log=context.log, progress=count, scratch=context.folder,
                 )  # fmt: skip
-        for lost in lost_paths(results.values()):
-            context.log(lost)
         of_model = {str(condition): {"condition": condition} for condition in plans}
         speaks: str | Speaks | None = None
         if name == RESULTS and self.language in self.evaluate.answer_texts:

@@ -19,8 +19,7 @@ from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
 from layerswap.evaluation.statistics import Interval, disagreements
-from layerswap.experiment.answers import RESULTS as MODEL_RESULTS
-from layerswap.experiment.answers import lost_paths, read_answers
+from layerswap.experiment.answers import read_answers
 from layerswap.experiment.benchmarks import (
     RESULTS,
     BenchmarkResult,
@@ -180,18 +179,10 @@ class FinishedSteps:
         )
 
     def notes(self) -> list[str]:
-        """List held-out errors of learned identifiers, and lost fast paths, a line each."""
-        files = (
-            file for folder in self.evaluations.values()
-            for file in sorted((folder / RESULTS).glob(f"*/{MODEL_RESULTS}"))
-        )  # fmt: skip
-        lost = lost_paths(json.loads(file.read_text("utf-8")) for file in files)
+        """List held-out errors of learned identifiers, a line each."""
         learned = (folder / IDENTIFIED for folder in self.evaluations.values())
-        return [
-            *(line for file in learned if file.is_file()
-              for line in json.loads(file.read_text("utf-8"))),
-            *lost,
-        ]  # fmt: skip
+        return [line for file in learned if file.is_file()
+                for line in json.loads(file.read_text("utf-8"))]  # fmt: skip
 
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""
