@@ -221,20 +221,16 @@ def test_an_unknown_measure_is_refused_before_the_documents_are_asked(world, tmp
     assert compositions == (1,)
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"limit": 3, "development": 0.99}, "to test; maembe_choose has 1"),
-        ({"limit": 3, "development": 0.01}, "to choose on; maembe_choose has 1"),
-        ({"screen": {"documents": 1, "finalists": 2}}, "in the screen; maembe_choose has 1"),
-    ],
-)
-def test_calibration_needs_two_documents(world, tmp_path, settings, why):
-    path = write_sweep(
-        world, tmp_path / "s.yaml", choose_by={"metric": "acc_calibrated"}, **settings
-    )
-    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
-    assert str(done.exception) == f"choose_by: acc_calibrated needs two documents {why}"
+def test_a_sweep_of_labels_shows_balanced_measures(world, tmp_path):
+    sweep = write_sweep(world, tmp_path / "s.yaml", tasks=["maembe_label"], choose_by={})
+    asked = ["sweep", str(sweep), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, asked, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "balanced accuracy, %" in done.output
+    board = json.loads((tmp_path / "out" / "board.json").read_text())
+    one = next(row for row in board["test"] if row["selected_minus"])
+    assert set(one["selected_minus_balanced"]) == {"balanced_accuracy", "macro_f1"}
+    assert 0 <= one["macro_f1"]["mean"] <= 1
 
 
 def test_a_folder_of_something_else_is_left_alone(world, tmp_path):

@@ -94,7 +94,6 @@ def evaluate(
     *,
     out: Path,
     asked: Asked,
-    calibrate: bool = False,
     evaluation: options.EvaluationOptions,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
@@ -107,11 +106,9 @@ def evaluate(
     Options:
         models: Folders, Hub ids, adapters, or recipes (.yaml).
         out: Folder of results. Reuses its answers, and keeps results of other models.
-        calibrate: Show accuracy after batch calibration too, of tasks with labels.
     """
     from functools import partial
 
-    from layerswap.evaluation.metrics import CALIBRATED
     from layerswap.experiment import evaluations
     from layerswap.experiment.tables import evaluation_table
 
@@ -122,11 +119,9 @@ def evaluate(
         suite=asked.suite, language=asked.language or (), data=asked.data,
         answer_language=asked.answer_language or "",
         answer_texts=options.read_pairs("--answer-text", asked.answer_text, "FILE"),
-        out=out, log=output.log, calibrate=calibrate,
-        open_store=partial(output.answer_progress, "evaluating"), **evaluation.given(),
+        out=out, log=output.log, open_store=partial(output.answer_progress, "evaluating"),
+        **evaluation.given(),
     )  # fmt: skip
-    if calibrate and not any(score["metric"] == CALIBRATED for score in done.scores):
-        output.log("no task has the same labels for every document: nothing is calibrated")
     notes = [f"note: {note}" for note in done.identified]
     lines: list[object] = [evaluation_table(done.scores), *notes, f"wrote {done.folder}"]
     facts = {

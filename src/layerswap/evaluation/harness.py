@@ -30,7 +30,7 @@ from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.languages import answer_of
 from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code
-from layerswap.evaluation.metrics import ADDED
+from layerswap.evaluation.metrics import ADDED, add_labels
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
     EvaluationSettings,
@@ -299,6 +299,7 @@ def run_tasks(
     finally:
         if settings.think == "cut":
             model.generate_until = generate
+    add_labels(result)
     for metric in ADDED.values():
         metric.add(result)
     _add_texts(result, loaded["tasks"])

@@ -14,73 +14,32 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-CALIBRATED = "acc_calibrated"
-"""Name of the metric of accuracy after batch calibration."""
 NORMALISED = "exact_match_normalised"
 """Name of the metric of exact match after normalisation."""
 OPTION = re.compile(r"\W*[A-Za-z]\W*")
 """A letter that stands for an option of a question, which is no label to balance."""
 
 
-# --- batch calibration ---
+# --- labels of a classification ---
 
 
-def calibrate(
-    logprobs: npt.NDArray[np.float64], others: npt.NDArray[np.float64] | None = None
-) -> npt.NDArray[np.float64]:
-    """Divide the probability of each label by its mean over documents.
+def add_labels(result: Mapping[str, Any]) -> None:
+    """Add the right label and the answer to the samples of classifications, in place.
 
-    Batch calibration (Zhou et al., 2024, section 3.3) corrects a model that prefers a label, and
-    needs no right answer.
-
-    Args:
-        logprobs: natural logarithms `(documents, labels)`, of any scale in a row.
-        others: logarithms of the documents to average over; the same documents when None.
-
-    Returns:
-        The same shape, up to a constant in each row; the largest is the calibrated answer.
+    These are multiple-choice tasks with the metric `acc`, one filter, and the same labels for every
+    document, except letters of options. `answered` of a sample holds the two, by metric.
     """
-    logs, batch = (
-        rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
-        for rows in (logprobs, logprobs if others is None else others)
-    )
-    prior = np.logaddexp.reduce(batch, axis=0) - np.log(len(batch))
-    # A label that is impossible everywhere stays impossible.
-    calibrated = np.full_like(logs, -np.inf)
-    possible = np.isfinite(prior)
-    calibrated[:, possible] = logs[:, possible] - prior[possible]
-    return calibrated
-
-
-def add_calibrated(result: Mapping[str, Any]) -> None:
-    """Add the metric `acc_calibrated` to tasks with the same labels for every document, in place.
-
-    These are multiple-choice tasks with the metric `acc` and one filter. Except where the labels
-    are letters of options, `answered` holds the right label and the answer, by metric.
-    """
-    for task, every in result["samples"].items():
-        samples = [sample for sample in every if CALIBRATED not in sample["metrics"]]
+    for samples in result["samples"].values():
         choices = [choice for sample in samples if (choice := _choice(sample)) is not None]
         filters = {sample["filter"] for sample in samples}
-        if len(choices) != len(samples) or len(samples) < 2 or len(filters) != 1:
+        if len(choices) < 2 or len(choices) != len(samples) or len(filters) != 1:
             continue
-        labels, logprobs, right = zip(*choices, strict=True)
-        if len(set(labels)) != 1:
+        names = choices[0][0]
+        if any(labels != names for labels, _, _ in choices) or all(map(OPTION.fullmatch, names)):
             continue
-        plain = np.argmax(logprobs, axis=1)
-        calibrated = calibrate(np.array(logprobs)).argmax(axis=1)
-        names, classes = labels[0], not all(OPTION.fullmatch(label) for label in labels[0])
-        for sample, answer, other, gold in zip(samples, plain, calibrated, right, strict=True):
-            sample[CALIBRATED] = float(other == gold)
-            sample["metrics"] = [*sample["metrics"], CALIBRATED]
-            if classes:
-                sample["answered"] = {
-                    "acc": (names[gold], names[answer]), CALIBRATED: (names[gold], names[other])
-                }  # fmt: skip
-        key = f"{CALIBRATED},{samples[0]['filter']}"
-        result["results"][task][key] = float(np.mean([sample[CALIBRATED] for sample in samples]))
+        for sample, (_, logprobs, gold) in zip(samples, choices, strict=True):
+            sample["answered"] = {"acc": (names[gold], names[int(np.argmax(logprobs))])}
 
 
 def _choice(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], int] | None:
@@ -153,8 +112,5 @@ class Added(NamedTuple):
     add: Callable[[Mapping[str, Any]], None]  # to a result of lm-eval, in place
 
 
-ADDED = {
-    CALIBRATED: Added("acc", add_calibrated),
-    NORMALISED: Added("exact_match", add_normalised),
-}
+ADDED = {NORMALISED: Added("exact_match", add_normalised)}
 """The metrics by name."""

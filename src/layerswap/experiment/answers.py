@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -261,23 +260,6 @@ def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
                 metric, _, name = key.partition(",")
                 tasks.setdefault(task, WrittenTask(task, task, language, (metric, name)))
     return list(tasks.values())
-
-
-def uneven_labels(scores: Sequence[Answer], metric: str) -> Iterator[str]:
-    """Warn about tasks whose labels are not equally frequent, which calibration assumes."""
-    labels: dict[str, dict[int, str]] = {}
-    for score in scores:
-        if score.metric == metric and score.label:
-            labels.setdefault(score.task, {})[score.document] = score.label
-    for task, by_document in labels.items():
-        counts = Counter(by_document.values()).most_common()
-        (most, often), (least, seldom) = counts[0], counts[-1]
-        if often >= 1.5 * seldom:
-            yield (
-                f"{task}: calibration assumes equally frequent labels, but of "
-                f"{len(by_document):,} documents {often:,} are {most!r} and {seldom:,} {least!r}; "
-                "calibrated accuracy can be much lower"
-            )
 
 
 def headline(result: Mapping[str, Any], task: WrittenTask) -> float:

@@ -19,7 +19,7 @@ from layerswap.evaluation.harness import (
 )
 from layerswap.evaluation.identifier import identifying
 from layerswap.evaluation.languages import ANSWER, REASONING, Speaks
-from layerswap.evaluation.metrics import ADDED, CALIBRATED
+from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import (
     AnswerStore,
     composition_key,
@@ -81,7 +81,6 @@ def evaluate(
     data: PathLike | None = None,
     answer_language: str = "",
     answer_texts: Mapping[str, PathLike] | None = None,
-    calibrate: bool = False,
     log: Log = lambda line: None,
     open_store: Callable[[Path], AbstractContextManager[AnswerStore]] | None = None,
     **settings: Any,
@@ -101,7 +100,6 @@ def evaluate(
         answer_language: the language that answers to `tasks` should be in.
         answer_texts: texts by language, from which an identifier is learned if py3langid does not
             know the language: `{"wo": "wolof.txt", "en": "english.txt"}`.
-        calibrate: also score accuracy after batch calibration, of tasks with labels.
         log: called with what the evaluation costs, and what it skips.
         open_store: opens the file of answers, such as with a progress bar.
         settings: further settings: `limit`, `limit_first`, `num_fewshot`, `batch_size`, `device`,
@@ -161,9 +159,7 @@ def evaluate(
         log(f"replaced earlier results in {out}: {', '.join(replaced[:3])}{more}")
     if models_kept := sorted({row.model for row in kept if not row.is_baseline}):
         log(f"kept earlier results in {out} of {', '.join(models_kept)}")
-    for warning in files.uneven_labels(rows, CALIBRATED) if calibrate else ():
-        log(warning)
-    scores = _scores(results, written, rows, calibrated=calibrate)
+    scores = _scores(results, written, rows)
     return Evaluation(scores, folder, identified)
 
 
@@ -182,8 +178,6 @@ def _scores(
     results: Mapping[str, Mapping[str, Any]],
     tasks: Sequence[WrittenTask],
     rows: Sequence[files.Answer],
-    *,
-    calibrated: bool,
 ) -> list[dict[str, Any]]:
     """A row for each model and task, for balanced measures, and for shares of languages."""
     headlines = files.headlines(rows, tasks)
@@ -213,9 +207,8 @@ def _scores(
         if answers := classified_of([(row.label, row.predicted) for row in group]):
             for metric, interval in vars(answers.balanced).items():
                 add(*key, metric, interval)
-    added = [name for name in ADDED if calibrated or name != CALIBRATED]
     shares = files.grouped(
-        (row for row in rows if row.metric in (*added, ANSWER, REASONING)),
+        (row for row in rows if row.metric in (*ADDED, ANSWER, REASONING)),
         lambda row: (row.model, row.task, row.metric),
     )
     for (name, task_name, metric), group in shares.items():

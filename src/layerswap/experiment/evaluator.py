@@ -13,7 +13,6 @@ from layerswap.evaluation.harness import (
     open_sweep,
     stratified_order,
 )
-from layerswap.evaluation.metrics import CALIBRATED
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.experiment.answers import Answer, Measure, answers_to
 from layerswap.experiment.compare import split_documents
@@ -83,9 +82,9 @@ class Evaluator:
         return rows
 
     def check_choice(self, condition: Condition) -> None:
-        """Refuses a wrong `choose_by` before all are asked; calibration needs two documents."""
+        """Refuses a wrong `choose_by` before all are asked."""
         if self.spec.choose_by != Choice():
-            self.measure(self.rows(DEVELOPMENT, [condition], first=2, quiet=True))
+            self.measure(self.rows(DEVELOPMENT, [condition], first=1, quiet=True))
 
     def prompts(self, split: str, most: int) -> list[tuple[str, str | None]]:
         """Returns the first prompts of a split without examples, with answers that are texts."""
@@ -139,12 +138,4 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
             count, spec.development, seed=spec.seed, limit=spec.limit, order=order
         )
         documents[DEVELOPMENT][name], documents[TEST][name] = (part.tolist() for part in parts)
-        if spec.choose_by.metric == CALIBRATED and spec.choose_by.task in (None, name):
-            uses = {"to choose on": len(parts[0]), "to test": len(parts[1])}
-            uses |= {"in the screen": spec.screen.documents} if spec.screen else {}
-            for use, held in uses.items():
-                if held < 2:
-                    raise EvaluationError(
-                        f"choose_by: {CALIBRATED} needs two documents {use}; {name} has {held}"
-                    )
     return documents
