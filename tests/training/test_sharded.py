@@ -100,7 +100,7 @@ def resumed(out, spec, sharded, whole):
     assert {"pytorch_model_fsdp.bin", "optimizer.bin"} <= {p.name for p in checkpoint.iterdir()}
     write_json(out / "layerswap-training.json", read_training(out) | {"finished": False})
     (out / "model.safetensors").unlink()
-    refused = "was saved with fsdp, and this is neither FSDP nor DeepSpeed; resume with the launch"
+    refused = "was saved with FSDP; resume with the launch"
     copy = out.parent / "copy"
     shutil.copytree(out, copy)
     halved = "started with 8 examples in a step, and 1 processes would make 4; give"

@@ -135,7 +135,7 @@ def train(
         spec EXPERT.yaml: Base, data and settings.
         out: Folder to create.
         resume: Resume from the newest checkpoint in OUT.
-        launch_config: Print an accelerate configuration (ddp, fsdp2, zero3) and exit.
+        launch_config: Print an accelerate configuration (ddp, fsdp2) and exit.
     """
     if launch_config is not None:
         from layerswap.training.expert.hyperparameters import launch_configuration

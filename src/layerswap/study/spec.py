@@ -204,7 +204,7 @@ class TrainingResources(Resources):
     """Resources of a training, which accelerate may launch in several processes."""
 
     processes: PositiveInt = 1  # without `effective_batch`, the batch grows with them
-    launch: NonEmpty = "ddp"  # configuration of accelerate: `ddp`, `fsdp2`, `zero3` or a file
+    launch: NonEmpty = "ddp"  # configuration of accelerate: `ddp`, `fsdp2` or a file
 
 
 class StudyResources(Strict):

@@ -80,7 +80,7 @@ def sft_config(
     try:
         config = SFTConfig(output_dir=str(folder), **values)
         _try_libraries(config)
-    except Exception as error:  # of accelerate, DeepSpeed, bitsandbytes and others
+    except Exception as error:  # of accelerate, bitsandbytes and others
         why = one_line(error, 300) or type(error).__name__
         raise TrainingError(f"hyperparameters: {why}") from None
     return config, decay
@@ -99,9 +99,8 @@ def _try_libraries(config: Any) -> None:
         config.lr_scheduler_type, torch.optim.SGD([weight]), num_warmup_steps=1,
         num_training_steps=9, scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
     )  # fmt: skip
-    for name, library in (("use_liger_kernel", "liger_kernel"), ("deepspeed", "deepspeed")):
-        if getattr(config, name, None) and find_spec(library) is None:
-            raise TrainingError(f"{name} needs {library}; run `pip install {library}`")
+    if config.use_liger_kernel and find_spec("liger_kernel") is None:
+        raise TrainingError("use_liger_kernel needs liger_kernel; run `pip install liger_kernel`")
 
 
 def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:
@@ -164,8 +163,7 @@ def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
         "save_strategy": "no",
         "eval_strategy": "no",
         "use_cpu": device is None,
-        # Autocast keeps weights and steps in float32; DeepSpeed's mode of that name would not.
-        "bf16": bf16 and not launched_with("deepspeed"),
+        "bf16": bf16,
         checkpointing: device is not None,
         "dataloader_pin_memory": device is not None and device.type in ("cuda", "xpu"),
         "seed": spec.seed,
@@ -173,8 +171,6 @@ def _defaults(spec: ExpertSpec, rows: str, parameters: int) -> dict[str, Any]:
     }
     if (launched := os.environ.get(PRECISION)) in ("fp16", "bf16"):
         values |= {"bf16": False, launched: True}
-    if device is not None and device.type == "cuda" and launched_with("deepspeed"):
-        values["tf32"] = True
     if rows == "text":
         values |= {"packing": True, "packing_strategy": "bfd_split"}
     if spec.simultaneous:
@@ -235,7 +231,7 @@ def autocast_pays(parameters: int) -> bool:
 
 
 def launch_configuration(name: str, folder: Path | None = None) -> str:
-    """Return the YAML of `ddp`, `fsdp2` or `zero3` for `accelerate launch --config_file`.
+    """Return the YAML of `ddp` or `fsdp2` for `accelerate launch --config_file`.
 
     With a folder, `name` may be a file relative to it too.
     """
@@ -252,20 +248,18 @@ def launch_configuration(name: str, folder: Path | None = None) -> str:
 
 
 def launched_with(engine: str) -> bool:
-    """Return true if accelerate launched this process with `deepspeed` or `fsdp`."""
+    """Return true if accelerate launched this process with `fsdp` or `deepspeed`."""
     return os.environ.get(f"ACCELERATE_USE_{engine.upper()}") == "true"
 
 
-def check_distributed(spec: ExpertSpec) -> None:
-    """Reject alternating turns under DeepSpeed, and FSDP checkpoints in shards."""
+def check_distributed() -> None:
+    """Reject DeepSpeed, which would save bfloat16 weights, and FSDP checkpoints in shards."""
+    if launched_with("deepspeed"):
+        raise TrainingError("DeepSpeed is not supported; launch with ddp or fsdp2")
     if launched_with("fsdp") and os.environ.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
         raise TrainingError(
             "the launch configuration saves shards, which nothing loads; set fsdp_config: "
             "fsdp_state_dict_type: FULL_STATE_DICT"
-        )
-    if spec.simultaneous and launched_with("deepspeed"):
-        raise TrainingError(
-            "simultaneous: DeepSpeed cannot change the trained part; launch with ddp or fsdp2"
         )
 
 

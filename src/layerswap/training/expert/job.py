@@ -170,7 +170,7 @@ def plan_training(
     need_extras("training", "train")
     if spec.load_in_4bit and find_spec("bitsandbytes") is None:
         raise TrainingError("load_in_4bit: needs bitsandbytes; run `pip install bitsandbytes`")
-    check_distributed(spec)
+    check_distributed()
     folder, target = Path(folder or ""), Path(out).expanduser().absolute()
     local = not spec.base.startswith(("/", "~")) and (folder / spec.base).is_dir()
     base = open_checkpoint(str(folder / spec.base) if local else spec.base)

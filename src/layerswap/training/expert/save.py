@@ -25,7 +25,7 @@ _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", _ADAPTER, CONFIG)
 STATE = "trainer_state.json"
 """The last file of a checkpoint; a checkpoint that has it is complete."""
-_OPTIMIZER = {"": "optimizer.pt", "fsdp": "optimizer.bin", "deepspeed": "global_step*"}
+_OPTIMIZER = {"": "optimizer.pt", "FSDP": "optimizer.bin"}
 """Optimiser state of a checkpoint, by the engine that shards it."""
 _TO_RESUME = (*_OPTIMIZER.values(), "scheduler.pt", "pytorch_model_fsdp*")
 """Files and folders that only serve to resume; the last is FSDP's second copy of the weights."""
@@ -54,7 +54,7 @@ def trainer_state(checkpoint: Path) -> dict[str, Any]:
 def resumable(folder: Path, engine: str = "") -> Path | None:
     """Return the newest checkpoint, or None if there is none; remove incomplete ones.
 
-    `engine` shards the training: `fsdp`, `deepspeed`, or none.
+    `engine` shards the training: `FSDP`, or none.
 
     Raises:
         TrainingError: another engine saved the checkpoint, or it has no optimiser state.
@@ -70,10 +70,10 @@ def resumable(folder: Path, engine: str = "") -> Path | None:
     if not saved:
         raise TrainingError(f"{newest}: has no optimiser state, so training cannot resume from it")
     if engine not in saved:
-        before, now = (name or "neither FSDP nor DeepSpeed" for name in (saved[0], engine))
+        how = "with" if saved[0] else "without"
         raise TrainingError(
-            f"{newest}: was saved with {before}, and this is {now}; resume with the launch "
-            "configuration that it was started with"
+            f"{newest}: was saved {how} FSDP; resume with the launch configuration that it was "
+            "started with"
         )
     return newest
 

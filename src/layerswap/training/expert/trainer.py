@@ -211,7 +211,7 @@ def _run(trainer: Any, log: Log) -> bool:
     """
     from layerswap.training.expert.sft import SavedStop
 
-    engine = next((name for name in ("fsdp", "deepspeed") if launched_with(name)), "")
+    engine = "FSDP" if launched_with("fsdp") else ""
     checkpoint = resumable(Path(trainer.args.output_dir), engine)
     alone = trainer.args.world_size == 1
     with system.first_interrupt(STOPPING) if alone else nullcontext(Event()) as asked:
