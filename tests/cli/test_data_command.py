@@ -111,9 +111,6 @@ def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
     assert result.err == (
         f"error: {tmp_path}/out: exists already; choose another output or pass --overwrite\n"
     )
-    result = layerswap("data", mix, "--out", tmp_path / "new", "--tokenizer", tmp_path / "no")
-    assert f"error: --tokenizer {tmp_path}/no: its tokenizer cannot be loaded (" in result.err
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_damaged_file_is_one_line(layerswap, mix, tmp_path):
@@ -127,23 +124,12 @@ def test_a_damaged_file_is_one_line(layerswap, mix, tmp_path):
 
 
 def test_prompts_that_end_within_a_token_are_warned_of(layerswap, mix, tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
-    core.train_from_iterator(["Swali la 3? Jibu la 3", "Jibu la Jibu la 4"], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=core).save_pretrained(tmp_path / "tokenizer")
     spaced = mix.read_text() + 'kind: prompt-completion\nseparator: " "\n'
     mix.write_text(spaced)
-    asked = ["--tokenizer", tmp_path / "tokenizer"]
-    for options in (asked, []):
-        found = layerswap("data", mix, "--out", tmp_path / f"spaced-{len(options)}", *options)
-        assert "warning: in 18 of 18 rows the tokens of the prompt do not begin" in found.err
+    found = layerswap("data", mix, "--out", tmp_path / "spaced")
+    assert "warning: in 18 of 18 rows the tokens of the prompt do not begin" in found.err
     safe = spaced.replace('"{a}"', '" {a}"').replace('separator: " "', 'separator: ""')
     mix.write_text(safe)
-    found = layerswap("data", mix, "--out", tmp_path / "safe", *asked)
+    found = layerswap("data", mix, "--out", tmp_path / "safe")
     assert found.code == 0
     assert "warning" not in found.err

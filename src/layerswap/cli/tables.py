@@ -90,13 +90,11 @@ def places_table(rows: Sequence[FreezeOrRevert]) -> Table:
 def mix_table(card: Mapping[str, Any]) -> Table:
     """The sources of a data card: rows read, dropped by each filter, and kept."""
     filters = [name for name, facts in card["filters"].items() if facts["dropped"]]
-    tokens = ["tokens"] if card["tokenizer"] else []
     rows = [
         [name, facts["looked_at"], facts["empty"] + facts["left_out_by_where"],
-         *(facts["dropped"].get(title, 0) for title in filters), facts["kept"],
-         *(facts[title] for title in tokens)]
+         *(facts["dropped"].get(title, 0) for title in filters), facts["kept"]]
         for name, facts in card["sources"].items()
     ]  # fmt: skip
-    columns = ["source", "read", "left out", *filters, "kept", *tokens]
+    columns = ["source", "read", "left out", *filters, "kept"]
     words = [column.replace("_", " ") for column in columns]
     return Table(words, rows, "rows dropped by each filter, and rows kept")

@@ -19,7 +19,6 @@ def data(
     out: Path | None = None,
     values: Annotated[list[str] | None, Option("--set")] = None,
     local: Path | None = None,
-    tokenizer: str | None = None,
     limit: Annotated[int | None, Option(min=1)] = None,
     list_recipes: Annotated[bool, Option("--list")] = False,
     show: bool = False,
@@ -36,7 +35,6 @@ def data(
         out: Folder to create.
         values NAME=VALUE: Parameter of the mix. Repeatable.
         local: Folder of downloaded data sets (OWNER/NAME or NAME).
-        tokenizer: Tokenizer that counts the tokens: a folder or a Hub id.
         limit: Largest number of rows read per source, for a trial.
         list_recipes: List the ready recipes and exit.
         show: Print the mix and exit.
@@ -54,7 +52,7 @@ def data(
         return
     if out is None:
         raise RecipeError("give --out, the folder to create")
-    _build(mix, parameters, out, local=local, tokenizer=tokenizer, limit=limit, overwrite=overwrite)
+    _build(mix, parameters, out, local=local, limit=limit, overwrite=overwrite)
 
 
 def _build(
@@ -63,12 +61,10 @@ def _build(
     out: Path,
     *,
     local: Path | None,
-    tokenizer: str | None,
     limit: int | None,
     overwrite: bool,
 ) -> None:
     from layerswap.checkpoint import refuse_target
-    from layerswap.checkpoint.loading import load_tokenizer
     from layerswap.cli.tables import mix_table
     from layerswap.training.mix.build import build_mix
     from layerswap.training.mix.card import CARD, data_card, save_mix
@@ -78,12 +74,11 @@ def _build(
     need_extras("a data mix", "train")
     checked, text = read_mix(mix, values), mix_text(mix, values)
     refuse_target(out, marker=CARD, overwrite=overwrite)
-    encoder = load_tokenizer(tokenizer, named=f"--tokenizer {tokenizer}") if tokenizer else None
     with output.named_progress("rows") as progress:
         built = build_mix(
             checked, folder=Path(mix).parent, local=local, limit=limit, progress=progress
         )
-    card = data_card(built, encoder)
+    card = data_card(built)
     written = save_mix(built, out, recipe=text, card=card, overwrite=overwrite)
     output.say(mix_table(card))
     output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")

@@ -75,11 +75,9 @@ def load_saved(folder: Path) -> tuple[Mix, Dataset, Dataset | None]:
     )
 
 
-def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
-    """Collect the facts about a built mix; a tokenizer counts the tokens of its texts."""
+def data_card(built: BuiltMix) -> dict[str, Any]:
+    """Collect the facts about a built mix."""
     mix = built.mix
-    sources = {name: _source_facts(built, name, tokenizer) for name in built.tallies}
-    tokens = {"tokens": sum(facts["tokens"] for facts in sources.values())} if tokenizer else {}
     evaluation = mix.filters.evaluation
     described: dict[str, MixSource | EvaluationSet] = {
         **mix.sources, **(evaluation.against if evaluation else {})
@@ -89,7 +87,7 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         for name, tally in built.tallies.items()
         for evaluation_set, count in tally.contaminated.items()
     ]
-    boundary = boundary_warning(built.train, tokenizer)
+    boundary = boundary_warning(built.train)
     training = [example.whole for example in built.examples[: len(built.train)]]
     return {
         "name": mix.name,
@@ -99,9 +97,7 @@ def data_card(built: BuiltMix, tokenizer: Any | None = None) -> dict[str, Any]:
         "seed": mix.seed,
         "rows": {split: len(getattr(built, split)) for split in SPLITS},
         "wanted": mix.total,
-        "tokenizer": tokenizer.name_or_path if tokenizer else None,
-        **tokens,
-        "sources": sources,
+        "sources": {name: _source_facts(built, name) for name in built.tallies},
         "filters": _filter_facts(built),
         "evaluation_sets": {
             name: {
@@ -136,7 +132,7 @@ def _few_rows(built: BuiltMix) -> list[str]:
     ]
 
 
-def _source_facts(built: BuiltMix, name: str, tokenizer: Any | None) -> dict[str, Any]:
+def _source_facts(built: BuiltMix, name: str) -> dict[str, Any]:
     source, tally = built.mix.sources[name], built.tallies[name]
     examples = [example for example in built.examples if example.source == name]
     parts = {
@@ -159,9 +155,6 @@ def _source_facts(built: BuiltMix, name: str, tokenizer: Any | None) -> dict[str
         "mean_completion_characters": _mean_length(parts["completion"]),
         "note": source.note,
     }
-    if tokenizer is not None:
-        tokens = {part: _count_tokens(tokenizer, texts) for part, texts in parts.items()}
-        facts |= {"tokens": sum(tokens.values()), "completion_tokens": tokens["completion"]}
     return facts
 
 
@@ -365,10 +358,3 @@ def _cut(text: str) -> str:
 
 def _mean_length(texts: list[str]) -> float:
     return round(sum(map(len, texts)) / len(texts), 1) if texts else 0.0
-
-
-def _count_tokens(tokenizer: Any, texts: list[str]) -> int:
-    texts = [text for text in texts if text]
-    if not texts:
-        return 0
-    return sum(map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]))
