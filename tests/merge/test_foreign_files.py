@@ -169,11 +169,8 @@ def test_a_layer_behind_the_last_one_needs_no_pattern(family, tmp_path):
 
 def test_moved_layers_leave_the_layer_behind_out(family, tmp_path):
     task = with_tensors(family["task"], tmp_path / "task", 1, BEHIND)
-    recipe = {
-        "experts": {"task": str(task)},
-        "stack": ["0-1", "0-1"],
-        "soup": {"experts": ["task"]},
-    }
+    layers = [{"sources": [{"model": str(task), "layer_range": [0, 2]}]}] * 2
+    recipe = {"merge_method": "passthrough", "slices": layers}
     plan = ls.make_plan(ls.parse_recipe(json.dumps(recipe)))
     assert "behind its last layer are left out" in "\n".join(plan.notes)
     found = merged(plan, tmp_path / "out")

@@ -182,9 +182,8 @@ def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
     ):
         ls.swap(task=task, language=language, tokenizer="task")
     save_tokenizer(language)
-    recipe = (
-        f"experts: {{a: {task}, b: {language}}}\nswap: {{task: a, language: b}}\nstack: [0, 0-2]"
-    )
+    source = f"{{sources: [{{model: {task}, layer_range: [0, 1]}}]}}"
+    recipe = f"merge_method: passthrough\nslices: [{source}, {source}]"
     with pytest.raises(LayerswapError, match="identified by number alone, so none can move"):
         ls.make_plan(ls.parse_recipe(recipe))
 

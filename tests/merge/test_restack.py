@@ -10,7 +10,7 @@ from merging import recipe_plan, save_expert, tensors_of, tiny_llama
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.views import restack, restacked_config
-from layerswap.ground.errors import MergeError, RecipeError
+from layerswap.ground.errors import MergeError
 from layerswap.merge import verify
 
 
@@ -22,17 +22,25 @@ def experts(tmp_path_factory):
     return folder
 
 
-def plan_of(experts, **recipe):
-    names = {name: str(experts / name) for name in "ab"}
-    base = {"base": str(experts / "c")} if "merge" in recipe else {}
-    return recipe_plan({"experts": names, **base, **recipe})
-
-
-SWAP = {"task": "a", "language": "b", "bottom": 1, "top": 2, "outside": "task"}
+def plan_of(experts, *slices, method="passthrough", **more):
+    """A plan of slices, each with its sources as (model, first layer, layer after the last)."""
+    parts = [
+        {
+            "sources": [
+                {"model": name, "layer_range": [first, stop]} for name, first, stop in sources
+            ]
+        }
+        for sources in slices
+    ]
+    base = {"base": str(experts / "c")} if "base_model" in more else {}
+    recipe = {"merge_method": method, "slices": parts, **more}
+    return recipe_plan(
+        {"experts": {name: str(experts / name) for name in "ab"}, "mergekit": recipe, **base}
+    )
 
 
 def test_every_layer_is_the_one_it_is_taken_from(experts, tmp_path):
-    plan = plan_of(experts, stack=["0-2", "1-3"], swap=SWAP)
+    plan = plan_of(experts, [("b", 0, 1)], [("a", 1, 3)], [("a", 1, 2)], [("b", 2, 4)])
     result = tensors_of(plan.save(tmp_path / "out"))
     sources = {name: tensors_of(experts / name) for name in "ab"}
     for layer, (source, taken) in enumerate(zip("baaabb", (0, 1, 2, 1, 2, 3), strict=True)):
@@ -41,7 +49,7 @@ def test_every_layer_is_the_one_it_is_taken_from(experts, tmp_path):
         for name in inside:
             old = name.replace(f"layers.{layer}.", f"layers.{taken}.")
             assert torch.equal(result[name], sources[source][old]), name
-    assert torch.equal(result["lm_head.weight"], sources["a"]["lm_head.weight"])
+    assert torch.equal(result["lm_head.weight"], sources["b"]["lm_head.weight"])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_hidden_layers"] == 6
 
@@ -49,11 +57,13 @@ def test_every_layer_is_the_one_it_is_taken_from(experts, tmp_path):
 def test_the_model_has_the_new_depth_and_its_record_makes_it_again(experts, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    recipe = {"method": "task_arithmetic", "experts": {"a": 0.5, "b": 0.3}}
-    plan = plan_of(experts, stack=["0-1", "1-2", "0"], merge=recipe)
+    names = ("a", "b", "base")
+    first, again = ([(name, *layers) for name in names] for layers in ((0, 2), (1, 3)))
+    plan = plan_of(experts, first, again, method="task_arithmetic", base_model="base",
+                   parameters={"weight": 0.4})  # fmt: skip
     out = plan.save(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(out)
-    assert len(model.model.layers) == model.config.num_hidden_layers == 5
+    assert len(model.model.layers) == model.config.num_hidden_layers == 4
     loaded = plan.load().state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in tensors_of(out).items())
     assert verify(out).passed
@@ -62,16 +72,12 @@ def test_the_model_has_the_new_depth_and_its_record_makes_it_again(experts, tmp_
 def test_a_virtual_model_has_the_new_depth(experts):
     from layerswap.engine.virtual import VirtualModel
 
-    plans = plan_of(experts, stack=["0-3", "2-3"], swap=SWAP).grid(bottom=[0, 1], top=[0, 5])
-    virtual = VirtualModel(plans)
-    for i, plan in enumerate(plans):
-        result, expected = virtual.switch(i).state_dict(), plan.load().state_dict()
-        assert all(torch.equal(tensor, result[name]) for name, tensor in expected.items())
+    plan = plan_of(experts, [("a", 0, 4)], [("b", 2, 4)])
+    result, expected = VirtualModel([plan]).switch(0).state_dict(), plan.load().state_dict()
+    assert all(torch.equal(tensor, result[name]) for name, tensor in expected.items())
 
 
 def test_missing_layers_are_refused(experts):
-    with pytest.raises(RecipeError, match="layers: 2-4 is not inside 0-3"):
-        plan_of(experts, stack=["2-4"], swap=SWAP)
     with pytest.raises(MergeError, match="no layer 7; it has 4 layers"):
         restack(open_checkpoint(experts / "a"), [0, 7])
 

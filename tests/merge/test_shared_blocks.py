@@ -98,6 +98,15 @@ def shared(plan):
     return replace(plan, layout="shared")
 
 
+MOVED = {
+    "merge_method": "passthrough",
+    "slices": [
+        {"sources": [{"model": "task", "layer_range": [0, 3]}]},
+        {"sources": [{"model": "language", "layer_range": [1, 4]}]},
+    ],
+}
+
+
 @pytest.mark.parametrize(
     ("recipe", "max_shard_size"),
     [
@@ -106,7 +115,7 @@ def shared(plan):
         ({"swap": {"bottom": 1, "top": 1, "outside": "task"}}, "6MB"),
         ({"partition": {"name": "A"}}, "5GB"),
         ({"soup": {"experts": ["task", "language"]}}, "5GB"),
-        ({"swap": {"outside": "task"}, "stack": ["0-2", "1-3"]}, "5GB"),
+        ({"mergekit": MOVED}, "5GB"),
     ],
 )
 def test_every_tensor_is_in_one_file_at_its_sources_position(models, recipe, max_shard_size):

@@ -176,10 +176,7 @@ class MergekitMethod(Method):
     Under `mergekit` in a recipe, models have the names of `experts`, and `base` is the recipe's.
     """
 
-    conflicts = {
-        "weights": "weights belong in `mergekit`; remove `weights`",
-        "stack": "the layers belong in `mergekit`; remove `stack`",
-    }
+    conflicts = {"weights": "weights belong in `mergekit`; remove `weights`"}
 
     merge_method: str
     models: list[Model] | None = None

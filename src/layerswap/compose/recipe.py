@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,12 +33,10 @@ from layerswap.compose.schema import (
     PartitionMethod,
     PatternEntry,
     SoupMethod,
-    StackedLayers,
     SwapMethod,
     as_source,
     parse_size,
     read_rule,
-    stacked,
 )
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict
@@ -76,8 +73,6 @@ class Recipe(Strict):
         merge: another merge method, such as TIES, at every place.
         instruct: a language model with a chat vector.
         mergekit: a mergekit configuration over the experts; `read_recipe` writes it.
-        stack: the experts' layers that make the output, from the input up, if layers are
-            repeated, dropped or moved. The method composes the new stack.
         weights: weights of a blend: `uniform`, `magnitude`, or a number per expert.
         places: overrides, applied in order.
         tokenizer: the tokenizer of the output if the experts' differ: `task`, `language`, an
@@ -104,7 +99,6 @@ class Recipe(Strict):
     merge: MergeMethod | None = None
     instruct: InstructMethod | None = None
     mergekit: MergekitMethod | None = None
-    stack: StackedLayers | None = None
     weights: Annotated[str | dict[str, float], BeforeValidator(read_rule)] = "uniform"
     places: list[Override] = []
     tokenizer: str | None = None
@@ -176,10 +170,7 @@ class Recipe(Strict):
         Raises:
             RecipeError: the zones do not fit, or an override names places that do not exist.
         """
-        taken = tuple(range(layers)) if self.stack is None else stacked(self.stack, layers)
-        composition = self.method.compose(len(taken), self._weights(magnitude), tensors)
-        if taken != tuple(range(layers)):
-            composition = replace(composition, taken=taken)
+        composition = self.method.compose(layers, self._weights(magnitude), tensors)
         for i, override in enumerate(self.places):
             try:
                 blend = Blend.of(override.take)

@@ -387,31 +387,6 @@ class Override(Where):
     take: Annotated[dict[str, float], BeforeValidator(_read_take)]
 
 
-def _read_stack(value: object) -> object:
-    if not isinstance(value, list) or not value:
-        raise ValueError("write a list of layers and ranges of layers, such as [0-15, 8-23]")
-    texts = [_read_layers(item) for item in value]
-    wrong = next((text for text in texts if text in ("all", "outside")), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong!r} is not a number or a range like 3-7")
-    return texts
-
-
-StackedLayers = Annotated[list[str], BeforeValidator(_read_stack)]
-"""Layers and ranges of layers of the experts, from the input up."""
-
-
-def stacked(ranges: list[str], layers: int) -> tuple[int, ...]:
-    """Map each output layer to its layer in the experts, which have `layers` layers."""
-    taken: list[int] = []
-    for text in ranges:
-        first, last = _bounds(text, layers)
-        taken += range(first, last + 1)
-        if len(taken) > LARGEST_STACK:
-            raise RecipeError(f"stack: more than {LARGEST_STACK:,} layers")
-    return tuple(taken)
-
-
 class PatternEntry(Strict):
     """The place of tensors that no built-in layout knows."""
 
@@ -432,12 +407,7 @@ def _layer_numbers(text: str, layers: int) -> set[int | None]:
         return {None}
     if text == "all":
         return {None, *range(layers)}
-    first, last = _bounds(text, layers)
-    return set(range(first, last + 1))
-
-
-def _bounds(text: str, layers: int) -> tuple[int, int]:
     first, last = _ends(text)
     if last >= layers:
         raise RecipeError(f"layers: {text} is not inside 0-{layers - 1}")
-    return first, last
+    return set(range(first, last + 1))

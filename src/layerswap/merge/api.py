@@ -112,8 +112,8 @@ def make_plan(
     depth = first.layers
     composition = recipe.resolve(depth, magnitude, places)
     if composition.taken is not None:
-        if sources.adapters_only or any(expert.fisher for expert in recipe.experts.values()):
-            raise RecipeError("moving layers needs full weights: no Fisher, and bake: true")
+        if form.name != "safetensors" or any(e.fisher for e in recipe.experts.values()):
+            raise RecipeError("moving layers needs safetensors, bake: true, and no Fisher")
         sources = sources.restacked(composition.taken)
     fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
     stamps |= stamps_of(fisher_sources(fishers).values())
@@ -142,7 +142,6 @@ def _refuse_for_quantised(recipe: Recipe, checkpoints: Mapping[str, Checkpoint])
         for key, given in (
             ("dtype", recipe.dtype is not None),
             ("weights", recipe.weights == "magnitude"),
-            ("stack", recipe.stack is not None),
         ):
             if given and checkpoint.quantised:
                 raise RecipeError(f"{key}: {name} is quantised, so its tensors can only be copied")

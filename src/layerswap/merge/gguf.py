@@ -162,7 +162,6 @@ def refuse_for_gguf(recipe: Recipe) -> None:
     """Refuse settings of a recipe that GGUF files do not support."""
     for key, why in (
         ("tokenizer", "vocabularies of GGUF files cannot be aligned"),
-        ("stack", "layers of GGUF files cannot be moved"),
         ("dtype", "is for safetensors; set blend_type (--blend-type) for a GGUF output"),
         ("rank", "is for adapters; remove it for a GGUF output"),
     ):

@@ -57,7 +57,7 @@ class Pair:
         self.plan, self.layers = plan, plan.composition.layers
         self.experts = {"task": names[0], "language": names[1]}
         self.start = GIVEN
-        if recipe.places or recipe.stack:
+        if recipe.places:
             return
         if recipe.swap is not None:
             self.start = swap_key(recipe.swap.zones(self.layers), recipe.swap.outside)

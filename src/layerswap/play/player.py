@@ -283,7 +283,7 @@ class Player:
         plan = self.pair.in_memory
         experts = {name: plan.experts[name] for name in self.pair.experts.values()
                    if name in plan.experts}  # fmt: skip
-        if plan.base is None or len(experts) < 2 or plan.recipe.stack:
+        if plan.base is None or len(experts) < 2 or plan.composition.taken:
             return
 
         def progress(count: int) -> None:
