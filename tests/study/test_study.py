@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from accessibility import AXE, open_browser, violations
-from lm_eval_world import write_languages
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -853,22 +852,6 @@ def test_a_batch_size_is_used_and_older_keys_stay(folder, tmp_path):
     step = EvaluateStep.of(given)
     how = EvaluationSettings.taken_from(step.evaluate.model_dump(mode="json"))
     assert (how.batch_size, EvaluateStep.of(plain).evaluate.batch_size) == (1, "auto")
-
-
-@pytest.mark.slow
-def test_a_study_learns_the_language_of_answers_from_texts(folder, tmp_path):
-    write_languages(folder, "nela", "en")
-    texts = {code: f"{code}.txt" for code in ("nela", "en")}
-    asked = {**LAB, "limit": 2, "answer_texts": texts}
-    step = spec(folder, **ALONE, evaluate=asked)["evaluate/nela"]
-    assert str(folder / "nela.txt") in step.inputs
-    models = shipped().base.parent
-    inputs = selections(tmp_path, task=models / "task-1", nela=models / "language-nela-1")
-    context = Context(step, tmp_path / "evaluate", inputs, lambda line: None)
-    context.folder.mkdir()
-    kind_of(step).run(context)
-    identified = json.loads((context.folder / "identified.json").read_text())
-    assert identified[0] == "nela: 0.0% of 13 held-out lines are taken for another language"
 
 
 @pytest.mark.slow

@@ -272,3 +272,18 @@ def test_rows_that_a_trainer_cuts_are_counted():
     assert unknown_warning(rows, tokenizer) is None
     strange = Dataset.from_list([{"messages": [{"role": "user", "content": "a d e f"}]}])
     assert unknown_warning(strange, tokenizer).startswith("75% of the tokens are '?', because")
+
+
+def test_prompts_whose_last_token_runs_into_the_answer_are_counted():
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    from layerswap.training.mix.card import boundary_warning
+
+    core = Tokenizer(models.BPE({"a": 0, " ": 1, "b": 2, " b": 3}, [(" ", "b")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    spaced, safe = (Dataset.from_list([{"prompt": prompt, "completion": completion}] * 2)
+                    for prompt, completion in (("a ", "b"), ("a", " b")))  # fmt: skip
+    assert boundary_warning(spaced, tokenizer).startswith("in 2 of 2 rows the tokens of the prompt")
+    assert boundary_warning(safe, tokenizer) is None

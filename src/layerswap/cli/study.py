@@ -151,8 +151,6 @@ def run_file(
     study = FinishedSteps(read_journal(root))
     page = study.write()
     output.say(study.results.summary)
-    for note in study.notes():
-        output.say(f"note: {note}")
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if above := study_surpassing(study.results.benchmarks, root):
         output.say(above)

@@ -16,8 +16,7 @@ from pydantic import field_serializer, field_validator
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
-from layerswap.evaluation.identifier import identifying
-from layerswap.evaluation.languages import Speaks, same_language
+from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
 MAP_FOLDER = "map"
 ANSWERS, ANSWERED_BY = "answers.sqlite", "answered_by.json"
 TABLES, NUMBERS = "tables", "tables.json"
-IDENTIFIED = "identified.json"
-"""Held-out errors of a learned identifier of answers, a line each."""
 
 
 class ChangeStep(Kind):
@@ -296,11 +293,7 @@ class EvaluateStep(Kind, LanguageModels):
                     log=context.log, progress=count, scratch=context.folder,
                 )  # fmt: skip
         of_model = {str(condition): {"condition": condition} for condition in plans}
-        speaks: str | Speaks | None = None
-        if name == RESULTS and self.language in self.evaluate.answer_texts:
-            speaks, identified = identifying(self.language, self.evaluate.answer_texts)
-            write_json(context.folder / IDENTIFIED, identified)
-        write_results(context.folder / name, results, asked, of_model=of_model, speaks=speaks)
+        write_results(context.folder / name, results, asked, of_model=of_model)
 
     def _adopt_answers(self, context: Context, store: AnswerStore, plans: Iterable[Plan]) -> None:
         """Copy the answers of these models from earlier versions of this step.

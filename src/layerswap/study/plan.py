@@ -232,13 +232,10 @@ class _Planner:
         spec = self.spec
         grid = None if spec.evaluate.development == "none" else spec.grid
         include = [existing_path(self.folder / path) for path in spec.evaluate.include]
-        texts = {code: existing_path(self.folder / path)
-                 for code, path in spec.evaluate.answer_texts.items()}  # fmt: skip
         asked = Benchmarks.model_construct(**{
             **dict(spec.evaluate), "include": include, "development": spec.development or "none",
-            "answer_texts": texts,
         })  # fmt: skip
-        inputs = self.base_fingerprint | task_fingerprints(*include) | fingerprints(*texts.values())
+        inputs = self.base_fingerprint | task_fingerprints(*include)
         if spec.evaluate.suite or spec.evaluate.other_languages:
             inputs |= folder_fingerprints(os.environ.get(VARIABLE))
         there = spec.evaluate.other_languages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +58,7 @@ from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Number, Table, slug, write_tables
 from layerswap.report.votes import read_judgements, vote_tables
 from layerswap.study.conditions import RecipeData
-from layerswap.study.evaluating import IDENTIFIED, MAP_FOLDER, EvaluateStep, TablesStep
+from layerswap.study.evaluating import MAP_FOLDER, EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.spec import Benchmarks
 from layerswap.study.steps import Graph
@@ -175,14 +174,8 @@ class FinishedSteps:
             lead="\n\n".join(line for line in lead if line),
             figure=_differences(self.results.benchmarks),
             sections=list(self._sections()),
-            colophon="; ".join([f"layerswap {__version__}", *self.notes()]) + ".",
+            colophon=f"layerswap {__version__}.",
         )
-
-    def notes(self) -> list[str]:
-        """List held-out errors of learned identifiers, a line each."""
-        learned = (folder / IDENTIFIED for folder in self.evaluations.values())
-        return [line for file in learned if file.is_file()
-                for line in json.loads(file.read_text("utf-8"))]  # fmt: skip
 
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""

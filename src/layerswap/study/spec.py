@@ -149,7 +149,7 @@ def _read_metric(value: object) -> object:
 class Benchmarks(PromptOptions):
     """Benchmarks of a study: a suite, or lm-eval tasks."""
 
-    new_fields = PromptOptions.new_fields | {"batch_size", "answer_texts"}
+    new_fields = PromptOptions.new_fields | {"batch_size"}
     suite: str | None = None
     tasks: list[NonEmpty] = []  # `{language}` is replaced by the study's name of the language
     include: list[NonEmpty] = []  # the folder with the YAMLs of `tasks`
@@ -164,8 +164,6 @@ class Benchmarks(PromptOptions):
     engine: Literal["sweep", "vllm"] = "sweep"
     engine_args: dict[str, Any] = {}  # of lm-eval's model `vllm`
     batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
-    # Texts by language, files, to learn a language from that py3langid does not know.
-    answer_texts: dict[NonEmpty, NonEmpty] = {}
     other_languages: OtherLanguages | None = None  # of the grid, the chosen compositions alone
 
 
