@@ -234,7 +234,6 @@ def _option(
 
 Given = Mapping[str, Any]
 """The options of a command, by name."""
-PLAN = "plan --base {base} --task-expert {task_expert} --language-expert {language_expert}"
 
 
 def _arguments(skip: int, flag: str = "") -> str:
@@ -251,31 +250,6 @@ def _plan(given: Given) -> str | None:
 
 def _merge(given: Given) -> str:
     return f"merge {_arguments(2, '--dry-run')}" if given["dry_run"] else "verify {out}"
-
-
-def _data(given: Given) -> str | None:
-    if given["list_recipes"]:
-        return "data swahili --show"
-    return "data {mix} --out {data}" if given["show"] else None
-
-
-def _delta(given: Given) -> str | None:
-    if given["task_expert"] and given["language_expert"]:
-        return PLAN
-    experts = [given["task_expert"], given["language_expert"], *(given["expert"] or ())]
-    alone = [shlex.quote(str(expert)) for expert in experts if expert is not None]
-    if len(alone) != 1:
-        return None
-    return f"revert --base {{base}} --expert {alone[0]} --keep 0.2 --out {{sparse}}"
-
-
-def _play(given: Given) -> str:
-    if given["file"] is not None:
-        return "study merge {file}" if given["file"].is_dir() else "merge {file} --out {merged}"
-    if given["task_expert"] and given["language_expert"]:
-        experts = "--task-expert {task_expert} --language-expert {language_expert}"
-        return f"merge {experts} --out {{merged}}"
-    return "new {study}"
 
 
 def _study_run(given: Given) -> str | None:
@@ -326,31 +300,17 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
         if given["trial"]
         else "study run {name}/study.yaml --out {name}/results"
     ),
-    "play": _play,
     "plan": _plan,
     "merge": _merge,
     "instruct": "verify {out}",
     "revert": "verify {out}",
-    "data": _data,
     "sweep": "merge {out}/best.yaml --out {merged}",
     "eval": lambda given: "compare {out}" if len(given["models"]) > 1 else None,
-    "delta": _delta,
-    "ask label": "ask serve {out}",
-    "ask answer": "ask serve {out}",
-    "ask prefer": "ask serve {out}",
     "study run": _study_run,
-    "study list": "study show topic-transfer",
-    "study show": "study run {name} --out {study} --dry-run",
     "study merge": lambda given: _merged(given["folder"]),
     "study report": "study merge {folder}",
-    "lab build": "lab score {out}",
-    "lab score": "lab export --out {tasks}",
-    "lab models": "merge --task-expert {out}/task-1 --language-expert {out}/language-furo-1 "
-    "--out {merged}",
-    "lab study": "study merge {out}/study",
-    "analyse linearity": PLAN,
 }
-"""Maps a command to the next command, if a user can type the next command as printed.
+"""Maps a command on the way to a merged model to the next command, as a user can type it.
 
 A word in braces is an option of the first command, or a free name for an output."""
 MORE: Mapping[str, Callable[[Given], list[str]]] = {
