@@ -6,13 +6,17 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import yaml
 from lm_eval_world import write_sweep
 from plain_checkpoints import write_family
+from typer.main import get_command
 
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
 ORDER = (
@@ -192,6 +196,37 @@ def test_every_module_is_within_reach():
             seen.add(name)
             left += [*IMPORTS[name], *filter(None, [name.rpartition(".")[0]])]
     assert not set(FILES) - seen
+
+
+def offered() -> dict[str, set[str]]:
+    """What a user can type or give."""
+    from layerswap.cli import app
+    from layerswap.evaluation.settings import EvaluationSettings
+    from layerswap.reading.origins import Origin
+
+    def named(group: Any, before: str = "") -> Iterator[str]:
+        for name, command in group.commands.items():
+            inner = hasattr(command, "commands")
+            yield from named(command, f"{name} ") if inner else [before + name]
+
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    (formats,) = (kind for kind in get_args(Origin.model_fields["format"].annotation)
+                  if kind is not type(None))  # fmt: skip
+    return {
+        "commands": set(named(get_command(app))),
+        "extras": set(project["optional-dependencies"]),
+        "engines": set(get_args(EvaluationSettings.model_fields["engine"].annotation)),
+        "formats": set(get_args(formats)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["commands", "extras", "engines", "formats"])
+def test_nothing_is_added_without_something_that_leaves(kind):
+    """The list of what is offered is tests/house.yaml, with a reason for each entry."""
+    listed = yaml.safe_load((Path(__file__).parent / "house.yaml").read_text("utf-8"))[kind]
+    assert set(listed["entries"]) == offered()[kind]
+    assert len(listed["entries"]) <= listed["most"]
+    assert all(listed["entries"].values())
 
 
 def test_every_public_name_can_be_had():
