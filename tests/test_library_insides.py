@@ -69,12 +69,6 @@ def test_lm_eval_marks_tasks_that_run_code():
     assert runs_code(ConfigurableTask(config={**settings, "unsafe_code": True}))
 
 
-def test_the_client_of_the_hub_has_hooks():
-    from layerswap.checkpoint.hub_inside import client_factory
-
-    assert "response" in client_factory()().event_hooks
-
-
 def test_trl_prepares_data_sets_and_asks_for_the_order_of_rows():
     from trl import SFTTrainer
 

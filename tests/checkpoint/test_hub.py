@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from layerswap.checkpoint.folder import fetch_checkpoint, open_checkpoint
-from layerswap.checkpoint.remote import ALLOWED_FILES
+from layerswap.checkpoint.hub import ALLOWED_FILES
 from layerswap.ground.errors import CheckpointError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

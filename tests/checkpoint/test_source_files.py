@@ -10,7 +10,7 @@ from handmade import EMBEDDING, NORM, QUERY, framed, write_config, write_index, 
 
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.checkpoint.header import MAX_TENSORS, read_header
-from layerswap.checkpoint.remote import BESIDE_WEIGHTS
+from layerswap.checkpoint.hub import BESIDE_WEIGHTS
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import MAX_JSON_BYTES
 

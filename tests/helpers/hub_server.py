@@ -7,18 +7,15 @@ a storage, which answers ranged requests. Faults can be switched in, one per req
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 
 class Hub:
@@ -29,13 +26,10 @@ class Hub:
         self.files: dict[str, bytes] = {}  # every file committed, by path
         self.refuse = False  # answer 403 to everything
         self.unmarked = False  # serve plain files without an ETag
-        self.busy = ""  # answer 429 with this `Retry-After` to every question about a repository
-        self.wait = "0"  # seconds in `Retry-After`
-        self.forged: dict[str, str] = {}  # in place of `sha`, `commit`, `etag` or `oid`
         self.address = ""
         self.repositories: dict[str, Path] = {}  # folders that are served, by `owner/name`
-        # Faults of the next requests for weights of more than 8 bytes, in order: `drop`, `short`,
-        # `wrong`, `429`, `503`, `whole`, `changed`, `gzip`, `endless`, `trickle` or nothing.
+        # Faults of the next requests for weights of more than 8 bytes, in order: `drop`, `whole`,
+        # `503` or nothing.
         self.faults: list[str] = []
         self.sent: dict[str, int] = {}  # bytes of weights, by `owner/name`
         self.asked: dict[str, list[tuple[int, int]]] = {}  # first and last byte of every request
@@ -43,8 +37,6 @@ class Hub:
         self.large = False  # whether weights are sent as large files, and not in the commit
         self.objects: dict[str, bytes] = {}  # large files that arrived, by SHA-256
         self.accepted = 10**9  # number of further large files that are accepted
-        self.uncopied = False  # refuse to copy between repositories
-        self.copied: list[str] = []  # names of files that were copied from other repositories
         self.commits: list[set[str]] = []  # all paths after each commit
         self.lock = threading.Lock()
 
@@ -87,15 +79,10 @@ def running_hub() -> Iterator[Hub]:
                     self.rfile.readline()
                 self.rfile.readline()
             hub.requests.append(f"POST {self.path}")
-            between = re.fullmatch(
-                r"/api/models/([^/]+/[^/]+)/(paths-info/.*|lfs-files/duplicate)", self.path
-            )
             if hub.refuse:
                 self.answer({"error": "you may not"}, 403)
             elif self.path.endswith("/info/lfs/objects/batch"):
                 self.answer({"objects": [self.action(o) for o in json.loads(body)["objects"]]})
-            elif between:
-                self.between_repositories(between[1], between[2], body)
             elif self.path.startswith("/api/repos/create"):
                 hub.created.append(json.loads(body))
                 self.answer({"url": f"{hub.address}/me/merged", "name": "me/merged"})
@@ -142,30 +129,6 @@ def running_hub() -> Iterator[Hub]:
                 hub.objects[hashlib.sha256(body).hexdigest()] = body
             self.head(200)
 
-        def between_repositories(self, name: str, what: str, body: bytes) -> None:
-            """Tell the marks of large files, and copy them to another repository."""
-            folder = hub.repositories.get(name)
-            if what == "lfs-files/duplicate":
-                if hub.uncopied:
-                    return self.answer({"error": "another region"}, 400)
-                for file in json.loads(body)["files"]:
-                    hub.copied.append(file["filename"])
-                    hub.objects[file["sha256"]] = (folder / file["filename"]).read_bytes()
-                return self.answer({"failed": []})
-            asked = parse_qs(body.decode())["paths"]
-            paths = [folder / path for path in asked] if folder else []
-            return self.answer([
-                {
-                    "type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0" * 40,
-                    "xetHash": "2" * 64,
-                    "lfs": {
-                        "oid": hashlib.sha256(p.read_bytes()).hexdigest(), "pointerSize": 1,
-                        "size": p.stat().st_size,
-                    },
-                }
-                for p in paths
-            ])  # fmt: skip
-
         def do_HEAD(self) -> None:
             self.do_GET()
 
@@ -186,19 +149,17 @@ def running_hub() -> Iterator[Hub]:
             if name not in hub.repositories:
                 return self.head(404, X_Error_Code="RepoNotFound")
             folder = hub.repositories[name]
-            if hub.busy:
-                return self.head(429, Retry_After=hub.busy)
             if known:
                 files = [{"rfilename": f.name} for f in sorted(folder.iterdir())]
-                sha = hub.forged.get("sha", hub.commit(name))
-                return self.answer({"id": name, "sha": sha, "siblings": files})
+                return self.answer({"id": name, "sha": hub.commit(name), "siblings": files})
             if listed:
                 return self.answer([
                     {
                         "type": "file", "path": f.name,
                         "size": f.stat().st_size, "oid": "0" * 40,
                         "lfs": {
-                            "oid": hub.forged.get("oid", "1" * 64), "size": 1, "pointerSize": 1
+                            "oid": hashlib.sha256(f.read_bytes()).hexdigest(),
+                            "size": f.stat().st_size, "pointerSize": 1,
                         },
                     }
                     for f in sorted(folder.iterdir())
@@ -211,8 +172,8 @@ def running_hub() -> Iterator[Hub]:
             if not path.is_file():
                 return self.head(404, X_Error_Code="EntryNotFound")
             data = path.read_bytes()
-            etag = hub.forged.get("etag", f'"{hashlib.sha256(data).hexdigest()}"')
-            common = {"X_Repo_Commit": hub.forged.get("commit", hub.commit(name)), "ETag": etag}
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            common = {"X_Repo_Commit": hub.commit(name), "ETag": etag}
             if path.suffix in (".safetensors", ".gguf"):
                 # The same server under another name: the client sends other hosts no token.
                 elsewhere = hub.address.replace("127.0.0.1", "localhost")
@@ -238,25 +199,15 @@ def running_hub() -> Iterator[Hub]:
                     hub.asked.setdefault(name, []).append((first, last))
                 if weights and last - first >= 8 and hub.faults:
                     fault = hub.faults.pop(0)
-            if fault in ("429", "503"):
-                return self.head(int(fault), Retry_After=hub.wait)
-            if fault == "wrong":
-                first = max(0, first - 5)
+            if fault == "503":
+                return self.head(503, Retry_After="0")
             body = data[first : last + 1] if fault != "whole" else data
-            part = body[: len(body) // 2] if fault in ("drop", "short") else body
-            ranged = asked and fault != "whole"
             headers = {} if hub.unmarked else {"ETag": f'"{etag}"'}
-            if fault == "changed" and headers:
-                headers["ETag"] = '"another"'
-            if ranged:
+            if asked and fault != "whole":
                 headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
-            length = len(part if fault == "short" else body)
-            if fault == "gzip":
-                part = gzip.compress(part)
-                headers["Content_Encoding"], length = "gzip", len(part)
-            if fault in ("endless", "trickle"):
-                return self.send_slowly(part, headers, fault)
-            self.head(206 if ranged else 200, length, **headers)
+            headers["Accept_Ranges"] = "bytes"
+            self.head(206 if "Content_Range" in headers else 200, len(body), **headers)
+            part = body[: len(body) // 2] if fault == "drop" else body
             if self.command == "GET":
                 if weights:  # before the client can have the last byte
                     with hub.lock:
@@ -266,22 +217,6 @@ def running_hub() -> Iterator[Hub]:
                 self.wfile.flush()
                 self.close_connection = True
                 self.connection.close()
-
-        def send_slowly(self, body: bytes, headers: dict[str, str], fault: str) -> None:
-            """More than was asked for, without an end; or a byte at a time."""
-            self.send_response(206)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            self.close_connection = True
-            with suppress(OSError):
-                if fault == "endless":
-                    self.wfile.write(body)
-                    while True:
-                        self.wfile.write(bytes(1000))
-                for i in range(len(body)):
-                    self.wfile.write(body[i : i + 1])
-                    time.sleep(0.02)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"

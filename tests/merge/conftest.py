@@ -9,8 +9,6 @@ from hub_server import running_hub
 from huggingface_hub import constants
 from merging import copied, save_expert, save_tokenizer, tiny_llama
 
-from layerswap.checkpoint import remote
-
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
@@ -47,7 +45,6 @@ def hub(experts, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-        monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
         huggingface_hub.utils.close_session()
         yield running
         huggingface_hub.utils.close_session()

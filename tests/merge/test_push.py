@@ -9,7 +9,7 @@ import sys
 import pytest
 from hub_server import Hub, running_hub
 
-from layerswap.checkpoint.remote import check_hub_id
+from layerswap.checkpoint.hub import check_hub_id
 from layerswap.ground.errors import MergeError
 
 SHARDS = ("--max-shard-size", "20KB")
@@ -90,29 +90,6 @@ def test_an_interrupted_upload_shows_nothing_and_resumes(experts, tmp_path):
     weights = {f.name for f in out.glob("*.safetensors")}
     assert len(sent(hub)) == len(weights) - 2
     assert not arrived & set(sent(hub))
-
-
-@pytest.mark.slow
-def test_a_file_that_a_source_has_on_the_hub_is_copied_there(experts, tmp_path):
-    """The output is the task expert but for its name: not one byte of weights is sent."""
-    zones = ("--bottom", "0", "--top", "0", "--outside", "task")
-    with running_hub() as hub:
-        hub.large = True
-        hub.repositories |= {f"org/{name}": experts[name] for name in ("task", "language")}
-        ids = {name: f"org/{name}" for name in ("task", "language")}
-        done = push(hub, ids, tmp_path / "out", *zones)
-        assert done.returncode == 0, done.stderr
-        assert (hub.copied, sent(hub)) == (["model.safetensors"], [])
-        assert hub.files == {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
-        hub.copied.clear()
-        hub.uncopied = True  # a repository of another region
-        done = push(hub, ids, tmp_path / "out", *zones, "--overwrite")
-        assert done.returncode == 0, done.stderr
-        assert hub.copied == []
-        assert hub.files == {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
-        done = push(hub, ids, tmp_path / "out", "--overwrite")  # other weights of the same size
-        assert done.returncode == 0, done.stderr
-        assert len(sent(hub)) == 1
 
 
 def test_a_wrong_name_is_refused_before_anything_is_written(experts, tmp_path):

@@ -20,7 +20,7 @@ from merging import (
 
 import layerswap as ls
 from layerswap.checkpoint import fingerprint
-from layerswap.checkpoint.remote import TRAINING
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.compose.presets import partition
 from layerswap.ground.errors import LayerswapError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from accessibility import AXE, open_browser, violations
 
-from layerswap.checkpoint.remote import TRAINING
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Zones
 from layerswap.evaluation.statistics import disagreements
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, write_answers

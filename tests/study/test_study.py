@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.remote import TRAINING
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.cli import app
 from layerswap.compose import Zones
 from layerswap.evaluation.settings import EvaluationSettings

@@ -24,6 +24,7 @@ from layerswap.checkpoint.adapter import (
 )
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.header import TensorInfo, Translated, is_gguf, read_header
+from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID, PROCESSOR_FILES, download
 from layerswap.checkpoint.names import (
     COPIED,
     computed_buffers,
@@ -52,14 +53,10 @@ from layerswap.checkpoint.read import (
     read_tensor,
 )
 from layerswap.checkpoint.remote import (
-    BESIDE_WEIGHTS,
     CONNECTIONS,
-    HUB_ID,
-    PROCESSOR_FILES,
     RemoteFile,
     WeightFile,
     check_url,
-    download,
     fetch_beside,
     find_weights,
     is_url,

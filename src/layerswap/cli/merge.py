@@ -205,7 +205,7 @@ def merge(
         dry_run: Print the plan and write nothing.
     """
     from layerswap.checkpoint.header import is_gguf
-    from layerswap.checkpoint.remote import check_hub_id, hub_file, push_folder
+    from layerswap.checkpoint.hub import check_hub_id, push_folder
     from layerswap.merge.api import make_plan
     from layerswap.merge.target import MergeOptions, refuse_output
 
@@ -231,15 +231,7 @@ def merge(
     )
     facts = _write(planned.laid_out(out, layout), out, settings)
     if push is not None:
-        stored = (
-            hub_file(file, checkpoint.source, checkpoint.revision)
-            for checkpoint in planned.sources.values()
-            if checkpoint.revision
-            for file in checkpoint.files
-        )
-        facts["uploaded"] = push_folder(
-            Path(facts["folder"]), push, private=not public, stored=filter(None, stored)
-        )
+        facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)
         output.say(f"uploaded to {facts['uploaded']}")
     output.finish("merge", facts)
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from layerswap.checkpoint.hub import local_name
 from layerswap.checkpoint.loading import pick_device
 from layerswap.checkpoint.read import FLOAT_CODES, FLOAT_DTYPES
-from layerswap.checkpoint.remote import local_name
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep

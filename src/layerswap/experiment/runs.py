@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.checkpoint.remote import local_name
+from layerswap.checkpoint.hub import local_name
 from layerswap.evaluation.statistics import (
     Balanced,
     Classified,

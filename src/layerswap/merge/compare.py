@@ -26,9 +26,10 @@ from typing import Any, TypeVar
 
 from layerswap.checkpoint import Place, TensorInfo, open_checkpoint
 from layerswap.checkpoint.header import block_of
+from layerswap.checkpoint.hub import COMMIT
 from layerswap.checkpoint.places import ROLES
 from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
-from layerswap.checkpoint.remote import COMMIT, RemoteFile
+from layerswap.checkpoint.remote import RemoteFile
 from layerswap.ground import system
 from layerswap.ground.errors import RecipeError, visible
 from layerswap.ground.types import Advance, Bars, PathLike, no_bars

@@ -12,15 +12,10 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, fingerprints, read_json_object
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
 from layerswap.checkpoint.loading import IMPLEMENTATIONS
 from layerswap.checkpoint.read import FLOAT_CODES
-from layerswap.checkpoint.remote import (
-    PROCESSOR_FILES,
-    TOKENIZER_FILES,
-    RemoteFile,
-    WeightFile,
-    local_name,
-)
+from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import draw
 from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, visible

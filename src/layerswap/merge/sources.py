@@ -33,8 +33,9 @@ from layerswap.checkpoint.folder import (
 )
 from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.checkpoint.remote import BESIDE_WEIGHTS, HUB_ID, RemoteFile, WeightFile, is_url
+from layerswap.checkpoint.remote import RemoteFile, WeightFile, is_url
 from layerswap.checkpoint.views import as_4_bits, restack
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert

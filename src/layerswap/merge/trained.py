@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, fingerprints, read_json_object
-from layerswap.checkpoint.remote import TRAINING
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Composition, Recipe
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, all_places
 from layerswap.compose.presets import PARTITIONS

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from layerswap.checkpoint.remote import local_name
+from layerswap.checkpoint.hub import local_name
 from layerswap.compose import Zones, default_zones, zone_grid
 from layerswap.compose.composition import stack_rows
 from layerswap.compose.recipe import check_recipe

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from layerswap.checkpoint import open_checkpoint
-from layerswap.checkpoint.remote import TRAINING
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe

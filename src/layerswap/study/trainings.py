@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt, field_serializer
 
 from layerswap.checkpoint import open_checkpoint
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_tokenizer, open_device
-from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import DTYPES, Where
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions

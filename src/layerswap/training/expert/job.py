@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_tokenizer, with_thinking
-from layerswap.checkpoint.remote import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.ground.errors import DataError, LayerswapError, TrainingError, one_line
 from layerswap.ground.strict_json import read_json_object

@@ -12,7 +12,7 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.folder import CONFIG
-from layerswap.checkpoint.remote import TRAINING, local_name
+from layerswap.checkpoint.hub import TRAINING, local_name
 from layerswap.ground.commit import sync_tree, write_json
 from layerswap.ground.errors import TrainingError
 from layerswap.merge.metadata import COPIED, copy_document, fenced, in_markdown, set_dtype

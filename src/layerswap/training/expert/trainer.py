@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
-from layerswap.checkpoint.remote import TRAINING
 from layerswap.engine.rows import model_max_length
 from layerswap.ground import system
 from layerswap.ground.commit import refuse_target, write_json
