@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.main import get_command
@@ -289,40 +288,6 @@ cli.main()
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
-@pytest.fixture
-def mergekit(experts, tmp_path):
-    """The file of a mergekit configuration."""
-    path = tmp_path / "mergekit.yml"
-    parts = ((experts.language, [0, 2]), (experts.task, [2, 8]))
-    slices = [{"sources": [{"model": model, "layer_range": part}]} for model, part in parts]
-    path.write_text(yaml.safe_dump({"merge_method": "passthrough", "slices": slices}))
-    return path
-
-
-def test_check_reads_the_recipe_alone(layerswap, mergekit, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("{experts: {task: not-here, language: nor/here}, swap: {bottom: 2, top: 1}}")
-    result = layerswap("plan", recipe, "--check")
-    assert (result.code, result.out) == (0, f"{recipe}: a recipe: swap of task, language\n")
-    facts = json.loads(layerswap("plan", recipe, "--check", "--layers", 8, "--json").out)
-    assert (facts["command"], facts["recipe"]) == ("plan", "a recipe: swap of task, language")
-    assert facts["composition"]["layers"] == 8
-    result = layerswap("plan", mergekit, "--check", "--layers", 8)
-    first, *rows = result.out.splitlines()
-    assert first == f"{mergekit}: a mergekit configuration: passthrough of language, task"
-    assert rows[0].split() == ["head,", "final", "norm", "░░░░░░░░░░", "task"]
-    assert rows[-2].split() == ["0", "██████████"]
-    planned = layerswap("plan", mergekit)
-    assert planned.out.splitlines()[-1].endswith("100% copied bit for bit")
-    result = layerswap("plan", mergekit, "--check", "--layers", 4)
-    assert result.code == 2
-    assert f"{mergekit}, line " in result.err
-    assert "layer_range ends at 8, but" in result.err
-    result = layerswap("plan", mergekit, "--layers", 4)
-    assert result.code == 2
-    assert result.err.startswith("error: --layers goes with --check")
-
-
 MISTAKES = {
     "recipe": (
         "experts: {task: a, swahili: b}\nswap:\n  botom: 3\ndtype: int8\n",
@@ -343,11 +308,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-@pytest.mark.parametrize("flags", [(), ("--check",)])
-def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path, kind, flags):
+def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path, kind):
     text, mistakes = MISTAKES[kind]
     (tmp_path / "m.yaml").write_text(text)
-    result = layerswap("plan", tmp_path / "m.yaml", *flags)
+    result = layerswap("plan", tmp_path / "m.yaml")
     assert result.code == 2
     shown = [f"error: {tmp_path}/m.yaml, {mistake}" for mistake in mistakes]
     assert sorted(result.err.splitlines()) == shown

@@ -242,12 +242,6 @@ def _arguments(skip: int, flag: str = "") -> str:
     return words.replace("{", "{{").replace("}", "}}")
 
 
-def _plan(given: Given) -> str | None:
-    if given["check"]:
-        return "plan {file}" if given["file"] else None
-    return f"merge {_arguments(2)} --out {{merged}}"
-
-
 def _merge(given: Given) -> str:
     return f"merge {_arguments(2, '--dry-run')}" if given["dry_run"] else "verify {out}"
 
@@ -300,7 +294,7 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
         if given["trial"]
         else "study run {name}/study.yaml --out {name}/results"
     ),
-    "plan": _plan,
+    "plan": lambda given: f"merge {_arguments(2)} --out {{merged}}",
     "merge": _merge,
     "instruct": "verify {out}",
     "revert": "verify {out}",

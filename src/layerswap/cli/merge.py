@@ -119,37 +119,18 @@ def _expect_checkpoint(option: str, value: str) -> None:
         )
 
 
-def plan(
-    *,
-    described: RecipeOptions,
-    check: bool = False,
-    layers: Annotated[int | None, Option(min=1)] = None,
-) -> None:
+def plan(*, described: RecipeOptions) -> None:
     """Draw a composition, and list the size and the sources of its merge.
 
     Takes the arguments of merge. Reads headers, and compares tensors that look equal in all
     experts. Prints the plan; nothing is written.
 
     Example: layerswap plan --task math-expert --language swahili-expert --bottom 5
-
-    Options:
-        check: Read only the recipe, and open no checkpoint.
-        layers: Number of layers to draw with --check.
     """
     from layerswap.merge.api import make_plan
 
-    if layers is not None and not check:
-        raise RecipeError("--layers goes with --check; without --check the experts give the layers")
-    recipe = described.recipe()
-    if check:
-        composition = None if layers is None else recipe.resolve(layers)
-        drawn = None if composition is None else composition.to_dict()
-        facts = {"recipe": str(recipe), "composition": drawn}
-        where = described.file or "command line"
-        output.finish("plan", facts, [f"{where}: {recipe}", *filter(None, [composition])])
-        return
     planned = make_plan(
-        recipe, follow_training=described.file is None, in_place=True, log=output.log
+        described.recipe(), follow_training=described.file is None, in_place=True, log=output.log
     )
     output.finish("plan", planned.to_dict(), _summary(planned))
 
