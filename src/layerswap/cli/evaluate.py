@@ -153,7 +153,7 @@ def compare(
     from layerswap.experiment.tables import comparison_tables
 
     compared = answered.compare(runs, models=model or ())
-    lines: list[object] = [compared.disagreement, ""] if compared.disagreement else []
+    lines: list[object] = []
     for table in comparison_tables(compared):
         if to == "text":
             lines += [table, ""]

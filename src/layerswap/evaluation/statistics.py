@@ -284,23 +284,6 @@ def resampled_counts(n: int) -> npt.NDArray[np.float32]:
     return np.array([np.ones(n), *drawn], dtype=np.float32)
 
 
-def disagreements(differences: Mapping[str, tuple[Interval, Interval]]) -> str:
-    """Describe, in one line, pairs of models that accuracy and balanced accuracy order differently.
-
-    Differences in accuracy and in balanced accuracy disagree if their intervals have opposite
-    signs, or if only one of them excludes zero, and also excludes the mean of the other. Empty if
-    none do.
-    """
-    pairs = [
-        f"{name} (accuracy: {accuracy.in_words()}; balanced accuracy: {balanced.in_words()})"
-        for name, (accuracy, balanced) in differences.items()
-        if accuracy.sign != balanced.sign
-        and any(a.sign and not a.low <= b.mean <= a.high
-                for a, b in ((accuracy, balanced), (balanced, accuracy)))
-    ]  # fmt: skip
-    return f"Accuracy and balanced accuracy disagree: {'; '.join(pairs)}." if pairs else ""
-
-
 @dataclass(frozen=True)
 class PairedTest:
     """Two models on the same examples."""

@@ -17,7 +17,6 @@ from layerswap.evaluation.statistics import (
     Interval,
     PairedTest,
     classified_of,
-    disagreements,
     holm,
     mean_interval,
     mean_over_groups,
@@ -70,7 +69,6 @@ class ComparedModels:
     cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row and model; None without scores
     means: tuple[LanguageMean, ...]  # of benchmarks with several languages
     notes: tuple[str, ...]  # about documents that are left out
-    disagreement: str  # where accuracy and balanced accuracy disagree; empty if nowhere
 
     def to_pandas(self) -> pd.DataFrame:
         """A row for each benchmark, language, metric and model.
@@ -151,17 +149,7 @@ def compare(
         ))  # fmt: skip
     means = _means({name: scores[name] for name in names}, rows)
     notes = tuple(_left_out(names, dict(zip(rows, cells, strict=True))))
-    gaps = {
-        f"{' '.join(filter(None, row[:2]))}, {name} against {names[0]}": (
-            cell.against.difference, cell.balanced_against.balanced_accuracy
-        )
-        for row, line in zip(rows, cells, strict=True)
-        for name, cell in zip(names, line, strict=True)
-        if cell is not None and cell.against is not None and cell.balanced_against is not None
-    }  # fmt: skip
-    return ComparedModels(
-        tuple(names), tuple(rows), tuple(cells), tuple(means), notes, disagreements(gaps)
-    )
+    return ComparedModels(tuple(names), tuple(rows), tuple(cells), tuple(means), notes)
 
 
 _Row = tuple[str, str, str]

@@ -17,7 +17,6 @@ from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
-from layerswap.evaluation.statistics import Interval, disagreements
 from layerswap.experiment.answers import read_answers
 from layerswap.experiment.benchmarks import (
     RESULTS,
@@ -30,7 +29,6 @@ from layerswap.experiment.conditions import (
     BASELINES,
     CHOSEN,
     DEFAULT,
-    FLATTERED,
     JOINT,
     LANGUAGE_EXPERT,
     SOUP,
@@ -158,7 +156,6 @@ class FinishedSteps:
         lead = [
             verdicts_in_words(found),
             study_surpassing(self.results.benchmarks, self.journal.root),
-            disagreements(both_differences(self.results.benchmarks)),
             selected_in_words(self.results.benchmarks),
             self.settings.description,
             *self._cautions(),
@@ -425,17 +422,6 @@ def study_surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
     best = next((model for model in above if model.method not in BASELINES), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
     return surpassing(by_heading, written=best, command=command)
-
-
-def both_differences(results: Sequence[BenchmarkResult]) -> dict[str, tuple[Interval, Interval]]:
-    """The selected model minus every other, by accuracy and by balanced accuracy."""
-    return {
-        f"{result.heading}, {result.selected} against {model}": (
-            result.over_pairs.differences[model], gap.balanced_accuracy
-        )
-        for result in results
-        for model, gap in result.over_pairs.balanced_differences.items() if model != FLATTERED
-    }  # fmt: skip
 
 
 def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
