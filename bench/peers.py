@@ -26,7 +26,7 @@ import yaml
 
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
-from layerswap.lab.exports import export_tasks
+from layerswap.lab.questions import write_tasks
 from layerswap.merge import make_plan
 
 TASK = "lab_problem_furo"
@@ -117,7 +117,7 @@ def main() -> None:
     layers = make_plan(check_recipe(recipe_of(1, 1), where="peers")).composition.layers
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        export_tasks(root / "tasks", n=options.questions)
+        write_tasks(root / "tasks", options.questions)
         runs = [
             by_hand(options.mergekit, mergekit_of(1 + i, 1, layers), root / "tasks", root)
             for i in range(options.loops)

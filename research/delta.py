@@ -3,7 +3,7 @@
     python -m research.delta [LAB]    # a few minutes; prints Markdown
 
 The first table compares the default swap of the lab's experts with that of rounded ones. The
-package has one pair of experts; LAB is a folder of `layerswap lab build` with three.
+package has one pair of experts; LAB is a folder of `python -m research.lab build` with three.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import DEVELOPMENT_QUESTIONS
-from layerswap.lab.scoring import questions, sweep_correct
-from layerswap.lab.train import encode
+from layerswap.lab.scoring import sweep_correct
 from layerswap.merge import Plan, swap
+from research.lab.scoring import questions
+from research.lab.train import encode
 
 
 def score(plan: Plan, lab: Lab, language: str) -> float:
-    asked = questions(
-        "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
-    )
+    asked = questions("task_target", language, "development", DEVELOPMENT_QUESTIONS)
     tokenizer = load_tokenizer(lab.base)
     return float(sweep_correct(Sweep([plan], dtype="float32"), tokenizer, asked).mean())
 
@@ -65,7 +64,7 @@ def cost_of_bfloat16(lab: Lab, language: str, pair: int) -> str:
 def linearity(lab: Lab, language: str) -> str:
     task, other = lab.task_experts[0], lab.language_experts[language][0]
     tokenizer = load_tokenizer(lab.base)
-    asked = questions("task_target", language, "development", 200, world=lab.world)
+    asked = questions("task_target", language, "development", 200)
     rows = [row["input_ids"] for row in encode(tokenizer, asked)]
     starts = [len(tokenizer(example.prompt).input_ids) for example in asked]
     texts = [

@@ -25,12 +25,14 @@ from layerswap.experiment.compare import choose
 from layerswap.experiment.conditions import grid_plans
 from layerswap.experiment.spec import Grid
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.datasets import language_stream, task_stream
 from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS, lab_plan
-from layerswap.lab.scoring import load, questions, sweep_correct
-from layerswap.lab.train import Training, Trainings, train
+from layerswap.lab.scoring import sweep_correct
 from layerswap.report import Drawing, draw_heat_map
 from layerswap.report.delta_map import Map, draw_maps, map_of
+from research.lab.datasets import language_stream, task_stream
+from research.lab.scoring import load, questions
+from research.lab.train import Training, Trainings, train
+from research.lab.world import world_of
 
 PUBLISHED = Path(__file__).parent.parent / "tests" / "data" / "published_maps.json"
 SEED = 9000
@@ -69,9 +71,7 @@ def _grid(lab: Lab, language: str) -> Drawing:
     plan = lab_plan(lab, language)
     default = default_zones(plan.composition.layers)
     plans = grid_plans(Grid(bottom=[*BOTTOMS], top=[*TOPS]), plan, print)
-    asked = questions(
-        "task_target", language, "development", DEVELOPMENT_QUESTIONS, world=lab.world
-    )
+    asked = questions("task_target", language, "development", DEVELOPMENT_QUESTIONS)
     sweep = Sweep(list(plans.values()), dtype="float32")
     right = sweep_correct(sweep, load_tokenizer(lab.base), asked)
     shares = {one: float(scores.mean()) for one, scores in zip(plans, right, strict=True)}
@@ -94,12 +94,12 @@ def _maps(lab: Lab) -> Drawing:
     with TemporaryDirectory() as folder:
         experts = {
             "task expert": _trained(
-                lab, replace(usual.task, part=None), task_stream(lab.world, seed=SEED), folder
+                lab, replace(usual.task, part=None), task_stream(world_of(lab), seed=SEED), folder
             ),
             f"{language} expert": _trained(
                 lab,
                 replace(usual.language, part=None),
-                language_stream(lab.world, language, mix, seed=SEED),
+                language_stream(world_of(lab), language, mix, seed=SEED),
                 folder,
             ),
         }

@@ -244,14 +244,15 @@ def lab(problems: int = 1000) -> Table:
     from layerswap.checkpoint.loading import load_tokenizer
     from layerswap.compose.recipe import check_recipe
     from layerswap.lab.assets import shipped
-    from layerswap.lab.scoring import questions, sweep_correct
+    from layerswap.lab.scoring import sweep_correct
     from layerswap.merge import make_plan
+    from research.lab.scoring import questions
 
     world_lab = shipped()
     tokenizer = load_tokenizer(world_lab.base)
     every: dict[str, list[Values]] = {}
     for code in world_lab.languages:
-        documents = questions("task_target", code, "test", problems, world=world_lab.world)
+        documents = questions("task_target", code, "test", problems)
         pairs = zip(world_lab.task_experts, world_lab.language_experts[code], strict=True)
         for task, language in pairs:
             layers = ls.swap(task=task, language=language).composition.layers

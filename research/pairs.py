@@ -17,10 +17,10 @@ from layerswap.compose.presets import partition_zones
 from layerswap.compose.recipe import check_recipe
 from layerswap.experiment.conditions import DEFAULT as DEFAULT_SWAP
 from layerswap.lab.assets import shipped
-from layerswap.lab.tasks import SPLITS, LabExample
-from layerswap.lab.train import PARTITION
 from layerswap.merge import make_plan
 from layerswap.study.runner import Context
+from research.lab.tasks import SPLITS, LabExample
+from research.lab.train import PARTITION
 from research.questions import trainings_of
 from research.selection import select
 
@@ -41,9 +41,9 @@ KINDS = ("task", "language")
 
 def make_base(context: Context) -> None:
     """Train a base for a setting."""
-    from layerswap.lab.datasets import base_stream
-    from layerswap.lab.train import new_model, train
-    from layerswap.lab.world import make_tokenizer, make_world
+    from research.lab.datasets import base_stream
+    from research.lab.train import new_model, train
+    from research.lab.world import make_tokenizer, make_world
 
     trainings, settings = trainings_of(context)
     world = make_world(settings)
@@ -94,7 +94,7 @@ def correct(
     import numpy as np
     import torch
 
-    from layerswap.lab.train import IGNORED, collate, encode
+    from research.lab.train import IGNORED, collate, encode
 
     rows = encode(tokenizer, examples)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
@@ -113,8 +113,8 @@ class _Bench:
     """One model that trains and scores, with weights loaded as needed."""
 
     def __init__(self, base: Path, context: Context) -> None:
-        from layerswap.lab.scoring import load
-        from layerswap.lab.world import make_world
+        from research.lab.scoring import load
+        from research.lab.world import make_world
 
         self.trainings, settings = trainings_of(context)
         self.asked = context.step.settings["asked"]
@@ -126,8 +126,8 @@ class _Bench:
 
     def expert(self, kind: str, language: str, base: Weights, seed: int) -> Weights:
         """Train an expert from some weights; a task expert from the base is trained once."""
-        from layerswap.lab.datasets import language_stream, task_stream
-        from layerswap.lab.train import train
+        from research.lab.datasets import language_stream, task_stream
+        from research.lab.train import train
 
         if kind == "task" and base is self.base and seed in self._tasks:
             return self._tasks[seed]
@@ -151,7 +151,7 @@ class _Bench:
         self, language: str, base: Weights, pair: Mapping[str, Weights], n: int
     ) -> dict[str, dict[str, npt.NDArray[np.bool_]]]:
         """The right answers of every composition on `n` problems of each split."""
-        from layerswap.lab.tasks import examples
+        from research.lab.tasks import examples
 
         asked = {
             split: examples(self.world, language, "problem", split, n, asked=self.asked)

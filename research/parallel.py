@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from layerswap.lab.scoring import load
+from research.lab.scoring import load
 
 SENTENCES = 100
 SHARED = 0.5
@@ -60,11 +60,13 @@ def lab() -> None:
 
     import layerswap as ls
     from layerswap.lab.assets import shipped
-    from layerswap.lab.scoring import questions, sweep_correct
-    from layerswap.lab.tasks import problem
+    from layerswap.lab.scoring import sweep_correct
+    from research.lab.scoring import questions
+    from research.lab.tasks import problem
+    from research.lab.world import world_of
 
     world_lab = shipped()
-    world = world_lab.world
+    world = world_of(world_lab)
     for language in world_lab.languages:
         target, words = world.language(language), world.source.vocabulary(common_only=False)
 

@@ -17,12 +17,12 @@ from typing import Any
 from layerswap.checkpoint import fingerprint
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
-from layerswap.lab.datasets import BaseMix
-from layerswap.lab.tasks import ProblemKind
-from layerswap.lab.train import ModelShape, Training, Trainings
-from layerswap.lab.world import VERB_LAST, LanguageSettings, WorldSettings
 from layerswap.study.runner import Context
 from layerswap.study.steps import Graph, Step
+from research.lab.datasets import BaseMix
+from research.lab.tasks import ProblemKind
+from research.lab.train import ModelShape, Training, Trainings
+from research.lab.world import VERB_LAST, LanguageSettings, WorldSettings
 
 FIRST_SEED = 5000
 """Seed of the experts, far from those of the shipped ones and of the study."""
@@ -152,8 +152,8 @@ def plan(asked: Mapping[str, Question], *, seeds: int, n: int) -> Graph:
 def trainings_of(context: Context) -> tuple[Trainings, WorldSettings]:
     """The trainings and world in the settings of a step."""
     plain = context.step.settings["trainings"]
-    from layerswap.lab.assets import settings_of
-    from layerswap.lab.datasets import LanguageMix
+    from research.lab.datasets import LanguageMix
+    from research.lab.world import settings_of
 
     kinds = ("base", "task", "language", "joint")
     trainings = Trainings(

@@ -1,7 +1,7 @@
 """The rows of docs/papers.md that the lab can show, by the settings in `lab-rows/settings.yaml`.
 
     python -m research.rows                         # prints the tables, writes their CSV files
-    layerswap lab build --out LAB                   # the experts, 26 minutes
+    python -m research.lab build --out LAB                   # the experts, 26 minutes
     python -m research.rows train LAB OUT NAME...   # a model of `trained_names()`, or all of them
     python -m research.rows score LAB OUT           # records the scores of the models there are
 
@@ -34,15 +34,16 @@ from layerswap.evaluation.statistics import (
     predictors,
 )
 from layerswap.ground.commit import write_json
-from layerswap.lab.datasets import language_stream, task_stream
-from layerswap.lab.tasks import LabExample, comprehension, examples
-from layerswap.lab.train import OUTSIDE, PARTITION, Trainings, train
+from research.lab.datasets import language_stream, task_stream
+from research.lab.tasks import LabExample, comprehension, examples
+from research.lab.train import OUTSIDE, PARTITION, Trainings, train
+from research.lab.world import world_of
 from research.markdown import Table, per_cent, points, table
 
 if TYPE_CHECKING:
     from layerswap.lab.assets import Lab
-    from layerswap.lab.world import World
     from layerswap.merge import Plan
+    from research.lab.world import World
 
 HERE = Path(__file__).parent / "lab-rows"
 SETTINGS: Mapping[str, Any] = yaml.safe_load((HERE / "settings.yaml").read_text("utf-8"))
@@ -77,11 +78,11 @@ def train_model(lab: Lab, out: Path, name: str) -> None:
         _train_in_turns(lab, out, name)
         return
     from layerswap.checkpoint.loading import without_progress_bars
-    from layerswap.lab.scoring import load
+    from research.lab.scoring import load
 
     _, language, seed = name.split("-")
     model, tokenizer = load(lab.base)
-    stream = text_stream(lab.world, language, seed=int(seed))
+    stream = text_stream(world_of(lab), language, seed=int(seed))
     train(model, tokenizer, stream, Trainings().language, seed=int(seed))  # type: ignore[arg-type]
     with without_progress_bars():
         model.save_pretrained(out / name)
@@ -103,15 +104,15 @@ def text_stream(world: World, language: str, *, seed: int) -> Iterator[LabExampl
 
 def _train_in_turns(lab: Lab, out: Path, name: str) -> None:
     """Simultaneous partition SFT of an equal number of rows of both data sets."""
-    from layerswap.lab.exports import training_run, write_examples
     from layerswap.training.expert.trainer import train as train_expert
+    from research.lab.study import training_run, write_examples
 
     turns = SETTINGS["turns"]
     _, every, seed = name.split("-")
     rows = turns["steps"] * turns["batch"] // 2
     streams = {
-        "task": task_stream(lab.world, seed=int(seed)),
-        "language": language_stream(lab.world, turns["language"], seed=int(seed)),
+        "task": task_stream(world_of(lab), seed=int(seed)),
+        "language": language_stream(world_of(lab), turns["language"], seed=int(seed)),
     }
     files = {}
     for kind, stream in streams.items():
@@ -151,7 +152,7 @@ def score(lab: Lab, out: Path) -> None:
             sweep = Sweep([plan()], dtype="float32")
         for one in missing:
             skill, language, split = one.split()
-            documents = examples(lab.world, language, skill, split, SETTINGS["documents"])  # type: ignore[arg-type]
+            documents = examples(world_of(lab), language, skill, split, SETTINGS["documents"])  # type: ignore[arg-type]
             right = sweep_correct(sweep, tokenizer, documents)[0]
             recorded.setdefault(name, {})[one] = np.packbits(right).tobytes().hex()
         _write_scores(recorded)
@@ -182,7 +183,7 @@ def _evaluations(lab: Lab, out: Path) -> dict[str, tuple[Callable[[], Plan], lis
         return [f"{skill} {language} test" for skill in skills for language in languages]
 
     found: dict[str, tuple[Callable[[], Plan], list[str]]] = {}
-    found["base"] = alone("base"), tests(*(one.name for one in lab.world.languages.values()))
+    found["base"] = alone("base"), tests(*(one.name for one in world_of(lab).languages.values()))
     for name in experts("task", folder):
         signals = [f"{skill} {language} development" for skill, language in TASK_SIGNALS]
         found[name] = alone(name), signals + tests(SOURCE, *SCARCE)
@@ -489,7 +490,9 @@ def main() -> None:
     asked = parser.add_subparsers(dest="asked")
     for name in ("train", "score"):
         given = asked.add_parser(name)
-        given.add_argument("lab", type=Path, help="folder that `layerswap lab build` wrote")
+        given.add_argument(
+            "lab", type=Path, help="folder that `python -m research.lab build` wrote"
+        )
         given.add_argument("out", type=Path, help="folder of the models that are trained")
         if name == "train":
             given.add_argument("names", nargs="*", help="models to train; all by default")

@@ -5,8 +5,8 @@
 For every scarce language and pair of experts, 30 compositions of a grid are scored on 250
 development and 500 test problems. Then the rule chooses on the development problems, in 20 orders
 of them. The regret is the best test score minus that of the choice. The cost is the share of all
-scores of the candidates. The package has one pair of experts; LAB is a folder of `layerswap lab
-build` with three.
+scores of the candidates. The package has one pair of experts; LAB is a folder of `python -m
+research.lab build` with three.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from layerswap.engine.sweep import Sweep
 from layerswap.experiment.conditions import swapped
 from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan
-from layerswap.lab.scoring import questions, sweep_correct
+from layerswap.lab.scoring import sweep_correct
 from layerswap.merge import Plan
+from research.lab.scoring import questions
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,8 +42,8 @@ FIRST = (20, 40, 60, 100, DEVELOPMENT)
 def right_answers(lab: Lab, language: str, plans: Sequence[Plan]) -> tuple[Right, Right]:
     """Right answers, `(compositions, problems)`, on the development and the test problems."""
     tokenizer, sweep = load_tokenizer(lab.base), Sweep(plans, dtype="float32")
-    development = questions("task_target", language, "development", DEVELOPMENT, world=lab.world)
-    test = questions("task_target", language, "test", TEST, world=lab.world)
+    development = questions("task_target", language, "development", DEVELOPMENT)
+    test = questions("task_target", language, "test", TEST)
     return sweep_correct(sweep, tokenizer, development), sweep_correct(sweep, tokenizer, test)
 
 

@@ -26,7 +26,9 @@ from layerswap.experiment.conditions import DEFAULT, SOUP, Condition, contenders
 from layerswap.experiment.spec import Grid
 from layerswap.lab import quickstart
 from layerswap.lab.assets import shipped
-from layerswap.lab.scoring import TEST_QUESTIONS, questions, sweep_correct
+from layerswap.lab.quickstart import TEST_QUESTIONS
+from layerswap.lab.scoring import sweep_correct
+from research.lab.scoring import questions
 
 HERE = Path(__file__).parent
 LAB = HERE / "selection" / "lab.json"
@@ -110,7 +112,7 @@ def lab_regrets() -> Iterator[dict[str, float]]:
                 ("development", quickstart.DEVELOPMENT_QUESTIONS),
                 ("test", TEST_QUESTIONS),
             ):
-                asked = questions("task_target", language, split, count, world=lab.world)
+                asked = questions("task_target", language, split, count)
                 right = sweep_correct(sweep, tokenizer, asked).astype(float)
                 splits.append(dict(zip(plans, right, strict=True)))
             yield regrets(*splits)

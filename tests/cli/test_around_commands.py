@@ -15,7 +15,7 @@ from layerswap.versions import EXTRAS
 
 CORE = {
     "plan", "merge", "adapters", "instruct", "revert", "verify", "delta", "study list",
-    "study show", "study merge", "study status", "lab models", "lab export",
+    "study show", "study merge", "study status", "lab models",
 }  # fmt: skip
 """Commands that need no extra."""
 ASKED = {
@@ -37,10 +37,6 @@ ASKED = {
     "study report": ["results"],
     "study list": [],
     "study show": ["unreasonable"],
-    "lab build": ["--out", "out"],
-    "lab score": ["{base}"],
-    "lab export": ["--out", "tasks", "--n", "2"],
-    "lab study": ["--out", "out"],
     "lab models": ["--out", "lab"],
     "plan": ["--task", "{task}", "--language", "{language}"],
     "merge": ["--task", "{task}", "--language", "{language}", "--out", "merged"],

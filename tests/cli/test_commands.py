@@ -370,7 +370,6 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
     out = ("--out", tmp_path / "out")
     for command, package, extra in (
         (("data", "swahili", *out), "datasketch", "train"),
-        (("lab", "study", *out), "datasketch", "train"),
         (("study", "run", "unreasonable", *out), "datasketch", "train"),
         (("eval", tmp_path, "--suite", "mgsm", "--language", "sw", *out), "lm_eval", "eval"),
     ):

@@ -6,9 +6,9 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from layerswap.lab.assets import shipped
-from layerswap.lab.datasets import language_stream, take, task_stream
-from layerswap.lab.tasks import LabExample, examples
+from research.lab.datasets import language_stream, take, task_stream
+from research.lab.tasks import LabExample, examples
+from research.lab.world import make_world
 
 LANGUAGE = "furo"
 
@@ -17,7 +17,7 @@ def write_lab_files(
     folder: Path, *, code: str = "qaa", task: str = "problems", rows: int = 200, tests: int = 20
 ) -> None:
     """Write CODE.txt, news.CODE, news.en, TASK-en.tsv, TASK-CODE.tsv and TASK-CODE-dev.tsv."""
-    world = shipped().world
+    world = make_world()
     lines = [one.prompt + one.completion for one in take(language_stream(world, LANGUAGE, seed=5),
                                                          rows)]  # fmt: skip
     (folder / f"{code}.txt").write_text("\n".join(lines) + "\n")

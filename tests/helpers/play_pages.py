@@ -22,7 +22,7 @@ TASK, LANGUAGE, DEFAULT = "task", "language", "swap.1.1.0.0.blend"
 
 def open_lab_pair(language: str = "furo") -> tuple[Plan, Answered]:
     """The lab as `layerswap play` opens it."""
-    return lab_plan(shipped(), language), lab_documents(shipped(), language, 20)
+    return lab_plan(shipped(), language), lab_documents(language, 20)
 
 
 class Client:

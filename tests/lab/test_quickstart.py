@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from research.lab.scoring import score_folder
 
 from layerswap.cli.output import step_progress
 from layerswap.experiment.answers import Answer
@@ -15,7 +16,6 @@ from layerswap.experiment.conditions import DEFAULT, JOINT, TASK_EXPERT, Conditi
 from layerswap.ground.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.quickstart import quickstart_report
-from layerswap.lab.scoring import score_folder, score_folders
 from layerswap.report.page import render
 
 MODELS = (
@@ -67,8 +67,7 @@ def test_results_hold_what_was_measured(finished):
 
 def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
     folder, outcome, _ = finished
-    world = quickstart.shipped().world
-    scores = score_folder(folder / "merged", outcome.language, "test", 80, world=world)
+    scores = score_folder(folder / "merged", outcome.language, "test", 80)
     assert scores["task_target"].tolist() == outcome.scores[outcome.selected].tolist()
 
 
@@ -160,13 +159,3 @@ def test_other_files_are_left_alone(tmp_path):
     with pytest.raises(LayerswapError, match=r"no target language 'klingon' in the lab; it has "):
         quickstart.run(tmp_path / "out", language="klingon", log=print, progress=step_progress)
     assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "thesis.tex"]
-
-
-@pytest.mark.slow
-def test_scores_of_folders_and_of_a_whole_lab():
-    lab = quickstart.shipped()
-    settings = {"language": "nela", "split": "development", "n": 20, "progress": step_progress}
-    scores = score_folders([lab.base.parent], **settings)
-    assert list(scores) == ["base", "task-1", "language-nela-1", "language-furo-1"]
-    alone = score_folders([lab.task_experts[0]], **settings)
-    assert alone == {"task-1": scores["task-1"]}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from gguf_files import all_of, write_gguf
 from merging import copied, recipe_plan, save_adapter, save_expert, save_fisher, tiny_llama
+from research.lab.world import make_tokenizer, make_world
 
 import layerswap as ls
 from layerswap.compose.recipe import parse_recipe
-from layerswap.lab.world import make_tokenizer, make_world
 from layerswap.merge.adapters import write_adapters
 from layerswap.methods import METHODS
 from layerswap.training.expert.trainer import train

@@ -137,9 +137,9 @@ def test_the_chat_template_of_the_tokenizer_is_applied(tmp_path):
 def tasks(tmp_path):
     """The problems of the lab as tasks of lm-eval."""
     pytest.importorskip("lm_eval")
-    from layerswap.lab.exports import export_tasks
+    from layerswap.lab.questions import write_tasks
 
-    export_tasks(tmp_path / "tasks", n=12)
+    write_tasks(tmp_path / "tasks", 12)
     return tmp_path / "tasks"
 
 

@@ -72,9 +72,9 @@ def test_the_map_has_the_scores_of_a_sweep(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     from layerswap.experiment.spec import SweepSpec
     from layerswap.experiment.sweeps import run_sweep
-    from layerswap.lab.exports import export_tasks
+    from layerswap.lab.questions import write_tasks
 
-    export_tasks(tmp_path / "tasks", n=40)
+    write_tasks(tmp_path / "tasks", 40)
     plan, _ = open_lab_pair()
     spec = SweepSpec(recipe="-", grid={"bottom": [1, 2], "top": [0, 1]},
                      tasks=["lab_problem_furo"], include=[str(tmp_path / "tasks")])  # fmt: skip

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from research.__main__ import answered
+from research.lab.train import ModelShape, Training, Trainings
 from research.pairs import choice
 from research.questions import Question, Setting, find, plan, questions
 
 from layerswap import LayerswapError
-from layerswap.lab.train import ModelShape, Training, Trainings
 
 SHORT = replace(
     Trainings(),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from research.lab.world import PEOPLE, make_world
 
-from layerswap.lab.world import PEOPLE
 from research import rows
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,9 +30,8 @@ def test_a_difference_is_paired_by_the_seeds_of_both():
 
 
 def test_raw_text_has_neither_questions_nor_other_languages():
-    from layerswap.lab.assets import shipped
 
-    world = shipped().world
+    world = make_world()
     spoken = world.language("furo")
     known = {*spoken.words.values(), *(str(n) for n in range(10)), *PEOPLE}
     stream = rows.text_stream(world, "furo", seed=1)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from accessibility import AXE, open_browser, violations
+from research.lab.datasets import language_stream, take, task_stream
+from research.lab.world import make_world
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -34,9 +36,7 @@ from layerswap.experiment.runs import compare
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
-from layerswap.lab.datasets import language_stream, take, task_stream
-from layerswap.lab.exports import export_tasks
-from layerswap.lab.world import make_world
+from layerswap.lab.questions import write_tasks
 from layerswap.study.conditions import recipes
 from layerswap.study.estimate import (
     GPU,
@@ -90,7 +90,7 @@ def folder(tmp_path_factory):
         for part, count in (("train", 64), ("validation", 16)):
             rows = [{"prompt": e.prompt, "completion": e.completion} for e in take(stream, count)]
             (root / f"{name}-{part}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    export_tasks(root / "tasks", n=20)
+    write_tasks(root / "tasks", 20)
     return root
 
 

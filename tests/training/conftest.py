@@ -20,9 +20,8 @@ def _offline(monkeypatch, tmp_path_factory):
 def base(tmp_path_factory):
     """A random Llama of 4 layers with the lab's tokenizer, stored in bfloat16."""
     import torch
+    from research.lab.world import make_tokenizer, make_world
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from layerswap.lab.world import make_tokenizer, make_world
 
     folder = tmp_path_factory.mktemp("models") / "base"
     tokenizer = make_tokenizer(make_world())
@@ -43,8 +42,8 @@ def rows(tmp_path_factory):
     """Files of problems and of reading in another language; 128 rows to train on each."""
     import json
 
-    from layerswap.lab.datasets import language_stream, take, task_stream
-    from layerswap.lab.world import make_world
+    from research.lab.datasets import language_stream, take, task_stream
+    from research.lab.world import make_world
 
     folder = tmp_path_factory.mktemp("rows")
     world = make_world()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from layerswap.cli import app
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.ground.errors import EvaluationError, TrainingError
-from layerswap.lab.exports import export_tasks
+from layerswap.lab.questions import write_tasks
 from layerswap.training.expert.select import (
     candidates,
     freeze_or_revert,
@@ -44,7 +44,7 @@ def runs(tmp_path_factory, base, rows):
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     out = tmp_path_factory.mktemp("tasks") / "lab"
-    export_tasks(out, n=24)
+    write_tasks(out, 24)
     return out
 
 

@@ -60,7 +60,7 @@ class OptionGroup:
 
 
 NEEDS: Mapping[str, tuple[Extra, ...]] = {
-    "quickstart": ("lab",), "lab score": ("lab",), "compare": ("eval",), "study report": ("eval",),
+    "quickstart": ("lab",), "compare": ("eval",), "study report": ("eval",),
     "analyse linearity": ("lab",), "analyse composability": ("eval",),
     "analyse fisher": ("models",), "analyse freeze-or-revert": ("train", "eval"),
     "analyse select": ("eval",), "bases": ("models",), "ask label": ("play",),

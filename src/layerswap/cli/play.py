@@ -97,12 +97,12 @@ def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Documents | N
     length = 64
     if not described.given():
         from layerswap.lab.assets import shipped
+        from layerswap.lab.questions import NEW_TOKENS
         from layerswap.lab.quickstart import lab_documents, lab_plan
-        from layerswap.lab.scoring import NEW_TOKENS
 
         lab = shipped()
         target = lab.scarce(shown.target_language)
-        plan, documents = lab_plan(lab, target), lab_documents(lab, target)
+        plan, documents = lab_plan(lab, target), lab_documents(target)
         length = NEW_TOKENS
     elif described.file is not None and described.file.is_dir():
         recipe, documents = open_study(described.file, shown.target_language)

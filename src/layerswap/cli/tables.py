@@ -9,23 +9,12 @@ from layerswap.ground.types import duration
 from layerswap.report.tables import Number, Table
 
 if TYPE_CHECKING:
-    from layerswap.evaluation.statistics import Interval, Predictor
-    from layerswap.lab.scoring import LabMeasure
+    from layerswap.evaluation.statistics import Predictor
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
     from layerswap.study.on_slurm import JobState
     from layerswap.study.steps import Graph
     from layerswap.training.expert.select import FreezeOrRevert, Selection
-
-
-def score_table(scores: Mapping[str, Mapping[LabMeasure, Interval]], language: str) -> Table:
-    """Models down, the lab's measures across; the best are bold."""
-    from layerswap.experiment.tables import models_table
-    from layerswap.lab.scoring import measure_names
-
-    columns = {heading: {name: row[measure] for name, row in scores.items()}
-               for measure, heading in measure_names(language).items()}  # fmt: skip
-    return models_table(columns, caption="% right, with 95% bootstrap intervals")
 
 
 def selection_table(selection: Selection) -> Table:

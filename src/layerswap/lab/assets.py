@@ -1,19 +1,18 @@
-"""Labs on disk: the one that ships with the package, and those that `build` writes."""
+"""Labs on disk: the one that ships with the package, and those that `research/lab` builds."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.ground.errors import RecipeError
-from layerswap.lab.world import LanguageSettings, World, WorldSettings, make_world
+from layerswap.lab.questions import ASSETS, write_tasks
 
-LAB_RECORD = "record.json"
+LAB_RECORD, TASKS = "record.json", "tasks"
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,8 @@ class Lab:
     language_experts: dict[str, tuple[Path, ...]]  # per scarce language, one folder per seed
     # Settings, seeds and versions of the build, and every model's development scores.
     record: dict[str, Any]
+    source: str  # the language of the task expert's data
     languages: tuple[str, ...]  # the scarce languages, nearest to the source language first
-
-    @property
-    def world(self) -> World:
-        """The world that the models were trained in."""
-        return make_world(settings_of(self.record))
 
     def scarce(self, language: str | None) -> str:
         """Check a scarce language; return the farthest from the source language when None."""
@@ -45,14 +40,15 @@ class Lab:
 
 def shipped() -> Lab:
     """Open the lab inside the package."""
-    return open_lab(Path(str(files("layerswap.lab") / "assets")))
+    return open_lab(ASSETS)
 
 
 def open_lab(folder: Path) -> Lab:
-    """Open the lab that `build` wrote to a folder."""
+    """Open a lab that `research/lab` built, or a copy of the shipped one."""
     record = read_record(folder)
     names = models_of(folder)
     languages = tuple(record["models"]["base"]["development"])
+    spoken = record["settings"]["languages"]
     return Lab(
         base=folder / "base",
         task_experts=tuple(folder / name for name in names if name.startswith("task-")),
@@ -61,18 +57,23 @@ def open_lab(folder: Path) -> Lab:
             for language in languages
         },
         record=record,
+        source=next(one["name"] for one in spoken if one["coverage"] == "source"),
         languages=languages,
     )
 
 
 def copy_models(out: Path, *, overwrite: bool = False) -> list[str]:
-    """Copy the shipped models, each into a folder of its own in `out`; return their names."""
-    lab = shipped()
-    with atomic_folder(
-        out.expanduser().absolute(), marker=LAB_RECORD, overwrite=overwrite
-    ) as folder:
-        shutil.copytree(lab.base.parent, folder, dirs_exist_ok=True)
-    return models_of(lab.base.parent)
+    """Copy the shipped models, each into a folder of its own in `out`; return their names.
+
+    The test questions are lm-eval tasks in the folder `tasks` beside them.
+    """
+    names, target = models_of(ASSETS), out.expanduser().absolute()
+    with atomic_folder(target, marker=LAB_RECORD, overwrite=overwrite) as folder:
+        for name in names:
+            shutil.copytree(ASSETS / name, folder / name)
+        shutil.copy(ASSETS / LAB_RECORD, folder)
+        write_tasks(folder / TASKS, at=target / TASKS)
+    return names
 
 
 def models_of(folder: Path) -> list[str]:
@@ -90,13 +91,3 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RecipeError(f"{path}: not a lab's record: {error}") from None
     return record
-
-
-def settings_of(record: dict[str, Any]) -> WorldSettings:
-    """Read the settings of a record's world."""
-    fields = dict(record["settings"])
-    fields["languages"] = tuple(
-        LanguageSettings(**{**entry, "order": tuple(entry["order"])})
-        for entry in fields["languages"]
-    )
-    return WorldSettings(**fields)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.checkpoint.loading import load_tokenizer
@@ -37,18 +37,8 @@ from layerswap.experiment.tables import models_table
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import Advance, Bars, Log
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.scoring import (
-    LIBRARIES,
-    MEASURES,
-    SHOWN,
-    TEST_QUESTIONS,
-    LabMeasure,
-    measure_names,
-    questions,
-    sweep_correct,
-    sweep_written,
-)
-from layerswap.lab.tasks import LabExample
+from layerswap.lab.questions import Question, Skill, questions
+from layerswap.lab.scoring import sweep_correct, sweep_written
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.metadata import command_lines, uses
 from layerswap.report import Report, Section, Table, draw_stack, write_report
@@ -61,7 +51,15 @@ BOTTOMS, TOPS = range(5), range(3)
 """The grid of zones, in layers."""
 DENSITIES = (0.2, 0.5)
 """Of TIES: as published, and milder."""
-DEVELOPMENT_QUESTIONS = 500
+DEVELOPMENT_QUESTIONS, TEST_QUESTIONS = 500, 1000
+"""Most questions of each measure."""
+SHOWN = 100
+"""Test problems whose answers are in the report."""
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+"""Libraries on which the scores depend."""
+LabMeasure = Literal["task_target", "task_source", "comprehension_target", "comprehension_source"]
+MEASURES: tuple[LabMeasure, ...] = get_args(LabMeasure)
+"""The task and comprehension, each in the scarce (target) and in the source language."""
 MEASURE = ("exact_match", "greedy")
 """Metric and filter of all answers."""
 
@@ -90,8 +88,7 @@ class LabQuestions:
         members = [self.members[condition] for condition in conditions]
         rows: list[Answer] = []
         for measure in MEASURES if split == TEST else ("task_target",):
-            count = TEST_QUESTIONS if split == TEST else DEVELOPMENT_QUESTIONS
-            asked = questions(measure, self.language, split, count, world=self.lab.world)[:first]
+            asked = self._asked(split, measure)[:first]
             right = sweep_correct(
                 self.sweep, self._tokenizer, asked, members=members, progress=self.advance
             )
@@ -107,25 +104,34 @@ class LabQuestions:
         """The test answers of a model that is not in the package, as recorded by its build."""
         record, rows = self.lab.record["models"][f"joint-{self.language}"], list[Answer]()
         for measure in MEASURES:
-            asked = questions(measure, self.language, TEST, TEST_QUESTIONS, world=self.lab.world)
+            asked = self._asked(TEST, measure)
             shown = asked[:SHOWN] if measure == "task_target" else []
             scores = [float(digit) for digit in record["test"][measure][: len(asked)]]
             texts = zip(shown, record["written"].split("\n"), strict=False)
             rows += _answers(condition, (TEST, measure), scores, texts)
         return rows
 
+    def _asked(self, split: Any, measure: LabMeasure) -> Sequence[Question]:
+        count = TEST_QUESTIONS if split == TEST else DEVELOPMENT_QUESTIONS
+        return questions(*_skill_and_language(self.lab, self.language, measure), split)[:count]
+
+
+def _skill_and_language(lab: Lab, language: str, measure: LabMeasure) -> tuple[Skill, str]:
+    skill: Skill = "problem" if measure.startswith("task") else "comprehension"
+    return skill, language if measure.endswith("target") else lab.source
+
 
 def _answers(
     condition: Condition,
     asked: tuple[str, LabMeasure],
     scores: Sequence[float],
-    shown: Iterable[tuple[LabExample, str]],
+    shown: Iterable[tuple[Question, str]],
 ) -> list[Answer]:
     """The answers to the questions of a split and measure, with the texts of the first ones."""
     split, measure = asked
     texts = [
-        {"question": example.prompt, "target": example.completion.strip(), "answer": text}
-        for example, text in shown
+        {"question": question.prompt, "target": question.answer, "answer": text}
+        for question, text in shown
     ]
     answer: Any = partial(Answer, str(condition), measure, split=split, condition=condition)
     return [
@@ -210,7 +216,7 @@ def run(
             "language expert": lab.language_experts[language][0],
         }
         outcome = Outcome(
-            **vars(board), language=language, source=lab.world.source.name,
+            **vars(board), language=language, source=lab.source,
             change=measure_delta(lab.base, experts), seconds=time.monotonic() - began,
         )  # fmt: skip
         write_json(folder / RESULTS, outcome.results())
@@ -238,13 +244,10 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
     return make_plan(check_recipe(recipe, where="lab"))
 
 
-def lab_documents(lab: Lab, language: str, problems: int = 200) -> Answered:
-    """Draw the problems in the scarce language, by split, that a page scores on."""
-    return Answered(f"problems in {language}", {
-        split: [(example.prompt, example.completion) for example in
-                questions("task_target", language, split, problems, world=lab.world)]
-        for split in get_args(Split)
-    })  # fmt: skip
+def lab_documents(language: str, problems: int = 200) -> Answered:
+    """Return problems in the scarce language, by split, that a page scores on."""
+    splits = {split: questions("problem", language, split)[:problems] for split in get_args(Split)}
+    return Answered(f"problems in {language}", splits)
 
 
 def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
@@ -292,9 +295,13 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
 
 def measures_table(outcome: Outcome) -> Table:
     """All models on the test split, by measure."""
-    names = measure_names(outcome.language)
+
+    def name(measure: LabMeasure) -> str:
+        skill, spoken = _skill_and_language(shipped(), outcome.language, measure)
+        return f"{'problems' if skill == 'problem' else skill}, {spoken}"
+
     return models_table(
-        {names[measure]: test.intervals for measure, test in outcome.tests.items()},
+        {name(measure): test.intervals for measure, test in outcome.tests.items()},
         selected=outcome.selected,
         caption=f"% right of {outcome.intervals[CHOSEN].n:,} test questions each, with 95% "
         "bootstrap intervals; >: selected",

@@ -25,7 +25,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from layerswap.ground.errors import RecipeError
-from layerswap.lab.world import PEOPLE, LabLanguage, Vocabulary, World
+from research.lab.world import PEOPLE, LabLanguage, Vocabulary, World
 
 Skill = Literal["comprehension", "translation", "problem"]
 LabSplit = Literal["train", "development", "test"]
@@ -64,6 +64,11 @@ class LabExample:
     skill: Skill
     steps: int  # changes in a problem, 0 for the other skills
     meaning: str  # the clauses in concepts; equal for the same clauses in any language
+
+    @property
+    def answer(self) -> str:
+        """The completion without its space."""
+        return self.completion.strip()
 
 
 def split_of(meaning: str) -> LabSplit:

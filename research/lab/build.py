@@ -21,21 +21,15 @@ from layerswap.engine.sweep import Sweep
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import LAB_RECORD, read_record
-from layerswap.lab.datasets import base_stream, joint_stream, language_stream, task_stream
-from layerswap.lab.scoring import (
-    LIBRARIES,
-    SHOWN,
-    TEST_QUESTIONS,
-    load,
-    questions,
-    score_folder,
-    sweep_written,
-)
-from layerswap.lab.tasks import LabExample
-from layerswap.lab.train import Training, Trainings, new_model, train
-from layerswap.lab.world import World, make_world
+from layerswap.lab.quickstart import LIBRARIES, SHOWN, TEST_QUESTIONS
+from layerswap.lab.scoring import sweep_written
 from layerswap.merge import soup
 from layerswap.versions import need_extras, versions
+from research.lab.datasets import base_stream, joint_stream, language_stream, task_stream
+from research.lab.scoring import load, questions, score_folder
+from research.lab.tasks import LabExample
+from research.lab.train import Training, Trainings, new_model, train
+from research.lab.world import World, make_tokenizer, make_world
 
 RUNS = 3
 """Experts of each kind, with a seed each."""
@@ -109,8 +103,6 @@ def _train(
     out: Path, job: LabJob, world: World, trainings: Trainings, progress: Progress | None
 ) -> dict[str, Any]:
     """Train and save one model; return its entry in the record."""
-    from layerswap.lab.world import make_tokenizer
-
     start = time.perf_counter()
     tokenizer = make_tokenizer(world)
     if job.name == "base":

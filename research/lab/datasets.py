@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from layerswap.ground.errors import RecipeError
-from layerswap.lab.tasks import (
+from research.lab.tasks import (
     TASK_STEPS,
     LabExample,
     ProblemKind,
@@ -30,7 +30,7 @@ from layerswap.lab.tasks import (
     problem,
     translation,
 )
-from layerswap.lab.world import LabLanguage, Vocabulary, World
+from research.lab.world import LabLanguage, Vocabulary, World
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from layerswap.lab.assets import Lab
 
 Coverage = Literal["source", "covered", "scarce"]
 Slot = Literal["who", "verb", "number", "noun"]
@@ -171,6 +173,21 @@ def make_world(settings: WorldSettings | None = None) -> World:
     return World(settings, languages)
 
 
+def settings_of(record: dict[str, Any]) -> WorldSettings:
+    """Read the settings of a record's world."""
+    fields = dict(record["settings"])
+    fields["languages"] = tuple(
+        LanguageSettings(**{**entry, "order": tuple(entry["order"])})
+        for entry in fields["languages"]
+    )
+    return WorldSettings(**fields)
+
+
+def world_of(lab: Lab) -> World:
+    """Make the world that a lab was built in."""
+    return make_world(settings_of(lab.record))
+
+
 def _language(
     entry: LanguageSettings, settings: WorldSettings, words: dict[str, str], rng: random.Random
 ) -> LabLanguage:
@@ -229,7 +246,7 @@ def make_tokenizer(world: World) -> PreTrainedTokenizerFast:
         single=f"{BOS} $A", special_tokens=[(BOS, ids[BOS])]
     )
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
         bos_token=BOS,

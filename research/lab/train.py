@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.engine.rows import pad
-from layerswap.lab.datasets import BaseMix, LanguageMix, take
-from layerswap.lab.tasks import LabExample
-from layerswap.lab.world import MAX_LENGTH
+from research.lab.datasets import BaseMix, LanguageMix, take
+from research.lab.tasks import LabExample
+from research.lab.world import MAX_LENGTH
 
 if TYPE_CHECKING:
     import torch

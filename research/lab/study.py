@@ -1,9 +1,4 @@
-"""Exports the lab: its questions as lm-eval tasks, and the papers' experiment as a study.
-
-A task is a YAML file beside a JSON Lines file of its documents. `lab_problem_furo` has the problems
-of the task in `furo`, `lab_comprehension_furo` the stories. Both compare the greedy answer with the
-right one, as `layerswap lab score` does.
-"""
+"""Writes the papers' experiment on the lab as a study, and the questions that the package ships."""
 
 from __future__ import annotations
 
@@ -13,21 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from layerswap.ground.commit import atomic_folder
-from layerswap.ground.errors import StudyError
 from layerswap.lab.assets import Lab, shipped
-from layerswap.lab.datasets import language_stream, take, task_stream
-from layerswap.lab.scoring import NEW_TOKENS
-from layerswap.lab.tasks import LabExample, LabSplit, Skill, examples
-from layerswap.lab.train import OUTSIDE, PARTITION, Training, Trainings
-from layerswap.lab.world import MAX_LENGTH
+from layerswap.lab.questions import write_tasks
+from research.lab.datasets import language_stream, take, task_stream
+from research.lab.tasks import LabExample, examples
+from research.lab.train import OUTSIDE, PARTITION, Training, Trainings
+from research.lab.world import MAX_LENGTH, make_world
 
-TASKS_MARKER = "lab_tasks.json"
-SKILLS: tuple[Skill, ...] = ("problem", "comprehension")
-
-INPUTS, STUDY, MARKER = "inputs", "study.yaml", "lab_study.json"
 HELD_OUT = 256
 """Rows of validation data."""
 MORE = 3
@@ -38,84 +25,44 @@ FIRST_SEED = 900
 """Seed of the data, far from those of the shipped experts."""
 
 
-def export_tasks(
-    out: Path, *, split: LabSplit = "test", n: int = 1000, seed: int = 0, overwrite: bool = False
-) -> list[str]:
-    """Write `n` questions of the source language and of every scarce one as lm-eval tasks.
-
-    `layerswap lab score` has seed 0. Returns the names of the tasks.
-    """
-    lab = shipped()
-    target = out.expanduser().absolute()
-    names = []
-    with atomic_folder(target, marker=TASKS_MARKER, overwrite=overwrite) as folder:
-        for language in (lab.world.source.name, *lab.languages):
-            for skill in SKILLS:
-                name = f"lab_{skill}_{language}"
-                asked = examples(lab.world, language, skill, split, n, seed=seed)
-                lines = [
-                    json.dumps({"prompt": example.prompt, "answer": example.completion.strip()})
-                    for example in asked
-                ]
-                (folder / f"{name}.jsonl").write_bytes(("\n".join(lines) + "\n").encode())
-                data = str(target / f"{name}.jsonl")
-                (folder / f"{name}.yaml").write_bytes(yaml.safe_dump(_task(name, data)).encode())
-                names.append(name)
-        (folder / TASKS_MARKER).write_bytes((json.dumps(names) + "\n").encode())
-    return names
-
-
-def _task(name: str, data: str) -> dict[str, Any]:
-    return {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": data}},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "num_fewshot": 0,
-        "doc_to_text": "{{prompt}}",
-        "doc_to_target": "{{answer}}",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": NEW_TOKENS, "do_sample": False},
-        "filter_list": [
-            {
-                "name": "whole",
-                "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}],
-            }
-        ],
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-        "metadata": {"version": 1.0},
-    }
+def shipped_questions() -> Iterator[dict[str, str]]:
+    """Draw the questions of the quickstart, `layerswap play` and `layerswap lab models`."""
+    world = make_world()
+    scarce = [language.name for language in world.scarce]
+    for split, n, spoken in (
+        ("development", 500, scarce),
+        ("test", 1000, [world.source.name, *scarce]),
+    ):
+        for language in spoken:
+            for skill in ("problem", "comprehension")[: 1 if split == "development" else 2]:
+                asked = {"skill": skill, "language": language, "split": split}
+                for example in examples(world, language, skill, split, n):
+                    yield {**asked, "prompt": example.prompt, "answer": example.answer}
 
 
 def write_study(out: Path, *, runs: int = 1, n: int = 500, steps: int | None = None) -> Path:
-    """Write the lab's study and its files into `out/inputs`; return the path of its YAML.
+    """Write the lab's study and its files into `out`; return the path of its YAML.
 
     Each kind of expert has `runs` trainings, with other orders of the data. A language has `n` test
     questions and a quarter as many development questions.
     """
-    lab, trainings = shipped(), Trainings()
+    lab, world, trainings = shipped(), make_world(), Trainings()
     if steps is not None:
         trainings = replace(
             trainings, task=_cut(trainings.task, steps), language=_cut(trainings.language, steps)
         )
-    folder = out / INPUTS
-    if out.is_dir() and any(out.iterdir()) and not (folder / MARKER).is_file():
-        raise StudyError(f"{out}: is not a folder of `lab study`; choose another output")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARKER).touch()
-    streams = {"task": (task_stream(lab.world, seed=FIRST_SEED), trainings.task)}
+    out.mkdir(parents=True, exist_ok=True)
+    streams = {"task": (task_stream(world, seed=FIRST_SEED), trainings.task)}
     for name in lab.languages:
-        stream = language_stream(lab.world, name, trainings.language_mix, seed=FIRST_SEED)
+        stream = language_stream(world, name, trainings.language_mix, seed=FIRST_SEED)
         streams[name] = (stream, trainings.language)
     for name, (stream, training) in streams.items():
-        write_examples(
-            folder / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch
-        )
-        write_examples(folder / f"{name}-validation.jsonl", stream, HELD_OUT)
-    export_tasks(folder / "tasks", n=round(n / (1 - DEVELOPMENT)), overwrite=True)
-    study = _study(lab, trainings, runs)
-    path = folder / STUDY
-    path.write_bytes((json.dumps(study, indent=2) + "\n").encode())  # JSON is YAML too
+        write_examples(out / f"{name}-train.jsonl", stream, MORE * training.steps * training.batch)
+        write_examples(out / f"{name}-validation.jsonl", stream, HELD_OUT)
+    write_tasks(out / "tasks", round(n / (1 - DEVELOPMENT)))
+    path = out / "study.yaml"
+    study = json.dumps(_study(lab, trainings, runs), indent=2)  # JSON is YAML too
+    path.write_bytes(f"{study}\n".encode())
     return path
 
 
