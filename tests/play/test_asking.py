@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import random
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,7 @@ from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.ground.errors import DataError, LayerswapError
-from layerswap.play.ask_page import make_ask_server
 from layerswap.play.questions import page_of, prefer_items, read_questions
-from layerswap.play.serve import open_socket
 from layerswap.report.votes import read_judgements
 
 EVIL = '</script><img src=x onerror="document.title=1"><b>ሰላም</b>'
@@ -74,10 +70,10 @@ def write(path, lines):
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
 
 
-def test_no_text_is_of_the_training_text_and_the_power_is_said(texts):
+def test_no_text_is_of_the_training_text(texts):
     done = label()
     assert done.exit_code == 0, done.output
-    assert "41 labels: a test finds differences of 18 points or more" in done.output
+    assert "wrote study, 41 questions: mail study/ask.html" in done.output
     asked = read_questions(texts / "study")
     training = set((texts / "train.txt").read_text("utf-8").splitlines())
     assert len(asked["items"]) == 41
@@ -165,13 +161,12 @@ def test_votes_name_the_models_whatever_the_sides(texts):
     assert '"models"' not in page
     lines = answered(texts / "study", "ada",
                      lambda i, item: int(item["answers"][1].startswith("swap")))  # fmt: skip
-    for i, line in enumerate(lines):
-        line["left"] = i % 2
     write(texts / "a.jsonl", lines)
     facts = json.loads(ask("read", "study", "a.jsonl", "--json").stdout)
     (pair,) = facts["pairs"]
     assert (pair["first"], pair["wins"], pair["losses"]) == ("swap", 6, 0)
-    assert facts["stop"]
+    assert facts["pairs"][0]["share"] == {"mean": 1.0, "low": pytest.approx(0.5407, abs=1e-4),
+                                          "high": 1.0, "n": 6}  # fmt: skip
     done = ask("read", "study", "a.jsonl", "--out", "preferences.json")
     assert "wrote preferences.json; in a study's folder" in done.output
     (judged,) = read_judgements(texts)
@@ -192,7 +187,7 @@ def test_markup_ends_no_block_of_the_page(texts):
     assert page.count("</script>") == 2
     assert 'onerror=\\"' in page
     assert "default-src 'none'" in page
-    assert "onerror" not in page_of({"title": "x"}, alone=True)
+    assert "onerror" not in page_of({"title": "x"})
 
 
 @pytest.fixture(scope="module")
@@ -227,8 +222,7 @@ def saved(page, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("served", [True, False])
-def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
+def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser):
     from playwright.sync_api import expect
 
     label(5)
@@ -236,17 +230,8 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
     asked = read_questions(study)
     asked["items"][0]["text"] = EVIL
     (study / "ask.json").write_text(json.dumps(asked), "utf-8")
-    (study / "ask.html").write_text(page_of(asked, alone=True), "utf-8")
-    url = (study / "ask.html").as_uri()
-    if served:
-        socket, server = open_socket("127.0.0.1", 0), make_ask_server(study, "127.0.0.1")
-        thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{socket.getsockname()[1]}/"
-        until = time.monotonic() + 60
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.05)
-    page = begin(browser, url, said)
+    (study / "ask.html").write_text(page_of(asked), "utf-8")
+    page = begin(browser, (study / "ask.html").as_uri(), said)
 
     def press(key, count):
         page.keyboard.press(key)
@@ -268,14 +253,10 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser, served):
     press("1", 4)
     press("1", 5)
     expect(page.locator("#done")).to_be_visible()
-    if not served:
-        saved(page, texts)
+    saved(page, texts)
     page.context.close()
-    if served:
-        server.should_exit = True
-        thread.join(timeout=10)
     assert said == []
-    done = ask("read", "study", *([] if served else ["back.jsonl"]), "--out", "test.tsv")
+    done = ask("read", "study", "back.jsonl", "--out", "test.tsv")
     assert done.exit_code == 0, done.output
     rows = list(csv.reader((texts / "test.tsv").open(encoding="utf-8"), delimiter="\t"))
     assert rows[0] == ["text", "label"]

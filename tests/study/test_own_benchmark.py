@@ -123,8 +123,8 @@ def test_a_study_that_chooses_nothing_reports_all_documents(own):
 
     # Votes of speakers are a measure of their own.
     tables = (own / "out" / "tables" / "tables.md").read_text()
-    votes = [Vote("ada", f"prompt {i}", "swap", "task", "swap") for i in range(9)]
-    found = judge(votes, ["swap", "task"], 9, "moods of people")
+    votes = [Vote("ada", f"prompt {i}", ("swap", "task"), "swap") for i in range(9)]
+    found = judge(votes, ["swap", "task"], "moods of people")
     (own / "out" / "preferences-sw.json").write_text(json.dumps(asdict(found)))
     report = ["study", "report", str(own / "out")]
     assert CliRunner().invoke(app, report).exit_code == 0

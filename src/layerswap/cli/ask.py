@@ -32,7 +32,7 @@ def label(
     """Write a page on which a speaker labels texts for a test.
 
     Texts that share five words in a row with training text are left out. Writes the folder OUT;
-    mail its ask.html, or serve it by `layerswap ask serve`.
+    mail its ask.html.
 
     Example: layerswap ask label igbo-news.txt --labels sports,health --avoid igbo.txt --out topics
 
@@ -52,7 +52,7 @@ def label(
 def answer(table: str, *, count: Count = 100, seed: Seed = 0, out: options.OutFolder) -> None:
     """Write a page on which a speaker writes or corrects reference answers.
 
-    Writes the folder OUT; mail its ask.html, or serve it by `layerswap ask serve`.
+    Writes the folder OUT; mail its ask.html.
 
     Example: layerswap ask answer questions-ig.tsv --out references
 
@@ -71,49 +71,25 @@ def prefer(
 ) -> None:
     """Write a page on which a speaker compares the answers of models without their names.
 
-    Order and sides are random. Votes are looked at three times: after a third, two thirds and all
-    of the prompts. Writes the folder OUT; mail its ask.html, or serve it by `layerswap ask serve`.
+    Order and sides are random. Writes the folder OUT; mail its ask.html.
 
     Example: layerswap ask prefer answers.tsv --models swap,task,average --out preferences
 
     Options:
         table TABLE: Column `prompt`, and the answers by model.
-        models COLUMN,...: Two or three models, the main pair first.
+        models COLUMN,...: Two or three models.
     """
     from layerswap.play.questions import prefer_items, write_questions
 
     names = options.task_names([models])
     items, pairs = prefer_items(table, names, count, seed)
-    prompts = len({item["text"] for item in items})
-    key = {"models": names, "prompts": prompts, "pairs": pairs}
+    key = {"models": names, "pairs": pairs}
     _wrote(out, write_questions(out, "prefer", items, title=Path(table).stem, key=key))
 
 
-@commands.command(app)
-def serve(folder: Questions, *, address: options.Address) -> None:
-    """Serve the page of questions, and append every answer to answers.jsonl in its folder.
-
-    Prints the page's address; Ctrl-C stops it.
-
-    Example: layerswap ask serve topics
-    """
-    from layerswap.play.ask_page import make_ask_server
-    from layerswap.play.security import new_token
-    from layerswap.play.serve import open_socket, url_of
-
-    token = address.token or new_token(address.host)
-    server = make_ask_server(folder, address.host, token)
-    socket = open_socket(address.host, address.port)
-    output.say(url_of(address.host, socket.getsockname()[1], token))
-    try:
-        server.run(sockets=[socket])
-    except KeyboardInterrupt:
-        output.log("stopped")
-
-
 @commands.command(app, json=True)
-def read(folder: Questions, answers: list[Path] | None = None, *, out: Path | None = None) -> None:
-    """Check the answers of speakers, and print agreement or preferences.
+def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> None:
+    """Check the answers of speakers, and print their agreement or preferences.
 
     Writes a test into the file OUT, if it is given. OUT of votes in a study's folder, named
     preferences.json, is shown by the study's report.
@@ -135,17 +111,16 @@ def read(folder: Questions, answers: list[Path] | None = None, *, out: Path | No
         votes_of,
         write_new,
     )
-    from layerswap.report.votes import vote_tables
+    from layerswap.report.votes import vote_table
 
     asked = read_questions(folder)
-    lines, twice = read_answers(folder, answers or [])
+    lines, twice = read_answers(folder, answers)
     facts: dict[str, Any] = {"kind": asked["kind"], "answers": len(lines), "twice": twice}
     texts: list[object] = [f"{len(lines):,} answers, {twice:,} of them given twice"]
     if asked["kind"] == "prefer":
-        key = read_key(folder)
-        judgement = judge(votes_of(folder, lines), key["models"], key["prompts"], asked["title"])
-        pairs, strengths, notes = vote_tables(judgement)
-        texts += [pairs, "", strengths, *notes]
+        models = read_key(folder)["models"]
+        judgement = judge(votes_of(folder, lines), models, asked["title"])
+        texts.append(vote_table(judgement))
         if out is not None:
             write_new(out, json.dumps(asdict(judgement), ensure_ascii=False, indent=1))
             texts.append(f"wrote {out}; in a study's folder, `layerswap study report` shows it")
@@ -179,6 +154,5 @@ def _agreement(lines: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]]
     return facts, texts
 
 
-def _wrote(folder: Path, shows: str) -> None:
-    output.say(shows)
-    output.say(f"wrote {folder}: mail {folder / 'ask.html'}, or serve it")
+def _wrote(folder: Path, questions: str) -> None:
+    output.say(f"wrote {folder}, {questions}: mail {folder / 'ask.html'}")

@@ -213,20 +213,6 @@ class EvaluationOptions(Prompts, panel=MODELS):
     engine_args: str | None = None
 
 
-class Address(OptionGroup):
-    """The address of a page that is served.
-
-    Options:
-        host: Address to serve on. A network address needs a token.
-        port: Port. (default: 8765, or a free one)
-        token: Token. (default: a new one if one is needed)
-    """
-
-    host: str = "127.0.0.1"
-    port: Annotated[int | None, Option(min=1, max=65535)] = None
-    token: Annotated[str | None, Option(envvar="LAYERSWAP_TOKEN")] = None
-
-
 def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:
     """Refuse a checkpoint given as a benchmark or a language."""
     for value in [values] if isinstance(values, str) else values or ():

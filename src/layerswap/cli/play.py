@@ -36,14 +36,20 @@ class Shown(commands.OptionGroup):
     prompts: Path | None = None
 
 
-class Served(options.Address):
+class Served(commands.OptionGroup):
     """Where the page is served.
 
     Options:
+        host: Address to serve on. A network address needs a token.
+        port: Port. (default: 8765, or a free one)
+        token: Token. (default: a new one if one is needed)
         history: File for the history of compositions (JSON Lines).
         browser: Open the page in a browser.
     """
 
+    host: str = "127.0.0.1"
+    port: Annotated[int | None, Option(min=1, max=65535)] = None
+    token: Annotated[str | None, Option(envvar="LAYERSWAP_TOKEN")] = None
     history: Path = Path("layerswap-play.jsonl")
     browser: Annotated[bool, Option("--browser/--no-browser")] = True
 

@@ -1,7 +1,7 @@
-"""Questions to speakers as a folder: one page to mail or serve, and the answers that come back.
+"""Questions to speakers as a folder: one page to mail, and the answers that come back.
 
 `ask.json` has the questions; models of `prefer` are named in `key.json` alone, which no page holds.
-Every answer is a line of JSON in `answers.jsonl`, or in a file that a speaker sends back.
+Every answer is a line of JSON in a file that a speaker sends back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.checkpoint import atomic_folder, read_json_object
-from layerswap.evaluation.preferences import Vote, latest, smallest_difference
+from layerswap.evaluation.preferences import Vote, latest
 from layerswap.ground.errors import DataError
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import validate
@@ -28,7 +28,7 @@ from layerswap.play.serve import colours
 from layerswap.reading.files import check_text, lines_of, objects, rows_of
 from layerswap.training.mix.filters import overlap
 
-QUESTIONS, KEY, ANSWERS, PAGE = "ask.json", "key.json", "answers.jsonl", "ask.html"
+QUESTIONS, KEY, PAGE = "ask.json", "key.json", "ask.html"
 PAGE_VERSION = 1
 MOST_LABELS = 9
 """Labels of a question: each is one key."""
@@ -45,7 +45,6 @@ class Answer(Strict):
     item: str
     answer: str | int | None
     time: str
-    left: int | None = None  # number of the answer that was shown first
     skipped: bool = False
 
 
@@ -102,7 +101,7 @@ def write_questions(
     labels: Sequence[str] = (),
     key: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write a folder of questions with its page; return what the answers can show, in a line.
+    """Write a folder of questions with its page; return their number, in words.
 
     Raises:
         LayerswapError: the folder exists, there is nothing to ask, or the labels are too many.
@@ -112,48 +111,41 @@ def write_questions(
     if kind == "label" and not 2 <= len({*labels}) == len(labels) <= MOST_LABELS:
         raise DataError(f"--labels: give 2 to {MOST_LABELS} different labels, not "
                         f"{', '.join(labels) or 'none'}")  # fmt: skip
-    shows = f"{len(items):,} questions"
-    if kind == "label":
-        shows = (f"{len(items):,} labels: a test finds differences of "
-                 f"{100 * smallest_difference(len(items)):.0f} points or more")  # fmt: skip
+    number = f"{len(items):,} questions"
     about = {
         "label": "Choose the label that fits each text: press its number, or tap it.",
         "answer": "Write or correct the answer to each question. Ctrl+Enter keeps it.",
         "prefer": "Choose the better of two answers: press its number, or tap it.",
     }[kind]
     body = {"kind": kind, "title": title, "labels": [*labels], "items": [*items],
-            "page": PAGE_VERSION, "about": f"{about} {shows}."}  # fmt: skip
+            "page": PAGE_VERSION, "about": f"{about} {number}."}  # fmt: skip
     asked = {"study": _id(json.dumps(body, sort_keys=True)), **body}
     if folder.exists():
         raise DataError(f"{folder}: exists already; choose another name, or delete it")
     with atomic_folder(folder, marker=QUESTIONS) as made:
         _write(made / QUESTIONS, json.dumps(asked, ensure_ascii=False, indent=1))
-        _write(made / PAGE, page_of(asked, alone=True))
+        _write(made / PAGE, page_of(asked))
         if key is not None:
             _write(made / KEY, json.dumps(key, ensure_ascii=False, indent=1))
-    return shows
+    return number
 
 
-def page_of(asked: Mapping[str, Any], *, alone: bool) -> str:
-    """Return the page of questions; `alone`, with its script inside and all network refused."""
-    html = static("ask.html")
+def page_of(asked: Mapping[str, Any]) -> str:
+    """Return the page of questions, with its script inside and all network refused."""
+    html, script, style = (_static(f"ask.{kind}") for kind in ("html", "js", "css"))
     # A closing tag in a text must not end the block.
     data = json.dumps(asked, ensure_ascii=False).replace("<", "\\u003c")
-    parts = {"policy": "", "style": '<link rel="stylesheet" href="ask.css">',
-             "script": '<script src="ask.js"></script>'}  # fmt: skip
-    if alone:
-        script, style = static("ask.js"), static("ask.css")
-        policy = (f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-                  "base-uri 'none'; form-action 'none'")  # fmt: skip
-        meta = '<meta http-equiv="Content-Security-Policy" content="{}">'
-        parts = {"policy": meta.format(policy), "style": f"<style>{style}</style>",
-                 "script": f"<script>{script}</script>"}  # fmt: skip
+    policy = (f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+              "base-uri 'none'; form-action 'none'")  # fmt: skip
+    meta = '<meta http-equiv="Content-Security-Policy" content="{}">'
+    parts = {"policy": meta.format(policy), "style": f"<style>{style}</style>",
+             "script": f"<script>{script}</script>"}  # fmt: skip
     for name, text in parts.items():
         html = html.replace(f"<!--{name}-->", text, 1)
     return html.replace("<!--asked-->", data, 1)
 
 
-def static(name: str) -> str:
+def _static(name: str) -> str:
     """Return a file of the page; the style begins with the colours of the reports."""
     text = (resources.files("layerswap.play") / "asking" / name).read_text("utf-8")
     return colours() + text if name == "ask.css" else text
@@ -200,26 +192,20 @@ def check_answer(asked: Mapping[str, Any], line: Any, where: str) -> dict[str, A
     fits = answer.answer in (allowed or []) if allowed else isinstance(answer.answer, str)
     if answer.answer is not None and not answer.skipped and not fits:
         raise DataError(f"{where}: {answer.answer!r} is no answer to its question")
-    if asked["kind"] == "prefer" and answer.answer is not None and not answer.skipped \
-            and answer.left not in (0, 1):  # fmt: skip
-        raise DataError(f"{where}: does not say which answer was shown first")
     return answer.model_dump()
 
 
 def read_answers(folder: Path, files: Sequence[Path]) -> tuple[list[Mapping[str, Any]], int]:
-    """Read the answers of a folder and of files that came back; return them and those twice.
+    """Read the answers of the files that came back; return them and the number given twice.
 
     The last answer of a speaker to a question counts; skipped questions are left out. Speakers
     whose names differ in case and spaces alone are one.
     """
     asked = read_questions(folder)
-    every = [*([folder / ANSWERS] if (folder / ANSWERS).exists() else []), *files]
     lines = [check_answer(asked, row, f"{file}, answer {number}")
-             for file in every for number, row in enumerate(_answers(file), start=1)]  # fmt: skip
+             for file in files for number, row in enumerate(_answers(file), start=1)]  # fmt: skip
     for line in lines:
         line["speaker"] = " ".join(line["speaker"].casefold().split())
-    if not lines:
-        raise DataError(f"{folder}: has no answers yet; give the files that speakers sent back")
     different = {json.dumps(line, sort_keys=True): line for line in lines}
     kept: Iterable[Mapping[str, Any]] = latest(list(different.values()))
     return [line for line in kept if not line["skipped"]], len(lines) - len(different)
@@ -273,14 +259,12 @@ def read_key(folder: Path) -> dict[str, Any]:
 
 
 def votes_of(folder: Path, answers: Sequence[Mapping[str, Any]]) -> list[Vote]:
-    """Return the votes on models, in the order they were given."""
+    """Return the votes on models."""
     asked, key = read_questions(folder), read_key(folder)["pairs"]
     prompts = {item["id"]: item["text"] for item in asked["items"]}
     made = []
     for line in answers:
-        pair, left, answer = list(key[line["item"]]), int(line["left"]), line["answer"]
-        winner = pair[answer] if isinstance(answer, int) else str(answer)
-        made.append(
-            Vote(line["speaker"], prompts[line["item"]], pair[left], pair[1 - left], winner)
-        )
+        (first, second), answer = key[line["item"]], line["answer"]
+        winner = (first, second)[answer] if isinstance(answer, int) else str(answer)
+        made.append(Vote(line["speaker"], prompts[line["item"]], (first, second), winner))
     return made

@@ -1,4 +1,4 @@
-"""Tables of a comparison by speakers, separate from all scores."""
+"""The table of a comparison by speakers, separate from all scores."""
 
 from __future__ import annotations
 
@@ -9,30 +9,23 @@ from pydantic import TypeAdapter, ValidationError
 
 from layerswap.evaluation.preferences import Judgement
 from layerswap.ground.errors import StudyError
-from layerswap.report.tables import Number, Table
+from layerswap.report.tables import Table
 
 VOTES = "preferences*.json"
 """Pattern of the files that `layerswap ask read --out` writes into a study's folder."""
 
 
-def vote_tables(judgement: Judgement) -> tuple[Table, Table, list[str]]:
-    """The table of pairs, the table of strengths, and notes."""
+def vote_table(judgement: Judgement) -> Table:
+    """The table of the pairs of models."""
     rows: list[list[Any]] = [
         [f"{pair.first} against {pair.second}", pair.wins, pair.losses, pair.ties, pair.both_bad,
-         Number(p, ".3f")] for pair, p in zip(judgement.pairs, judgement.corrected, strict=True)
+         pair.share] for pair in judgement.pairs
     ]  # fmt: skip
-    columns = ["pair", "prompts won", "lost", "even", "votes both bad", "p"]
-    pairs = Table(columns, rows, "exact sign test over prompts, corrected by Holm")
-    strengths = Table(
-        ["model", "strength"], [[name, strength] for name, strength in judgement.strengths.items()],
-        "% won against an average model (Bradley-Terry), with 95% intervals over prompts and "
-        "speakers",
+    columns = ["pair", "prompts won", "lost", "even", "votes both bad", "share won"]
+    return Table(
+        columns, rows,
+        "% of decided prompts, with exact intervals (Clopper-Pearson) that hold together at 95%",
     )  # fmt: skip
-    bias = judgement.position
-    notes = [f"the first answer won {100 * bias.mean:.0f}% of decided votes "
-             f"[{100 * bias.low:.0f}, {100 * bias.high:.0f}]" if bias else "no vote is decided",
-             f"stopping rule: {'stop' if judgement.stop else 'go on'}"]  # fmt: skip
-    return pairs, strengths, notes
 
 
 def read_judgements(folder: Path) -> list[Judgement]:

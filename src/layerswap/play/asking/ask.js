@@ -1,9 +1,9 @@
 "use strict";
 // Texts of files and models are only ever set as textContent.
 const $ = id => document.getElementById(id);
-const asked = JSON.parse($("asked").textContent), served = location.protocol.startsWith("http");
+const asked = JSON.parse($("asked").textContent);
 const store = `layerswap-ask-${asked.study}`;
-let lines = [], speaker = "", at = null, busy = false;
+let lines = [], speaker = "", at = null;
 
 const make = (tag, className, text) => Object.assign(document.createElement(tag), { className, textContent: text });
 function fail(error) {
@@ -20,24 +20,16 @@ function given() {
   }
   return found;
 }
-async function keep(answer, more = {}) {
-  if (busy) return;
-  busy = true;
+function keep(answer, more = {}) {
   const item = more.item ?? asked.items[at].id;
   const line = { study: asked.study, page: asked.page, speaker, item, answer, time: new Date().toISOString(), ...more };
   try {
-    if (served) {
-      const told = await fetch("api/answer", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(line) });
-      if (!told.ok) throw new Error((await told.text()).trim());
-    } else {
-      localStorage.setItem(store, JSON.stringify([...lines, line]));
-    }
+    localStorage.setItem(store, JSON.stringify([...lines, line]));
     lines.push(line);
     fail();
   } catch (error) {
     fail(`This answer was not kept: ${error.message}. Try again.`);
   }
-  busy = false;
   show();
 }
 // The sides change with the speaker, so that a habit of one side shows.
@@ -50,9 +42,9 @@ function choices() {
   const item = asked.items[at];
   if (asked.kind === "label") return asked.labels.map(label => [label, () => keep(label)]);
   if (asked.kind === "answer") return [["Keep this answer", () => $("written").value.trim() ? keep($("written").value.trim()) : fail("Write an answer, or skip.")]];
-  const left = flipped(item.flip), vote = answer => keep(answer, { left });
-  return [["The first is better", () => vote(left)], ["The second is better", () => vote(1 - left)],
-          ["Equally good", () => vote("equal")], ["Both bad", () => vote("bad")]];
+  const left = flipped(item.flip);
+  return [["The first is better", () => keep(left)], ["The second is better", () => keep(1 - left)],
+          ["Equally good", () => keep("equal")], ["Both bad", () => keep("bad")]];
 }
 function show() {
   const found = given();
@@ -61,8 +53,8 @@ function show() {
   $("begin").hidden = true;
   $("ask").hidden = at < 0;
   $("done").hidden = at >= 0;
-  $("saving").hidden = served || !lines.length;
-  if (at < 0) return served || $("save").focus();
+  $("saving").hidden = !lines.length;
+  if (at < 0) return $("save").focus();
   const item = asked.items[at];
   $("text").textContent = item.text;
   $("written").hidden = asked.kind !== "answer";
@@ -95,7 +87,7 @@ document.addEventListener("keydown", event => {
 });
 $("skip").addEventListener("click", () => keep("", { skipped: true }));
 $("undo").addEventListener("click", undo);
-$("begin").addEventListener("submit", async event => {
+$("begin").addEventListener("submit", event => {
   event.preventDefault();
   speaker = $("speaker").value.trim();
   if (speaker) show();
@@ -108,12 +100,10 @@ $("save").addEventListener("click", () => {
   link.click();
   $("saved").textContent = `Saved ${link.download}. Send this file back.`;
 });
-(async () => {
-  $("title").textContent = asked.title;
-  $("about").textContent = asked.about;
-  try {
-    lines = served ? await (await fetch("api/answers")).json() : JSON.parse(localStorage.getItem(store) ?? "[]");
-  } catch (error) { fail(`Earlier answers cannot be read: ${error.message}`); }
-  $("speaker").value = lines.at(-1)?.speaker ?? "";
-  $("speaker").focus();
-})();
+$("title").textContent = asked.title;
+$("about").textContent = asked.about;
+try {
+  lines = JSON.parse(localStorage.getItem(store) ?? "[]");
+} catch (error) { fail(`Earlier answers cannot be read: ${error.message}`); }
+$("speaker").value = lines.at(-1)?.speaker ?? "";
+$("speaker").focus();
