@@ -214,6 +214,11 @@ def test_what_is_written(files, unmeasured):
         json.loads(line)["prompt"] for line in kept
     }
     assert len(held) + len(kept) == 200
+    # The same rows give the task expert's score in English.
+    assert (written / "data" / "en.test.jsonl").read_text().splitlines() == held
+    assert (
+        "en" in yaml.safe_load((written / "benchmarks" / "problems.yaml").read_text())["languages"]
+    )
     readme = (written / "README.md").read_text()
     assert "`qab`): **no test, so the study can prove nothing there.**" in readme
     assert "qaa`): 20 test documents; zones are chosen on 20 development documents" in readme

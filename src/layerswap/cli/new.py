@@ -27,6 +27,7 @@ def new(
     leave_out: str | None = None,
     seeds: Annotated[int | None, Option(min=1)] = None,
     trial: bool = False,
+    encoder: str | None = None,
     device: options.Device = None,
 ) -> None:
     """Write a study from your files: text in a language, and examples of a task.
@@ -50,6 +51,8 @@ def new(
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic.
         leave_out LABEL,...: Labels whose test rows are left out.
         seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
+        encoder MODEL: Encoder whose sentence vectors are compared with the models: a folder or a
+            Hub id that sentence-transformers loads.
         trial: Write trial.yaml too: every step on a few rows of the data.
     """
     from layerswap.new.folder import create
@@ -77,7 +80,7 @@ def new(
             developments=_files("--development", development, codes),
             columns=options.read_pairs("--columns", options.task_names([columns or ""]), "COLUMN"),
             leave_out=options.task_names([leave_out or ""]), seeds=seeds, trial=trial,
-            device=device,
+            encoder=encoder, device=device,
         ),
         output.log,
     )  # fmt: skip

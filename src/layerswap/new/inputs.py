@@ -25,7 +25,8 @@ from layerswap.training.mix.templates import parse_template, text_of
 
 SAMPLE = 200
 HELD_OUT = 100
-"""Rows of the task that are held out for languages without a test."""
+"""Most rows of the task that are held out: for a score in English, and where there is no test."""
+TASK_LANGUAGE = "en"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Request:
     leave_out: Sequence[str] = ()
     seeds: int | None = None
     trial: bool = False
+    encoder: str | None = None
     device: str | None = None
 
 
@@ -122,6 +124,11 @@ class Inputs:
         return sum(prod(tensor.shape) for tensor in self.base.tensors.values()) / 1e9
 
     @property
+    def asks_english(self) -> bool:
+        """True if the task expert is asked in English too: the score with a perfect translator."""
+        return bool(self.held_out) and TASK_LANGUAGE not in self.request.languages
+
+    @property
     def task_count(self) -> int:
         """The rows of the task; a guess for a ready mix."""
         return len(self.task.table.rows) if isinstance(self.task, Task) else 2000
@@ -169,7 +176,7 @@ def check_request(request: Request) -> Inputs:
         _check_left_out(request, task, suite)
     languages = [_language(request, code, task, suite) for code in request.languages]
     held: list[int] = []
-    if isinstance(task, Task) and not all(language.proved for language in languages):
+    if isinstance(task, Task) and (suite is None or not all(one.proved for one in languages)):
         step = max(10, len(task.table.rows) // HELD_OUT)
         held = [*range(0, len(task.table.rows), step)][:HELD_OUT]
     return Inputs(request, base, tokenizer, device, task, suite, languages, held)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from layerswap.compose.presets import default_zones
-from layerswap.new.inputs import Inputs, LanguageInput
+from layerswap.new.inputs import TASK_LANGUAGE, Inputs, LanguageInput
 from layerswap.new.tasks import Task, target
 
 ENGLISH = "-english"
@@ -88,6 +88,7 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         "unproved": ", ".join(language.code for language in languages if not language.proved),
         "base": str(inputs.base.folder) if request.base == "lab" else base,
         "given_base": request.base,
+        "encoder": _encoder(request.encoder, folder),
         "device": inputs.device,
         "task_data": inputs.task
         if isinstance(inputs.task, str)
@@ -105,6 +106,13 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         and {"task": max(32, inputs.task_count // 100), "language": max(8, most // 100)},
         **settings._asdict(),
     }
+
+
+def _encoder(given: str | None, folder: Path) -> str | None:
+    """The encoder as the study names it: a folder relative to it, or a Hub id."""
+    if given is None or not Path(given).expanduser().is_dir():
+        return given
+    return relpath(Path(given).expanduser(), folder)
 
 
 def _suite(inputs: Inputs) -> str:
@@ -185,15 +193,18 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
             rows = (target(task, document, language.code) for document in documents)
             _write_rows(data / f"{language.code}.{split}.jsonl", rows)
     held = task.documents([task.table.rows[i] for i in inputs.held_out])
-    for code in unproved:
+    english = [TASK_LANGUAGE] if tested and inputs.asks_english else []
+    for code in (*unproved, *english):
         rows = (target(task, document, "en") for document in held)
         _write_rows(data / f"{code}.test.jsonl", rows)
     prompts, answers = zip(*inputs.task_rows, strict=True)
     tokens = max(1, round(sum(map(inputs.tokens, prompts)) / len(prompts)))
     longest = min(512, max(16, 2 * max(map(inputs.tokens, answers))))
-    codes_of = {task.name: [language.code for language in tested], task.name + ENGLISH: unproved}
+    codes_of = {task.name: [*(language.code for language in tested), *english],
+                task.name + ENGLISH: unproved}  # fmt: skip
     why = {
-        task.name: "# The test documents of each language, in ../data with the development split.",
+        task.name: "# The test documents of each language, in ../data with the development split;\n"
+        "# in English, held-out rows of the task.",
         task.name + ENGLISH: "# No test in these languages. The documents are held-out rows of "
         f"{task.table.name}:\n# they show whether the model still does the task, and prove "
         "nothing in the language.",
