@@ -148,7 +148,7 @@ def test_other_results_in_the_folder_are_kept(layerswap, models, tmp_path):
     def run(model, language):
         done = layerswap(
             "eval", models / model, "--suite", "mgsm", "--language", language, "--shots", 0,
-            "--data", DATA, "--limit-first", 1, "--gen-kwargs", "max_gen_toks=1", "--out", out,
+            "--data", DATA, "--limit", 1, "--gen-kwargs", "max_gen_toks=1", "--out", out,
         )  # fmt: skip
         assert done.code == 0, done.err
         return done.err

@@ -175,26 +175,6 @@ def test_a_crash_between_two_batches_keeps_what_was_answered(world, tmp_path):
     assert [comparable(one) for one in found] == [comparable(one) for one in whole]
 
 
-def test_a_limit_that_leaves_out_answers_is_reported(world, tmp_path):
-    rows = [{"question": q, "choices": ["1", "2"], "right": right} for q, right in
-            (("one", 0), ("uno", 0), ("two", 1))]  # fmt: skip
-    (tmp_path / "sorted.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    text = (world["tasks"] / "choose.yaml").read_text()
-    text = text.replace("maembe_choose", "sorted").replace(
-        str(world["tasks"] / "test.jsonl"), str(tmp_path / "sorted.jsonl")
-    )
-    (tmp_path / "sorted.yaml").write_text(text)
-    sweep, tokenizer = sweep_of(world), AutoTokenizer.from_pretrained(world["task"])
-    for limit, said in ((2, 1), (3, 0)):
-        lines = []
-        evaluate(
-            sweep, tokenizer, ["sorted"], include=[tmp_path], members=[0],
-            settings=EvaluationSettings(limit_first=limit), log=lines.append,
-        )  # fmt: skip
-        found = [line for line in lines if f"the first {limit} documents have 1 of the 2" in line]
-        assert len(found) == said, lines
-
-
 def test_an_unknown_task_is_one_line(world):
     with pytest.raises(EvaluationError, match=r"^no task 'maembe_chose'; did you mean") as caught:
         evaluate(sweep_of(world), None, ["maembe_chose"], include=[world["tasks"]])
@@ -524,7 +504,7 @@ def test_a_drawn_limit_has_the_labels_in_proportion_and_grows():
     assert stratified_order(labels, 1) != order == stratified_order(labels, 0)
 
 
-def test_a_limit_draws_by_label_and_a_first_limit_does_not(world):
+def test_a_limit_draws_by_label(world):
     def documents(**limits):
         (found,) = evaluate(
             sweep_of(world), AutoTokenizer.from_pretrained(world["task"]), ["maembe_label"],
@@ -536,9 +516,6 @@ def test_a_limit_draws_by_label_and_a_first_limit_does_not(world):
     places, targets = documents(limit=3)
     assert len(set(map(str, targets))) == 3
     assert places != [0, 1, 2]
-    assert documents(limit_first=3)[0] == [0, 1, 2]
-    with pytest.raises(LayerswapError, match="give either limit or limit_first"):
-        EvaluationSettings.taken_from({"limit": 1, "limit_first": 1})
 
 
 def test_a_model_is_called_what_the_user_called_it(world, tmp_path):

@@ -164,7 +164,6 @@ class Prompts(OptionGroup, panel="Documents and prompts"):
 
     Options:
         limit: Number of documents per task, drawn in proportion to their labels.
-        limit_first: Number of documents per task, the first ones.
         num_fewshot: Examples per prompt. (default: the task's)
         apply_chat_template: Write prompts with the tokenizer's chat template.
         think on|off|cut: Let the template think. With cut, only the text after the thought is
@@ -178,7 +177,6 @@ class Prompts(OptionGroup, panel="Documents and prompts"):
     """
 
     limit: Annotated[int | None, Option(min=1)] = None
-    limit_first: Annotated[int | None, Option(min=1)] = None
     num_fewshot: Annotated[int | None, Option("--num-fewshot", "--shots", min=0)] = None
     apply_chat_template: bool = False
     think: str | None = None

@@ -91,9 +91,6 @@ def evaluate(
     results = []
     with _quiet():
         loaded = load_tasks(tasks, include=include, prompts=settings)
-        if settings.limit_first is not None and samples is None:
-            for note in _missing_answers(loaded, settings.limit_first):
-                log(note)
         samples = samples or drawn_samples(loaded, settings.limit)
         loaded = {**loaded, "tasks": {n: _BuiltOnce(task) for n, task in loaded["tasks"].items()}}
         size = None if settings.batch_size == "auto" else settings.batch_size
@@ -234,20 +231,6 @@ def stratified_order(labels: Sequence[str], seed: int) -> list[int]:
     return sorted(order, key=places.__getitem__)
 
 
-def _missing_answers(loaded: Any, limit: int) -> Iterator[str]:
-    """Warn about tasks whose first documents lack some right answers, as in a sorted file."""
-    for name, task in loaded["tasks"].items():
-        if task.get_config("output_type") != "multiple_choice":
-            continue
-        answers = labels_of(task)
-        within, every = set(answers[:limit]), set(answers)
-        if len(within) < len(every):
-            yield (
-                f"{name}: the first {limit} documents have {len(within)} "
-                f"of the {len(every)} right answers; their score is not the task's"
-            )
-
-
 def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None:
     """Refuse unknown names of tasks."""
     known = set(_manager(tuple(map(str, include)), tuple(names)).task_index)
@@ -276,7 +259,6 @@ def run_tasks(
         result = lm_evaluate(
             lm=model,
             task_dict=loaded,
-            limit=settings.limit_first if samples is None else None,
             samples=None if samples is None else {n: list(rows) for n, rows in samples.items()},
             bootstrap_iters=0,
             log_samples=True,

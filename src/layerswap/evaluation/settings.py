@@ -89,7 +89,6 @@ class EvaluationSettings(PromptOptions):
     """
 
     limit: PositiveInt | None = None  # most documents of a task, drawn by label
-    limit_first: PositiveInt | None = None  # the first documents of a task, as in lm-eval
     batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
     device: str | None = None  # a GPU if there is one when not given
     # As stored when not given, or the widest of several.
@@ -100,8 +99,6 @@ class EvaluationSettings(PromptOptions):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.limit and self.limit_first:
-            raise ValueError("give either limit or limit_first")
         if self.engine_args and self.engine != "vllm":
             raise ValueError(
                 "--engine-args (engine_args) needs the engine vllm; add --engine vllm, or leave it "

@@ -102,7 +102,7 @@ def evaluate(
             know the language: `{"wo": "wolof.txt", "en": "english.txt"}`.
         log: called with what the evaluation costs, and what it skips.
         open_store: opens the file of answers, such as with a progress bar.
-        settings: further settings: `limit`, `limit_first`, `num_fewshot`, `batch_size`, `device`,
+        settings: further settings: `limit`, `num_fewshot`, `batch_size`, `device`,
             `dtype`, `engine`, `seed`, `allow_code`.
 
     Raises:

@@ -128,7 +128,7 @@ def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
         return documents
     loaded = load_tasks(spec.tasks, include=include)
     for name, task in loaded["tasks"].items():
-        count = min(len(task.eval_docs), spec.limit_first or len(task.eval_docs))
+        count = len(task.eval_docs)
         if min(count, spec.limit or count) < 2:
             raise EvaluationError(
                 f"task {name}: a sweep needs two documents, one to choose on and one to test"

@@ -222,7 +222,7 @@ def tokens_read(asked: Benchmarks) -> float:
             shots = part.shots if asked.num_fewshot is None else asked.num_fewshot
             sizes.append((part.benchmark.size, shots))
     return sum(
-        min(size.documents, asked.limit or asked.limit_first or size.documents)
+        min(size.documents, asked.limit or size.documents)
         * (size.read * (1 + shots) + WRITTEN * size.written)
         for size, shots in sizes
     )

@@ -87,14 +87,19 @@ class EvaluateStep(Kind, LanguageModels):
 
     @field_serializer("evaluate")
     def _nothing_is_chosen(self, evaluate: Benchmarks) -> dict[str, Any]:
-        return evaluate.model_dump(mode="json") | {"development": self.development}
+        # The keys of finished steps have a setting that is gone.
+        more = {"development": self.development, "limit_first": None}
+        return evaluate.model_dump(mode="json") | more
 
     @field_validator("evaluate", mode="before")
     @classmethod
     def _read_development(cls, data: object) -> object:
-        if isinstance(data, dict) and "development" in data and data["development"] is None:
-            return {**data, "development": "none"}
-        return data
+        if not isinstance(data, dict):
+            return data
+        given = {k: v for k, v in data.items() if (k, v) != ("limit_first", None)}
+        if "development" in given and given["development"] is None:
+            given["development"] = "none"
+        return given
 
     @property
     def development(self) -> float | None:

@@ -259,10 +259,8 @@ class FinishedSteps:
         steps = evaluations_of(self.journal.graph)
         settings = next(iter(steps.values()))
         spec = settings.evaluate
-        limit, shots, first = spec.limit, spec.num_fewshot, spec.limit_first
+        limit, shots = spec.limit, spec.num_fewshot
         documents = f"at most {limit:,} of a task, drawn by label" if limit else "all"
-        if first:
-            documents = f"at most {first:,} of a task, the first"
         rows = [
             ["base", settings.base],
             *(

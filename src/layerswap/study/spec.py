@@ -156,7 +156,6 @@ class Benchmarks(PromptOptions):
     # The metric of `tasks` that is reported, and its filter.
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
     limit: Annotated[int, Field(ge=2)] | None = None  # most documents of a task, drawn by label
-    limit_first: Annotated[int, Field(ge=2)] | None = None  # the first documents, not drawn ones
     # Share of the documents that compositions are chosen on, where no development split is
     # published; with `none` nothing is chosen.
     development: Annotated[float, Field(gt=0, lt=1)] | Literal["none"] = 0.5
@@ -178,8 +177,6 @@ class EvaluationSpec(Benchmarks):
                 parts_of(suite)
             except EvaluationError as error:
                 raise ValueError(str(error)) from None
-        if self.limit and self.limit_first:
-            raise ValueError("give either limit or limit_first")
         if bool(self.suite) == bool(self.tasks):
             raise ValueError("give either a suite or tasks")
         for task in self.tasks:
