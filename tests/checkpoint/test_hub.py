@@ -108,14 +108,11 @@ def test_neither_a_folder_nor_a_hub_id(tmp_path, monkeypatch, no_download, sourc
     assert str(caught.value) == expected
 
 
-def test_a_url_is_for_merge_and_plan(no_download, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    why = "this command does not read from a URL; download the folder first"
-    assert refusal("https://127.0.0.1/x") == f"https://127.0.0.1/x: {why}"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert refusal("s3://x").startswith("s3://x: HF_HUB_OFFLINE is set")
+def test_a_url_is_no_source(no_download):
     page = "https://huggingface.co/owner/name/tree/main"
-    assert refusal(page) == f"{page}: a page of the Hub; give the repository's id: owner/name"
+    assert refusal(page) == f"{page}: a URL; give the Hub id: owner/name"
+    why = "a URL; give a Hub id, or download it and give its path"
+    assert refusal("s3://bucket/x") == f"s3://bucket/x: {why}"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ class Hub:
         self.created: list[dict[str, Any]] = []  # bodies of requests that created repositories
         self.files: dict[str, bytes] = {}  # every file committed, by path
         self.refuse = False  # answer 403 to everything
-        self.unmarked = False  # serve plain files without an ETag
         self.address = ""
         self.repositories: dict[str, Path] = {}  # folders that are served, by `owner/name`
         # Faults of the next requests for weights of more than 8 bytes, in order: `drop`, `whole`,
@@ -138,7 +137,7 @@ def running_hub() -> Iterator[Hub]:
             known = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path)
             listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+", path)
             file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-            stored = re.fullmatch(r"/(?:storage|plain)/([^/]+/[^/]+)/(.+)", path)
+            stored = re.fullmatch(r"/storage/([^/]+/[^/]+)/(.+)", path)
             match = known or listed or file or stored
             if match is None or (known and known[1] == "me/merged"):
                 return self.answer({"id": "me/merged", "sha": "a" * 40, "siblings": []})
@@ -188,7 +187,7 @@ def running_hub() -> Iterator[Hub]:
         def store(self, name: str, path: Path) -> None:
             if not path.is_file():
                 return self.head(404)
-            data, etag = path.read_bytes(), hashlib.md5(path.read_bytes()).hexdigest()
+            data = path.read_bytes()
             asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
             first = int(asked[1]) if asked else 0
             last = min(int(asked[2]), len(data) - 1) if asked and asked[2] else len(data) - 1
@@ -202,11 +201,10 @@ def running_hub() -> Iterator[Hub]:
             if fault == "503":
                 return self.head(503, Retry_After="0")
             body = data[first : last + 1] if fault != "whole" else data
-            headers = {} if hub.unmarked else {"ETag": f'"{etag}"'}
+            headers = {}
             if asked and fault != "whole":
                 headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
-            headers["Accept_Ranges"] = "bytes"
-            self.head(206 if "Content_Range" in headers else 200, len(body), **headers)
+            self.head(206 if headers else 200, len(body), **headers)
             part = body[: len(body) // 2] if fault == "drop" else body
             if self.command == "GET":
                 if weights:  # before the client can have the last byte

@@ -1,11 +1,11 @@
-"""Merges from a local Hub through the real client, with faults switched on."""
+"""Merges from a local Hub through the real client."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
+import time
 
 import huggingface_hub
 import pytest
@@ -16,7 +16,7 @@ from merging import change_tensors, swap_of, weight_bytes
 import layerswap as ls
 from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.compose.recipe import check_recipe
-from layerswap.ground.errors import CheckpointError, LayerswapError, MergeError
+from layerswap.ground.errors import CheckpointError, MergeError
 from layerswap.merge import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
@@ -149,15 +149,18 @@ def test_a_connection_that_fails_once_is_tried_again_by_the_library(hub, experts
 def test_a_server_that_sends_whole_files_is_refused_in_one_line(hub, experts, tmp_path):
     plan, _ = swap_plans(experts)
     hub.faults = ["whole"] * 400
-    with pytest.raises(CheckpointError, match=r"its server may send whole files only, or the file"):
+    with pytest.raises(CheckpointError, match=r"the server sent .* bytes for .*; download"):
         plan.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_server_that_takes_no_connection_is_one_line(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(CheckpointError, match=r"^http://127\.0\.0\.1:1/model: no config\.json"):
-        open_checkpoint("http://127.0.0.1:1/model", in_place=True)
+def test_a_hub_that_stays_down_is_one_line(hub, experts, tmp_path, monkeypatch):
+    plan, _ = swap_plans(experts)
+    hub.faults = ["503"] * 400
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the client's pauses
+    with pytest.raises(CheckpointError, match=r"^hf://org/.*: cannot be fetched \(HfHub"):
+        plan.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def finished_before_a_kill(hub, out, *, task, language):
@@ -198,23 +201,6 @@ def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_without_etags_makes_the_merge_start_over(hub, experts, tmp_path):
-    hub.unmarked = True
-    out, changed = tmp_path / "out", tmp_path / "changed"
-    shutil.copytree(experts["language"], changed)
-    hub.repositories["org/changed"] = changed
-    urls = {"task": f"{hub.address}/plain/{TASK}", "language": f"{hub.address}/plain/org/changed"}
-    finished_before_a_kill(hub, out, **urls)
-    shutil.copyfile(experts["base"] / "model.safetensors", changed / "model.safetensors")
-    lines: list[str] = []
-    settings = {"bottom": 1, "top": 1, "max_shard_size": "20KB"}
-    ls.swap(**urls, **settings).save(out, resume=True, log=lines.append)
-    local = ls.swap(task=experts["task"], language=changed, **settings)
-    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
-    assert any("so the merge starts over" in line for line in lines)
-
-
-@pytest.mark.slow
 def test_loading_downloads(hub, experts):
     plan, local = swap_plans(experts)
     assert plan.fetched_bytes
@@ -231,73 +217,6 @@ def test_verify_reads_in_place_too(hub, experts, tmp_path):
     open_checkpoint(TASK)  # now in the cache, where it was read in place
     result = ls.verify(out, full=True)
     assert result.passed, result.findings
-
-
-# ---------------------------------------------------------------- URLs
-
-
-@pytest.mark.slow
-def test_a_folder_on_a_web_server(hub, experts, tmp_path):
-    plain = f"{hub.address}/plain"
-    plan = ls.swap(task=f"{plain}/{TASK}", language=f"{plain}/{LANGUAGE}/", bottom=1, top=1)
-    local = swap_of(experts, bottom=1, top=1)
-    out = plan.save(tmp_path / "out")
-    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
-    verified = ls.verify(out, full=True)
-    assert verified.passed
-    assert not verified.notes  # such as a card that another merge would write otherwise
-    assert f"source: {plain}/{TASK}" in (out / "README.md").read_text()
-    with pytest.raises(CheckpointError, match="download the folder first"):
-        plan.load()
-    hub.unmarked = True
-    other = ls.swap(task=f"{plain}/{TASK}", language=f"{plain}/org/base", bottom=1, top=1)
-    assert not any("same weights" in note for note in other.notes)
-    hub.unmarked = False
-    plan = ls.swap(task=f"{plain}/{TASK}", language=f"{plain}/{LANGUAGE}", bottom=1, top=1)
-    changed = shutil.copytree(experts["task"], tmp_path / "changed")
-    (changed / "model.safetensors").write_bytes(b"\0" * 1000)
-    hub.repositories[TASK] = changed
-    with pytest.raises(LayerswapError, match="has changed; download"):
-        plan.save(tmp_path / "other")
-
-
-def test_a_folder_of_any_fsspec_filesystem(experts, tmp_path, monkeypatch):
-    import fsspec
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    memory = fsspec.filesystem("memory")
-    for name in ("task", "language"):
-        memory.put(str(experts[name]), f"/experts/{name}", recursive=True)
-    urls = {name: f"memory://experts/{name}" for name in ("task", "language")}
-    plan = ls.swap(**urls, bottom=1, top=1)
-    local = swap_of(experts, bottom=1, top=1)
-    out = plan.save(tmp_path / "out")
-    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
-    memory.pipe("/experts/task/model.safetensors", b"\0" * 1000)
-    with pytest.raises(LayerswapError, match="has changed; download"):
-        plan.save(tmp_path / "other")
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ("https://huggingface.co/owner/name", "a page of the Hub; give the repository's id: owner"),
-        ("https://me:secret@127.0.0.1:1/x", "cannot hold a password"),
-        ("https://127.0.0.1:1/x?token=secret", "cannot hold a password, '?' or '#'"),
-        ("nowhere://bucket/x", "nowhere"),
-        ("http://[::1", "Invalid IPv6 URL"),
-        ("memory://nothing/here", "no config.json can be fetched"),
-    ],
-)
-def test_malformed_urls_are_refused(monkeypatch, source, why):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(source, in_place=True)
-    assert why in str(caught.value)
-    assert "secret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError):
-        open_checkpoint(source)
 
 
 def test_a_swap_on_the_hub_is_compared_by_ranges(hub, experts, tmp_path):

@@ -56,10 +56,7 @@ from layerswap.checkpoint.remote import (
     CONNECTIONS,
     RemoteFile,
     WeightFile,
-    check_url,
-    fetch_beside,
     find_weights,
-    is_url,
 )
 from layerswap.ground.errors import CheckpointError, error_context
 from layerswap.ground.strict_json import (
@@ -103,6 +100,7 @@ HUB_GGUF = re.compile(
     rf"(?P<id>{HUB_ID.pattern})(?:@(?P<revision>[^/]+))?/(?P<file>[^@]+\.gguf)", re.IGNORECASE
 )
 """A GGUF file on the Hub: `owner/name/file.gguf` or `owner/name@revision/file.gguf`."""
+HUB_PAGE = re.compile(rf"https?://(?:huggingface\.co|hf\.co)/(?P<id>{HUB_ID.pattern})")
 MOST_INDEXED = 500_000
 """Most tensors of a checkpoint; Kimi K2 has 208,000 in its quantised form."""
 PLAIN_TYPES = ("llama", "mistral", "qwen2", "gemma", "gemma2", "gemma3_text")
@@ -186,7 +184,7 @@ class Checkpoint:
 
     @property
     def in_place(self) -> bool:
-        """True if weights are read in place, from the Hub or a URL."""
+        """True if weights are read in place, from the Hub."""
         return any(isinstance(file, RemoteFile) for file in self.all_files)
 
     @cached_property
@@ -282,8 +280,7 @@ def open_checkpoint(
 
     Args:
         source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub, with
-            `/file.gguf` behind it for a GGUF file; with `in_place` also the URL of a folder or a
-            GGUF file.
+            `/file.gguf` behind it for a GGUF file.
         revision: Hub branch, tag or commit; the commit that it resolves to is recorded.
         patterns: places of tensors with names that no built-in layout covers.
         in_place: do not download weights that are not in the local cache, and read spans of them
@@ -305,9 +302,7 @@ def open_checkpoint(
     if is_gguf(source):
         return _open_gguf(source, revision, patterns, in_place=in_place)
     in_place = in_place and not is_folder(source) and not _offline()
-    folder, commit = fetched or fetch_checkpoint(
-        source, revision, weights=not in_place, urls=in_place
-    )
+    folder, commit = fetched or fetch_checkpoint(source, revision, weights=not in_place)
     name = source.partition("@")[0] if commit else source
     find = find_weights(name, folder, commit) if in_place else folder.joinpath
     try:
@@ -319,12 +314,6 @@ def open_checkpoint(
             _refuse_quantised(folder, config, {}, known)  # the cause, if it is one
             raise
         _refuse_quantised(folder, config, tensors, known)
-    except CheckpointError as error:
-        # The files next to the weights of a URL are in a temporary folder, which means nothing to
-        # the user.
-        if not is_url(source):
-            raise
-        raise CheckpointError(str(error).replace(str(folder), source)) from None
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
     with error_context(source):
@@ -353,14 +342,14 @@ def _open_gguf(
         find = find_weights(hub["id"], folder, commit)
         if not in_place:
             _download_gguf(source, commit)
-        file = _found(find, hub["file"], source)
-    elif is_url(source):
-        _check_url(source, revision, urls=in_place)
-        base, _, name = source.rpartition("/")
-        find = find_weights(base, folder, None)
-        file = _found(find, name, source)
+        try:
+            file = find(hub["file"])
+        except FileNotFoundError:
+            raise CheckpointError(f"{source}: there is no such file") from None
     elif revision is not None:
         raise CheckpointError(f"{source}: a file has no revision; leave it out")
+    else:
+        _refuse_url(source)
     header = read_gguf(file, find)
     with error_context(source):
         config = configuration(header, any_architecture=bool(patterns))
@@ -371,13 +360,6 @@ def _open_gguf(
         source, commit, folder if find else Path(str(file)), config, header.tensors, places,
         gguf=header.metadata, numbered=numbered,
     )  # fmt: skip
-
-
-def _found(find: Find, name: str, source: str) -> WeightFile:
-    try:
-        return find(name)
-    except FileNotFoundError:
-        raise CheckpointError(f"{source}: there is no such file") from None
 
 
 def _download_gguf(source: str, commit: str) -> Path:
@@ -405,11 +387,7 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
     """Download the weights of a checkpoint that is read in place."""
     if not checkpoint.in_place:
         return checkpoint
-    if checkpoint.revision is None:
-        raise CheckpointError(
-            f"{checkpoint.source}: only spans of a URL can be read, and this needs all weights; "
-            "download the folder first"
-        )
+    assert checkpoint.revision is not None, "a checkpoint of the Hub"
     if is_gguf(checkpoint.source):
         folder = _download_gguf(checkpoint.source, checkpoint.revision)
     else:
@@ -498,18 +476,14 @@ def _has_model(folder: Path) -> bool:
 
 
 def fetch_checkpoint(
-    source: str,
-    revision: str | None = None,
-    *,
-    weights: bool = True,
-    urls: bool = False,
+    source: str, revision: str | None = None, *, weights: bool = True
 ) -> tuple[Path, str | None]:
     """Return a checkpoint's local folder, and its full Hub commit (None if not from the Hub).
 
     A Hub id `owner/name[@revision]` is downloaded first; `revision` overrides the one in `source`.
-    With `urls`, accepts the URL of a folder and fetches only the files next to the weights.
+    Without `weights`, only the files next to the weights are downloaded.
     """
-    folder, commit = _fetch(source, revision, weights=weights, urls=urls)
+    folder, commit = _fetch(source, revision, weights=weights)
     for name in BESIDE_WEIGHTS:  # other libraries open them by their names, and merges copy them
         path = folder / name
         _check_link(path)
@@ -528,9 +502,7 @@ def _check_link(path: Path) -> None:
         raise CheckpointError(f"{path}: a link to a file that does not exist; {AGAIN}")
 
 
-def _fetch(
-    source: str, revision: str | None, *, weights: bool, urls: bool
-) -> tuple[Path, str | None]:
+def _fetch(source: str, revision: str | None, *, weights: bool) -> tuple[Path, str | None]:
     try:
         folder = Path(source).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
@@ -544,8 +516,7 @@ def _fetch(
         return folder, None
     if exists:
         raise CheckpointError(f"{source}: {_file_kind(folder)}")
-    if is_url(source):
-        return _fetch_url(source, revision, urls=urls)
+    _refuse_url(source)
     name, _, inline = source.partition("@")
     near = _near_folder(source)
     hint = f"{source}: no such folder; did you mean {near!r}?"
@@ -569,19 +540,11 @@ def _file_kind(path: Path) -> str:
     return "a file; give the folder that holds the checkpoint"
 
 
-def _fetch_url(source: str, revision: str | None, *, urls: bool) -> tuple[Path, None]:
-    _check_url(source, revision, urls=urls)
-    return fetch_beside(source), None
-
-
-def _check_url(source: str, revision: str | None, *, urls: bool) -> None:
-    """Refuse unreadable URLs, and every URL unless `urls` is true."""
-    if revision is not None:
-        raise CheckpointError(f"{source}: a URL has no revision; leave it out")
-    check_url(source)
-    if not urls:
-        why = "HF_HUB_OFFLINE is set" if _offline() else "this command does not read from a URL"
-        raise CheckpointError(f"{source}: {why}; download the folder first")
+def _refuse_url(source: str) -> None:
+    if "://" in source:
+        page = HUB_PAGE.match(source)
+        what = f"the Hub id: {page['id']}" if page else "a Hub id, or download it and give its path"
+        raise CheckpointError(f"{source}: a URL; give {what}")
 
 
 def _near_folder(source: str) -> str | None:

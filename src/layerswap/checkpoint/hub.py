@@ -11,7 +11,6 @@ from typing import Any
 from layerswap.ground.errors import CheckpointError, MergeError, one_line
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md")
 """Files to download: weights, configuration, tokenizer and card. Never pickles, never code."""
 TOKENIZER_FILES = (
@@ -28,7 +27,7 @@ BESIDE_WEIGHTS = (
     "config.json", "model.safetensors.index.json", "adapter_config.json", "generation_config.json",
     *TOKENIZER_FILES, *PROCESSOR_FILES, TRAINING, "README.md",
 )  # fmt: skip
-"""Files to fetch whole from a URL, if they exist."""
+"""The other files of a checkpoint, which a merge reads or copies."""
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 """Names of the weights in a merged folder."""
 

@@ -37,7 +37,7 @@ def deploy(
 
     Options:
         merged MERGED: Folder or Hub id to deploy.
-        like FILE: GGUF file of the base: a path, Hub id or URL.
+        like FILE: GGUF file of the base: a path or Hub id.
         out DIR: Folder to write.
         kind TYPE: Type of the weights, such as Q8_0, or Q4_K_M with llama-quantize. Repeatable.
             (default: as in --like)

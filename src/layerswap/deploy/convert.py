@@ -112,7 +112,7 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
 
     Args:
         source: a folder or Hub id of safetensors, such as a merged model.
-        like: a GGUF file of its base: a path, `owner/name/file.gguf` on the Hub, or a URL.
+        like: a GGUF file of its base: a path, or `owner/name/file.gguf` on the Hub.
         kind: see `Conversion`.
 
     Raises:

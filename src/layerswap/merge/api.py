@@ -65,8 +65,8 @@ def make_plan(
         recipe: the recipe, or the path of a recipe file.
         follow_training: compose a swap without zones along the partition that its experts were
             trained on, if their records name one.
-        in_place: leave weights at a URL, and Hub weights outside the local cache, where they are;
-            saving the plan reads only the spans that it takes. Magnitude weights need whole
+        in_place: leave Hub weights outside the local cache where they are; saving the plan reads
+            only the spans that it takes. Magnitude weights need whole
             files, which are downloaded.
         log: called with a line for each download.
 

@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from layerswap.checkpoint import Place, TensorInfo, open_checkpoint
 from layerswap.checkpoint.header import block_of
-from layerswap.checkpoint.hub import COMMIT
 from layerswap.checkpoint.places import ROLES
 from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
 from layerswap.checkpoint.remote import RemoteFile
@@ -301,7 +300,7 @@ def verify_against(
 
     Args:
         plan: the expected merge. Its sources are the candidates.
-        model: folder, Hub id or URL. Weights on the Hub are read by ranges.
+        model: folder or Hub id. Weights on the Hub are read by ranges.
         share: share of the blocks of each tensor to compare, in (0, 1]; at least one block.
         seed: seed of the sample.
         threads: number of workers; the number of usable processors when None.
@@ -372,7 +371,5 @@ def _of_equal_files(pair: TensorPair) -> bool:
     if term is None:
         return False
     files = [info.file for info in (term, pair.stored)]
-    hashes = [f.etag.strip('"') if isinstance(f, RemoteFile) else "" for f in files]
-    # The Hub's mark of a large file is its SHA-256.
-    hashed = COMMIT.fullmatch(hashes[0]) is not None and len(hashes[0]) == 64
-    return hashed and hashes[0] == hashes[1] and term.offset == pair.stored.offset
+    hashes = [file.etag if isinstance(file, RemoteFile) else "" for file in files]
+    return bool(hashes[0]) and hashes[0] == hashes[1] and term.offset == pair.stored.offset

@@ -545,19 +545,16 @@ def _seems_zero(info: TensorInfo) -> bool:
 def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
     """True if two checkpoints hold the same tensors.
 
-    Compares a few blocks of every tensor. For weights that are read in place, compares the hashes
-    of the Hub if known, otherwise the addresses.
+    Compares a few blocks of every tensor, or the Hub's hashes of weights that are read in place.
     """
     tensors = _own_tensors(first), _own_tensors(second)
     if (first.adapter is None) != (second.adapter is None):
         return False
     if not tensors[0] or tensors[0].keys() != tensors[1].keys():
         return False
-    remote = [[f for f in c.files if isinstance(f, RemoteFile)] for c in (first, second)]
-    if any(remote):
-        # Outside the Hub an ETag distinguishes versions of one address, not two addresses.
-        marks = [[file.etag if file.commit else file.url for file in files] for files in remote]
-        return bool(marks[0]) and marks[0] == marks[1]
+    hashes = [[f.etag for f in c.files if isinstance(f, RemoteFile)] for c in (first, second)]
+    if any(hashes):
+        return hashes[0] == hashes[1]
     pairs = ((info, tensors[1][name]) for name, info in tensors[0].items())
     return all(same_sample(*pair, SAMPLES, SAMPLE_BYTES) for pair in pairs)
 

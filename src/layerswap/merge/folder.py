@@ -16,7 +16,6 @@ from layerswap.checkpoint.loading import (
     load_weights,
 )
 from layerswap.checkpoint.read import FLOAT_CODES, as_torch
-from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose.schema import parse_size
 from layerswap.ground.commit import Journal
 from layerswap.ground.errors import MergeError
@@ -97,13 +96,12 @@ class FolderFormat(Format):
         shards, content = plan.shards, record(plan)
         # One file is either finished or not, so a journal of it would be empty.
         key = work_key(content, shards, options) if len(shards) > 1 else ""
-        resume = options.resume and can_resume(plan, options)
         with (
             atomic_folder(
                 target,
                 marker=RECORD,
                 overwrite=options.overwrite,
-                resume=key if resume and key else None,
+                resume=key if key and options.resume else None,
             ) as folder,
             Journal(folder, key) as journal,
         ):
@@ -140,16 +138,6 @@ class FolderFormat(Format):
         plan = checked_for_loading(plan)
         facts = measure_tensors(plan.tensors)
         return build_model(plan, {t.name: load_tensor(t, facts) for t in plan.tensors})
-
-
-def can_resume(plan: Plan, options: MergeOptions) -> bool:
-    """True if every server sends ETags, which identify versions of files."""
-    for checkpoint in plan.sources.values():
-        for file in checkpoint.files:
-            if isinstance(file, RemoteFile) and not file.etag:
-                options.log(f"{file}: its server sends no ETag, so the merge starts over")
-                return False
-    return True
 
 
 def checked_for_loading(plan: Plan) -> Plan:

@@ -25,7 +25,6 @@ from layerswap.compose import Recipe
 from layerswap.ground.commit import PARTIAL, Journal, atomic_file
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.strict_json import clipped
-from layerswap.merge.folder import can_resume
 from layerswap.merge.layout import OutputTensor, Shard, local_blocks, unblendable, widest
 from layerswap.merge.metadata import record
 from layerswap.merge.plan import Format, Plan, fetch_notes
@@ -125,7 +124,7 @@ class GGUFFormat(Format):
                 target,
                 is_ours=is_merged_gguf,
                 overwrite=options.overwrite,
-                resume=key if key and options.resume and can_resume(plan, options) else None,
+                resume=key if key and options.resume else None,
             ) as path,
             Journal(path.parent, key) as journal,
         ):

@@ -315,7 +315,7 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
         "source": recorded_source(checkpoint),
         "revision": checkpoint.revision,
         "fingerprints": {recorded_name(file): mark for file, mark in fingerprints(local).items()},
-        # Files that are read in place are identified by their servers' ETags.
+        # Files that are read in place are identified by the Hub's hashes.
         **({"etags": {file.name: file.etag for file in remote}} if remote else {}),
     }
 
@@ -328,8 +328,8 @@ def recorded_source(checkpoint: Checkpoint) -> str:
 
 
 def _is_local(checkpoint: Checkpoint) -> bool:
-    """True for a path, and not for an id of the Hub or a URL."""
-    return checkpoint.revision is None and "://" not in checkpoint.source
+    """True for a path, and not for an id of the Hub."""
+    return checkpoint.revision is None
 
 
 def recorded_name(file: WeightFile) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from layerswap.checkpoint import Checkpoint, Place
 from layerswap.checkpoint.folder import completed, downloaded
 from layerswap.checkpoint.header import as_stored, is_gguf
-from layerswap.checkpoint.remote import RemoteFile, WeightFile
+from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
 from layerswap.compose.blend import Operation
 from layerswap.compose.composition import changed_places
@@ -79,7 +79,7 @@ class Plan:
         places: places of the experts' tensors, before any layers are moved.
         drop: stored copies of tied embeddings, left out of the output.
         magnitude: measured weights, if the recipe asks for them.
-        stamps: size, time and inode of every weight file and document when it was opened.
+        stamps: size, time and inode of every local weight file and document when it was opened.
         alignment: the rows of embeddings and heads in one vocabulary, if vocabularies differ.
         fishers: the diagonal Fishers by expert, if the recipe names them.
         layout: `shared` if the output is to share blocks with the sources; else `plain`.
@@ -102,7 +102,7 @@ class Plan:
     places: Mapping[str, Place]
     drop: frozenset[str]
     magnitude: Mapping[str, float] | None
-    stamps: Mapping[WeightFile, Stamp]
+    stamps: Mapping[Path, Stamp]
     alignment: Alignment | None = None
     fishers: Mapping[str, Fisher] = field(default_factory=dict)
     layout: Literal["plain", "shared"] = "plain"
@@ -246,7 +246,7 @@ class Plan:
         """The same plan with every source on the disk.
 
         Raises:
-            CheckpointError: a source is at a URL, or the Hub cannot be reached.
+            CheckpointError: the Hub cannot be reached.
         """
         if not any(checkpoint.in_place for checkpoint in self.opened.values()):
             return self
@@ -392,8 +392,7 @@ class Plan:
         check_apart(target, self.opened)
         folder = existing_parent(target)
         check_space(folder, self.nbytes - self.shared_bytes(folder))
-        # Each answer of a server says whether its file changed.
-        check_unchanged({file: stamp for file, stamp in self.stamps.items() if stamp})
+        check_unchanged(self.stamps)
         return target
 
     def write(self, target: Path, options: MergeOptions) -> int:

@@ -35,7 +35,6 @@ from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.checkpoint.remote import RemoteFile, WeightFile, is_url
 from layerswap.checkpoint.views import as_4_bits, restack
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
@@ -47,8 +46,8 @@ from layerswap.merge.compatibility import untied
 from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
-Stamp = tuple[int, int, int] | None
-"""Size, time of the last change and inode of a file; None for a file that is read in place."""
+Stamp = tuple[int, int, int]
+"""Size, time of the last change and inode of a file."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,7 @@ class _Opener:
                     opened[name] = self._open_expert(expert, expert.source)
         adapters = {name: a for name, (a, _) in opened.items() if isinstance(a, Adapter)}
         only = len(adapters) == len(opened) and not self.recipe.bake
-        elsewhere = any(
-            opened[name][1] or is_url(str(self.recipe.experts[name].source)) for name in adapters
-        )
+        elsewhere = any(opened[name][1] for name in adapters)
         base = self._open_base(adapters, only, from_elsewhere=elsewhere)
         if adapters and base is not None and base.gguf is not None:
             raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
@@ -156,9 +153,7 @@ class _Opener:
         _refuse_unfinished(source, Path(source))
         folder, commit = Path(source), None
         if not is_gguf(folder):
-            folder, commit = fetch_checkpoint(
-                source, expert.revision, weights=not self.in_place, urls=self.in_place
-            )
+            folder, commit = fetch_checkpoint(source, expert.revision, weights=not self.in_place)
         _refuse_unfinished(source, folder.resolve())
         if is_adapter(folder):
             if expert.adapter is not None:
@@ -281,31 +276,27 @@ def _refuse_unfinished(source: str, folder: Path) -> None:
         raise MergeError(f"{source} is an unfinished merge; merge it again")
 
 
-def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[WeightFile, Stamp]:
-    """Stamp all weights and the documents in their folders, except cards.
+def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:
+    """Stamp all local weights and the documents in their folders, except cards.
 
-    Raises a MergeError if a file has vanished.
+    Files of a commit on the Hub cannot change. Raises a MergeError if a file has vanished.
     """
-    files: set[WeightFile] = set()
+    files: set[Path] = set()
     for checkpoint in checkpoints:
         beside = (checkpoint.folder / name for name in BESIDE_WEIGHTS if name != "README.md")
-        files.update(checkpoint.all_files, (file for file in beside if file.is_file()))
+        files.update(file for file in checkpoint.all_files if isinstance(file, Path))
+        files.update(file for file in beside if file.is_file())
     return {file: _stamp(file) for file in files}
 
 
-def check_unchanged(stamps: Mapping[WeightFile, Stamp]) -> None:
+def check_unchanged(stamps: Mapping[Path, Stamp]) -> None:
     """Refuse files that changed or vanished since they were stamped."""
-    for file, stamp in sorted(stamps.items(), key=lambda item: str(item[0])):
-        if isinstance(file, RemoteFile):
-            if file.commit is None:  # files of a commit cannot change
-                file.check_unchanged()
-        elif _stamp(file) != stamp:
+    for file, stamp in sorted(stamps.items()):
+        if _stamp(file) != stamp:
             raise MergeError(f"{file}: changed since the merge was planned; plan it again")
 
 
-def _stamp(file: WeightFile) -> Stamp:
-    if isinstance(file, RemoteFile):
-        return None
+def _stamp(file: Path) -> Stamp:
     try:
         status = file.stat()
     except OSError as error:
