@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from layerswap.ground.errors import EvaluationError
 
 
 @pytest.mark.parametrize(("attention", "expected"), [("eager", True), ("sdpa", False)])
@@ -54,19 +58,29 @@ def test_datasets_names_loading_scripts(tmp_path):
     assert needs_script(raised.value)
 
 
-def test_lm_eval_marks_tasks_that_run_code():
+def test_lm_eval_marks_tasks_that_run_code(monkeypatch):
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
 
-    from layerswap.evaluation.lm_eval_inside import runs_code
+    from layerswap.evaluation.lm_eval_inside import refuse_programs
+
+    def check(**marks):
+        task = ConfigurableTask(config={**settings, **marks})
+        refuse_programs({"t": task.get_config("unsafe_code")})
 
     settings = {
         "task": "t", "dataset_path": "json", "output_type": "generate_until", "test_split": "test",
         "custom_dataset": lambda **_: {"test": Dataset.from_list([{"a": "b"}])}, "doc_to_text": "a",
         "doc_to_target": "a",
     }  # fmt: skip
-    assert not runs_code(ConfigurableTask(config=dict(settings)))
-    assert runs_code(ConfigurableTask(config={**settings, "unsafe_code": True}))
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    check()
+    assert os.environ["HF_ALLOW_CODE_EVAL"] == "0"  # the metric `code_eval` runs nothing either
+    with pytest.raises(EvaluationError, match="t: lm-eval runs the programs"):
+        check(unsafe_code=True)
+    monkeypatch.setattr(ConfigurableTask, "get_config", lambda task, key: None)  # renamed
+    with pytest.raises(EvaluationError, match="t: this lm-eval does not tell"):
+        check()
 
 
 def test_trl_prepares_data_sets_and_asks_for_the_order_of_rows():

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -583,3 +584,54 @@ def test_prompts_that_lose_their_beginning_are_counted():
         "warning: choose: 2 of 2 prompts are longer than the 10",
         "warning: write: 2 of 3 prompts are longer than the 10",
     ]
+
+
+RUNS_ANSWERS = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{test}"}}}}
+test_split: test
+unsafe_code: true
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+process_results: !function runs.results
+"""
+
+
+def test_tasks_whose_answers_lm_eval_runs_are_refused_by_name(world, tmp_path):
+    """Directly and in a group: lm-eval's own consent is never given."""
+    ran = tmp_path / "ran"
+    (tmp_path / "runs.py").write_text(
+        f"def results(doc, written):\n    open({str(ran)!r}, 'w').close()\n    return {{'a': 1}}\n"
+    )
+    names = {"test": world["tasks"] / "test.jsonl", "name": "runs_answers"}
+    (tmp_path / "runs.yaml").write_text(RUNS_ANSWERS.format(**names))
+    (tmp_path / "group.yaml").write_text("group: outer\ntask: [runs_answers]\n")
+    for asked in ("runs_answers", "outer"):
+        with pytest.raises(EvaluationError, match="runs_answers: lm-eval runs the programs"):
+            harness.load_tasks([asked], include=[tmp_path])
+    with pytest.raises(EvaluationError, match="runs_answers: lm-eval runs the programs"):
+        harness.evaluate_models(open_models([str(world["task"])]), ["outer"], [tmp_path])
+    assert not ran.exists()
+
+
+@pytest.mark.slow
+def test_every_task_of_lm_eval_that_imports_a_runner_of_answers_is_refused():
+    """Tasks whose files call `exec`, or start programs, by the source of lm-eval itself."""
+    import lm_eval.tasks
+
+    root = Path(lm_eval.tasks.__file__).parent
+    runs = re.compile(r"(?<![\w.])exec\(|code_eval|check_output\(.*g\+\+", re.DOTALL)
+    folders = {file.parent for file in root.rglob("*.py") if runs.search(file.read_text())}
+    folders -= {root}
+    assert {folder.name for folder in folders} >= {"mbpp", "humaneval", "cruxeval"}
+    index = lm_eval.tasks.TaskManager().task_index
+    names = [
+        name for name, entry in index.items()
+        if entry.kind.name == "TASK" and entry.yaml_path and entry.yaml_path.parent in folders
+    ]  # fmt: skip
+    assert len(names) > 15
+    for name in names:
+        with pytest.raises(EvaluationError, match=f"{name}: lm-eval runs the programs"):
+            harness.refuse_programs({name: index[name].cfg.get("unsafe_code", False)})

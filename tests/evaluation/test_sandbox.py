@@ -45,6 +45,12 @@ def test_programs_that_end_early_or_wrong_fail(program):
     assert run_program(program, QUICK).outcome == "failed"
 
 
+@pytest.fixture(autouse=True)
+def _allowed():
+    with sandbox.programs_allowed():
+        yield
+
+
 HOSTILE = {
     "fork": "import os\nos.fork()",
     "threads": "import threading\nthreading.Thread(target=print).start()",
@@ -141,6 +147,114 @@ def f(x):
 """,
     "a wrong answer": "f = lambda x: None",
     "no function": "pass",
+    "the caller's frame": """
+import os, re, sys
+frame, texts = sys._getframe(), []
+while frame is not None:
+    texts.append(str([frame.f_locals, frame.f_globals]))
+    frame = frame.f_back
+word = [*re.findall('[0-9a-f]{64}', str(texts)), 'passed'][0]
+for fd in range(64):
+    try: os.write(fd, word.encode())
+    except OSError: pass
+os._exit(0)
+""",
+    "a word of success": """
+import os
+def f(x):
+    for fd in range(64):
+        for word in (b'passed', b'walls are up\\npassed', b'["value", ["bool", true]]'):
+            try: os.write(fd, word)
+            except OSError: pass
+    os._exit(0)
+""",
+    "the tests in memory": """
+import gc
+def f(x):
+    for o in gc.get_objects():
+        if isinstance(o, dict) and any('== 4' in str(v) for v in list(o.values())):
+            return 4 if x == 2 else ['b', 'a']
+""",
+    "memory read raw": """
+import ctypes, sys
+def f(x):
+    here = id(x)
+    for start in range(here - (1 << 20), here + (1 << 20), 4096):
+        if b'assert f(2) == 4' in ctypes.string_at(start, 4096): return 4
+""",
+    "at the end": "import atexit, os\natexit.register(lambda: os._exit(0))\ndef f(x): return 0",
+    "other built-ins": """
+import builtins, json, sys
+yes = lambda *a, **k: True
+for name in ('exec', 'compile', 'isinstance', 'repr', 'AssertionError', 'BaseException'):
+    if name in ('AssertionError', 'BaseException'): setattr(builtins, name, type('E', (), {}))
+    else: setattr(builtins, name, yes)
+json.dumps = lambda o: '["value", ["bool", true]]'
+f = yes
+""",
+    "the module of the judge": """
+import sys
+main = sys.modules['__main__']
+main.packed = lambda *a: ["bool", True]
+main.judge = main.serve = lambda *a: None
+main.PASSED = b''
+def f(x): return None
+""",
+    "a trace of the caller": """
+import sys
+def skip(frame, event, arg):
+    frame.f_trace_lines = False
+    return skip
+sys.settrace(skip); sys.setprofile(skip)
+def f(x): return None
+""",
+    "equal to everything": """
+class Any(int):
+    def __eq__(self, other): return True
+    def __hash__(self): return 0
+f = lambda x: Any()
+""",
+    "an object equal to everything": """
+class Any:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+f = lambda x: Any()
+""",
+    "a forked child": "import os\ndef f(x):\n    os.fork()\n    return 4",
+    "descriptors by name": """
+import os
+def f(x):
+    for fd in range(64):
+        for path in (f'/proc/self/fd/{fd}', f'/proc/{os.getppid()}/fd/{fd}', f'/dev/fd/{fd}'):
+            try: open(path, 'wb').write(b'passed')
+            except OSError: pass
+    os._exit(0)
+""",
+    "the memory of the judge": """
+import ctypes, os
+def f(x):
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(64)
+    local = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 64)
+    remote = (ctypes.c_void_p * 2)(id(x), 64)
+    if libc.process_vm_readv(os.getppid(), local, 1, remote, 1, 0) > 0: return 4
+    if libc.ptrace(16, os.getppid(), 0, 0) == 0: return 4
+    open(f'/proc/{os.getppid()}/mem', 'rb').read(1)
+    return 4
+""",
+    "a deep answer": "def f(x):\n    y = []\n    for _ in range(10**5): y = [y]\n    return y",
+    "a file for the judge": """
+for name in ('ast.py', 'math.py', '_collections_abc.py', 'tests.py'):
+    open(name, 'w').write("import os\\nos.write(3, b'passed')\\nos._exit(0)")
+def f(x): return None
+""",
+    "handles that are not there": """
+import os
+for fd in range(3, 64):
+    try: os.write(fd, b'["value", ["object", 10000000]]\\n' * 3)
+    except OSError: pass
+def f(x): return None
+""",
 }
 
 

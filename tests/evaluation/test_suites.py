@@ -14,6 +14,7 @@ import pytest
 import sacrebleu
 
 from layerswap.evaluation.harness import load_tasks
+from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import PromptOptions
 from layerswap.evaluation.suites import flores, mbpp, mgsm, suite_names, suites
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -33,6 +34,12 @@ ARTICLES = (
 )
 TWEETS = 'tweet\tlabel\n"Asema ""sawa"""\tpositive\nSipendi\tnegative\nNani?\tmixed\n'
 ENGLISH_TWEETS = "text\tlabel\nGreat!\tpositive\nBad.\tnegative\nIt rains\tneutral\n"
+
+
+@pytest.fixture
+def allowed():
+    with programs_allowed():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -276,12 +283,22 @@ def test_bleu_is_sacrebleus_with_the_tokenizer_of_the_language():
     assert flores.corpus_chrf(pairs) == sacrebleu.corpus_chrf(written, [references]).score
 
 
-def test_mbpp_runs_the_published_programs_in_the_sandbox():
+def test_mbpp_runs_the_published_programs_in_the_sandbox(allowed):
     for row in PROGRAMS[:3]:
         assert mbpp.results(row, [row["code"] + "\n[DONE] and more"]) == {"pass_at_1": 1.0}
         assert mbpp.results(row, [f"Sure:\n```python\n{row['code']}\n```\nDone."])["pass_at_1"] == 1
         assert mbpp.results(row, ["def nothing(): pass"]) == {"pass_at_1": 0.0}
     assert mbpp.results(PROGRAMS[0], ["import os; os._exit(0)"]) == {"pass_at_1": 0.0}
+
+
+def test_programs_run_only_if_the_caller_allows_it():
+    with pytest.raises(EvaluationError, match="run only with --allow-code"):
+        mbpp.results(PROGRAMS[0], [PROGRAMS[0]["code"]])
+
+
+def passes(row):
+    with programs_allowed():  # in each thread
+        return mbpp.results(row, [row["code"]])["pass_at_1"]
 
 
 @pytest.mark.slow
@@ -291,7 +308,7 @@ def test_all_published_solutions_of_mbpp_pass():
         pytest.skip("needs mbpp.jsonl in the folder that LAYERSWAP_DATA names")
     rows = [json.loads(row) for row in path.read_text().splitlines()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        passed = pool.map(lambda row: mbpp.results(row, [row["code"]])["pass_at_1"], rows)
+        passed = pool.map(passes, rows)
         failed = [row["task_id"] for row, score in zip(rows, passed, strict=True) if not score]
     assert not failed
 

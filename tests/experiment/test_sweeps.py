@@ -197,6 +197,7 @@ MISTAKES = [
     ({"tasks": ["a", "a"]}, "task 'a' is listed twice"),
     ({"development": 1.0}, "development"),
     ({"metrics": 1}, "metrics"),
+    ({"allow_code": True}, "allow_code"),
     ({"include": ["nowhere"]}, "include: "),
 ]  # fmt: skip
 

@@ -882,6 +882,25 @@ def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
     assert f"{len(graph)} steps, all of them done before." in " ".join(plan().split())
 
 
+def test_only_the_command_line_allows_programs(tmp_path, monkeypatch):
+    study = {"base": "a/b", "task": {"data": "d"}, "languages": {"sw": {"data": "d"}},
+             "evaluate": {"suite": "mbpp", "allow_code": True}}  # fmt: skip
+    path, planned = tmp_path / "study.yaml", []
+    path.write_text(json.dumps(study))
+    with pytest.raises(LayerswapError, match="a file cannot allow programs, only --allow-code"):
+        read_study(path)
+    path.write_text(json.dumps(study | {"evaluate": {"suite": "mbpp"}}))
+
+    def plan(spec, folder):
+        planned.append(spec.evaluate.allow_code)
+        raise LayerswapError("enough")
+
+    monkeypatch.setattr("layerswap.study.plan.plan_study", plan)
+    for more in ([], ["--allow-code"]):
+        CliRunner().invoke(app, ["study", "run", str(path), "--out", "o", *more])
+    assert planned == [False, True]
+
+
 @pytest.mark.slow
 def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
     """No key changes by it, what is left is evaluated, and nothing is selected from the rest."""

@@ -27,6 +27,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
         out: Folder of results. Answers in it are reused.
     """
     from layerswap.evaluation.response_cache import nothing_if_refused
+    from layerswap.evaluation.sandbox import programs_allowed
     from layerswap.experiment import sweep_page as files
     from layerswap.experiment.answers import ANSWERS, open_folder
     from layerswap.experiment.spec import read_sweep
@@ -35,12 +36,11 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
-    if allow_code:
-        checked = checked.model_copy(update={"allow_code": True})
     need_extras("a sweep", "eval")
     with nothing_if_refused(out.expanduser() / ANSWERS):
         folder = open_folder(out, "sweep")
-        with output.answer_progress("evaluating", folder / ANSWERS) as store:
+        progress = output.answer_progress("evaluating", folder / ANSWERS)
+        with progress as store, programs_allowed(allow_code):
             result = run_sweep(checked, recipe, store=store, log=output.log)
             facts = files.write_result(result, folder)
     lines: list[object] = [
@@ -94,6 +94,7 @@ def evaluate(
     *,
     out: Path,
     asked: Asked,
+    allow_code: options.AllowCode = False,
     evaluation: options.EvaluationOptions,
 ) -> None:
     """Evaluate models on lm-eval tasks, or on the papers' benchmarks in any language they have.
@@ -119,8 +120,8 @@ def evaluate(
         suite=asked.suite, language=asked.language or (), data=asked.data,
         answer_language=asked.answer_language or "",
         answer_texts=options.read_pairs("--answer-text", asked.answer_text, "FILE"),
-        out=out, log=output.log, open_store=partial(output.answer_progress, "evaluating"),
-        **evaluation.given(),
+        out=out, log=output.log, allow_code=allow_code,
+        open_store=partial(output.answer_progress, "evaluating"), **evaluation.given(),
     )  # fmt: skip
     notes = [f"note: {note}" for note in done.identified]
     lines: list[object] = [evaluation_table(done.scores), *notes, f"wrote {done.folder}"]

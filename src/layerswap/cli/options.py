@@ -205,7 +205,6 @@ class EvaluationOptions(Prompts, panel=MODELS):
         engine_args NAME=VALUE,...: Arguments of vLLM, such as gpu_memory_utilization=0.8.
     """
 
-    allow_code: AllowCode = False
     batch_size: Annotated[int | None, Option(min=1)] = None
     engine: Literal["sweep", "hf", "vllm"] = "sweep"
     engine_args: str | None = None

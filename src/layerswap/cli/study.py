@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from layerswap.cli import commands, output
+from layerswap.cli import commands, options, output
 
 if TYPE_CHECKING:
     from layerswap.study.estimate import StudyCosts
@@ -40,6 +40,7 @@ def run(
     on: Where = None,
     keep_checkpoints: Literal["all", "selected"] | None = None,
     device: str | None = None,
+    allow_code: options.AllowCode = False,
     dry_run: bool = False,
 ) -> None:
     """Train, select, compose, evaluate and compare; resume where an earlier run stopped.
@@ -67,6 +68,9 @@ def run(
         spec = spec.model_copy(update={"keep_checkpoints": keep_checkpoints})
     if device is not None:
         spec = spec.model_copy(update={"device": device})
+    if allow_code:
+        evaluate = spec.evaluate.model_copy(update={"allow_code": True})
+        spec = spec.model_copy(update={"evaluate": evaluate})
     graph = plan_study(spec, folder)
     done = StudyJournal(out, graph).finished()
     costs = cost_study(spec, graph, read_speed(folder, spec.device), done)

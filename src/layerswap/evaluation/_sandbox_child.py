@@ -1,4 +1,4 @@
-"""The sandboxed process that runs a program and then its tests. Linux only.
+"""The sandboxed processes that run a program and its tests. Linux only.
 
     python -I -S -B _sandbox_child.py < TASK    # started by evaluation.sandbox
 
@@ -7,15 +7,18 @@ processes, mounts, network and IPC, if the kernel allows them, over a root with 
 files (read-only) and a small folder in memory; Landlock over the same files; and seccomp with a
 list of the few system calls that such a program needs.
 
-The isolation protects the machine, not the score. Program and tests share one process, as in every
-harness of MBPP. A program that ends early cannot pass, because the token that marks a pass is
-written after the last test. A program that attacks the scoring process could pass.
+Program and tests run in two such processes. The tests call the program's functions through a pipe:
+arguments and results are copied as plain values, and other objects stay with the program. So the
+program never holds the expected values or the channel of the verdict, whatever it does to its own
+interpreter. The tests are sent when the program's process exists and has no way to read them.
 
 Only the standard library is imported, all of it before the isolation starts.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import ctypes
 import json
 import os
@@ -26,9 +29,12 @@ import struct
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+PASSED = b"passed"
 READY = b"walls are up"
 """Start of the line of an isolated process; a missing part of the isolation follows."""
 TMPFS = b"size=4m,nr_inodes=256,mode=0755"
@@ -41,9 +47,9 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "pread64": (17, 67), "readv": (19, 65),
     "writev": (20, 66), "access": (21, None), "select": (23, None), "sched_yield": (24, 124),
     "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23), "nanosleep": (35, 101),
-    "getpid": (39, 172), "exit": (60, 93), "uname": (63, 160), "ftruncate": (77, 46),
-    "getcwd": (79, 17), "rename": (82, None), "mkdir": (83, None), "rmdir": (84, None),
-    "unlink": (87, None), "readlink": (89, None), "gettimeofday": (96, 169),
+    "getpid": (39, 172), "exit": (60, 93), "wait4": (61, 260), "uname": (63, 160),
+    "ftruncate": (77, 46), "getcwd": (79, 17), "rename": (82, None), "mkdir": (83, None),
+    "rmdir": (84, None), "unlink": (87, None), "readlink": (89, None), "gettimeofday": (96, 169),
     "getrusage": (98, 165), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176),
     "geteuid": (107, 175), "getegid": (108, 177), "sigaltstack": (131, 132), "gettid": (186, 178),
     "time": (201, None), "futex": (202, 98), "sched_getaffinity": (204, 123),
@@ -195,11 +201,12 @@ def wall_off_calls(libc: ctypes.CDLL) -> None:
         raise OSError("cannot start seccomp")
 
 
-def wall_off() -> str:
-    """Isolate this process; code after this call runs in the sandbox.
+def wall_off() -> tuple[int, str]:
+    """Start the program's process and isolate both; code after this call runs in the sandbox.
 
     Returns:
-        Why there are no namespaces, or nothing. seccomp and Landlock are always there.
+        The process of the program, or 0 in it; and why there are no namespaces, or nothing. seccomp
+        and Landlock are always there.
 
     Raises:
         OSError: a part of the isolation is not available.
@@ -218,38 +225,179 @@ def wall_off() -> str:
             os.closerange(3, 256)
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != 0:  # the outer process, whose number here is 0, has exited already
-            os._exit(1)
+        _end_with(0, libc)  # the outer process, whose number here is 0
+    judge = os.getpid()
+    if not (program := os.fork()):
+        _end_with(judge, libc)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError("cannot give up privileges")
     wall_off_files(None if missing else "/work", libc)
     wall_off_calls(libc)
-    return missing
+    return program, missing
+
+
+def _end_with(parent: int, libc: ctypes.CDLL) -> None:
+    """Let the kernel end this process with its parent."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has exited already
+        os._exit(1)
+
+
+# --- the pipe between a program and its tests ---
+
+SCALARS = (type(None), bool, int, float, complex, str, bytes)
+KINDS = {kind.__name__: kind for kind in (*SCALARS, list, tuple, set, frozenset, dict)}
+"""Values that are copied; other objects stay with the program, and the tests have their number."""
+
+
+def packed(value: Any, keep: Callable[[Any], int]) -> list[Any]:
+    """Write a value as JSON's types; `keep` returns the number of an object that is not copied."""
+    if isinstance(value, type) and value in KINDS.values():
+        return ["type", value.__name__]
+    kind = next((kind for kind in KINDS.values() if isinstance(value, kind)), None)
+    if kind is None:
+        return ["object", keep(value)]
+    if kind in SCALARS:
+        return [kind.__name__, repr(value if value is None else kind(value))]
+    parts = value.items() if kind is dict else value
+    return [kind.__name__, [packed(part, keep) for part in parts]]
+
+
+def unpacked(data: Any, find: Callable[[int], Any]) -> Any:
+    """Read what `packed` wrote; `find` returns the object with a number."""
+    name, content = data
+    if name in ("object", "type"):
+        return find(content) if name == "object" else KINDS[content]
+    if KINDS[name] in SCALARS:
+        return float(content) if name == "float" else ast.literal_eval(content)
+    return KINDS[name](unpacked(part, find) for part in content)
+
+
+def serve(source: str, asked: IO[str], answers: IO[str]) -> None:
+    """Run a program, and then call its functions as the tests ask."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    objects: list[Any] = []
+
+    def keep(value: Any) -> int:
+        objects.append(value)
+        return len(objects) - 1
+
+    known: dict[str, Callable[..., Any]] = {
+        "define": lambda: exec(compile(source, "program.py", "exec", dont_inherit=True), space),
+        "global": space.__getitem__, "getattr": getattr, "setattr": setattr,
+        "list": list,
+    }  # fmt: skip
+    for line in asked:
+        try:
+            name, *given = json.loads(line)
+            args, named = (unpacked(part, objects.__getitem__) for part in given)
+            function = known[name] if isinstance(name, str) else objects[name]
+            answer = ["value", packed(function(*args, **named), keep)]
+        except BaseException as error:
+            answer = [type(error).__name__, str(error)[:2000]]
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+class EndedError(Exception):
+    """The program's process has ended."""
+
+
+def judge(tests: str, asked: IO[str], answers: IO[str]) -> None:
+    """Run the tests of a program; the functions of the program run in the other process.
+
+    Raises:
+        EndedError: the other process has ended.
+    """
+
+    class Remote:
+        """An object in the other process."""
+
+        def __init__(self, number: int) -> None:
+            self.__dict__["_number"] = number
+
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            return ask(self._number, *args, **named)
+
+        def __getattr__(self, name: str) -> Any:
+            return ask("getattr", self, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            ask("setattr", self, name, value)
+
+        def __iter__(self) -> Any:
+            return iter(ask("list", self))
+
+    class Names(dict[str, Any]):
+        """The names of the tests: their own, then the program's, then the built-in ones."""
+
+        def __missing__(self, name: str) -> Any:
+            return ask("global", name)
+
+    def number(value: Any) -> int:
+        if isinstance(value, Remote):
+            return int(value._number)
+        raise TypeError(f"a test hands plain values to a program, not {type(value).__name__}")
+
+    def ask(name: str | int, *args: Any, **named: Any) -> Any:
+        line, question = "", [name, packed(args, number), packed(named, number)]
+        with suppress(BrokenPipeError):
+            print(json.dumps(question), file=asked, flush=True)
+            line = answers.readline()
+        if not line.endswith("\n"):
+            raise EndedError
+        kind, content = json.loads(line)
+        if kind == "value":
+            return unpacked(content, Remote)
+        error = getattr(builtins, str(kind), None)
+        if isinstance(error, type) and issubclass(error, Exception):
+            raise error(content)
+        raise RuntimeError(f"{kind}: {content}")
+
+    ask("define")
+    exec(compile(tests, "tests.py", "exec", dont_inherit=True), Names(__name__="__main__"))
 
 
 def main() -> None:
-    """Isolate this process, report that, run a program and its tests, and write the token."""
-    task = json.loads(sys.stdin.buffer.read())
-    verdict = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    """Isolate a process for a program and one for its tests, report that, and run both."""
+    task = _received()
+    verdict, asked, answers = os.dup(1), os.pipe(), os.pipe()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
     limit(task)
+    sys.set_int_max_str_digits(0)
     try:
-        missing = wall_off()
+        program, missing = wall_off()
     except (OSError, AttributeError) as error:
         os.write(verdict, str(error).encode()[:500])
         os._exit(1)
+    if not program:
+        for descriptor in (0, verdict, asked[1], answers[0]):
+            os.close(descriptor)
+        os.dup(nothing)  # as 0
+        sys.argv = ["program.py"]
+        serve(task["source"], os.fdopen(asked[0]), os.fdopen(answers[1], "w"))
+        os._exit(0)
+    os.close(asked[0])
+    os.close(answers[1])
     os.write(verdict, READY + missing.encode()[:500] + b"\n")
-    sys.argv = ["program.py"]
-    said = task["token"]
+    said = PASSED
     try:
-        space: dict[str, object] = {"__name__": "__main__"}
-        for name, source in [("program.py", task["source"]), ("tests.py", task["tests"])]:
-            exec(compile(source, name, "exec", dont_inherit=True), space)
+        judge(_received()["tests"], os.fdopen(asked[1], "w"), os.fdopen(answers[0]))
+    except EndedError:
+        _, status = os.waitpid(program, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF or 1)
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}"[:2000]
-    os.write(verdict, said.encode("utf-8", errors="replace"))
+        said = f"{type(error).__name__}: {error}"[:2000].encode("utf-8", errors="replace")
+    os.write(verdict, said)
     os._exit(0)
+
+
+def _received() -> dict[str, Any]:
+    """Read one line of the task, and nothing beyond it."""
+    line = b""
+    while not line.endswith(b"\n") and (data := os.read(0, 1 << 16)):
+        line += data
+    return dict(json.loads(line))
 
 
 if __name__ == "__main__":

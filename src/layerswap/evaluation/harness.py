@@ -29,7 +29,7 @@ from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.languages import answer_of
-from layerswap.evaluation.lm_eval_inside import is_too_long, runs_code
+from layerswap.evaluation.lm_eval_inside import is_too_long, refuse_programs
 from layerswap.evaluation.metrics import ADDED, add_labels
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
@@ -78,8 +78,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Evaluate compositions on lm-eval tasks: names of tasks or groups, or inline configurations.
 
-    Of the settings, only prompts, limit, batch size and `allow_code` are used; the engine and dtype
-    are the sweep's. `samples` replaces the limits. `store` keeps answers for later runs. `log`
+    Of the settings, only prompts, limit and batch size are used; the engine and dtype are the
+    sweep's. `samples` replaces the limits. `store` keeps answers for later runs. `log`
     receives lines about memory and the limit. `progress` receives the number of compositions just
     evaluated.
 
@@ -127,6 +127,8 @@ def load_tasks(
         why = f"{type(error).__name__}: {one_line(error, 300)}"
         asked = ", ".join(t if isinstance(t, str) else str(t.get("task")) for t in tasks)
         raise EvaluationError(f"cannot load the tasks {asked}: {why}") from None
+    tasks_by_name = loaded["tasks"].items()
+    refuse_programs({name: task.get_config("unsafe_code") for name, task in tasks_by_name})
     prompts = prompts or PromptOptions()
     generation = parse_arguments(prompts.gen_kwargs)
     for name, task in loaded["tasks"].items():
@@ -232,11 +234,13 @@ def stratified_order(labels: Sequence[str], seed: int) -> list[int]:
 
 
 def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None:
-    """Refuse unknown names of tasks."""
-    known = set(_manager(tuple(map(str, include)), tuple(names)).task_index)
-    unknown = next((name for name in names if name not in known), None)
+    """Refuse unknown tasks, and those whose answers lm-eval would run."""
+    index = _manager(tuple(map(str, include)), tuple(names)).task_index
+    unknown = next((name for name in names if name not in index), None)
     if unknown is not None:
-        raise EvaluationError(f"no task {unknown!r}{nearest(unknown, sorted(known))}")
+        raise EvaluationError(f"no task {unknown!r}{nearest(unknown, sorted(index))}")
+    configs = {name: getattr(index[name], "cfg", None) or {} for name in names}
+    refuse_programs({n: config.get("unsafe_code", False) for n, config in configs.items()})
 
 
 def task_names() -> list[str]:
@@ -262,16 +266,10 @@ def run_tasks(
             samples=None if samples is None else {n: list(rows) for n, rows in samples.items()},
             bootstrap_iters=0,
             log_samples=True,
-            confirm_run_unsafe_code=settings.allow_code,
             system_instruction=settings.system_instruction,
             apply_chat_template=bool(settings.apply_chat_template),
             fewshot_as_multiturn=settings.multiturn,
         )
-    except ValueError as error:
-        if settings.allow_code or not any(map(runs_code, loaded["tasks"].values())):
-            raise
-        why = one_line(error)
-        raise EvaluationError(f"{why} (allow it with --allow-code)") from None
     except TemplateError as error:
         raise template_error(error) from None
     except AssertionError as error:

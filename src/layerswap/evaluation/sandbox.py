@@ -1,9 +1,9 @@
 """Runs programs that a model writes, with their tests, in a sandbox.
 
-A program and its tests run in one process that `_sandbox_child` isolates: no network, other
-processes or signals, no files but a small folder in memory, and limits on memory and time. This
-protects the machine, not the score: a program that attacks its own judge could pass. On a system
-without the means (not Linux, or a kernel without Landlock or seccomp), nothing runs.
+A program and its tests run in two processes that `_sandbox_child` isolates: no network, other
+processes or signals, no files but a small folder in memory, and limits on memory and time. The
+program never holds the expected values. On a system without the means (not Linux, or a kernel
+without Landlock or seccomp), nothing runs.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import contextlib
 import functools
 import json
 import os
-import secrets
 import select
 import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import IO, Literal
 
 from layerswap.ground import system
 from layerswap.ground.errors import EvaluationError
 
+_ALLOWED = ContextVar("allowed", default=False)
 Outcome = Literal["passed", "failed", "timeout"]
 READ_BYTES = 1 << 15
 """Most that is read from a program."""
@@ -55,25 +56,40 @@ class Ran:
     said: str  # the exception that ended it
 
 
+@contextlib.contextmanager
+def programs_allowed(allowed: bool = True) -> Iterator[None]:
+    """Let `run_program` run programs; only the user's own command or call may say so."""
+    token = _ALLOWED.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
 def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[str] = ()) -> Ran:
     """Run a Python program and its tests in the sandbox; standard library only.
 
     Args:
         source: the program.
         limits: limits of the program.
-        tests: statements to run after the program, among its names; usually assertions.
+        tests: statements to run after the program, usually assertions. They may use its names;
+            values between the two are copied.
 
     Example: `run_program("def f(x): return x + 1", tests=["assert f(1) == 2"]).outcome` is
         `"passed"`.
     """
     limits = limits or Limits()
+    if not _ALLOWED.get():
+        raise EvaluationError("programs that a model writes run only with --allow-code")
     if not system.LINUX:
         raise EvaluationError("programs that a model writes run on Linux only")
     from layerswap.evaluation import _sandbox_child as child
 
     text = source.encode("utf-8", errors="replace").decode("utf-8")
-    token = secrets.token_hex()
-    task = {"source": text, "tests": "\n".join(tests), "token": token, **asdict(limits)}
+    task, judge = (
+        json.dumps(part).encode() + b"\n"
+        for part in ({"source": text, **asdict(limits)}, {"tests": "\n".join(tests)})
+    )
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", child.__file__],
         cwd="/", env={"PATH": "", "LC_ALL": "C.UTF-8"}, start_new_session=True, bufsize=0,
@@ -84,19 +100,22 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
     with contextlib.ExitStack() as stack:
         stack.callback(_end, process)
         stack.enter_context(process.stdout)
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(json.dumps(task).encode())
+        stack.enter_context(process.stdin)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(task)
         first, rest = _read(process.stdout, START_SECONDS, until=b"\n")
         if not first.startswith(child.READY):
             reason = first.decode("utf-8", errors="replace") or "no answer in time"
             raise EvaluationError(f"programs cannot be isolated on this system: {reason}")
         if missing := first.removeprefix(child.READY).decode("utf-8", errors="replace"):
             _warn(missing)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(judge)
         said = rest + _read(process.stdout, WAITING * limits.seconds)[0]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)
         ended = process.poll()
-    if said == token.encode():
+    if said == child.PASSED:
         return Ran("passed", "")
     late = ended is None or ended in KILLED
     return Ran("timeout" if late else "failed", said.decode("utf-8", errors="replace"))

@@ -95,7 +95,6 @@ class EvaluationSettings(PromptOptions):
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
     engine: Literal["sweep", "vllm", "hf"] = "sweep"
     engine_args: Arguments = {}  # of lm-eval's model `vllm`: `gpu_memory_utilization=0.8`
-    allow_code: bool = False  # let tasks run programs that a model writes, in the sandbox
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

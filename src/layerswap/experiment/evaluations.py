@@ -25,6 +25,7 @@ from layerswap.evaluation.response_cache import (
     composition_key,
     nothing_if_refused,
 )
+from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.statistics import Interval, classified_of, mean_interval
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -81,6 +82,7 @@ def evaluate(
     data: PathLike | None = None,
     answer_language: str = "",
     answer_texts: Mapping[str, PathLike] | None = None,
+    allow_code: bool = False,
     log: Log = lambda line: None,
     open_store: Callable[[Path], AbstractContextManager[AnswerStore]] | None = None,
     **settings: Any,
@@ -100,10 +102,11 @@ def evaluate(
         answer_language: the language that answers to `tasks` should be in.
         answer_texts: texts by language, from which an identifier is learned if py3langid does not
             know the language: `{"wo": "wolof.txt", "en": "english.txt"}`.
+        allow_code: run programs that a model writes, in the sandbox; without it MBPP is left out.
         log: called with what the evaluation costs, and what it skips.
         open_store: opens the file of answers, such as with a progress bar.
         settings: further settings: `limit`, `num_fewshot`, `batch_size`, `device`,
-            `dtype`, `engine`, `seed`, `allow_code`.
+            `dtype`, `engine`, `seed`.
 
     Raises:
         LayerswapError: a setting is wrong, or models or tasks cannot be loaded.
@@ -125,7 +128,7 @@ def evaluate(
     if answer_language or answer_texts:
         speaks, identified = identifying(answer_language, answer_texts or {})
     for code in languages:
-        check_askable(suite or "", code, allow_code=checked.allow_code)
+        check_askable(suite or "", code, allow_code=allow_code)
     # Models come before what takes seconds: torch and lm-eval's index.
     plans = open_models([str(model) for model in listed(models)])
     open_device(pick_device(checked.device))
@@ -139,9 +142,9 @@ def evaluate(
         written = [] if suite is None else write_suite(
             suite, languages, task_folder,
             data=DataFolder.given(None if data is None else Path(data)),
-            shots=checked.num_fewshot, allow_code=checked.allow_code, skip=log,
+            shots=checked.num_fewshot, allow_code=allow_code, skip=log,
         )  # fmt: skip
-        with store_of(folder / files.ANSWERS) as store:
+        with store_of(folder / files.ANSWERS) as store, programs_allowed(allow_code):
             results = evaluate_models(
                 plans, names or [task.name for task in written], folders or [task_folder.root],
                 settings=checked, store=store, log=log, scratch=folder,

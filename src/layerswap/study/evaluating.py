@@ -18,6 +18,7 @@ from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.evaluation.languages import same_language
 from layerswap.evaluation.metrics import ADDED
+from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
@@ -288,7 +289,8 @@ class EvaluateStep(Kind, LanguageModels):
                 )
 
         context.log(f"loading {len(plans):,} models and the tasks")
-        with closing(AnswerStore(context.folder / ANSWERS, answered)) as store:
+        store_of_step = closing(AnswerStore(context.folder / ANSWERS, answered))
+        with store_of_step as store, programs_allowed(self.evaluate.allow_code):
             self._adopt_answers(context, store, plans.values())
             # Pairs share no layers. Swept one by one, they allow larger batches.
             for _, group in groupby(plans.items(), key=lambda item: item[0].pair):

@@ -159,7 +159,8 @@ class Benchmarks(PromptOptions):
     # Share of the documents that compositions are chosen on, where no development split is
     # published; with `none` nothing is chosen.
     development: Annotated[float, Field(gt=0, lt=1)] | Literal["none"] = 0.5
-    allow_code: bool = False  # run programs that a model wrote, in the sandbox; else skip MBPP
+    # Run programs that a model writes, in the sandbox; a command alone may set it, no file.
+    allow_code: bool = False
     engine: Literal["sweep", "vllm"] = "sweep"
     engine_args: dict[str, Any] = {}  # of lm-eval's model `vllm`
     batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
@@ -168,6 +169,13 @@ class Benchmarks(PromptOptions):
 
 class EvaluationSpec(Benchmarks):
     """Benchmarks as a study file names them: what cannot be asked is refused."""
+
+    @field_validator("allow_code")
+    @classmethod
+    def _no_file_consents(cls, given: bool) -> bool:
+        if given:
+            raise ValueError("remove it; a file cannot allow programs, only --allow-code can")
+        return given
 
     @model_validator(mode="after")
     def _tasks_or_suite(self) -> EvaluationSpec:

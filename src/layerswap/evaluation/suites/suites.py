@@ -296,8 +296,7 @@ def write_suite(
 def _code(benchmark: Benchmark, language: str, allow_code: bool) -> str:
     if benchmark.runs_code and not allow_code:
         raise EvaluationError(
-            f"{benchmark.name} runs programs that a model writes; allow it with --allow-code, or "
-            "evaluate.allow_code in a study"
+            f"{benchmark.name} runs programs that a model writes; allow it with --allow-code"
         )
     if benchmark.languages == "any":
         return standard_tag(language)
