@@ -883,7 +883,7 @@ def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
 
 
 def test_only_the_command_line_allows_programs(tmp_path, monkeypatch):
-    study = {"base": "a/b", "task": {"data": "d"}, "languages": {"sw": {"data": "d"}},
+    study = {"name": "s", "base": "a/b", "task": {"data": "d"}, "languages": {"sw": {"data": "d"}},
              "evaluate": {"suite": "mbpp", "allow_code": True}}  # fmt: skip
     path, planned = tmp_path / "study.yaml", []
     path.write_text(json.dumps(study))

@@ -245,8 +245,10 @@ def _end_with(parent: int, libc: ctypes.CDLL) -> None:
 
 # --- the pipe between a program and its tests ---
 
-SCALARS = (type(None), bool, int, float, complex, str, bytes)
-KINDS = {kind.__name__: kind for kind in (*SCALARS, list, tuple, set, frozenset, dict)}
+SCALARS: tuple[Any, ...] = (type(None), bool, int, float, complex, str, bytes)
+KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (*SCALARS, list, tuple, set, frozenset, dict)
+}
 """Values that are copied; other objects stay with the program, and the tests have their number."""
 
 
