@@ -100,13 +100,13 @@ def test_text_files_have_one_encoding_and_one_line_ending():
 def test_reads_and_writes_by_position(any_system, tmp_path):
     path = tmp_path / "file"
     data = bytes(range(256)) * 5  # with line ends and the end-of-file character of text mode
-    handle = system.open_to_write(path, new=True)
+    handle = system.open_to_write(path)
     system.write_at(handle, data[500:], 500)
     system.write_at(handle, data[:500], 0)
     os.close(handle)
     assert path.read_bytes() == data
     with pytest.raises(FileExistsError):
-        system.open_to_write(path, new=True)
+        system.open_to_write(path)
     handle = system.open_to_read(path)
     buffer = bytearray(100)
     assert system.read_at(handle, memoryview(buffer), 777) == 100
@@ -141,7 +141,7 @@ def test_threads_share_a_handle(any_system, tmp_path):
 def test_copies_in_the_kernel_only_on_linux(any_system, tmp_path):
     (tmp_path / "source").write_bytes(b"abcdefgh")
     source = system.open_to_read(tmp_path / "source")
-    output = system.open_to_write(tmp_path / "output", new=True)
+    output = system.open_to_write(tmp_path / "output")
     count = system.copy_range(source, output, 4, 2, 0)
     shared = system.share_range(source, output, 0, 0, 0) and any_system != "linux"
     system.start_writing(output, 0, count)

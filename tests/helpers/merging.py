@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -113,27 +111,6 @@ def swap_of(experts: Any, **settings: Any) -> Any:
     named = isinstance(experts, Mapping)
     task, language = (experts["task"], experts["language"]) if named else experts
     return ls.swap(task=task, language=language, **settings)
-
-
-def killed(plan: Any, out: Path, when: Callable[[Any], bool], **settings: Any) -> Path:
-    """The folder that a merge leaves if it is killed when its journal satisfies a condition."""
-    pid = os.fork()
-    if not pid:
-        from layerswap.ground import commit
-
-        def enter_and_die(self, *given):
-            self._enter(*given)  # in the same thread, so that every file is entered
-            if when(self):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        commit.Journal.enter = enter_and_die
-        try:
-            plan.save(out, threads=1, **settings)
-        finally:
-            os._exit(1)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-    (left,) = out.parent.glob(f"{out.name}.partial-*")
-    return left
 
 
 def recipe_plan(data: Mapping[str, Any]) -> Any:

@@ -23,15 +23,12 @@ from gguf_files import (
     values_of,
     write_gguf,
 )
-from merging import killed
 
 import layerswap as ls
 from layerswap.checkpoint import TensorInfo
 from layerswap.checkpoint.gguf import gguf_header_bytes, read_gguf
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.ground.commit import JOURNAL
 from layerswap.ground.errors import LayerswapError
-from layerswap.merge import gguf as gguf_format
 from layerswap.merge.gguf import RECORD_KEY
 
 OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -203,23 +200,6 @@ def test_a_merge_is_verified_and_every_wrong_byte_is_found(files, tmp_path):
     out.write_bytes(spoilt)
     (line,) = ls.verify(out, full=True).findings
     assert "the header is not the one that the merge writes" in line
-
-
-def test_a_killed_merge_resumes_where_it_was(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf_format, "SEGMENT_BYTES", 200_000)
-    whole = swap(files).save(tmp_path / "whole.gguf").read_bytes()
-    out = tmp_path / "out.gguf"
-    left = killed(swap(files), out, lambda journal: journal.finished[out.name] > 900_000)
-    finished = json.loads((left / JOURNAL).read_text())["finished"]["out.gguf"]
-    with (left / "out.gguf").open("r+b") as file:
-        file.seek(finished)
-        file.write(b"half of something")
-    first: list[int] = []
-    swap(files).save(out, resume=True, progress=first.append)
-    assert first[0] == finished > 900_000
-    assert sum(first) <= swap(files).nbytes
-    assert out.read_bytes() == whole
-    assert not list(tmp_path.glob("*.partial-*"))
 
 
 def test_copies_need_no_package_and_blends_say_which(files, tmp_path, monkeypatch):

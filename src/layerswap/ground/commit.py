@@ -1,9 +1,9 @@
-"""Atomic output folders and files, with a journal for resuming.
+"""Atomic output folders and files.
 
 An output is written in its target's folder under a `.partial-` name, flushed to disk, and renamed.
 Missing parent folders are made when the writing begins, after every check.
 A process that is killed at any moment leaves the old output, the new one, or a partial folder; the
-next commit to the same target resumes or removes the partial folder.
+next commit to the same target removes the partial folder.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 from typing import Any
 
 from layerswap.ground import system
-from layerswap.ground.errors import CheckpointError, MergeError
-from layerswap.ground.strict_json import read_json_object
+from layerswap.ground.errors import MergeError
 from layerswap.ground.types import PathLike
 
-JOURNAL = "journal.json"
 PARTIAL = ".partial-"
 """Follows the target's name in the name of a folder that is still being written."""
 REPLACED = ".replaced-"
@@ -40,18 +38,15 @@ FLUSHES = 8
 
 
 @contextmanager
-def atomic_folder(
-    target: Path, *, marker: str, overwrite: bool = False, resume: str | None = None
-) -> Iterator[Path]:
+def atomic_folder(target: Path, *, marker: str, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to `target` if the block succeeds.
 
     Every file is flushed to disk before the rename, and the parent folder after it. New files
     follow the umask; a replaced folder passes its permissions on. An exception removes the
-    unfinished folder. A folder without the file `marker` is never replaced. With `resume`,
-    the key of the work, the folder of a killed process with this key continues (see `Journal`).
+    unfinished folder. A folder without the file `marker` is never replaced.
     """
     refuse_target(target, marker=marker, overwrite=overwrite)
-    with _partial_folder(target, resume) as (folder, real):
+    with _partial_folder(target) as (folder, real):
         if real.is_dir():  # its owner keeps all permissions
             folder.chmod(stat.S_IMODE(real.stat().st_mode) | stat.S_IRWXU)
         yield folder
@@ -65,14 +60,13 @@ def atomic_file(
     *,
     is_ours: Callable[[Path], bool],
     overwrite: bool = False,
-    resume: str | None = None,
 ) -> Iterator[Path]:
     """Yield a temporary file path, which is renamed to `target` if the block succeeds.
 
     As `atomic_folder`, for a file. Only a file for which `is_ours` returns True may be replaced.
     """
     refuse_file(target, is_ours=is_ours, overwrite=overwrite)
-    with _partial_folder(target, resume) as (folder, real):
+    with _partial_folder(target) as (folder, real):
         path = folder / real.name
         yield path
         if real.is_file():
@@ -85,15 +79,14 @@ def atomic_file(
 
 
 @contextmanager
-def _partial_folder(target: Path, resume: str | None) -> Iterator[tuple[Path, Path]]:
+def _partial_folder(target: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the folder of an unfinished output, and the resolved target."""
     real = target.resolve()  # "." and ".." have no name for a suffix
     folder = real.with_name(f"{_partial_prefix(real)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         real.parent.mkdir(parents=True, exist_ok=True)
-        _adopt_leftover(real, folder, resume)
         _remove_leftovers(real)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir()
         yield folder, real
     except OSError as error:
         detail = error.strerror or str(error)
@@ -227,77 +220,7 @@ def existing_parent(target: Path) -> Path:
     return next(parent for parent in target.parents if os.path.lexists(parent))
 
 
-# --- the journal, and partial folders of killed processes ---
-
-
-class Journal:
-    """Journal of the finished files in an unfinished output folder, for one work key.
-
-    A file is entered after it is flushed to disk, so the journal survives a power cut.
-    Files are flushed while the next one is written. `finished` gives, by name, the bytes of a file
-    that need not be written again.
-    """
-
-    def __init__(self, folder: Path, key: str) -> None:
-        self._folder, self._key = folder, key
-        self.finished = read_journal(folder, key) or {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._flushes: list[Future[None]] = []
-        for path in folder.iterdir():
-            if path.name not in (*self.finished, JOURNAL) and path.is_file():
-                path.unlink()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # If all went well, the whole folder is flushed next: files that wait need no entry.
-        self._pool.shutdown(cancel_futures=True)
-        if error is None:
-            for flush in self._flushes:
-                if not flush.cancelled():
-                    flush.result()
-            (self._folder / JOURNAL).unlink(missing_ok=True)
-
-    def enter(self, file: str, nbytes: int | None = None) -> None:
-        """Enter a file, or its first `nbytes` bytes, as finished once it is on disk."""
-        self._flushes.append(self._pool.submit(self._enter, file, nbytes))
-
-    def _enter(self, file: str, nbytes: int | None = None) -> None:
-        path = self._folder / file
-        system.flush(path)
-        self.finished[file] = path.stat().st_size if nbytes is None else nbytes
-        draft = self._folder / f"{JOURNAL}.draft"
-        with draft.open("w", encoding="utf-8", newline="\n") as stream:
-            json.dump({"key": self._key, "finished": self.finished}, stream)
-            stream.flush()
-            system.flush_handle(stream.fileno())
-        draft.replace(self._folder / JOURNAL)
-
-
-def read_journal(folder: Path, key: str) -> dict[str, int] | None:
-    """Return the finished bytes of a folder's files, by name; None if the key differs."""
-    try:
-        data = read_json_object(folder / JOURNAL)
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    except (OSError, CheckpointError):
-        return None
-    finished = data.get("finished")
-    if data.get("key") != key or not isinstance(finished, dict):
-        return None
-    return {name: size for name, size in finished.items() if sizes.get(name, -1) >= size}
-
-
-def _adopt_leftover(target: Path, folder: Path, key: str | None) -> None:
-    """Rename the partial folder of this key with the most finished work to `folder`."""
-    if key is None:
-        return
-    journals = {leftover: read_journal(leftover, key) for leftover in _leftovers(target)}
-    work = {leftover: sum(sizes.values()) for leftover, sizes in journals.items() if sizes}
-    # If two runs resume at once, one renames the folder and the other starts anew.
-    if work:
-        with suppress(FileNotFoundError):
-            max(work, key=work.__getitem__).rename(folder)
+# --- partial folders of killed processes ---
 
 
 def _remove_leftovers(target: Path) -> None:

@@ -52,10 +52,10 @@ def open_to_read(path: Path) -> int:
     return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
-def open_to_write(path: Path, *, new: bool) -> int:
-    """Open a file for writing, which must not exist yet if it is `new`."""
-    fresh = os.O_CREAT | os.O_EXCL if new else 0
-    return os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | fresh, 0o666)
+def open_to_write(path: Path) -> int:
+    """Create a file for writing, which must not exist yet."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, 0o666)
 
 
 def read_at(handle: int, buffer: memoryview, offset: int) -> int:

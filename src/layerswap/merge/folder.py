@@ -17,13 +17,11 @@ from layerswap.checkpoint.loading import (
 )
 from layerswap.checkpoint.read import FLOAT_CODES, as_torch
 from layerswap.compose.schema import parse_size
-from layerswap.ground.commit import Journal
 from layerswap.ground.errors import MergeError
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
     index_of,
-    local_blocks,
     pack_shards,
     pack_shared_shards,
 )
@@ -43,8 +41,6 @@ from layerswap.merge.writer import (
     compute_tensor,
     measure_tensors,
     rounding_note,
-    shareable_bytes,
-    work_key,
     write_shard,
 )
 from layerswap.versions import need_extras
@@ -90,36 +86,17 @@ class FolderFormat(Format):
         return notes + fetch_notes(plan)
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
-        """Write the shards; the journal lists the finished ones."""
+        """Write the shards, and the documents next to them."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
         shards, content = plan.shards, record(plan)
-        # One file is either finished or not, so a journal of it would be empty.
-        key = work_key(content, shards, options) if len(shards) > 1 else ""
-        with (
-            atomic_folder(
-                target,
-                marker=RECORD,
-                overwrite=options.overwrite,
-                resume=key if key and options.resume else None,
-            ) as folder,
-            Journal(folder, key) as journal,
-        ):
-            done = [shard for shard in shards if shard.file in journal.finished]
-            left = [shard for shard in shards if shard.file not in journal.finished]
-            if done:
-                options.progress(sum(shard.nbytes for shard in done))
-            facts = measure_tensors(plan.tensors, options.workers) if left else {}
+        with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
+            facts = measure_tensors(plan.tensors, options.workers)
             rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
-            share = plan.layout == "shared"
-            # A killed merge shared the blocks of the files that it finished.
-            shared = shareable_bytes(local_blocks(done), folder) if share else 0
-            for shard in left:
+            share, shared = plan.layout == "shared", 0
+            for shard in shards:
                 path = folder / shard.file
-                cloned = write_shard(path, shard, facts, options, rounding, share=share)
-                shared += cloned
-                if key and cloned <= shard.nbytes // 2:  # cloning again is faster than a flush
-                    journal.enter(shard.file)
+                shared += write_shard(path, shard, facts, options, rounding, share=share)
             names = [name for shard in shards for name in read_header(folder / shard.file)]
             check_written(target, names, content["tensors"]["output"])
             index = index_of(shards)

@@ -22,10 +22,10 @@ from layerswap.checkpoint.gguf import (
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_package
 from layerswap.compose import Recipe
-from layerswap.ground.commit import PARTIAL, Journal, atomic_file
+from layerswap.ground.commit import PARTIAL, atomic_file
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.strict_json import clipped
-from layerswap.merge.layout import OutputTensor, Shard, local_blocks, unblendable, widest
+from layerswap.merge.layout import OutputTensor, Shard, unblendable, widest
 from layerswap.merge.metadata import record
 from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
@@ -35,16 +35,12 @@ from layerswap.merge.writer import (
     check_finite,
     check_written,
     measure_tensors,
-    shareable_bytes,
-    work_key,
     write_shard,
 )
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SEGMENT_BYTES = 1 << 30
-"""Bytes of a GGUF file after which a resumed merge need not write them again."""
 FALLBACKS = ("Q8_0", "F16")
 """Types of a blend whose own type cannot be written, in the order in which they are tried."""
 REPLACED = ("general.name", "general.finetune", "general.tags", "general.languages",
@@ -113,35 +109,15 @@ class GGUFFormat(Format):
         return {**super().facts(plan), "format": "gguf", "blended": blended}
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
-        """Write the file segment by segment; the journal counts the finished bytes."""
+        """Write the file, with the padding behind its last tensor."""
         if not options.allow_non_finite:
             check_finite(plan.tensors)
         (shard,) = plan.shards
-        segments = list(_segments(shard))
-        key = work_key(record(plan), [shard], options) if len(segments) > 1 else ""
-        with (
-            atomic_file(
-                target,
-                is_ours=is_merged_gguf,
-                overwrite=options.overwrite,
-                resume=key if key and options.resume else None,
-            ) as path,
-            Journal(path.parent, key) as journal,
-        ):
-            finished = journal.finished.get(path.name, 0)
-            left = [segment for segment in segments if segment.nbytes > finished]
-            if finished:
-                os.truncate(path, finished)
-                options.progress(finished)
-            facts = measure_tensors(plan.tensors, options.workers) if left else {}
-            share = plan.layout == "shared"
-            done = [segment for segment in segments if segment.nbytes <= finished]
-            shared = shareable_bytes(local_blocks(done), path.parent) if share else 0
-            for segment in left:
-                shared += write_shard(path, segment, facts, options, share=share)
-                os.truncate(path, segment.nbytes)  # the padding behind the last tensor
-                if key:
-                    journal.enter(path.name, segment.nbytes)
+        overwrite, share = options.overwrite, plan.layout == "shared"
+        with atomic_file(target, is_ours=is_merged_gguf, overwrite=overwrite) as path:
+            facts = measure_tensors(plan.tensors, options.workers)
+            shared = write_shard(path, shard, facts, options, share=share)
+            os.truncate(path, shard.nbytes)
             check_written(target, read_gguf(path).tensors, plan.account["output"])
             check_unchanged(plan.stamps)
         return shared
@@ -312,13 +288,3 @@ def _name(checkpoint: Checkpoint) -> str:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _segments(shard: Shard) -> Iterator[Shard]:
-    """Split a file into adjacent segments of at least `SEGMENT_BYTES`."""
-    first, header = 0, shard.header
-    for number, (_, offset) in enumerate(shard.tensors):
-        if offset - shard.tensors[first][1] >= SEGMENT_BYTES:
-            yield Shard(shard.file, header, shard.tensors[first:number], offset)
-            first, header = number, b""
-    yield Shard(shard.file, header, shard.tensors[first:], shard.nbytes)

@@ -137,7 +137,7 @@ class AdapterFormat(FolderFormat):
         }
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
-        """Write the adapter in one thread, without resuming, since it is small."""
+        """Write the adapter in one thread, since it is small."""
         with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
             write_adapter(folder, plan, allow_non_finite=options.allow_non_finite)
             check_unchanged(plan.stamps)

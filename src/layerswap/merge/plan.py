@@ -412,7 +412,6 @@ class Plan:
         threads: int | None = None,
         progress: Advance | None = None,
         allow_non_finite: bool = False,
-        resume: bool = False,
         layout: Layout = "auto",
         log: Log | None = None,
     ) -> Path:
@@ -428,7 +427,6 @@ class Plan:
             threads: number of workers; the number of usable processors when None.
             progress: called with the number of bytes just written, by any worker.
             allow_non_finite: merge experts that hold NaN or infinity.
-            resume: resume the same merge after it was killed, with the files that it finished.
             layout: `auto` shares blocks with the sources where the filesystem can, in files that
                 are cut for it; `plain` writes the same files on every machine.
             log: called with each warning, such as changes that the output's dtype loses.
@@ -443,7 +441,6 @@ class Plan:
         options = MergeOptions(
             overwrite=overwrite,
             allow_non_finite=allow_non_finite,
-            resume=resume,
             threads=threads,
             progress=progress or (lambda count: None),
             log=log or (lambda line: None),

@@ -34,7 +34,6 @@ class MergeOptions:
 
     overwrite: bool = False
     allow_non_finite: bool = False
-    resume: bool = False
     threads: int | None = None
     progress: Advance = lambda count: None
     log: Log = lambda line: None

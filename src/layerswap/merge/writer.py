@@ -5,8 +5,6 @@ Memory does not grow with the model: each worker holds one chunk of every input.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import tempfile
@@ -134,14 +132,6 @@ def measure_tensors(tensors: Sequence[OutputTensor], threads: int = 1) -> dict[O
         return measure_model(terms, handles, threads)
 
 
-def work_key(content: Mapping[str, Any], shards: Sequence[Shard], options: MergeOptions) -> str:
-    """Hash everything that decides the bytes of the output files."""
-    digest = hashlib.sha256(json.dumps([content, options.allow_non_finite]).encode())
-    for shard in shards:
-        digest.update(shard.header)
-    return digest.hexdigest()
-
-
 def check_written(target: Path, names: Iterable[str], expected: Mapping[str, Any]) -> None:
     """Compare the tensor names in the output's files with the plan's account."""
     written = names_digest(names)
@@ -161,7 +151,7 @@ def write_shard(
     *,
     share: bool = False,
 ) -> int:
-    """Write one output file, or the next part of one; return the bytes of shared blocks.
+    """Write one output file; return the bytes of shared blocks.
 
     With `share`, whole blocks that have the same position in source and output are not copied if
     the filesystem can share them.
@@ -172,7 +162,7 @@ def write_shard(
         threads = max(threads, CONNECTIONS)  # they wait for the network
     with ExitStack() as stack:
         handles = open_all(stack, files)
-        output = system.open_to_write(path, new=bool(shard.header))
+        output = system.open_to_write(path)
         stack.callback(os.close, output)
         system.write_at(output, shard.header, 0)
         options.progress(len(shard.header))
