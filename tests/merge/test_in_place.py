@@ -131,7 +131,6 @@ def test_nan_in_a_tensor_that_is_fetched_is_found_before_the_output_appears(hub,
     with pytest.raises(MergeError, match=f"model.safetensors: tensor '{name}' holds NaN or inf"):
         plan.save(tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
-    assert plan.save(tmp_path / "out", allow_non_finite=True).is_dir()
 
 
 @pytest.mark.slow

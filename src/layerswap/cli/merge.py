@@ -161,7 +161,6 @@ def merge(
     out: options.OutFolder,
     described: RecipeOptions,
     overwrite: options.Overwrite = False,
-    allow_non_finite: bool = False,
     push: str | None = None,
     public: bool = False,
     download: bool = False,
@@ -177,7 +176,6 @@ def merge(
     Example: layerswap merge --task math-expert --language swahili-expert --out merged
 
     Options:
-        allow_non_finite: Accept NaN and infinity in the experts.
         push OWNER/NAME: Upload the output to the Hub.
         public: Make the upload of --push public.
         download: Download whole Hub checkpoints to the local cache first.
@@ -205,7 +203,7 @@ def merge(
         planned.check_target(out, overwrite=overwrite)
         output.finish("merge", planned.to_dict(), _summary(planned))
         return
-    settings = MergeOptions(overwrite=overwrite, allow_non_finite=allow_non_finite, threads=threads)
+    settings = MergeOptions(overwrite=overwrite, threads=threads)
     facts = _write(planned.laid_out(out, layout), out, settings)
     if push is not None:
         facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)

@@ -176,7 +176,7 @@ def _compare(
     import numpy as np
 
     stored, expected = comparison.pair.stored, comparison.pair.expected
-    evaluator = TermEvaluator(handles, facts, allow_non_finite=True)
+    evaluator = TermEvaluator(handles, facts)
     copies_floats = expected.verbatim and expected.dtype in FLOAT_DTYPES
     first, finite = None, True
     with ExitStack() as held:

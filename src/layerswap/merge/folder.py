@@ -87,8 +87,7 @@ class FolderFormat(Format):
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the shards, and the documents next to them."""
-        if not options.allow_non_finite:
-            check_finite(plan.tensors)
+        check_finite(plan.tensors)
         shards, content = plan.shards, record(plan)
         with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
             facts = measure_tensors(plan.tensors, options.workers)

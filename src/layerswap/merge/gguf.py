@@ -110,8 +110,7 @@ class GGUFFormat(Format):
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the file, with the padding behind its last tensor."""
-        if not options.allow_non_finite:
-            check_finite(plan.tensors)
+        check_finite(plan.tensors)
         (shard,) = plan.shards
         overwrite, share = options.overwrite, plan.layout == "shared"
         with atomic_file(target, is_ours=is_merged_gguf, overwrite=overwrite) as path:

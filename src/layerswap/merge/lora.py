@@ -139,7 +139,7 @@ class AdapterFormat(FolderFormat):
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the adapter in one thread, since it is small."""
         with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
-            write_adapter(folder, plan, allow_non_finite=options.allow_non_finite)
+            write_adapter(folder, plan)
             check_unchanged(plan.stamps)
         options.progress(plan.nbytes)
         return 0
@@ -149,7 +149,7 @@ class AdapterFormat(FolderFormat):
         plan = checked_for_loading(plan)
         assert plan.base is not None, "adapters are opened with their base"
         with TemporaryDirectory() as folder:
-            write_adapter(Path(folder), plan, allow_non_finite=False)
+            write_adapter(Path(folder), plan)
             where = plan.base.source if plan.base.revision else str(plan.base.folder)
             return load_adapter(load_causal_lm(where, revision=plan.base.revision), folder)
 
@@ -209,7 +209,7 @@ def _dtype(plan: Plan) -> str:
     return plan.recipe.dtype or "float32"
 
 
-def write_adapter(folder: Path, plan: Plan, *, allow_non_finite: bool) -> None:
+def write_adapter(folder: Path, plan: Plan) -> None:
     """Write the weights, the configuration and the documents of a merged adapter."""
     dtype = FLOAT_NAMES[_dtype(plan)]
     tensors: dict[str, Stored] = {}
@@ -228,7 +228,7 @@ def write_adapter(folder: Path, plan: Plan, *, allow_non_finite: bool) -> None:
         value = blend(read, [weight for _, weight in inputs])
         tensors[f"base_model.model.{_in_memory(plan, name)}"] = narrowed(value, dtype)
     for name, tensor in tensors.items():
-        if not allow_non_finite and not is_finite(tensor, dtype):
+        if not is_finite(tensor, dtype):
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
     _write_weights(folder / ADAPTER_WEIGHTS, tensors, dtype)
     memory = [_in_memory(plan, name) for name in whole]

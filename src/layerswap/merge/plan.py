@@ -411,7 +411,6 @@ class Plan:
         overwrite: bool = False,
         threads: int | None = None,
         progress: Advance | None = None,
-        allow_non_finite: bool = False,
         layout: Layout = "auto",
         log: Log | None = None,
     ) -> Path:
@@ -426,7 +425,6 @@ class Plan:
             overwrite: overwrite an output that layerswap wrote.
             threads: number of workers; the number of usable processors when None.
             progress: called with the number of bytes just written, by any worker.
-            allow_non_finite: merge experts that hold NaN or infinity.
             layout: `auto` shares blocks with the sources where the filesystem can, in files that
                 are cut for it; `plain` writes the same files on every machine.
             log: called with each warning, such as changes that the output's dtype loses.
@@ -440,7 +438,6 @@ class Plan:
         """
         options = MergeOptions(
             overwrite=overwrite,
-            allow_non_finite=allow_non_finite,
             threads=threads,
             progress=progress or (lambda count: None),
             log=log or (lambda line: None),

@@ -33,7 +33,6 @@ class MergeOptions:
     """Settings of writing a merge; see `Plan.save`."""
 
     overwrite: bool = False
-    allow_non_finite: bool = False
     threads: int | None = None
     progress: Advance = lambda count: None
     log: Log = lambda line: None

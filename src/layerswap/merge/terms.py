@@ -164,7 +164,7 @@ def _nodes(terms: Terms, seen: set[Term]) -> Iterator[Term]:
 Handles = Mapping[WeightFile, Handle]
 ModelFacts = Mapping[Operation, Any]
 """By operation, the result of its method's `measure_model`; hashable."""
-NON_FINITE = "holds NaN or infinity; take an earlier checkpoint, or pass --allow-non-finite"
+NON_FINITE = "holds NaN or infinity; take an earlier checkpoint"
 CHUNK_ELEMENTS = 1 << 18
 """Elements read at a time while a tensor is measured: few enough to stay in the cache."""
 
@@ -172,11 +172,8 @@ CHUNK_ELEMENTS = 1 << 18
 class TermEvaluator:
     """Computes elements of terms from open files. One evaluator serves one thread."""
 
-    def __init__(
-        self, handles: Handles, model_facts: ModelFacts, *, allow_non_finite: bool = False
-    ) -> None:
+    def __init__(self, handles: Handles, model_facts: ModelFacts) -> None:
         reuse_chunk_memory()
-        self.allow_non_finite = allow_non_finite
         self.measured: dict[MergedTensor, Any] = {}
         self.handles = handles
         self._model_facts = model_facts
@@ -254,7 +251,7 @@ class TermEvaluator:
                     for part in parts:
                         np.subtract(part, base, out=part, casting="same_kind")
         # Checked before any method sees them: masks would drop a NaN silently.
-        if not self.allow_non_finite and not all(map(is_finite, checked)):
+        if not all(map(is_finite, checked)):
             culprit = self.blame(((tensor, 1.0),), start, stop)
             overflow = f"tensor {tensor.name!r}: {tensor.operation.method} overflows float32"
             raise MergeError(culprit or overflow)

@@ -363,7 +363,7 @@ def verify(
 def _check_adapter(report: Verification, plan: Plan) -> None:
     """Compare a merged adapter, which is small, with a second one from the same plan."""
     with tempfile.TemporaryDirectory() as name:
-        again = plan.save(Path(name) / "again", allow_non_finite=True)
+        again = plan.save(Path(name) / "again")
         names = {file.name for file in again.iterdir()}
         for file in sorted(again.iterdir()):
             if file.name not in (RECORD, CARD):

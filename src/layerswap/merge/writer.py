@@ -183,8 +183,7 @@ def write_shard(
                 return
             with ExitStack() as held:
                 hold_remote(held, piece, handles, path.parent)
-                allow = options.allow_non_finite
-                evaluator = TermEvaluator(handles, facts, allow_non_finite=allow)
+                evaluator = TermEvaluator(handles, facts)
                 nbytes = 0
                 for data, offset in piece_bytes(piece, evaluator, rounding):
                     system.write_at(output, data, offset)
@@ -193,8 +192,7 @@ def write_shard(
             system.start_writing(output, piece.offset, nbytes)
 
         _run_all(run, work, threads)
-    if not options.allow_non_finite:
-        _check_fetched(path, shard)
+    _check_fetched(path, shard)
     return shared
 
 
@@ -291,8 +289,7 @@ def _computed_bytes(
         if dtype in BLOCKS and not _fits_blocks(values):
             raise MergeError(_non_finite(chunk, evaluator))
         result = narrowed(values, dtype)
-        checked = dtype not in BLOCKS and not evaluator.allow_non_finite
-        if checked and not is_finite(result, dtype):
+        if dtype not in BLOCKS and not is_finite(result, dtype):
             raise MergeError(_non_finite(chunk, evaluator))
         number = chunk.start * block_of(dtype)[1] // CHUNK_BYTES
         if rounding is not None and base is not None and number % SAMPLED == 0:
