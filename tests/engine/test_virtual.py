@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import EVERY, config_of, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
-from layerswap.engine.memory import WeightPool
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.ground.errors import EvaluationError, LayerswapError, MergeError
@@ -148,7 +147,6 @@ def test_plans_that_cannot_share_a_model_are_refused(tmp_path):
     for settings, message in (
         ({"dtype": "int4"}, "no dtype 'int4'; there are float32"),
         ({"device": "cuba"}, "device 'cuba' cannot be used"),
-        ({"experts_on": "disk"}, "experts_on is 'disk'; it must be device or cpu"),
     ):
         with pytest.raises(EvaluationError, match=message):
             VirtualModel([plan], **settings)
@@ -242,29 +240,11 @@ def test_memory_estimates_and_batch_sizes(tmp_path):
     assert sweep.fit_batch_size(10) >= 1
 
 
-def test_experts_can_stay_on_the_cpu():
-    # Any device but the CPU shows the copying; `meta` holds no data.
-    pool = WeightPool(100, torch.device("meta"), torch.device("cpu"))
-    tensors = [torch.nn.Parameter(torch.zeros(5), requires_grad=False) for _ in range(8)]
-    for number, tensor in enumerate(tensors):
-        pool.put(number, (tensor, tensor), stays=True)
-    assert pool.kept_bytes == 8 * 20
-    for number in (*range(8), 7, 3):
-        first, second = pool.get(number)
-        assert first.device.type == "meta"
-        assert first is second
-        assert isinstance(first, torch.nn.Parameter)
-        assert pool.made_bytes <= 100
-    assert pool.get(7)[0] is pool.get(7)[0]
-    assert tensors[0].device.type == "cpu"
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("experts_on", ["device", "cpu"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral", "bloom"])
-def test_on_a_gpu(family, experts_on, tmp_path):
+def test_on_a_gpu(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))
-    sweep = Sweep(plans, device="cuda", experts_on=experts_on)
+    sweep = Sweep(plans, device="cuda")
     ids = torch.tensor([[5, 9, 13, 2, 44, 17, 8, 30], [7, 8, 9, 10, 11, 12, 13, 14]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -28,16 +28,13 @@ STREAMS = 8
 class WeightPool:
     """Cache of tensors by content.
 
-    An expert's own tensors are read once and stay at `home`. Computed tensors (blends, merge
-    methods) stay within a bound in bytes (None for half of the memory that is free at the first
-    need): the least recently used are dropped, and computed again when needed. If the experts stay
-    in CPU memory, their copies on the device count among the computed tensors.
+    An expert's own tensors are read once and stay. Computed tensors (blends, merge methods) stay
+    within a bound in bytes (None for half of the memory that is free at the first need): the least
+    recently used are dropped, and computed again when needed.
     """
 
-    def __init__(
-        self, max_made_bytes: int | None, device: torch.device, home: torch.device
-    ) -> None:
-        self.device, self.home = device, home
+    def __init__(self, max_made_bytes: int | None, device: torch.device) -> None:
+        self.device = device
         self._bound = max_made_bytes
         self._experts: dict[Hashable, Tensors] = {}
         self._bounded: OrderedDict[Hashable, Tensors] = OrderedDict()
@@ -60,37 +57,18 @@ class WeightPool:
         if content in self._bounded:
             self._bounded.move_to_end(content)
             return self._bounded[content]
-        at_home = self._experts.get(content)
-        if at_home is None or self.device == self.home:
-            return at_home
-        copies = {id(tensor): moved(tensor, self.device) for tensor in at_home}
-        tensors = tuple(copies[id(tensor)] for tensor in at_home)  # tied ones stay one tensor
-        self._put_bounded(content, tensors)
-        return tensors
+        return self._experts.get(content)
 
     def put(self, content: Hashable, tensors: Tensors, *, stays: bool) -> None:
-        """Store tensors: an expert's permanently, at home; computed ones on the device."""
+        """Store tensors: an expert's permanently, computed ones within the bound."""
         if stays:
             self._experts[content] = tensors
-        else:
-            self._put_bounded(content, tensors)
-
-    def _put_bounded(self, content: Hashable, tensors: Tensors) -> None:
+            return
         self._bounded[content] = tensors
         self.made_bytes += _nbytes(tensors)
         while self.made_bytes > self.max_made_bytes and len(self._bounded) > 1:
             _, dropped = self._bounded.popitem(last=False)
             self.made_bytes -= _nbytes(dropped)
-
-
-def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Move a tensor to a device; a parameter stays a parameter."""
-    from torch.nn import Parameter
-
-    if tensor.device == device:
-        return tensor
-    there = tensor.detach().to(device)
-    return Parameter(there, requires_grad=False) if isinstance(tensor, Parameter) else there
 
 
 def free_bytes(device: torch.device) -> int:

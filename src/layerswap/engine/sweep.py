@@ -64,8 +64,6 @@ class Sweep(VirtualModel):
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors in memory; None for half of the
             memory that is free once the experts are loaded.
-        experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
-            to the device when they are needed, within `max_made_bytes`.
 
     Raises:
         LayerswapError: the compositions do not make models of one kind.

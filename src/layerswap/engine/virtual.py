@@ -36,7 +36,7 @@ from layerswap.checkpoint import Place
 from layerswap.checkpoint.loading import check_dtype, open_device
 from layerswap.checkpoint.read import equal
 from layerswap.compose.blend import Operation
-from layerswap.engine.memory import Tensors, WeightPool, moved
+from layerswap.engine.memory import Tensors, WeightPool
 from layerswap.engine.transformers_inside import convert
 from layerswap.ground.errors import EvaluationError
 from layerswap.merge import Plan
@@ -219,8 +219,6 @@ class VirtualModel:
         device: where the tensors live and the model runs.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors; None for half of the free memory.
-        experts_on: `device` or `cpu`: where the experts' tensors stay. From the CPU they are copied
-            to the device when they are needed, within the same bound.
 
     Raises:
         EvaluationError: no plan; plans of different dtypes or shapes; an unknown model.
@@ -238,22 +236,17 @@ class VirtualModel:
         device: str | torch.device = "cpu",
         dtype: str | None = None,
         max_made_bytes: int | None = None,
-        experts_on: str = "device",
     ) -> None:
-        import torch
 
         if not plans:
             raise EvaluationError("there is no composition to evaluate")
         check_dtype(dtype)
-        if experts_on not in ("device", "cpu"):
-            raise EvaluationError(f"experts_on is {experts_on!r}; it must be device or cpu")
         self.device = open_device(device)
         self._dtype = dtype
         self.plans: list[Plan] = []
         self.paths: list[tuple[Variant, ...]] = []
         self._measurements = Measurements()
-        home = torch.device("cpu") if experts_on == "cpu" else self.device
-        self.pool = WeightPool(max_made_bytes, self.device, home)
+        self.pool = WeightPool(max_made_bytes, self.device)
         self._signature = _signature(plans[0], dtype)
         self._contents: dict[tuple[Binding, tuple[WeightSource, ...]], Content] = {}
         self.model, self._stack, self._bindings = self._load(plans[0])
@@ -334,28 +327,26 @@ class VirtualModel:
         """Return the tensors of a content for the targets of its binding, computed if need be."""
         tensors = self.pool.get(content)
         if tensors is None:
-            self.pool.put(content, self._compute(content), stays=content.verbatim)
-            tensors = self.pool.get(content)
-            assert tensors is not None
+            tensors = self._compute(content)
+            self.pool.put(content, tensors, stays=content.verbatim)
         return tensors
 
     def _compute(self, content: Content) -> Tensors:
         binding = content.binding
-        device = self.pool.home if content.verbatim else self.device
         if binding.converted:
             weights = {source.tensor.name: source.compute() for source in content.sources}
             computed = convert(self.model, weights, binding.targets)
             pairs = zip(binding.targets, computed, strict=True)
-            return tuple(self._fitted(target, tensor, device) for target, tensor in pairs)
-        tensor = self._fitted(binding.targets[0], content.sources[0].compute(), device)
+            return tuple(self._fitted(target, tensor) for target, tensor in pairs)
+        tensor = self._fitted(binding.targets[0], content.sources[0].compute())
         return (tensor,) * len(binding.targets)
 
-    def _fitted(self, target: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Give a tensor the dtype and class of its parameter or buffer, on a device."""
+    def _fitted(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Give a tensor the device, dtype and class of its parameter or buffer."""
         from torch.nn import Parameter
 
         owner, name = self._owners[target]
-        fitted = tensor.detach().to(device, owner[name].dtype)
+        fitted = tensor.detach().to(self.device, owner[name].dtype)
         is_parameter = isinstance(owner[name], Parameter)
         return Parameter(fitted, requires_grad=False) if is_parameter else fitted
 
@@ -370,17 +361,12 @@ class VirtualModel:
             weights = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}
         model = build_model(plan, weights, dtype)
         stack, bindings = map_parameters(model, weights, plan.reference.places)
-        model.requires_grad_(False).to(self.pool.home)  # type: ignore[arg-type]
+        model.requires_grad_(False).to(self.device)  # type: ignore[arg-type]
         state = model.state_dict(keep_vars=True)
         for binding in dict.fromkeys(binding for part in bindings for binding in part):
             content = self._content(binding, sources)
-            device = self.pool.home if content.verbatim else self.device
-            placed = {id(t): moved(t, device) for t in (state[name] for name in binding.targets)}
-            tensors = tuple(placed[id(state[name])] for name in binding.targets)
+            tensors = tuple(state[name] for name in binding.targets)
             self.pool.put(content, tensors, stays=content.verbatim)
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.to(self.device)
         return model, stack, bindings
 
 
