@@ -57,7 +57,7 @@ def test_paths_are_text_or_path(kind, tmp_path):
         ls.soup([task, language], base=base),
         ls.partition("C", task=task, language=language, base=base),
         ls.revert(base, task, keep=0.5),
-        ls.instruct(base=base, instruct=task, language=language, weight=[1, 0.5]),
+        ls.instruct(base=base, instruct=task, language=language, weight=0.5),
         ls.make_plan(kind("recipe.yaml")),
         ls.make_plan(ls.read_recipe(kind("recipe.yaml"))),
     ]

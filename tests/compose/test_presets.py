@@ -200,7 +200,7 @@ def test_illegal_partitions(name, layers, options, message):
 
 
 def test_a_chat_vector_by_layer():
-    result = instruct(6, weight=[1, 0], zones=Zones(1, 0, 1, 1), outside="language")
+    result = instruct(6, weight=0.8, zones=Zones(1, 0, 1, 1), outside="language")
     shares = []
     for layer in range(6):
         (member,) = result[Place(layer, "mlp")].members
@@ -210,15 +210,14 @@ def test_a_chat_vector_by_layer():
             1,
         )
         shares.append(weights.get("instruct", 0.0))
-    assert shares == pytest.approx([0, 0.4, 0.6, 0.4, 0.2, 0])
+    assert shares == pytest.approx([0, 0.4, 0.8, 0.8, 0.8, 0.4])
     assert result[Place(None, "embedding")] == result[Place(None, "head")] == Blend.of("language")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weight": [1.0, -1.0]}, "a chat vector needs at least one weight, and no negative one"),
-        ({"weight": []}, "a chat vector needs at least one weight, and no negative one"),
+        ({"weight": -1.0}, "the weight of a chat vector is negative"),
         ({"zones": Zones(3, 2)}, "zones overlap: bottom 3 + top 2 = 5, but there are 4 layers"),
     ],
 )

@@ -322,7 +322,7 @@ def instruct(
     instruct: Annotated[str, Option(rich_help_panel=options.EXPERTS)],
     language_expert: options.LanguageExpert,
     out: options.OutFolder,
-    weight: str = "1",
+    weight: Annotated[float, Option(min=0)] = 1.0,
     places: ChatVector,
     form: options.WeightFormat,
     layout: options.Layout = "auto",
@@ -338,20 +338,14 @@ def instruct(
 
     Options:
         instruct MODEL: Base after instruction tuning.
-        weight W[,W...]: Weight of the chat vector, first to last layer.
+        weight: Weight of the chat vector.
     """
     from layerswap.merge.api import instruct as plan_instruct
     from layerswap.merge.target import MergeOptions, refuse_output
 
-    try:
-        weights = [float(part) for part in weight.split(",")]
-    except ValueError:
-        raise RecipeError(
-            f"--weight is {weight!r}; write a number, or numbers with commas"
-        ) from None
     refuse_output(out, overwrite=overwrite)
     planned = plan_instruct(
-        base=base, instruct=instruct, language=language_expert, weight=weights,
+        base=base, instruct=instruct, language=language_expert, weight=weight,
         **places.given(), **form.given()
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)

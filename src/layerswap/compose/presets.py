@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -205,44 +205,38 @@ def instruct(
     language: str = "language",
     instructed: str = "instruct",
     base: str = "base",
-    weight: float | Sequence[float] = 1.0,
+    weight: float = 1.0,
     zones: Zones | None = None,
     outside: Literal["add", "language"] = "add",
 ) -> Composition:
     """A language model plus the chat vector of instruction tuning, layer by layer.
 
     Every place takes `L + w (I - B)` (Huang et al., 2024, equation 1; 2603.28263), which is task
-    arithmetic over B with weight 1 for L and w for I. Several weights are interpolated from the
-    first layer to the last. The outer zones keep the language model unchanged, and transition
-    layers take half of w. With `outside="add"` the places outside the layers take the first weight.
+    arithmetic over B with weight 1 for L and w for I. The outer zones keep the language model
+    unchanged, and transition layers take half of w. With `outside="add"` the places outside the
+    layers take w.
     """
     _check_pair(language, instructed)
     zones = zones or Zones(0, 0)
     zones.check(layers)
-    weights = [float(weight)] if isinstance(weight, int | float) else [float(w) for w in weight]
-    if not weights or min(weights) < 0:
-        raise RecipeError("a chat vector needs at least one weight, and no negative one")
+    if weight < 0:
+        raise RecipeError("the weight of a chat vector is negative")
 
     def added(layer: int) -> float:
         from_top = layers - 1 - layer
         if layer < zones.bottom or from_top < zones.top:
             return 0.0
-        position = layer / max(1, layers - 1) * (len(weights) - 1)
-        low = int(position)
-        high = min(low + 1, len(weights) - 1)
-        value = weights[low] + (position - low) * (weights[high] - weights[low])
         transition = (
             layer < zones.bottom + zones.bottom_transition
             or from_top < zones.top + zones.top_transition
         )
-        return value / 2 if transition else value
+        return weight / 2 if transition else weight
 
     def blend_of(place: Place) -> Blend:
         if place.layer is not None:
             share = added(place.layer)
         else:
-            # Head and embedding may be tied, so both take the first weight.
-            share = weights[0] if outside == "add" else 0.0
+            share = weight if outside == "add" else 0.0
         if not share:
             return Blend.of(language)
         inputs = {Blend.of(language): 1.0, Blend.of(instructed): share}

@@ -100,14 +100,9 @@ def read_rule(value: object) -> object:
     return value
 
 
-def _read_gradient(value: object) -> list[float]:
-    values: list[Any] = value if isinstance(value, list) else [value]
-    for weight in values:
-        if type(weight) not in (int, float) or not 0 <= weight <= LARGEST_WEIGHT:
-            raise ValueError(f"{weight!r:.40} is not a number from 0")
-    if not values:
-        raise ValueError("write a number, or numbers from the first layer to the last")
-    return [float(weight) for weight in values]
+def _read_scale(value: object) -> object:
+    """Take the number of a list with one, as records of earlier versions have it."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _read_take(value: object) -> object:
@@ -333,7 +328,7 @@ class InstructMethod(PairMethod):
 
     language: str = "language"
     instruct: str = "instruct"
-    weight: Annotated[list[float], BeforeValidator(_read_gradient)] = [1.0]
+    weight: Annotated[float, BeforeValidator(_read_scale), Field(ge=0, le=LARGEST_WEIGHT)] = 1.0
     bottom: NonNegativeInt = 0
     top: NonNegativeInt = 0
     bottom_transition: NonNegativeInt = 0

@@ -300,7 +300,7 @@ def instruct(
     base: PathLike,
     instruct: PathLike,
     language: PathLike,
-    weight: float | Sequence[float] = 1.0,
+    weight: float = 1.0,
     bottom: int = 0,
     top: int = 0,
     bottom_transition: int = 0,
@@ -317,7 +317,7 @@ def instruct(
         base: the base of both models.
         instruct: the base after instruction tuning.
         language: the base after training on a language.
-        weight: of the chat vector, or several weights from the first to the last layer.
+        weight: of the chat vector.
         bottom: layers without the chat vector at the input.
         top: layers without it at the output.
         bottom_transition: layers with half of it above the bottom zone.
@@ -337,8 +337,7 @@ def instruct(
         True
     """
     settings = {
-        "weight": weight if isinstance(weight, int | float) else list(weight),
-        "bottom": bottom, "top": top, "outside": outside,
+        "weight": weight, "bottom": bottom, "top": top, "outside": outside,
         "bottom_transition": bottom_transition, "top_transition": top_transition,
     }  # fmt: skip
     models = {"language": language, "instruct": instruct}
