@@ -364,32 +364,28 @@ def test_a_state_inside_modules_is_detected(letters, tmp_path):
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
+    "original_max_position_embeddings": 16, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+}  # fmt: skip
 
 
-def test_earlier_longer_texts_change_nothing(tmp_path):
-    """With dynamic NTK scaling, transformers keeps the tables of the longest text so far."""
-    plans = grid_of(swap_of(tmp_path, rope_parameters=DYNAMIC, max_position_embeddings=16))[:3]
-    sweep = Sweep(plans)
-    short, long = (torch.tensor([RNG.integers(3, 60, n).tolist()]) for n in (20, 40))
-    before = dict(sweep.logits(short))
-    dict(sweep.logits(long))
-    for member, logits in sweep.logits(short):
-        assert torch.equal(logits, before[member])
-        assert torch.equal(logits, plans[member].load()(short).logits)
-
-
-@pytest.mark.slow
-def test_rotary_tables_that_depend_on_the_batch(tmp_path):
-    """Beyond its original length, LongRoPE has other frequencies for all rows of a batch."""
-    longrope = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
-        "original_max_position_embeddings": 10,
-        "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
-    }  # fmt: skip
-    plans = grid_of(swap_of(tmp_path, rope_parameters=longrope))[:3]
-    found = Sweep(plans).generate(PROMPTS, max_new_tokens=8, eos=[])
-    for generations, plan in zip(found, plans, strict=True):
-        assert tokens_of(generations) == alone(plan, PROMPTS, max_new_tokens=8, do_sample=False)
+@pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
+def test_texts_at_which_rotary_tables_change_are_refused(rope, tmp_path):
+    plan = swap_of(tmp_path, rope_parameters=rope, max_position_embeddings=16)
+    sweep = Sweep([plan])
+    (texts,) = sweep.generate(PROMPTS, max_new_tokens=4, eos=[])
+    assert tokens_of(texts) == alone(plan, PROMPTS, max_new_tokens=4, do_sample=False)
+    tokens = list(range(3, 19))
+    assert sweep.loglikelihood([(tokens, [4])]).logprob.shape == (1, 1)
+    beyond = "a text of 17 tokens is beyond the 16 up to which LlamaForCausalLM has one rotary"
+    for ask in (
+        lambda: sweep.loglikelihood([([3, *tokens], [4])], max_length=32),
+        lambda: sweep.generate([tokens[:12]], max_new_tokens=5),
+        lambda: next(sweep.logits(torch.tensor([[3, *tokens]]))),
+    ):
+        with pytest.raises(EvaluationError, match=beyond):
+            ask()
 
 
 def test_a_model_without_a_head_is_one_line(tmp_path):

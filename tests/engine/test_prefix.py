@@ -81,15 +81,6 @@ def test_half_precision(tmp_path):
     assert shared.logprob == pytest.approx(whole.logprob, rel=0.05)
 
 
-def test_a_model_with_dynamic_rotary_tables_reads_whole_rows(tmp_path):
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    sweep = Sweep([swap_of(tmp_path, rope_parameters=rope, max_position_embeddings=64)])
-    requests = questions(EXAMPLES, 6)
-    whole = sweep.loglikelihood(requests, share_prefixes=False)
-    assert np.array_equal(sweep.loglikelihood(requests).logprob, whole.logprob)
-    assert sweep._shares_prefixes is False
-
-
 def test_a_model_whose_logits_differ_reads_whole_rows(tmp_path, monkeypatch):
     sweep = Sweep([swap_of(tmp_path)])
     requests = questions(EXAMPLES, 6)

@@ -303,9 +303,8 @@ def test_rows_are_shared_cut_and_batched():
     assert [set(row.requests) >= {1, 2} for row in rows].count(True) == 1
     assert [len(batch) for batch in make_batches(rows, 2)] == [2, 1]
     requests = [([5, 6], [7]), ([5, 6], [8, 9, 10]), ([5, 6, 8, 1, 1], [3]), ([2, 6, 8, 1, 1], [3])]
-    rows = make_rows(requests, None, rotary_limit=3)  # beyond it, only rows of one length
+    rows = make_rows(requests, None, share=False)
     assert [row.tokens for row in rows] == [(2, 6, 8, 1, 1), (5, 6, 8, 1, 1), (5, 6, 8, 9), (5, 6)]
-    assert [len(part) for part in make_batches(rows, 9, rotary_limit=3)] == [2, 1, 1]
     (row,) = make_rows([(list(range(10)), [90, 91])], max_length=4)
     assert row.tokens == (7, 8, 9, 90), "long contexts lose their beginning"
 

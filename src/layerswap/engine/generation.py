@@ -313,7 +313,6 @@ def generate_alone(
         for index, prompt in enumerate(prompts):
             # One at a time: in a batch some models write other text.
             ids = torch.tensor([list(prompt)], device=runner.virtual.device)
-            runner.reset_rotary()
             with torch.inference_mode():
                 if remembers:  # without a cache, modules forget the previous text
                     model(**one_token(runner.virtual.device))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from layerswap.engine.transformers_inside import rotary_limit
 from layerswap.ground.errors import EvaluationError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class TokenRow:
 
 
 def make_rows(
-    requests: Sequence[Question], max_length: int | None, *, rotary_limit: int | None = None
+    requests: Sequence[Question], max_length: int | None, *, share: bool = True
 ) -> list[TokenRow]:
     """Make the distinct rows of some requests, longest first.
 
@@ -37,8 +37,8 @@ def make_rows(
     multiple-choice question. So do requests whose tokens begin another's, because no token reads
     the tokens after it.
 
-    Rows longer than `max_length` lose tokens on the left. Rows longer than the `rotary_limit` of a
-    model answer only requests of their own length.
+    Rows longer than `max_length` lose tokens on the left. Without `share`, a row answers only
+    requests of its own length.
     """
     requests_of: dict[tuple[int, ...], list[int]] = {}
     for number, (context, continuation) in enumerate(requests):
@@ -59,8 +59,7 @@ def make_rows(
     row: tuple[int, ...] = ()
     # In descending order, the beginnings of a row come directly after it.
     for tokens in sorted(requests_of, reverse=True):
-        length_matters = rotary_limit is not None and len(row) > rotary_limit
-        if length_matters or row[: len(tokens)] != tokens:
+        if not share or row[: len(tokens)] != tokens:
             row = tokens
         answers.setdefault(row, []).extend((n, len(tokens)) for n in requests_of[tokens])
     return longest_first(
@@ -73,7 +72,7 @@ def rows_for(
     requests: Sequence[Question],
     max_length: int | None,
     *,
-    rotary_limit: int | None = None,
+    share: bool = True,
 ) -> list[TokenRow]:
     """Make the rows of some requests (see `make_rows`), checked against the limits of a model."""
     if not requests:
@@ -84,24 +83,15 @@ def rows_for(
     longest = model_max_length(model) if max_length is None else max_length
     if longest is not None and longest < 1:
         raise EvaluationError(f"max_length is {longest}; it must be at least 1")
-    return make_rows(requests, longest, rotary_limit=rotary_limit)
+    rows = make_rows(requests, longest, share=share)
+    check_rotary(model, len(rows[0].tokens))
+    return rows
 
 
-def make_batches(
-    rows: Sequence[TokenRow], size: int, *, rotary_limit: int | None = None
-) -> Iterator[list[TokenRow]]:
-    """Cut rows, longest first, into batches of at most `size` rows.
-
-    Rows longer than the `rotary_limit` of a model are batched with rows of their own length.
-    """
-
-    def length_that_matters(row: TokenRow) -> int:
-        return len(row.tokens) if rotary_limit and len(row.tokens) > rotary_limit else 0
-
-    for _, same in groupby(rows, key=length_that_matters):
-        batchable = list(same)
-        for start in range(0, len(batchable), size):
-            yield batchable[start : start + size]
+def make_batches(rows: Sequence[TokenRow], size: int) -> Iterator[list[TokenRow]]:
+    """Cut rows, longest first, into batches of at most `size` rows."""
+    for start in range(0, len(rows), size):
+        yield list(rows[start : start + size])
 
 
 def longest_first(rows: Iterable[TokenRow]) -> list[TokenRow]:
@@ -123,6 +113,17 @@ def model_max_length(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     lengths = (getattr(config, key, None) for key in LENGTH_KEYS)
     return next((length for length in lengths if isinstance(length, int)), None)
+
+
+def check_rotary(model: PreTrainedModel, tokens: int) -> None:
+    """Refuse texts at whose length rotary tables depend on the other texts of a batch."""
+    limit = rotary_limit(model)
+    if limit is not None and tokens > limit:
+        raise EvaluationError(
+            f"a text of {tokens:,} tokens is beyond the {limit:,} up to which "
+            f"{type(model).__name__} has one rotary table; shorten it (--num-fewshot), or use "
+            "--engine hf"
+        )
 
 
 def check_batch_size(size: int | None) -> None:
@@ -153,6 +154,7 @@ def check_prompts(
     if not prompts:
         raise EvaluationError("there are no prompts to generate after")
     check_tokens(prompts, vocabulary_size(model), "prompt")
+    check_rotary(model, max(map(len, prompts)) + max_new_tokens)
     limit = model_max_length(model)
     for number, prompt in enumerate(prompts):
         if not prompt:

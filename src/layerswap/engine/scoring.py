@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from layerswap.engine.memory import LOGIT_BYTES
 from layerswap.engine.rows import Question, TokenRow, pad
 from layerswap.engine.split import reason_of
-from layerswap.engine.transformers_inside import rotary_limit
 from layerswap.engine.trie import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
@@ -147,8 +146,7 @@ def why_not_together(
     """
     import torch
 
-    limit = min(CHECKED_TOKENS, rotary_limit(runner.virtual.model) or CHECKED_TOKENS)
-    first, last = texts[0][:limit], texts[-1][: max(1, limit // 2)]
+    first, last = texts[0][:CHECKED_TOKENS], texts[-1][: CHECKED_TOKENS // 2]
     device = runner.virtual.device
     with torch.inference_mode():
         batch = {"input_ids": pad([first, last]).to(device), "use_cache": False}
@@ -176,8 +174,6 @@ def why_no_shared_prefix(
         return "its layers are not in one list"
     if (obstacle := runner.stack.why_no_kv_cache) is not None:
         return obstacle
-    if rotary_limit(virtual.model) is not None:
-        return "its rotary tables depend on the length of a batch"
     length = min(prefix, CHECKED_TOKENS)
     short = [
         [*row.tokens[:length], *row.tokens[prefix:][:CHECKED_TOKENS]] for row in rows[:CHECKED_ROWS]

@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.transformers_inside import (
-    LayerCache,
-    cache_of_model,
-    dynamic_rotary,
-    reset_rotary,
-)
+from layerswap.engine.transformers_inside import LayerCache, cache_of_model
 from layerswap.ground.errors import EvaluationError, one_line
 
 if TYPE_CHECKING:
@@ -63,7 +58,6 @@ class SplitModel:
         self.layers = list(layers)
         # Per layer, the rest of its output after the hidden state; None for a bare tensor.
         self._output_rests: list[tuple[Any, ...] | None] = [None] * len(self.layers)
-        self._rotary = dynamic_rotary(model)
         self._learn_outputs()
 
     def before(self, cache: LayerCache | None = None, **inputs: Any) -> Entry:
@@ -71,7 +65,6 @@ class SplitModel:
 
         The calls of the layers then read and extend the cache.
         """
-        reset_rotary(self._rotary)
         calls: list[Call] = []
         entering: list[torch.Tensor] = []
 

@@ -16,6 +16,7 @@ from layerswap.engine.rows import (
     TokenRow,
     check_batch_size,
     check_prompts,
+    check_rotary,
     eos_tokens,
     first_scored,
     longest_first,
@@ -29,7 +30,6 @@ from layerswap.engine.scoring import (
     why_no_shared_prefix,
     why_not_together,
 )
-from layerswap.engine.transformers_inside import rotary_limit
 from layerswap.engine.trie import (
     ONE_BY_ONE,
     LayerCounts,
@@ -103,6 +103,7 @@ class Sweep(VirtualModel):
         """
         import torch
 
+        check_rotary(self.model, input_ids.shape[1])
         inputs = {"input_ids": input_ids.to(self.device), "use_cache": False}
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask.to(self.device)
@@ -157,17 +158,16 @@ class Sweep(VirtualModel):
         """
         chosen = self.choose(members)
         check_batch_size(batch_size)
-        limit = rotary_limit(self.model)
-        rows = rows_for(self.model, requests, max_length, rotary_limit=limit)
+        rows = rows_for(self.model, requests, max_length)
         if not self._reads_batches(chosen, rows):
-            rows = rows_for(self.model, requests, max_length, rotary_limit=0)
+            rows = rows_for(self.model, requests, max_length, share=False)
             batch_size, share_prefixes = 1, False
         groups = [PrefixGroup(rows, 0)]
         if share_prefixes:
             bounds = [first_scored(row, requests) for row in rows]
             groups = self._prefix_groups(rows, bounds, batch_size, chosen) or groups
         for group, prefix in groups:
-            for batch in make_batches(group, batch_size, rotary_limit=limit):
+            for batch in make_batches(group, batch_size):
                 yield score_batch(
                     self.runner, batch, requests, chosen,
                     prefix=prefix, softmax_dtype=softmax_dtype,
@@ -287,13 +287,13 @@ class Sweep(VirtualModel):
         )
         groups = [PrefixGroup(rows, 0)]
         first = [row.tokens for row in rows[:size]]
-        if share_prefixes and self._decodes(chosen, first, max_new_tokens):
+        if share_prefixes and self._decodes(chosen, first):
             bounds = [len(row.tokens) - 1 for row in rows]
             groups = self._prefix_groups(rows, bounds, size, chosen) or groups
         for group, prefix in groups:
             for batch in make_batches(group, size):
                 numbers, some = [row.requests[0] for row in batch], [row.tokens for row in batch]
-                if self._decodes(chosen, some, max_new_tokens):
+                if self._decodes(chosen, some):
                     joint = JointBatch(self.runner, chosen, some, numbers, decoding, prefix=prefix)
                     texts = joint.generate()
                 else:
@@ -321,7 +321,7 @@ class Sweep(VirtualModel):
         ends, own = eos_tokens(self.model), acting_settings(self.model)
         decoding = Decoding(max_new_tokens, ends, sampling=sampling, own=own)
         check_prompts(self.model, [prompt], max_new_tokens)
-        if self._decodes(chosen, [prompt], max_new_tokens):
+        if self._decodes(chosen, [prompt]):
             batch = JointBatch(self.runner, chosen, [prompt], [0], decoding)
             for newest in batch.steps({}):
                 yield [(member, token) for member, _, token in newest]
@@ -342,10 +342,8 @@ class Sweep(VirtualModel):
                 stacklevel=4,
             )
 
-    def _decodes(
-        self, members: Sequence[int], prompts: Sequence[Sequence[int]], new_tokens: int
-    ) -> bool:
-        """Check that these texts can be decoded together: once in general, then their length."""
+    def _decodes(self, members: Sequence[int], prompts: Sequence[Sequence[int]]) -> bool:
+        """Check once that texts can be decoded together."""
         if self._decodes_jointly is None:
             self._decodes_jointly = self._can(
                 "be decoded for several compositions together",
@@ -353,9 +351,7 @@ class Sweep(VirtualModel):
                 "every composition generates alone",
                 TEXTS_ALONE,
             )
-        limit = rotary_limit(self.model)
-        longest = max(map(len, prompts)) + new_tokens
-        return self._decodes_jointly and (limit is None or longest <= limit)
+        return self._decodes_jointly
 
     def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
         """Count the layers that run per batch, one by one and in the sweep."""

@@ -73,21 +73,6 @@ def _cache_layer_class() -> Any:
 # --- rotary tables ---
 
 
-def dynamic_rotary(model: torch.nn.Module) -> list[Any]:
-    """Return the rotary embeddings whose tables depend on texts read before (dynamic NTK)."""
-    return [m for m in model.modules() if "dynamic" in str(getattr(m, "rope_type", ""))]
-
-
-def reset_rotary(modules: Sequence[Any]) -> None:
-    """Restore the tables of `dynamic_rotary`, which longer texts have changed."""
-    for module in modules:
-        for name, original in list(module.named_buffers(recurse=False)):
-            prefix, suffix, _ = name.partition("original_inv_freq")
-            if suffix:
-                module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
-                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
 def rotary_limit(model: PreTrainedModel) -> int | None:
     """Return the length beyond which rotary tables depend on the longest text of a batch.
 

@@ -23,7 +23,7 @@ from layerswap.engine.split import (
     read_one_token,
     reason_of,
 )
-from layerswap.engine.transformers_inside import LayerCache, dynamic_rotary, reset_rotary
+from layerswap.engine.transformers_inside import LayerCache
 from layerswap.engine.virtual import VirtualModel
 
 if TYPE_CHECKING:
@@ -167,7 +167,6 @@ class Runner:
     def __init__(self, virtual: VirtualModel) -> None:
         self.virtual = virtual
         model = virtual.switch(0)
-        self._rotary = dynamic_rotary(model)
         self.exact: bool | None = None
         self.lost: dict[str, str] = {}
         if virtual.layers:
@@ -272,13 +271,8 @@ class Runner:
 
             yield Leaf([member], logits)
 
-    def reset_rotary(self) -> None:
-        """Restore rotary tables that earlier texts have changed."""
-        reset_rotary(self._rotary)
-
     def logits_alone(self, inputs: Mapping[str, Any], member: int) -> torch.Tensor:
         """Return `[rows, tokens, vocabulary]` of a composition, by the model's own forward pass."""
-        self.reset_rotary()
         return self.virtual.switch(member)(**inputs).logits  # type: ignore[no-any-return]
 
     def _why_not_exact(self, inputs: Mapping[str, Any], members: Sequence[int]) -> str | None:
