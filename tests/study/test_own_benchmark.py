@@ -308,7 +308,8 @@ def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch
         patch.setattr(kinds, "step_functions", lambda: {**real, "evaluate": stopped})
         stop = CliRunner().invoke(app, run)
     lines = stop.output.splitlines()
-    assert lines[0].startswith("checking 4 steps")
+    assert lines[0].startswith("estimate: about ")
+    assert lines[1].startswith("checking 4 steps")
     assert any(line.startswith("step 1 of 4: select/") for line in lines)
     assert any("step 3 of 4: evaluate/sw, about" in line and "left" in line for line in lines)
     assert f"stopped; run the same command again to resume in {own / 'out'}" in lines
