@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 
+import yaml
+
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.trie import build_trie, count_layers, paths_of
@@ -23,6 +25,7 @@ from layerswap.ground import system
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import duration
 from layerswap.study.conditions import recipes
+from layerswap.study.english import EnglishStep
 from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.inputs import files_of
 from layerswap.study.mixes import DataStep
@@ -31,7 +34,6 @@ from layerswap.study.steps import Graph
 from layerswap.study.trainings import SelectStep, TrainedOn, TrainStep
 from layerswap.training.expert.spec import PRESETS
 from layerswap.training.mix.card import CARD
-from layerswap.training.mix.schema import parse_mix
 
 SPEED = "speed.json"
 """The measured speed, beside the `study.yaml` that `layerswap new` wrote."""
@@ -114,6 +116,9 @@ def cost_study(
             seconds[name] = models * tokens_read(asked) / speed.read
     for name, step in evaluations.items():
         seconds[name] = _tokens_of(step, graph) / speed.read
+    for name, english in EnglishStep.all_of(graph).items():  # of the task experts alone
+        experts = SelectStep.of(graph[f"select/{TASK}"]).kept
+        seconds[name] = experts * tokens_read(english.evaluate) / speed.read
     gpu, whole = spec.device != "cpu", spec.dtype == "float32"
     memory = [2.5 * (4 if whole or (spec.dtype is None and not gpu) else 2)]  # two experts, a blend
     for run in trainings.values():
@@ -171,8 +176,11 @@ def examples_seen(step: TrainStep, graph: Graph) -> tuple[int, float]:
 def _rows(data: TrainedOn, graph: Graph) -> tuple[int, float]:
     """The rows of a data set and the mean tokens of a row, assumed where nothing says so."""
     if data.step is not None:
-        mix = parse_mix(DataStep.of(graph[data.step]).mix, where=data.step)
-        return mix.total or ROWS, mix.row_tokens or TOKENS
+        mix = yaml.safe_load(DataStep.of(graph[data.step]).mix)  # checked elsewhere
+        total, tokens = (mix.get(key) if isinstance(mix, dict) else None
+                         for key in ("total", "row_tokens"))  # fmt: skip
+        return (total if isinstance(total, int) else ROWS,
+                tokens if isinstance(tokens, int) else TOKENS)  # fmt: skip
     if isinstance(data.given, dict):
         lines = [len(line) for file in files_of(Path(data.given["train"]))
                  if file.suffix == ".jsonl" for line in file.read_bytes().splitlines()]  # fmt: skip
