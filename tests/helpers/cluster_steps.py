@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from processes import PATH
 
+from layerswap.ground import system
 from layerswap.study.steps import Graph, Resources, Step
 
 DRIVER = """
@@ -41,7 +43,7 @@ def functions(
     """The same function for all kinds; each begin of a step is a line of its mark.
 
     `broken` fails, `swallow` takes 4 GB of memory, and `slow_first` are the seconds of the first
-    try of data.
+    try of data, which saves when it is interrupted.
     """
 
     # Inside a function, so that workers, which cannot import this file, get it by value.
@@ -49,6 +51,8 @@ def functions(
         import os
         import time
         from pathlib import Path
+
+        from layerswap.ground import system
 
         if context.step.name == broken:
             raise ValueError("no such data")
@@ -58,7 +62,12 @@ def functions(
             file.write(f"{os.getpid()}\n")
         context.log(f"half of {context.step.name}")
         held = b"x" * (4 << 30 if context.step.name == swallow else 0)
-        time.sleep(seconds + slow)
+        time.sleep(seconds)
+        if slow:
+            with system.first_interrupt("saving") as asked:
+                if asked.wait(slow):
+                    (context.folder / "saved").touch()
+                    raise KeyboardInterrupt
         parts = [(folder / "out").read_text() for folder in context.inputs.values()]
         del held
         (context.folder / "out").write_text("+".join([*sorted(parts), context.step.name]))
@@ -67,10 +76,11 @@ def functions(
 
 
 def drive(folder: Path, seconds: float) -> None:
-    """Run one chain of steps on Slurm, and print its lines."""
+    """Run one chain of steps on Slurm as the command line does, and print its lines."""
     from layerswap.study.on_slurm import OnSlurm
     from layerswap.study.runner import run_graph
 
+    system.interrupt_on(signal.SIGTERM)
     executor = OnSlurm(folder / "out" / "jobs", {}, {})
     works = functions(folder / "marks", seconds=seconds)
 
@@ -81,10 +91,10 @@ def drive(folder: Path, seconds: float) -> None:
     run_graph(graph(1), folder / "out", works, executor=executor, log=tell)
 
 
-def start_driver(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    """Start `drive` in a process of its own."""
+def start_driver(folder: Path, seconds: float, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start `drive` in a process of its own, which the command `inside` starts."""
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(folder), str(seconds)],
+        [*inside, sys.executable, "-c", DRIVER, str(folder), str(seconds)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(PATH)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip

@@ -1,19 +1,19 @@
 """Steps on Ray, in a cluster of several nodes on this machine; and the owner of a step's folder."""
 
+import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 from cluster_steps import functions, graph
 
-from layerswap.ground.errors import StudyError
-from layerswap.study import clusters, lease
+from layerswap.ground import lease
+from layerswap.ground.lease import Owner, held, living_owner
+from layerswap.study import clusters
+from layerswap.study import journal as journal_module
 from layerswap.study.journal import INDEX, StudyJournal
-from layerswap.study.lease import Owner, held, living_owner
 from layerswap.study.on_ray import OnRay
 from layerswap.study.runner import run_graph, run_step
 
@@ -103,76 +103,88 @@ def test_a_folder_has_one_owner(tmp_path):
     other = Owner(job="12")
     with held(journal.folder("data/0"), other):
         assert living_owner(journal.folder("data/0")) == other
-        with pytest.raises(StudyError, match=rf"Slurm job 12, process \d+ on {other.where} writes"):
+        with pytest.raises(lease.InUse, match=rf"Slurm job 12, process \d+ on {other.where}"):
             run_step(journal, step, works, print)
         assert journal.record("data/0") is None
     assert run_step(journal, step, works, print).state == "done"
     assert not list(journal.folder("data/0").glob("*lease*"))
 
 
-@pytest.mark.parametrize("change", ["silent", "dead", "restarted", "damaged"])
-def test_a_lease_passes_on_when_its_owner_is_gone(change, tmp_path):
-    folder = journal_of(tmp_path).folder("data/0")
-    token, where = "t", "elsewhere"
-    with held(folder, replace(Owner(), token=token, where=where)):
-        file = folder / lease.LEASE
-        if change == "silent":
-            long_ago = time.time() - lease.SILENCE - 9
-            os.utime(file, (long_ago, long_ago))
-        elif change == "dead":
-            text = file.read_text().replace(where, socket.gethostname())
-            file.write_text(text.replace(f'"process": {os.getpid()}', '"process": 99999999'))
-        elif change == "damaged":
-            file.write_text("{")
-        new = Owner(token) if change == "restarted" else Owner()
-        with held(folder, new):
-            assert living_owner(folder) == new
+def test_a_step_that_another_process_finished_does_not_run_again(tmp_path):
+    """Two drivers plan the same step, or a cluster requeues its job after the end."""
+    journal, step = journal_of(tmp_path), graph(1)["data/0"]
+    first = run_step(journal, step, functions(tmp_path), print)
+    again = run_step(journal, step, functions(tmp_path, broken="data/0"), print, Owner("requeued"))
+    assert again == first
+    assert (tmp_path / "data-0").read_text().split() == [str(os.getpid())]
 
 
-def test_of_many_that_take_a_stale_lease_one_gets_it(tmp_path):
-    folder, got, refused = journal_of(tmp_path).folder("data/0"), [], []
-    stale = folder / lease.LEASE
-    stale.write_text("{")
-    start, end = threading.Barrier(8), threading.Barrier(8)
+def test_a_process_that_lost_its_lease_records_and_removes_nothing(tmp_path):
+    """It ends before it notices, and the other process has finished the step."""
+    journal, step = journal_of(tmp_path), graph(1)["data/0"]
+    won = {}
 
-    def take():
-        start.wait()
-        try:
-            with held(folder, Owner()):
-                got.append(1)
-                end.wait()
-        except StudyError:
-            refused.append(1)
-            end.wait()
+    def slow(context):
+        context.log("begun")
+        (context.folder / lease.LEASE).unlink()
+        won["record"] = run_step(journal, step, functions(tmp_path), print)
+        time.sleep(2 * journal_module.LOOK)
+        context.log("half")
+        time.sleep(2 * journal_module.LOOK)
 
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(got), len(refused)) == (1, 7)
+    with pytest.raises(lease.InUse, match=r"data-.*: another process took it over"):
+        run_step(journal, step, {"data": slow}, print)
+    assert journal.record("data/0") == won["record"]
+    assert (journal.folder("data/0") / "out").read_text() == "data/0"
 
 
-@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
-def test_a_process_that_lost_its_lease_is_interrupted(tmp_path, monkeypatch, handler):
-    """Also a background job of a script, which ignores Ctrl-C."""
-    monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
-    folder = journal_of(tmp_path).folder("data/0")
+class Processes(clusters.ClusterExecutor):
+    """A cluster whose jobs are processes here, which all drivers see in `jobs`."""
 
-    def lose():
-        if handler is signal.SIG_IGN:
-            signal.raise_signal(signal.SIGINT)
-        (folder / lease.LEASE).unlink()
-        with held(folder, Owner()):
-            time.sleep(10)
+    def __init__(self, jobs, meanwhile=lambda: None):
+        self.jobs, self.meanwhile = jobs, meanwhile
 
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), held(folder, Owner()):
-            lose()
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def check(self, steps, log):
+        pass
+
+    def adopt(self, journal, step):
+        job, token = self.jobs.get(step.name, (None, ""))
+        return (job, token) if job and job.is_alive() else None
+
+    def submit(self, step, folder, call):
+        self.meanwhile()
+        assert step.name not in self.jobs
+        job = multiprocessing.get_context("fork").Process(target=clusters.run_remotely, args=call)
+        job.start()
+        self.jobs[step.name] = job, call[-1]
+        return job
+
+    def wait(self, handles, log):
+        time.sleep(0.02)
+        return {job: clusters.Ending() for job in handles if not job.is_alive()}
+
+    def cancel(self, handles):
+        return ""
+
+
+def test_two_drivers_run_each_step_once(tmp_path):
+    """The second one begins while the first submits a step."""
+    works, jobs, summaries, threads = functions(tmp_path, seconds=0.3), {}, [], []
+
+    def drive(executor):
+        summaries.append(run_graph(graph(1), tmp_path / "out", works, executor=executor))
+
+    def second():
+        if not threads:
+            threads.append(threading.Thread(target=drive, args=[Processes(jobs)]))
+            threads[0].start()
+            time.sleep(0.2)
+
+    drive(Processes(jobs, second))
+    threads[0].join()
+    assert [summary.failed for summary in summaries] == [[], []]
+    for name in ("data-0", "train-0", "tables"):
+        assert len((tmp_path / name).read_text().split()) == 1
 
 
 def test_other_versions_on_a_node_are_named_once(tmp_path):

@@ -197,7 +197,7 @@ def test_a_running_step_is_shown_with_its_progress(tmp_path, works, monkeypatch)
 
 def test_the_time_left_of_a_study_is_corrected_by_the_step_that_runs(tmp_path, works):
     """Two steps of an estimated hour each; the first of them is half done after an hour."""
-    graph = Graph([Step(name, "work", {}) for name in "abc"])
+    graph = Graph([Step(name, "work", {"name": name}) for name in "abc"])
     said = []
 
     def work(context):

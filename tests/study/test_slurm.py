@@ -1,6 +1,8 @@
 """Studies on a real Slurm of two nodes, which is started here, and its faults."""
 
 import json
+import os
+import shutil
 import signal
 import threading
 import time
@@ -14,10 +16,20 @@ from layerswap.cli import app
 from layerswap.ground.errors import StudyError
 from layerswap.study import clusters, on_slurm
 from layerswap.study.journal import StudyJournal
-from layerswap.study.on_slurm import OnSlurm, default_time, job_of, minutes
+from layerswap.study.on_slurm import OnSlurm, default_time, job_of, last_lines, minutes
 from layerswap.study.runner import run_graph
 
 pytest.importorskip("submitit")
+NOBODY = 65534
+FAILING = """#!/bin/sh
+case "$*" in *{word}*)
+    echo >> {calls}
+    if [ $(wc -l < {calls}) -gt {first} ] && [ $(wc -l < {calls}) -le {last} ]; then
+        sleep {seconds}; echo "error: {line}" >&2; exit 1
+    fi;;
+esac
+exec {real} "$@"
+"""
 real = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
@@ -30,8 +42,38 @@ def slurm():
 @pytest.fixture
 def study(slurm, tmp_path, monkeypatch):
     monkeypatch.setattr(clusters, "POLL", 0.2)
+    monkeypatch.setattr(clusters, "LATER", 0.5)
     monkeypatch.setattr(on_slurm, "LOOK", 0.3)
     return Study(tmp_path)
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """Lets a command of Slurm fail, or hang, some times before it works."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def fail(name, word, line, *, times, seconds=0, after=0):
+        calls, path = folder / f"{name}.calls", folder / name
+        calls.write_text("")
+        path.write_text(
+            FAILING.format(
+                calls=calls,
+                word=word,
+                line=line,
+                seconds=seconds,
+                first=after,
+                last=after + times,
+                real=real_path(name),
+            )
+        )
+        path.chmod(0o755)
+
+    def real_path(name):
+        return shutil.which(name, path=os.environ["PATH"].removeprefix(f"{folder}:"))
+
+    return fail
 
 
 class Study:
@@ -116,10 +158,11 @@ class TestReal:
         assert summary.blocked == {"train/1": "data/1", "tables": "data/1"}
         assert summary.records["train/0"].state == "done"
 
-    def test_a_new_driver_adopts_the_job_of_a_killed_one(self, study):
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_a_new_driver_adopts_the_job_of_a_killed_one(self, study, number):
         driver = start_driver(study.folder, 6)
         wait_for(lambda: study.begun("data/0"))
-        driver.kill()
+        driver.send_signal(number)
         driver.wait()
         job = study.job("data/0")
         with pytest.raises(StudyError, match=rf"Slurm job {job}, process \d+ on .* writes into it"):
@@ -160,6 +203,7 @@ class TestReal:
         assert not summary.failed, [record.why for record in summary.failed]
         assert study.begun("data/0") == 2
         assert study.begun("train/0") == 1
+        assert (study.step_folder("data/0") / "saved").exists()
 
     @pytest.mark.parametrize("end", ["kill -USR2 $$", "exit 140"])
     def test_a_job_warned_before_it_listens_runs_again(self, study, tmp_path, end):
@@ -228,7 +272,50 @@ class TestReal:
             study.run(parameters=parameters, resources=resources)
         assert not (study.folder / "out").exists()
 
-    def test_memory_beyond_the_nodes_is_one_line(self, study):
+    def test_a_driver_inside_an_allocation_hands_none_of_it_on(self, study):
+        driver = start_driver(study.folder, 0, inside=["salloc", "-n1", "--mem-per-cpu=300"])
+        lines = driver.communicate(timeout=120)[0]
+        assert driver.returncode == 0, lines
+        assert "failed" not in lines
+        assert study.begun("tables") == 1
+
+    def test_the_job_of_another_account_is_adopted(self, study):
+        options = ["--parsable", f"--uid={NOBODY}", "-D/", "-o/dev/null", "--mem=100"]
+        job = command("sbatch", *options, "--wrap=sleep 60")
+        StudyJournal(study.folder / "out", graph(1)).open()
+        folder = study.step_folder("data/0")
+        folder.mkdir()
+        (folder / on_slurm.JOB).write_text(json.dumps({"job": job, "token": "t", "log": ""}))
+        os.chown(folder / on_slurm.JOB, NOBODY, -1)
+
+        def cancel():
+            wait_for(lambda: study.told(f"data/0: adopts job {job}"))
+            command("scancel", job)
+
+        threading.Thread(target=cancel).start()
+        (record,) = study.run().failed
+        assert f"job {job} CANCELLED" in record.why
+        assert study.begun("data/0") == 0
+
+    def test_a_refused_submission_is_tried_again(self, study, failing):
+        failing("sbatch", "submission", "Socket timed out on send/recv operation", times=2)
+        summary = study.run()
+        assert not summary.failed
+        assert study.told("Slurm refuses data/0: Socket timed out")
+        assert study.told("trying again")
+
+    def test_a_queue_that_does_not_answer_is_asked_again(self, study, failing, monkeypatch):
+        monkeypatch.setattr(on_slurm, "ANSWER", 1)
+        failing("squeue", "-O", "", times=3, seconds=5)
+        with pytest.raises(StudyError, match=r"Slurm cannot be reached .* timed out after 1"):
+            study.run()
+        failing("squeue", "-O", "", times=2, seconds=5, after=1)
+        summary = study.run()
+        assert not summary.failed
+        assert study.told("timed out after 1 seconds; trying again")
+
+    def test_memory_beyond_the_nodes_is_one_line(self, study, monkeypatch):
+        monkeypatch.setattr(on_slurm, "PATIENCE", 1)
         summary = study.run(resources={"memory_gb": 9000})
         (record,) = summary.failed
         assert "Slurm refuses data/0: Memory specification can not be satisfied" in record.why
@@ -252,3 +339,11 @@ def test_the_default_time_limit_is_three_times_the_estimate_within_bounds(hours,
 ])  # fmt: skip
 def test_time_limits_in_slurms_forms(given, number):
     assert minutes(given) == number
+
+
+def test_the_reason_of_srun_is_shown_where_no_other_line_is(tmp_path):
+    log = tmp_path / "1_0_log.out"
+    log.with_suffix(".err").write_text("srun: fatal: no such thing\n")
+    assert last_lines(log, 1) == ["srun: fatal: no such thing"]
+    log.with_suffix(".err").write_text("ValueError: why\nsrun: error: node1: exit code 1\n")
+    assert last_lines(log, 1) == ["ValueError: why"]

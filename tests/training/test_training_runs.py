@@ -11,22 +11,34 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
+import psutil
 import pytest
 import torch
 import yaml
 from small_experts import FAST, changed, data_files, tensors, train_expert
 
 import layerswap as ls
-from layerswap.ground import system
+from layerswap.ground import lease, system
 from layerswap.ground.errors import LayerswapError
+from layerswap.ground.lease import Owner
 from layerswap.training.expert import hyperparameters, sft
 from layerswap.training.expert.job import plan_training
-from layerswap.training.expert.save import read_training
+from layerswap.training.expert.save import checkpoints, read_training
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainer import train
 
 COMMAND = [sys.executable, "-m", "layerswap", "train"]
+LAUNCH = """
+import json, signal, sys
+from pathlib import Path
+from layerswap.ground import system
+from layerswap.training.expert.hyperparameters import launch_training
+system.interrupt_on(signal.SIGTERM)
+launch = {"processes": 2, "configuration": None}
+launch_training(json.loads(sys.argv[1]), Path(sys.argv[2]), launch, resume=False)
+"""
 OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
@@ -86,9 +98,22 @@ def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd,
     assert "FutureWarning" not in printed.err
 
 
-@pytest.mark.parametrize(("step", "saved"), [(2, [2]), pytest.param(6, [], marks=pytest.mark.slow)])
+@pytest.fixture
+def terminable():
+    """SIGTERM is handled as the command line handles it."""
+    before = signal.getsignal(signal.SIGTERM)
+    system.interrupt_on(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("number", "step", "saved"), [
+    (signal.SIGTERM, 2, [2]), pytest.param(signal.SIGINT, 2, [2], marks=pytest.mark.slow),
+    pytest.param(signal.SIGINT, 6, [], marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.usefixtures("terminable")
 def test_the_first_interrupt_saves_a_checkpoint_to_resume_from(
-    tmp_path, base, rows, monkeypatch, capsys, step, saved
+    tmp_path, base, rows, monkeypatch, capsys, number, step, saved
 ):
     """Six steps, interrupted in one of them; what is resumed equals what was never stopped."""
     monkeypatch.setattr(sft.ProgressLines.__init__, "__defaults__", (0.0,))
@@ -99,20 +124,25 @@ def test_the_first_interrupt_saves_a_checkpoint_to_resume_from(
     def log(line):
         lines.append(line)
         if line.startswith(f"step {step} of 6"):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupt:
         train(spec, out, log=log)
+    assert isinstance(interrupt.value, system.Terminated) == (number == signal.SIGTERM)
     assert "Ctrl-C again stops at once" in capsys.readouterr().err
     assert [int(p.name[11:]) for p in (out / "checkpoints").glob("checkpoint-*")] == saved
     assert (lines[-1] == f"saved step {step}, from which the training can resume") == bool(saved)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not (tmp_path / ".out.lease.json").exists()
     train(spec, out, resume=True)
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("terminable")
 def test_the_second_interrupt_and_a_lost_lease_stop_at_once():
-    for urgent in (lambda: signal.raise_signal(signal.SIGINT), system.interrupt_main):
+    interrupts = (lambda: signal.raise_signal(signal.SIGINT), system.interrupt_main,
+                  lambda: signal.raise_signal(signal.SIGTERM))  # fmt: skip
+    for urgent in interrupts:
         with system.first_interrupt("stopping") as asked:
             signal.raise_signal(signal.SIGINT)
             assert asked.is_set()
@@ -120,6 +150,56 @@ def test_the_second_interrupt_and_a_lost_lease_stop_at_once():
                 urgent()
     with pytest.raises(KeyboardInterrupt), system.first_interrupt("stopping"):
         system.interrupt_main()
+
+
+def test_two_trainings_never_share_a_folder(tmp_path, base, rows, monkeypatch):
+    """The second one is refused; a process that lost the folder leaves it to the winner."""
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
+    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 16,
+            "hyperparameters": FAST}  # fmt: skip
+    out, winner = tmp_path / "out", Owner(where="elsewhere")
+
+    def log(line):
+        if line.startswith("tokenising"):
+            with pytest.raises(lease.InUse, match=rf"{out}: process \d+ on .* writes into it"):
+                train(spec, out, overwrite=True)
+            assert (out / "layerswap-training.json").is_file()
+            (tmp_path / ".out.lease.json").write_text(json.dumps(asdict(winner)))
+            time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(spec, out, log=log)
+    assert (out / "layerswap-training.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_terminated_training_in_two_processes_ends_with_a_checkpoint(tmp_path, base, rows):
+    """SIGTERM at the process that launched it, as a study does, stops all and saves."""
+    spec = {"base": str(base), "data": data_files(rows, "task"), "seed": 3,
+            "save_every": 320,
+            "hyperparameters": {**FAST, "max_steps": 10_000}}  # fmt: skip
+    study = tmp_path / "study"
+    study.mkdir()
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, json.dumps(spec), str(study / "out")], env=OFFLINE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log = study / "training.txt"
+    saved = study / "out" / "checkpoints"
+    while not (saved / "checkpoint-10" / "trainer_state.json").exists():
+        assert launcher.poll() is None
+        time.sleep(0.1)
+    with pytest.raises(lease.InUse):
+        train(spec, study / "out", resume=True)
+    children = psutil.Process(launcher.pid).children(recursive=True)
+    assert len(children) >= 3
+    launcher.send_signal(signal.SIGTERM)
+    assert "Terminated" in launcher.communicate(timeout=60)[1]
+    assert not psutil.wait_procs(children, timeout=1)[1]
+    step, checkpoint = [*checkpoints(saved).items()][-1]
+    assert f"saved step {step:,}, from which" in log.read_text()
+    assert (checkpoint / "optimizer.pt").exists()
+    assert not (study / ".out.lease.json").exists()
 
 
 @pytest.mark.slow

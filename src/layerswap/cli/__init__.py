@@ -10,6 +10,7 @@ import atexit
 import errno
 import gc
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -134,6 +135,7 @@ def main() -> None:
     sys.unraisablehook = _interrupt_again
     warnings.showwarning = lambda message, *_, **__: output.log(f"warning: {message}")
     system.open_console()
+    system.interrupt_on(signal.SIGTERM)
     try:
         app = application(next(iter(sys.argv[1:]), None))
         code = app(prog_name="layerswap", standalone_mode=False)

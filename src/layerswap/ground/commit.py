@@ -17,7 +17,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,14 @@ def _put_in_place(folder: Path, target: Path, *, marker: str, overwrite: bool) -
     # Only now: a power cut must never leave the old folder half removed under its own name.
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; a killed process never leaves half of it under its name."""
+    aside = folder.with_name(f"{_partial_prefix(folder)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    with suppress(OSError):
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:

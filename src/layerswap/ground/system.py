@@ -19,6 +19,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
+from types import FrameType
+from typing import Any
 
 from layerswap.ground.errors import LayerswapError
 
@@ -295,6 +297,30 @@ def _is_running_on_windows(process: int) -> bool:
 
 
 _AT_ONCE = threading.Event()
+_LISTENING = set[int]()
+"""Processes that called `interrupt_on`; their forked workers inherit the handler."""
+
+
+class Terminated(KeyboardInterrupt):
+    """An interrupt by a signal other than that of Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def interrupt_on(*numbers: int) -> None:
+    """Let signals such as SIGTERM interrupt this program as Ctrl-C does, unless ignored."""
+    _LISTENING.add(os.getpid())
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
+
+
+def _terminate(number: int, frame: object) -> None:
+    if os.getpid() not in _LISTENING:  # a forked worker, which has nothing to save
+        os._exit(128 + number)
+    raise Terminated(number)
 
 
 def interrupt_main() -> None:
@@ -333,28 +359,38 @@ def interruptible() -> Iterator[None]:
 def first_interrupt(message: str) -> Iterator[threading.Event]:
     """Turn the first Ctrl-C into an event, and show a message; the second one interrupts.
 
+    So are the signals of `interrupt_on`. An interrupt after the first is one by its signal.
     Changes nothing in another thread than the main one, or if Ctrl-C is handled elsewhere.
     """
-    asked = threading.Event()
+    asked, first = threading.Event(), list[int]()
 
-    def handle(number: int, frame: object) -> None:
-        if asked.is_set() or _AT_ONCE.is_set():
-            raise KeyboardInterrupt
+    def handle(number: int, frame: FrameType | None) -> None:
+        worker = before[number] is _terminate and os.getpid() not in _LISTENING
+        if asked.is_set() or _AT_ONCE.is_set() or worker:
+            before[number](number, frame)
+        first.append(number)
         asked.set()
         with suppress(RuntimeError, OSError):  # a write that the signal interrupts
             sys.stderr.write(message + "\n")
             sys.stderr.flush()
 
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield asked
-        return
+    known = signal.valid_signals() if main else ()
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in known}
+    before = {number: handler for number, handler in handlers.items()
+              if handler in (signal.default_int_handler, _terminate)}  # fmt: skip
     _AT_ONCE.clear()
-    signal.signal(signal.SIGINT, handle)
+    for number in before:
+        signal.signal(number, handle)
     try:
         yield asked
+    except KeyboardInterrupt:
+        for number in first:
+            before[number](number, None)
+        raise
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _PLAIN = {

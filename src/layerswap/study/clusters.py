@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, StudyError
+from layerswap.ground.lease import InUse, Owner, taken
 from layerswap.ground.types import Log
 from layerswap.study.journal import INDEX, PACKAGES, StudyJournal
-from layerswap.study.lease import Owner
 from layerswap.study.runner import Ended, StepFunction, run_step
 from layerswap.study.steps import Step
 from layerswap.versions import versions
 
 POLL = 1.0
 """Seconds between two looks at the jobs."""
+LATER = 30.0
+"""Seconds after which a submission is tried again that the cluster takes later."""
 RETRIES = 3
 """Restarts of a step whose worker or node was lost, or whose time was over."""
 LATE = 60.0
@@ -32,7 +35,7 @@ LATE = 60.0
 
 @dataclass
 class Running:
-    """A step that runs on the cluster; without a handle, one that another process started."""
+    """A step that runs on the cluster; without a handle, one that waits to be submitted."""
 
     step: Step
     handle: Any = None
@@ -40,6 +43,12 @@ class Running:
     started: float = field(default_factory=time.monotonic)
     tries: int = 1
     ended: float | None = None
+    elsewhere: bool = False  # another process runs it
+    told: str = ""  # the last line about it
+
+
+class Later(StudyError):
+    """A submission that the cluster refuses, perhaps for now alone."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class ClusterExecutor(ABC):
         """Start `run_remotely(*call)` with the step's resources; returns a handle.
 
         Raises:
-            StudyError: the cluster refuses it.
+            StudyError: the cluster refuses it; `Later` if another try may succeed.
         """
 
     @abstractmethod
@@ -110,6 +119,7 @@ class _Run:
         self.executor, self.journal, self.functions = executor, journal, functions
         self.log, self.ended = log, ended
         self.running: dict[str, Running] = {}
+        self.later = 0.0  # when submissions are tried again, as `time.monotonic()`, s
         self.versions = {socket.gethostname(): versions(*PACKAGES)}
 
     def run(self, steps: list[Step]) -> None:
@@ -118,10 +128,13 @@ class _Run:
         try:
             while waiting or self.running:
                 for step in [later for later in waiting.values() if done.issuperset(later.needs)]:
-                    self.begin(waiting.pop(step.name))
+                    self.running[step.name] = Running(waiting.pop(step.name))
                 if not self.running:
                     return  # the waiting steps need one that failed
+                done.update(self.begun())
                 done.update(self.finished())
+        except system.Terminated:
+            raise  # the jobs run on; the next run adopts them
         except KeyboardInterrupt:
             if handles := self.handles():
                 self.log(self.executor.cancel(handles))
@@ -131,42 +144,69 @@ class _Run:
         named = self.running.items()
         return {running.handle: name for name, running in named if running.handle is not None}
 
-    def begin(self, step: Step) -> None:
-        """Adopt or start a step."""
-        running = self.running[step.name] = Running(step)
-        if adopted := self.executor.adopt(self.journal, step):
+    def begun(self) -> list[str]:
+        """Begin the steps that nobody runs; returns those that another process has finished."""
+        done = []
+        for name, running in list(self.running.items()):
+            if running.handle is None and time.monotonic() >= self.later:
+                if not running.elsewhere:
+                    done += self.begin(running)
+                elif self.journal.owner(name) is None:
+                    done += self.settle(running, Ending(again=True))
+        return done
+
+    def begin(self, running: Running) -> list[str]:
+        """Adopt or start a step; returns its name if another process has finished it."""
+        name, journal = running.step.name, self.journal
+        running.handle, running.elsewhere = None, False
+        try:
+            with taken(journal.folder(name), running.token):
+                finished = name in journal.finished()
+                if not finished and not self.adopted(running):
+                    journal.clear(name)
+                    self.submit(running)
+        except InUse:
+            running.elsewhere, finished = not self.adopted(running), False
+            if running.elsewhere:
+                self.tell(running, f"{name}: waits for {journal.owner(name)}, which runs it")
+        return self.settle(running, Ending()) if finished else []
+
+    def adopted(self, running: Running) -> bool:
+        """True if an earlier run, or another one, has started the step."""
+        if adopted := self.executor.adopt(self.journal, running.step):
             running.handle, running.token = adopted
-            self.log(f"{step.name}: adopts {self.executor.named(running.handle)}")
-        elif owner := self.journal.owner(step.name):
-            self.log(f"{step.name}: waits for {owner}, which runs it already")
-        else:
-            self.submit(running)
+            self.log(f"{running.step.name}: adopts {self.executor.named(running.handle)}")
+        return adopted is not None
 
     def submit(self, running: Running) -> None:
-        journal, step = self.journal, running.step
-        folder = journal.folder(step.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        journal.clear(step.name)
-        call = (journal, step, dict(self.functions), running.token)
+        step = running.step
+        call = (self.journal, step, dict(self.functions), running.token)
         try:
-            running.handle = self.executor.submit(step, folder, call)
+            running.handle = self.executor.submit(step, self.journal.folder(step.name), call)
+        except Later as error:
+            self.later = time.monotonic() + LATER
+            self.tell(running, f"{step.name}: {error}; trying again")
         except StudyError as error:
             self.fail(running, str(error))
-            return
-        again = f", try {running.tries}" if running.tries > 1 else ""
-        self.log(f"{step.name}: {self.executor.named(running.handle)}{again}")
+        else:
+            again = f", try {running.tries}" if running.tries > 1 else ""
+            self.log(f"{step.name}: {self.executor.named(running.handle)}{again}")
+
+    def tell(self, running: Running, line: str) -> None:
+        """Log a line about a step once."""
+        if line != running.told:
+            running.told = line
+            self.log(line)
 
     def finished(self) -> list[str]:
         """Wait for a while; returns the steps that are done since."""
         ended = self.executor.wait(self.handles(), self.log)
-        done = []
-        for name, running in list(self.running.items()):
-            if running.handle is None:
-                if self.journal.owner(name) is None:
-                    done += self.settle(running, Ending(again=True))
-            elif running.handle in ended:
-                done += self.settle(running, ended[running.handle])
-        return done
+        return [
+            name
+            for running in list(self.running.values())
+            if running.handle in ended
+            for name in self.settle(running, ended[running.handle])
+        ]
 
     def settle(self, running: Running, ending: Ending) -> list[str]:
         """Handle the end of a job; returns the step's name if it is done."""
@@ -183,12 +223,11 @@ class _Run:
             return []
         owner = self.journal.owner(name)
         if owner is not None and owner.token != running.token:
-            running.handle = None  # another process runs it
+            running.handle, running.elsewhere = None, True
         elif ending.again and running.tries <= RETRIES:
             self.log(f"{name}: {ending.why or 'its process ended'}; it runs again")
-            self.journal.clear(name, running.token)
             running.tries += 1
-            self.submit(running)
+            return self.begin(running)
         elif ending.why or self.is_late(running):
             self.fail(running, ending.why or "it ended without a record")
         return []
@@ -199,13 +238,18 @@ class _Run:
         return time.monotonic() - running.ended > LATE
 
     def fail(self, running: Running, why: str) -> None:
-        """Record that a job was lost or refused."""
-        del self.running[running.step.name]
-        self.journal.clear(running.step.name, running.token)
-        self.journal.finish(
-            running.step, state="failed", started=running.started, why=why, attempts=running.tries
-        )
-        self.log(f"{running.step.name} failed: {why}")
+        """Record that a job was lost or refused, unless another process runs the step by now."""
+        step, journal = running.step, self.journal
+        try:
+            with taken(journal.folder(step.name), running.token):
+                journal.finish(
+                    step, state="failed", started=running.started, why=why, attempts=running.tries
+                )
+        except InUse:
+            running.handle, running.elsewhere = None, True
+        else:
+            del self.running[step.name]
+            self.log(f"{step.name} failed: {why}")
 
     def compare_versions(self, where: str, there: Mapping[str, str]) -> None:
         """Log the packages of a machine that differ from those here."""

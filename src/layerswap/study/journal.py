@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from layerswap.ground import system
 from layerswap.ground.commit import local_path, write_json
 from layerswap.ground.errors import StudyError, one_line
-from layerswap.study.lease import HEARTBEAT, SILENCE, Owner, living_owner, remove_lease
+from layerswap.ground.lease import HEARTBEAT, SILENCE, InUse, Lease, Owner, living_owner
 from layerswap.study.steps import Graph, Step
 from layerswap.versions import versions
 
@@ -148,9 +148,8 @@ class StudyJournal:
         """The process that runs a step."""
         return living_owner(self.folder(name))
 
-    def clear(self, name: str, token: str = "") -> None:
-        """Remove the record of a step that is not done, and the lease with this token."""
-        remove_lease(self.folder(name), token)
+    def clear(self, name: str) -> None:
+        """Remove the record of a step whose lease this process holds."""
         (self.folder(name) / RECORD).unlink(missing_ok=True)
 
     def add_to_log(self, step: Step, text: str) -> None:
@@ -159,17 +158,18 @@ class StudyJournal:
             file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n".encode())
 
     @contextmanager
-    def running(self, step: Step, token: str = "") -> Iterator[Callable[[str], None]]:
+    def running(self, step: Step, lease: Lease) -> Iterator[Callable[[str], None]]:
         """Record that a step runs, until the block ends; yields the log of its progress.
 
-        `token` names the run of the step while it has no stamp.
+        A process that lost the lease records nothing.
+
+        Raises:
+            InUse: the lease was lost when the block ended.
         """
-        folder = self.folder(step.name)
-        folder.mkdir(parents=True, exist_ok=True)
         sign = StepRecord(
             step.name, step.kind, self.graph.keys[step.name], "running",
             where=socket.gethostname(), since=datetime.now().astimezone().isoformat("T", "seconds"),
-            stamp=token, process=os.getpid(),
+            stamp=lease.owner.token, process=os.getpid(),
         )  # fmt: skip
         ended = threading.Event()
         progress = ""
@@ -182,11 +182,11 @@ class StudyJournal:
         def beat() -> None:
             written, seen = "", 0.0
             while True:
-                if progress != written or time.time() - seen > HEARTBEAT:
+                if (progress != written or time.time() - seen > HEARTBEAT) and lease.kept:
                     written, seen = progress, time.time()
                     with suppress(OSError):  # a sign of life is no reason to fail
                         content = asdict(replace(sign, progress=written, seen=seen))
-                        write_json(folder / RECORD, content)
+                        write_json(self.folder(step.name) / RECORD, content)
                 if ended.wait(LOOK):
                     return
 
@@ -198,9 +198,10 @@ class StudyJournal:
         finally:
             ended.set()
             thread.join()
-            holder = living_owner(folder)
-            if holder is None or holder.token == token:
+            if lease.kept:
                 self.clear(step.name)
+        if not lease.kept:
+            raise InUse(f"{lease.folder}: another process took it over")
 
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int

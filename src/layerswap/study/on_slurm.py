@@ -5,21 +5,26 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from layerswap.ground import system
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError, one_line
+from layerswap.ground.lease import remove_lease
 from layerswap.ground.types import Log
 from layerswap.ground.yaml_file import nearest
 from layerswap.study import clusters
-from layerswap.study.clusters import ClusterExecutor, Ending, first_of_kinds, run_remotely
+from layerswap.study.clusters import ClusterExecutor, Ending, Later, first_of_kinds, run_remotely
 from layerswap.study.journal import StudyJournal
 from layerswap.study.spec import StepKind
 from layerswap.study.steps import Step
@@ -30,6 +35,12 @@ JOB = "job.json"
 """File in a step's folder that names its job."""
 LOOK = 5.0
 """Seconds between two calls of `squeue`."""
+ANSWER = 120.0
+"""Seconds after which a command of Slurm is given up."""
+PATIENCE = 600.0
+"""Seconds for which a refused submission is tried again, after the user's last job has ended."""
+KEPT = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
+"""Variables of Slurm's clients; an allocation sets others, which would reach the jobs."""
 SHORTEST, LONGEST, SPARE = 60, 3 * 24 * 60, 3
 """Least and most minutes of a default time limit, and its ratio to the estimated time."""
 LIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING", "SUSPENDED",
@@ -71,10 +82,20 @@ class JobState:
 
 
 class _Resumable:
-    """Runs a step; before its time limit, or when preempted, submitit requeues its job."""
+    """Runs a step; before its time limit, or when preempted, submitit requeues its job.
+
+    A training saves a checkpoint first.
+    """
 
     def __call__(self, *call: Any) -> None:
-        run_remotely(*call)
+        requeue = {number: signal.getsignal(number) for number in WARNINGS}
+        system.interrupt_on(signal.SIGTERM, *WARNINGS)
+        try:
+            run_remotely(*call)
+        except system.Terminated as end:
+            if callable(hand := requeue.get(end.number)):
+                hand(end.number, None)
+            sys.exit(128 + end.number)
 
     def checkpoint(self, *call: Any) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -116,6 +137,7 @@ class OnSlurm(ClusterExecutor):
         except (RuntimeError, OSError) as error:
             raise StudyError(f"Slurm cannot be reached ({one_line(error)})") from None
         self._looked, self._told, self._missed = time.monotonic(), set[str](), set[str]()
+        self._accounts, self._refused_at = set[int](), dict[str, float]()
 
     def _executor(self, name: str) -> Any:
         return self._submitit.SlurmExecutor(folder=self._folder(name))
@@ -170,15 +192,20 @@ class OnSlurm(ClusterExecutor):
         )
 
     def adopt(self, journal: StudyJournal, step: Step) -> tuple[str, str] | None:
-        """The job of an earlier run that still waits or runs."""
+        """The job of another run, perhaps of another account, that still waits or runs."""
         folder = journal.folder(step.name)
         noted = job_of(folder)
         if noted is None:
             return None
+        if noted["job"] not in self._states:
+            self._accounts.add((folder / JOB).stat().st_uid)
+            with suppress(RuntimeError):
+                self._states = queue(self._accounts)
         state = self._states.get(noted["job"])
         if state is not None and state.state in LIVE:
             return noted["job"], noted["token"]
-        journal.clear(step.name, noted["token"])  # Slurm knows that it has ended
+        if state is not None:
+            remove_lease(folder, noted["token"])  # Slurm knows that it has ended
         return None
 
     def submit(self, step: Step, folder: Path, call: tuple[Any, ...]) -> str:
@@ -186,23 +213,37 @@ class OnSlurm(ClusterExecutor):
         executor = self._executor(step.name)
         executor.update_parameters(**self.parameters(step))
         try:
-            with redirect_stderr(io.StringIO()):  # submitit repeats the error there
+            # submitit repeats the error there
+            with outside_allocation(), redirect_stderr(io.StringIO()):
                 job = executor.submit(_Resumable(), *call)
         except self._submitit.core.utils.FailedJobError as error:
-            raise StudyError(self._refused(step, _refusal(str(error)))) from None
+            kind = Later if self._may_pass(step.name) else StudyError
+            raise kind(self._refused(step, _refusal(str(error)))) from None
+        self._refused_at.pop(step.name, None)
         log = self._log(step.name, job.job_id)
         write_json(folder / JOB, {"job": job.job_id, "token": call[-1], "log": str(log)})
         return str(job.job_id)
 
+    def _may_pass(self, name: str) -> bool:
+        """True if a refusal may be a limit: on jobs, while some live, or on requests, for a time.
+
+        The words of a refusal do not tell, as sites and versions have their own.
+        """
+        now = time.monotonic()
+        since = self._refused_at.setdefault(name, now)
+        if any(state.state in LIVE for state in self._states.values()):
+            since = self._refused_at[name] = now
+        return now - since < PATIENCE
+
     def wait(self, handles: Mapping[Any, str], log: Log) -> dict[Any, Ending]:
         """Look at the queue if the last look is `LOOK` seconds ago."""
         time.sleep(min(clusters.POLL, LOOK))
-        if not handles or time.monotonic() - self._looked < LOOK:
+        if not (handles or self._refused_at) or time.monotonic() - self._looked < LOOK:
             return {}
         self._looked = time.monotonic()
         try:
-            self._states = queue()
-        except (RuntimeError, OSError) as error:  # the controller may come back
+            self._states = queue(self._accounts)
+        except RuntimeError as error:  # the controller may come back
             self._tell(f"squeue: {one_line(error)}; trying again", log)
             return {}
         endings = {}
@@ -229,8 +270,10 @@ class OnSlurm(ClusterExecutor):
         last = last_lines(log, 1)
         if not log.exists() and state.node and state.state == "FAILED":
             last = [f"it wrote no {log}; check that {state.node} sees this folder"]
-        warned = state.signal in WARNINGS or state.exit_code - 128 in WARNINGS
-        return Ending(": ".join([str(state), *last]), again=warned or state.state in LOST)
+        signals = (*WARNINGS, signal.SIGTERM)
+        warned = state.signal in signals or state.exit_code - 128 in signals
+        again = state.state in LOST or (warned and state.state != "CANCELLED")
+        return Ending(": ".join([str(state), *last]), again=again)
 
     def cancel(self, handles: Mapping[Any, str]) -> str:
         """Cancel jobs."""
@@ -240,19 +283,22 @@ class OnSlurm(ClusterExecutor):
         return f"these Slurm jobs run on: {named}; cancel them with: scancel {' '.join(handles)}"
 
 
-def queue() -> dict[str, JobState]:
-    """The user's jobs that wait, run or ended lately, by id.
+def queue(accounts: Iterable[int] = ()) -> dict[str, JobState]:
+    """The jobs of the user, and of other accounts, that wait, run or ended lately, by id.
 
     Raises:
-        RuntimeError: `squeue` failed.
+        RuntimeError: `squeue` failed, or does not answer.
     """
     columns = "JobID:20,State:20,exit_code:12,Reason:80,NodeList:80"
-    done = _run("squeue", "-h", "-t", "all", "--me", "-O", columns)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
+    lines: list[str] = []
+    for whose in ("--me", *(f"--user={account}" for account in accounts)):
+        done = _run("squeue", "-h", "-t", "all", whose, "-O", columns)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        lines += done.stdout.splitlines()
     widths = [int(column.rpartition(":")[2]) for column in columns.split(",")]
     jobs = {}
-    for line in done.stdout.splitlines():
+    for line in lines:
         cells, start = [], 0
         for width in widths:
             cells.append(line[start : start + width].strip())
@@ -270,7 +316,7 @@ def jobs_of(journal: StudyJournal) -> dict[str, JobState]:
         return {}
     try:
         states = queue()
-    except (RuntimeError, OSError):
+    except RuntimeError:
         states = {}
     return {
         name: replace(states.get(note["job"], JobState(note["job"])), log=note["log"])
@@ -296,17 +342,16 @@ def file_name(step: str) -> str:
 def last_lines(log: Path, count: int) -> list[str]:
     """The last lines of a job's errors, or of its output if it wrote no errors.
 
-    Lines of srun and submitit are left out.
+    Lines of srun and submitit are left out, unless there are no others.
     """
     for path in (log.with_suffix(".err"), log):
         try:
             lines = path.read_text("utf-8", "replace").splitlines()
         except OSError:
             continue
-        told = [
-            line for line in lines if line.strip() and not line.startswith(("srun: ", "submitit"))
-        ]
-        if told:
+        written = [line for line in lines if line.strip()]
+        ours = [line for line in written if not line.startswith(("srun: ", "submitit"))]
+        if told := ours or written:
             return [one_line(line, LAST) for line in told[-count:]]
     return []
 
@@ -354,7 +399,27 @@ def _refusal(stderr: str) -> str:
     return one_line("; ".join(filter(None, dict.fromkeys(lines))))
 
 
+@contextmanager
+def outside_allocation() -> Iterator[None]:
+    """Hide the variables of the allocation that this process is in.
+
+    sbatch hands them to the new job, where `srun` would obey them and fail.
+    """
+    hidden = {name: value for name, value in os.environ.items()
+              if name.startswith("SLURM_") and name not in KEPT
+              and "SLURM_JOB_ID" in os.environ}  # fmt: skip
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
 def _run(*words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, input=script, capture_output=True, text=True, check=False, timeout=120
-    )
+    try:
+        return subprocess.run(
+            words, input=script, capture_output=True, text=True, check=False, timeout=ANSWER
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(words, 1, "", str(error))

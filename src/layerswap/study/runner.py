@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from layerswap.ground.errors import LayerswapError, StudyError, one_line
+from layerswap.ground.lease import Owner, held
 from layerswap.ground.types import Log, Progress, duration
 from layerswap.study.journal import State, StepRecord, StudyJournal
-from layerswap.study.lease import Owner, held
 from layerswap.study.steps import Graph, Step
 
 StepFunction = Callable[["Context"], None]
@@ -172,16 +172,17 @@ def run_step(
 ) -> StepRecord:
     """Run one step, retry it after `TRANSIENT` errors, and record its end.
 
-    An interruption (Ctrl-C, a kill) leaves the step without a record.
+    An interruption (Ctrl-C, a kill) leaves the step without a record. A step that another process
+    has finished meanwhile does not run again.
 
     Raises:
-        StudyError: another process runs the step.
+        InUse: another process runs the step.
     """
-    started = time.monotonic()
-    folder, owner = journal.folder(step.name), owner or Owner()
-    folder.mkdir(parents=True, exist_ok=True)
-    with held(folder, owner):
-        with journal.running(step, owner.token) as note:
+    started, folder = time.monotonic(), journal.folder(step.name)
+    with held(folder, owner or Owner()) as lease:
+        if (finished := journal.finished().get(step.name)) is not None:
+            return finished
+        with journal.running(step, lease) as note:
 
             def log_and_note(line: str) -> None:
                 log(line)

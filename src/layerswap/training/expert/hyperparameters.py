@@ -287,15 +287,22 @@ def launch_training(
     command += ["--resume"] if resume else []
     log = folder / "training.txt"
     with log.open("a", encoding="utf-8", newline="\n") as output:
-        ended = subprocess.run(
-            command, check=False, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
-    if ended.returncode:
+        # A Ctrl-C reaches the processes through the launcher alone, and so once.
+        launcher = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = launcher.wait()
+        except BaseException:
+            launcher.terminate()
+            launcher.wait()  # until they have saved, or for the seconds that it gives them
+            raise
+    if status:
         text = log.read_text("utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error:")]
         last = (errors or lines or [""])[-1][:REPEATED]
         raise StudyError(
-            f"the training failed with exit status {ended.returncode}; its log is {log}, "
-            f"last line: {last}"
+            f"the training failed with exit status {status}; its log is {log}, last line: {last}"
         )

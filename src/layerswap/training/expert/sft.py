@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -136,19 +137,26 @@ class Checkpointing(TrainerCallback):
 
 
 class SavedStop(TrainerCallback):
-    """Stops a training with a checkpoint after the current step once `asked` is set."""
+    """Stops a training with a checkpoint after the current step once `asked` is set.
+
+    In several processes, once the first process is asked.
+    """
 
     def __init__(self, asked: threading.Event, log: Log) -> None:
-        self.asked, self.log = asked, log
+        self.asked, self.log, self.stops = asked, log, False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save, unless the training ends by itself."""
-        if self.asked.is_set() and state.global_step < state.max_steps:
-            control.should_save, control.should_evaluate = True, False
+        stops = [self.asked.is_set() and state.global_step < state.max_steps]
+        if args.world_size > 1:
+            broadcast_object_list(stops)
+        if stops[0]:
+            self.stops, control.should_save, control.should_evaluate = True, True, False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop when the checkpoint is complete."""
-        if self.asked.is_set():
+        if self.stops:
+            PartialState().wait_for_everyone()  # the first process writes longest
             self.log(f"saved step {state.global_step:,}, from which the training can resume")
             raise KeyboardInterrupt
 

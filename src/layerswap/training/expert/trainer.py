@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
 from layerswap.engine.rows import model_max_length
 from layerswap.ground import system
-from layerswap.ground.commit import refuse_target, write_json
+from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import TrainingError, one_line
+from layerswap.ground.lease import Lease, Owner, held
 from layerswap.ground.types import Log, PathLike
 from layerswap.training.expert.hyperparameters import launched_with
 from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
@@ -84,9 +85,24 @@ def train(
         given = spec.model_dump(exclude_unset=True) if isinstance(spec, ExpertSpec) else dict(spec)
         spec = check_expert(given | overrides)
     job = plan_training(spec, out, folder=folder, resume=resume)
-    if not _open_output(job, resume=resume, overwrite=overwrite):
-        log(f"{job.out}: already finished")
-        return job.out
+    with _lease(job) as lease:
+        if not _open_output(job, resume=resume, overwrite=overwrite):
+            log(f"{job.out}: already finished")
+        else:
+            _fit_or_clean(job, lease, log, resume=resume)
+    return job.out
+
+
+def _lease(job: TrainingJob) -> AbstractContextManager[Lease | None]:
+    """Hold the lease of the output, in the first process."""
+    from accelerate import PartialState
+
+    first = PartialState().is_main_process
+    return held(job.out, Owner(), beside=True) if first else nullcontext()
+
+
+def _fit_or_clean(job: TrainingJob, lease: Lease | None, log: Log, *, resume: bool) -> None:
+    """Train; a training that ends before its first checkpoint leaves nothing."""
     try:
         with without_progress_bars(), warnings.catch_warnings():
             # TRL, PEFT and transformers warn about each other.
@@ -94,9 +110,8 @@ def train(
             _fit(job, log)
     except BaseException as error:
         full = isinstance(error, OSError | RuntimeError) and _is_full(job)
-        # A training that ends before its first checkpoint cannot be resumed, so it leaves nothing.
-        if not checkpoints(job.out / CHECKPOINTS) and not resume:
-            shutil.rmtree(job.out, ignore_errors=True)
+        if lease and not checkpoints(job.out / CHECKPOINTS) and not resume:
+            lease.discard()
         if full:
             what = "pass --resume" if job.out.is_dir() else "run it again"
             raise TrainingError(
@@ -104,7 +119,6 @@ def train(
                 f"checkpoints of {job.base.nbytes / 1e6:,.0f} MB and {what}"
             ) from None
         raise
-    return job.out
 
 
 def _is_full(job: TrainingJob) -> bool:
@@ -129,10 +143,18 @@ def _fit(job: TrainingJob, log: Log) -> None:
     }
     for line in _announcement(job, trainer, counts):
         log(line)
-    interrupted = _run(trainer, log)
+    with system.first_interrupt(STOPPING) as asked:
+        _run(trainer, asked, log)
+        _save(job, trainer, counts, started)
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+
+def _save(job: TrainingJob, trainer: Any, counts: dict[str, int], started: float) -> None:
+    """Write the finished expert; `started` is `time.perf_counter()` before the training, s."""
     trainer.save_model(str(job.out / DRAFT))
     if trainer.is_world_process_zero():
-        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        dtype = next(p.dtype for p in trainer.model.parameters() if p.is_floating_point())
         record = read_training(job.out) | {
             "finished": True,
             "parameters": counts,
@@ -143,8 +165,6 @@ def _fit(job: TrainingJob, log: Log) -> None:
         }
         put_in_place(job.out, job.base, record, dtype=str(dtype).removeprefix("torch."))
     trainer.accelerator.wait_for_everyone()
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
@@ -203,25 +223,18 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     return trainer
 
 
-def _run(trainer: Any, log: Log) -> bool:
-    """Train; returns True if Ctrl-C was pressed in the last step, which needs no checkpoint.
-
-    The first Ctrl-C saves a checkpoint. Several processes are interrupted at once, as they would
-    have to agree on a step.
-    """
+def _run(trainer: Any, asked: Event, log: Log) -> None:
+    """Train from the newest checkpoint; once `asked`, save a checkpoint and stop."""
     from layerswap.training.expert.sft import SavedStop
 
     engine = "FSDP" if launched_with("fsdp") else ""
     checkpoint = resumable(Path(trainer.args.output_dir), engine)
-    alone = trainer.args.world_size == 1
-    with system.first_interrupt(STOPPING) if alone else nullcontext(Event()) as asked:
-        trainer.add_callback(SavedStop(asked, log))
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.add_callback(SavedStop(asked, log))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     # The logged loss skips NaN, so check the weights: all of them, because the part that is frozen
     # at the end of alternating turns has trained too.
     if not all(p.isfinite().all() for p in trainer.model.parameters()):
         raise TrainingError("the weights hold NaN or infinity; try a lower learning rate")
-    return asked.is_set()
 
 
 def _load_model(job: TrainingJob) -> PreTrainedModel:
@@ -346,12 +359,6 @@ def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
         else:
             state = "an unfinished training; pass --resume to continue it, or --overwrite"
         raise TrainingError(f"{job.out}: holds {state}")
-    try:
-        job.out.parent.mkdir(parents=True, exist_ok=True)
-        refuse_target(job.out, marker=TRAINING, overwrite=overwrite)
-        shutil.rmtree(job.out, ignore_errors=True)
-        job.out.mkdir()
-        write_json(job.out / TRAINING, job.record)
-    except OSError as error:
-        raise TrainingError(f"{job.out}: cannot be written ({error.strerror})") from None
+    with atomic_folder(job.out, marker=TRAINING, overwrite=overwrite) as draft:
+        write_json(draft / TRAINING, job.record)
     return True
