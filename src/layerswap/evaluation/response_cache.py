@@ -332,7 +332,7 @@ def cached_model(sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> Any:
             return torch.cat([context, texts], dim=1)
 
     for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-        # A bar would count the requests of one composition of many.
+        # lm-eval's bar would show only one composition.
         setattr(CachedModel, name, partialmethod(getattr(HFLM, name), disable_tqdm=True))
     return CachedModel(sweep, tokenizer, cache)
 

@@ -77,7 +77,7 @@ def mean_interval(correct: Values) -> Interval:
     values = _vector(correct)
     first, count = float(values[0]), len(values)
     if first in (0.0, 1.0) and (values == first).all():
-        # Of n draws, none is otherwise with probability (1 - p)^n.
+        # P(no other value in n draws) = (1 - p)^n
         reach = 1 - ((1 - LEVEL) / 2) ** (1 / count)
         return Interval(first, max(0.0, first - reach), min(1.0, first + reach), count)
     means = _resampled_means(values, np.random.default_rng(0))
@@ -88,8 +88,8 @@ def paired_difference(a: Values, b: Values) -> Interval:
     """Compute the mean of `a - b` over the same examples; above 0, `a` is better.
 
     Pairing cancels the difficulty of each example, so the interval is narrower than two separate
-    ones suggest. If right-or-wrong scores agree on every example, the interval is the exact one of
-    as many examples without a difference, not one of width 0.
+    ones suggest. If right-or-wrong scores agree on every example, returns the exact interval for
+    zero differences in n examples instead of an empty one.
 
     Raises:
         RecipeError: as `mean_interval`, or `a` and `b` differ in length.

@@ -586,9 +586,9 @@ def over_languages(
 ) -> Interval | None:
     """The mean of a treatment over languages, or its paired difference to another.
 
-    From `RANKED` languages on, the interval is over languages, else over documents: where all
-    languages have as many, a document and its translations are drawn together; else every
-    language's documents are drawn by themselves. None where a language lacks one of the treatments.
+    From `RANKED` languages on, the interval is over languages, otherwise over documents. If all
+    languages have the same documents, translations are resampled together; otherwise each language
+    separately. None if a language lacks one of the treatments.
     """
     wanted = [treatment] if reference is None else [treatment, reference]
     if not all(name in by.over_pairs.scores for name in wanted for by in results):

@@ -79,7 +79,7 @@ def choose(
 ) -> Condition:
     """Returns the candidate with the highest mean score on the development documents.
 
-    Of equals, `smallest` takes the first of `ranked`, `first` the first of the mapping.
+    Ties: `smallest` uses the order of `ranked`, `first` the order of the mapping.
     """
     if of_equals == "smallest":
         return ranked(scores)[0]
@@ -89,8 +89,8 @@ def choose(
 def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
     """Returns the model to save: the highest mean score on development documents.
 
-    All merges and experts of a study compete, not only swaps; `NOT_SAVED` do not. Of equals the
-    default swap comes first, then the chosen one. Test scores play no part. The regret of this rule
+    All merges and experts of a study compete, not only swaps; `NOT_SAVED` do not. Ties go to
+    the default swap, then to the chosen one. Test scores play no part. The regret of this rule
     and of others is in docs/questions.md.
     """
     competing = [model for model in scores if model.method not in NOT_SAVED and model != FLATTERED]

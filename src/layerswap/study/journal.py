@@ -184,7 +184,7 @@ class StudyJournal:
             while True:
                 if (progress != written or time.time() - seen > HEARTBEAT) and lease.kept:
                     written, seen = progress, time.time()
-                    with suppress(OSError):  # a sign of life is no reason to fail
+                    with suppress(OSError):  # a failed heartbeat must not fail the step
                         content = asdict(replace(sign, progress=written, seen=seen))
                         write_json(self.folder(step.name) / RECORD, content)
                 if ended.wait(LOOK):

@@ -1,8 +1,8 @@
 """The plan of a study: from its YAML to the graph of its steps.
 
 For each kind of expert (`task`, and each language): build the mix, train the runs, and select
-from their checkpoints. Beside the runs stand further trainings, such as with LoRA or of a part of
-a partition. For each language: train on both data sets, evaluate, and measure the change. At the
+from their checkpoints. Additional trainings use LoRA or train one part of a
+partition. For each language: train on both data sets, evaluate, and measure the change. At the
 end: the tables.
 """
 
@@ -314,7 +314,7 @@ class _Planner:
 
 
 def run_names(kind: str, experts: Experts) -> list[str]:
-    """The names of the trainings from whose checkpoints the experts of a kind are selected."""
+    """Training steps whose checkpoints are candidates for one kind of expert."""
     return [f"train/{kind}/{i}" for i in range(len(experts.trainings))]
 
 

@@ -330,7 +330,7 @@ def merge_models(
     """
     known = {path.stem: path for path in sorted((root / BEST).glob("*.yaml"))}
     if not known:
-        read_journal(root)  # refuses what is no study
+        read_journal(root)  # raises if this is not a study folder
         raise StudyError(f"{root}: has no {BEST}/<language>.yaml yet; finish the study first")
     if strange := [name for name in languages if name not in known]:
         raise StudyError(f"{root}: has no {strange[0]!r}; its languages are {', '.join(known)}")

@@ -78,7 +78,7 @@ class Turns(Strict):
     """
 
     partition: Literal["A", "B", "C", "Z"] = "C"
-    outside: Side | None = None  # trains the places outside the layers; None: that of the rest
+    outside: Side | None = None  # trains the places outside the layers; None: the default side
     every: Annotated[
         list[PositiveInt],
         BeforeValidator(lambda value: [value] if isinstance(value, int) else value),

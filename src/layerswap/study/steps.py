@@ -26,7 +26,7 @@ class Resources(Strict):
 
 @dataclass(frozen=True)
 class Step:
-    """One piece of work with a folder of its own."""
+    """A unit of work with its own output folder."""
 
     name: str  # unique in the study, such as `train/task/2`
     kind: str  # selects the function that runs it
@@ -80,7 +80,7 @@ class Graph:
 
     @cached_property
     def keys(self) -> dict[str, str]:
-        """The key of every step: the SHA-256 of all that its output depends on."""
+        """The key of every step: the SHA-256 of its inputs."""
         keys: dict[str, str] = {}
         for step in self:
             content = {

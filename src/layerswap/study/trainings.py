@@ -210,7 +210,7 @@ class SelectStep(Kind, SelectBy):
 
 
 def selected(inputs: Mapping[str, Path], kind: str) -> list[str]:
-    """The folders or Hub ids of the selected experts of a kind, the best first.
+    """Selected experts of one kind (folders or Hub ids), best first.
 
     `inputs` has the folders of steps by name.
     """

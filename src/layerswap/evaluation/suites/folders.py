@@ -42,7 +42,7 @@ class DataFolder:
 
     @classmethod
     def given(cls, root: Path | None, *, fetch: bool = True) -> DataFolder:
-        """Open the folder of the command line, else of the environment, else none."""
+        """Open the folder of --data, else of $LAYERSWAP_DATA, else none."""
         default = os.environ.get(VARIABLE)
         return cls(root if root is not None else Path(default) if default else None, fetch=fetch)
 

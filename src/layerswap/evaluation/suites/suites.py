@@ -112,7 +112,7 @@ class Benchmark(Strict):
     paper: str = ""  # authors, year and address
     source: str  # address of the published data
     licence: str  # of the data
-    languages: list[str] | Literal["any"]  # in its own codes; `any` for one that takes translations
+    languages: list[str] | Literal["any"]  # its own codes; `any` if users translate
     shots: NonNegativeInt = 0  # default number of exemplars
     most_shots: PositiveInt | None = None  # number of exemplars that are published
     metric: Metric  # metric and filter of the headline score

@@ -93,8 +93,8 @@ def select(
 ) -> Selection:
     """Score every checkpoint of several runs, and keep the best.
 
-    Without `score`, the validation loss ranks them. Each run gives as few as possible, one where as
-    many are kept as there are runs; with `of_any_run`, all may come from one run.
+    Without `score`, the validation loss ranks them. Keeps at most ceil(keep / runs) checkpoints per
+    run; with `of_any_run`, all may come from one run.
     """
     every = [candidate for run in runs for candidate in candidates(run)]
     if score is not None:

@@ -34,8 +34,8 @@ _COLUMNS = ("input_ids", "labels", "seq_lengths")
 class TurnSampler(Sampler[int]):
     """Rows of two data sets, in turns of whole optimiser steps.
 
-    `every` steps on one, then as many on the other. An epoch is as long as the smaller data set
-    allows and has whole turns only, so that the step's number alone determines the turn, also
+    `every` steps on one, then as many on the other. An epoch ends when the smaller data set
+    has no whole turn left, so that the step's number alone determines the turn, also
     across epochs and in a resumed training. Every epoch has a new order. `sizes` are those of the
     two data sets, which are concatenated; `step` is the number of rows in an optimiser step, over
     all processes.

@@ -221,7 +221,7 @@ def _draw(mix: Mix, streams: dict[str, Iterator[MixExample]]) -> list[MixExample
         for name in open_sources:
             take(name, None)
     while mix.total is not None and open_sources and len(drawn) < mix.total:
-        # The other sources, again by their weights, replace what a source cannot give.
+        # The other sources make up a shortfall, by weight.
         weights = {name: mix.sources[name].weight for name in open_sources}
         shares = share(mix.total - len(drawn), weights)
         open_sources = [name for name in open_sources if take(name, shares[name])]
