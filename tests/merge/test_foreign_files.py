@@ -146,7 +146,7 @@ BUFFER = {"model.layers.1.self_attn.rotary_emb.inv_freq": (8,)}
 
 @pytest.mark.parametrize("extra", [MTP, BEHIND, BUFFER], ids=["mtp", "layer", "buffer"])
 @pytest.mark.parametrize("owner", ["base", "task", "language"])
-def test_ignored_tensors_come_from_their_only_owner(family, tmp_path, extra, owner):
+def test_ignored_tensors_of_some_sources_are_left_out(family, tmp_path, extra, owner):
     has = with_tensors(family[owner], tmp_path / owner, 1, extra)
     sources = {**{n: family[n] for n in ("base", "task", "language")}, owner: has}
     recipe = {
@@ -154,10 +154,9 @@ def test_ignored_tensors_come_from_their_only_owner(family, tmp_path, extra, own
         "base": str(sources["base"]), "merge": {"method": "ties", "experts": ["task", "language"]},
     }  # fmt: skip
     plan = ls.make_plan(ls.parse_recipe(json.dumps(recipe)))
-    assert f"only {owner} has them" in "\n".join(plan.notes)
-    found = merged(plan, tmp_path / "out")
-    assert all(torch.equal(found[n], tensors_of(has)[n]) for n in extra)
-    assert len(found) == len(tensors_of(family["task"])) + len(extra)
+    (note,) = (note for note in plan.notes if note.endswith("not all sources have them"))
+    assert note.startswith(f"{owner}: leaves out {len(extra)} tensors")
+    assert merged(plan, tmp_path / "out").keys() == tensors_of(family["task"]).keys()
     assert ls.delta(sources["base"], sources["task"], sources["language"]).layers == 3
 
 

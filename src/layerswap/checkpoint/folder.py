@@ -133,7 +133,6 @@ class Checkpoint:
             header.
         numbered: how layers were identified when names do not reveal every role; else None.
         ignored: tensors that transformers does not load: of multi-token prediction, and buffers.
-        borrowed: ignored tensors of other checkpoints, which this one lacks.
         notes: remarks on how the files were read.
 
     Example:
@@ -154,7 +153,6 @@ class Checkpoint:
     gguf: Metadata | None = None
     numbered: Numbered | None = None
     ignored: frozenset[str] = frozenset()
-    borrowed: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -169,7 +167,7 @@ class Checkpoint:
     @property
     def files(self) -> list[WeightFile]:
         """The weight files; for an adapter, without the base's."""
-        tensors = [info for n, info in self.tensors.items() if n not in self.borrowed]
+        tensors = [*self.tensors.values()]
         tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
         if self.adapter is not None:
             lows = self.adapter.modules.values()
@@ -179,8 +177,7 @@ class Checkpoint:
     @property
     def all_files(self) -> list[WeightFile]:
         """All weight files; for an adapter, with the base's."""
-        stored = {info.file for n, info in self.tensors.items() if n not in self.borrowed}
-        return sorted({*self.files, *stored}, key=str)
+        return sorted({*self.files, *(info.file for info in self.tensors.values())}, key=str)
 
     @property
     def in_place(self) -> bool:
@@ -399,38 +396,38 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
             return replace(info, file=file, stored=here(info.stored))
         return replace(info, file=file)
 
-    own = {n: i for n, i in checkpoint.tensors.items() if n not in checkpoint.borrowed}
-    tensors = {n: here(info) for n, info in own.items()}
-    return replace(checkpoint, tensors=tensors, borrowed=frozenset())
+    return replace(checkpoint, tensors={n: here(i) for n, i in checkpoint.tensors.items()})
 
 
-def completed(
+def without_unshared(
     experts: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
-    """Return experts and base with all ignored tensors; who lacks one borrows it from the first.
+    """Leave out the ignored tensors that only some of experts and base have.
 
     The Hub's base has layers of multi-token prediction, and its fine-tunes lost them when
     transformers saved them. Older checkpoints store buffers that newer ones compute.
     """
-    owners: dict[str, Checkpoint] = {}
-    for checkpoint in (*experts.values(), *([base] if base else [])):
-        for tensor in sorted(checkpoint.ignored - checkpoint.borrowed):
-            if tensor in checkpoint.tensors:
-                owners.setdefault(tensor, checkpoint)
-    whole = {name: _completed(expert, owners) for name, expert in experts.items()}
-    return whole, base and _completed(base, owners)
+    opened = [c for c in (*experts.values(), *([base] if base else [])) if c.tensors]
+    ignored = frozenset[str]().union(*(c.ignored for c in opened))
+    unshared = {name for name in ignored if any(name not in c.tensors for c in opened)}
+    kept = {name: _without(expert, unshared) for name, expert in experts.items()}
+    return kept, base and _without(base, unshared)
 
 
-def _completed(checkpoint: Checkpoint, owners: Mapping[str, Checkpoint]) -> Checkpoint:
-    lacks = {n: owner for n, owner in owners.items() if n not in checkpoint.tensors}
-    if not lacks or not checkpoint.tensors or checkpoint.gguf is not None:
+def _without(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
+    gone = checkpoint.tensors.keys() & names
+    if not gone:
         return checkpoint
+    note = (
+        f"leaves out {len(gone)} tensors that transformers does not load, such as {min(gone)!r}: "
+        "not all sources have them"
+    )
     return replace(
         checkpoint,
-        tensors={**checkpoint.tensors, **{n: c.tensors[n] for n, c in lacks.items()}},
-        places={**checkpoint.places, **{n: c.places[n] for n, c in lacks.items()}},
-        ignored=checkpoint.ignored.union(lacks),
-        borrowed=checkpoint.borrowed.union(lacks),
+        tensors={n: info for n, info in checkpoint.tensors.items() if n not in gone},
+        places={n: place for n, place in checkpoint.places.items() if n not in gone},
+        ignored=checkpoint.ignored - gone,
+        notes=(*checkpoint.notes, note),
     )
 
 

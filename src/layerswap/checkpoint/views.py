@@ -79,7 +79,6 @@ def without_layer_behind(checkpoint: Checkpoint) -> Checkpoint:
         tensors={n: info for n, info in checkpoint.tensors.items() if n not in behind},
         places={n: place for n, place in checkpoint.places.items() if n not in behind},
         ignored=checkpoint.ignored - behind,
-        borrowed=checkpoint.borrowed - behind,
         notes=(*checkpoint.notes, note),
     )
 

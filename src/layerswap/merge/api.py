@@ -93,7 +93,7 @@ def make_plan(
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
         recipe = recipe.model_copy(update={"base": named})
-    sources = sources.completed().untied()
+    sources = sources.without_unshared().untied()
     together = with_base(sources.experts, sources.base)
     stamps = stamps_of(together.values())
     form = _format(recipe, sources)

@@ -112,20 +112,6 @@ def check_roles(composition: Composition, reference: Checkpoint) -> None:
                 )
 
 
-def borrowing_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
-    """A note on tensors that only some of the checkpoints have."""
-    borrowed = frozenset[str]().union(*(c.borrowed for c in checkpoints.values()))
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for tensor in sorted(borrowed):
-        have = (n for n, c in checkpoints.items() if tensor in c.tensors.keys() - c.borrowed)
-        groups.setdefault(tuple(have), []).append(tensor)
-    return [
-        f"{some_tensors(tensors)}: only {' and '.join(have)} has them, and transformers does not "
-        f"load them; copied from {have[0] if have else 'there'}"
-        for have, tensors in groups.items()
-    ]
-
-
 def numbered_notes(reference: Checkpoint) -> list[str]:
     """A note on layers that were identified by their numbers alone."""
     if reference.numbered is None:

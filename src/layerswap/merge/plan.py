@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from layerswap.checkpoint import Checkpoint, Place
-from layerswap.checkpoint.folder import completed, downloaded
+from layerswap.checkpoint.folder import downloaded
 from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
@@ -27,7 +27,6 @@ from layerswap.ground.commit import existing_parent
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.types import Advance, Log, PathLike
 from layerswap.merge.compatibility import (
-    borrowing_notes,
     check_roles,
     check_tied,
     copy_notes,
@@ -158,10 +157,8 @@ class Plan:
         if self.format.name != "safetensors":
             return []
         places, composition = self.reference.places, self.composition
-        copied = [tensor.name for tensor in self.tensors if tensor.verbatim]
-        borrowed = frozenset[str]().union(*(c.borrowed for c in self.used.values()))
-        own = (name for name in copied if name not in borrowed)
-        return [name for name in own if len(composition[places[name]].members) > 1]
+        copied = (tensor.name for tensor in self.tensors if tensor.verbatim)
+        return [name for name in copied if len(composition[places[name]].members) > 1]
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -206,7 +203,7 @@ class Plan:
         names = {tensor.name for tensor in self.tensors}
         sources = {}
         for name, checkpoint in with_base(self.used, self.base).items():
-            inputs = checkpoint.tensors.keys() - checkpoint.borrowed
+            inputs = checkpoint.tensors.keys()
             sources[name] = {
                 **names_digest(inputs),
                 "not_in_output": sorted(inputs - names),
@@ -251,7 +248,7 @@ class Plan:
         if not any(checkpoint.in_place for checkpoint in self.opened.values()):
             return self
         experts = {name: downloaded(checkpoint) for name, checkpoint in self.experts.items()}
-        experts, base = completed(experts, downloaded(self.base) if self.base else None)
+        base = downloaded(self.base) if self.base else None
         sources = [*with_base(experts, base).values(), *fisher_sources(self.fishers).values()]
         return replace(self, experts=experts, base=base, stamps=stamps_of(sources))
 
@@ -496,7 +493,6 @@ class Format(ABC):
         sources = with_base(plan.used, plan.base)
         return [
             *(f"{n}: {note}" for n, c in sources.items() for note in c.notes),
-            *borrowing_notes(sources),
             *default_notes(sources),
             *origin_notes(sources),
             *zero_notes(plan.used),

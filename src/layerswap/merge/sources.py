@@ -24,12 +24,12 @@ from layerswap.checkpoint import (
 from layerswap.checkpoint.folder import (
     INDEX,
     SINGLE,
-    completed,
     downloaded,
     fetch_checkpoint,
     is_folder,
     quantisation_in,
     renamed_like,
+    without_unshared,
 )
 from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
@@ -70,9 +70,9 @@ class Sources:
         experts = {name: whole(name, checkpoint) for name, checkpoint in self.experts.items()}
         return replace(self, experts=experts, base=self.base and whole("base", self.base))
 
-    def completed(self) -> Sources:
-        """Return the sources with all tensors that transformers ignores."""
-        experts, base = completed(self.experts, self.base)
+    def without_unshared(self) -> Sources:
+        """Return the sources without ignored tensors that only some of them have."""
+        experts, base = without_unshared(self.experts, self.base)
         return replace(self, experts=experts, base=base)
 
     def untied(self) -> Sources:
