@@ -14,7 +14,6 @@ from layerswap.evaluation.statistics import (
     paired_test,
     predictors,
     student_interval,
-    wilcoxon_p,
 )
 from layerswap.ground.errors import RecipeError
 
@@ -141,12 +140,6 @@ def test_friedman_and_nemenyi_are_those_of_demsar():
     assert 0 < found.kendall_w < 1
 
 
-def test_wilcoxon_is_that_of_demsar():
-    # The same paper, section 3.1.3: C4.5 against C4.5+m, sums of ranks 12 and 93, z = -2.54.
-    p = wilcoxon_p(np.array(DEMSAR["C4.5"]), np.array(DEMSAR["C4.5+m"]))
-    assert p == pytest.approx(0.0109, abs=0.004)
-
-
 def test_holm_is_that_of_its_definition():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
@@ -187,7 +180,6 @@ def test_friedman_refuses_what_it_cannot_rank(scores):
 def test_equal_treatments_do_not_differ():
     found = friedman({name: [0.1, 0.2, 0.3] for name in "abc"})
     assert found.p == 1.0
-    assert all(pair.p_nemenyi == 1.0 == pair.p_wilcoxon for pair in found.pairs)
 
 
 @pytest.mark.slow
@@ -199,7 +191,6 @@ def test_the_signal_that_orders_the_merges_comes_first():
     )
     assert found[0].signal == "reading"
     assert found[0].spearman.mean == pytest.approx(1.0)
-    assert found[0].kendall.mean == pytest.approx(1.0)
     assert found[0].p_spearman < 0.01
     assert found[-1].spearman.mean == 0
     with pytest.raises(RecipeError, match="at least 4 merges"):

@@ -31,11 +31,9 @@ def selection_table(selection: Selection) -> Table:
 
 def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
     """Rank correlations of signals with the scores of merges."""
-    rows: list[list[Any]] = [
-        [row.signal, row.spearman, row.p_spearman, row.kendall] for row in predictors
-    ]
+    rows: list[list[Any]] = [[row.signal, row.spearman, row.p_spearman] for row in predictors]
     caption = f"over {merges} merges, with 95% bootstrap intervals"
-    return Table(["signal", "Spearman", "p", "Kendall"], rows, caption, unit="")
+    return Table(["signal", "Spearman", "p"], rows, caption, unit="")
 
 
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -311,14 +309,6 @@ def paired_bootstrap_p(first: Values, second: Values) -> float:
     return (extreme + 1) / (RESAMPLES + 1)
 
 
-def wilcoxon_p(first: Values, second: Values) -> float | None:
-    """Test by Wilcoxon's signed ranks, two-sided; None if no score differs."""
-    from scipy.stats import wilcoxon
-
-    delta = _differences(first, second)
-    return float(wilcoxon(delta, zero_method="wilcox").pvalue) if delta.any() else None
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple tests (Holm, 1979); the order stays.
 
@@ -332,20 +322,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class RankedPair:
-    """Two treatments after Friedman's test."""
-
-    first: str
-    second: str
-    difference: float  # mean score of the first minus the second
-    p_nemenyi: float  # accounts for all pairs
-    p_conover: float  # corrected by Holm
-    p_wilcoxon: float  # over conditions, corrected by Holm
-
-
-@dataclass(frozen=True)
 class Friedman:
-    """Friedman's test over conditions x treatments, with its post-hoc tests."""
+    """Friedman's test over conditions x treatments, with Nemenyi's critical difference."""
 
     treatments: tuple[str, ...]  # in the order of their mean rank, the best first
     mean_ranks: tuple[float, ...]  # rank 1 is best; ties share their ranks
@@ -353,7 +331,6 @@ class Friedman:
     p: float
     kendall_w: float  # effect size in 0..1, the agreement of the conditions
     critical_difference: float  # smallest significant difference of mean ranks (Nemenyi, .05)
-    pairs: tuple[RankedPair, ...]
     conditions: int  # number of conditions
 
 
@@ -370,7 +347,6 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
     Example: `friedman({"soup": [...], "swap": [...], "joint": [...]})`, with the score of every
     language and model.
     """
-    import scikit_posthocs
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
     names, table = list(scores), _table(scores)
@@ -381,19 +357,6 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
     else:
         test = friedmanchisquare(*table.T)
         statistic, p = float(test.statistic), float(test.pvalue)
-    with np.errstate(invalid="ignore"):  # if nothing differs; _p makes 1 of that
-        nemenyi = scikit_posthocs.posthoc_nemenyi_friedman(table).to_numpy()
-        conover = scikit_posthocs.posthoc_conover_friedman(table).to_numpy()
-    index_pairs = list(combinations(range(count), 2))
-    p_conover = holm([_p(conover[i, j]) for i, j in index_pairs])
-    p_wilcoxon = holm([_p(wilcoxon_p(table[:, i], table[:, j])) for i, j in index_pairs])
-    pairs = tuple(
-        RankedPair(
-            names[i], names[j], float((table[:, i] - table[:, j]).mean()), _p(nemenyi[i, j]),
-            p_conover[k], p_wilcoxon[k],
-        )
-        for k, (i, j) in enumerate(index_pairs)
-    )  # fmt: skip
     quantile = float(studentized_range.ppf(0.95, count, np.inf)) / np.sqrt(2)
     order = sorted(range(count), key=lambda i: (ranks[i], i))
     return Friedman(
@@ -403,7 +366,6 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
         p,
         statistic / (conditions * (count - 1)),
         float(quantile * np.sqrt(count * (count + 1) / (6 * conditions))),
-        pairs,
         conditions,
     )
 
@@ -421,11 +383,6 @@ def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
     return table
 
 
-def _p(value: float | None) -> float:
-    """Return a test's p-value, or 1 if nothing differs."""
-    return 1.0 if value is None or not np.isfinite(value) else float(value)
-
-
 # --- signals of the quality of merges (paper 2, section 5) ---
 
 FEWEST = 4
@@ -438,7 +395,6 @@ class Predictor:
 
     signal: str
     spearman: Interval  # with its bootstrap interval over merges
-    kendall: Interval  # tau-b, with its bootstrap interval
     p_spearman: float  # two-sided, by permutation; exact for few merges
 
 
@@ -478,7 +434,7 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
 
     A signal has one number per merge, such as the English score of its task expert.
     """
-    from scipy.stats import kendalltau, permutation_test
+    from scipy.stats import permutation_test
 
     quality = np.asarray(merged, dtype=np.float64)
     ranked = []
@@ -493,22 +449,19 @@ def predictors(signals: Mapping[str, Sequence[float]], merged: Sequence[float]) 
             [signal], lambda shuffled, axis: _spearman(shuffled, quality), vectorized=True,
             permutation_type="pairings", n_resamples=RESAMPLES, rng=np.random.default_rng(0),
         )  # fmt: skip
-        kendall = _interval(_each(kendalltau), signal, quality)
-        spearman = _interval(_spearman, signal, quality)
-        ranked.append(Predictor(name, spearman, kendall, float(permuted.pvalue)))
+        spearman = _interval(signal, quality)
+        ranked.append(Predictor(name, spearman, float(permuted.pvalue)))
     return sorted(ranked, key=lambda predictor: -abs(predictor.spearman.mean))
 
 
 Rows = npt.NDArray[np.float64]
 
 
-def _interval(
-    correlation: Callable[[Values, Values], Rows], signal: Values, quality: Values
-) -> Interval:
+def _interval(signal: Values, quality: Values) -> Interval:
     count = len(quality)
     drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
-    resampled = correlation(signal[drawn], quality[drawn])
-    return Interval(float(correlation(signal, quality)), *_percentiles(resampled), count)
+    resampled = _spearman(signal[drawn], quality[drawn])
+    return Interval(float(_spearman(signal, quality)), *_percentiles(resampled), count)
 
 
 def _spearman(a: Values, b: Values) -> Rows:
@@ -521,17 +474,3 @@ def _spearman(a: Values, b: Values) -> Rows:
     correlations: Rows = np.zeros_like(norm)
     np.divide((first * second).sum(-1), norm, out=correlations, where=norm > 0)
     return correlations
-
-
-def _each(test: Callable[..., Any]) -> Callable[[Values, Values], Rows]:
-    """A rank correlation of scipy, row by row; 0 if a side is constant."""
-
-    def statistic(a: Values, b: Values) -> float:
-        return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(test(a, b).statistic)
-
-    def rows(a: Values, b: Values) -> Rows:
-        if a.ndim == 1:
-            return np.asarray(statistic(a, b))
-        return np.array([statistic(*pair) for pair in zip(a, b, strict=True)])
-
-    return rows

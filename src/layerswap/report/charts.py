@@ -199,11 +199,8 @@ def draw_ranks(test: Friedman) -> Drawing:
     from scikit_posthocs import critical_difference_diagram
 
     ranks = pd.Series(test.mean_ranks, index=list(map(visible, test.treatments)))
-    p = pd.DataFrame(1.0, index=ranks.index, columns=ranks.index)
-    for pair in test.pairs:
-        first, second = visible(pair.first), visible(pair.second)
-        differ = abs(ranks[first] - ranks[second]) > test.critical_difference
-        p.loc[first, second] = p.loc[second, first] = 0.0 if differ else 1.0
+    gaps = abs(ranks.to_numpy()[:, None] - ranks.to_numpy())
+    p = pd.DataFrame(1.0 * (gaps <= test.critical_difference), ranks.index, ranks.index)
     figure = Figure(figsize=(8, 1.2 + 0.22 * len(ranks)), layout="constrained")
     axes = figure.subplots()
     critical_difference_diagram(ranks, p, ax=axes, label_fmt_left="{label} ({rank:.1f})  ",
