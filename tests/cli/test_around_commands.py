@@ -147,9 +147,7 @@ def test_the_next_command_can_be_typed(name, tmp_path, monkeypatch):
 
 def test_variants_of_the_next_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["layerswap", "merge", "r.yaml", "--out", "{x}", "--dry-run"])
-    assert next_command("merge", {"dry_run": True}) == "merge r.yaml --out '{x}'"
-    assert next_command("merge", {"dry_run": False, "out": "m n"}) == "verify 'm n'"
+    assert next_command("merge", {"out": "m n"}) == "verify 'm n'"
     assert next_command("verify", {"folder": "merged"}) is None
     assert next_command("eval", {"models": ["a", "b"], "out": "r"}) == "compare r"
     assert next_command("study run", {"out": "s", "dry_run": False}) == "study merge s"
@@ -171,10 +169,10 @@ def test_the_uses_of_a_model_can_be_typed(tmp_path):
     assert found[2][1]["push"] == "OWNER/NAME"
     assert found[5][1]["like"] is None
     assert MORE["study run"]({**given, "dry_run": True}) == []
-    merge = {"out": tmp_path, "file": Path("a b.yaml"), "dry_run": False, "push": None,
+    merge = {"out": tmp_path, "file": Path("a b.yaml"), "push": None,
              "overwrite": False, "task_expert": None, "language_expert": None}  # fmt: skip
     assert MORE["merge"](merge)[0] == "play 'a b.yaml'"
-    for change in ({"dry_run": True}, {"push": "a/b"}, {"out": tmp_path / "model.gguf"}):
+    for change in ({"push": "a/b"}, {"out": tmp_path / "model.gguf"}):
         assert MORE["merge"]({**merge, **change}) == []
 
 

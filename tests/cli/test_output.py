@@ -6,7 +6,6 @@ import pickle
 import re
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -38,31 +37,15 @@ def test_json_is_one_document_and_nothing_else(layerswap, experts, tmp_path):
     assert (verified["command"], verified["passed"]) == ("verify", True)
 
 
-def test_a_dry_run_is_the_plan_and_writes_nothing(layerswap, experts, tmp_path):
-    planned = layerswap("plan", *experts.pair, "--languages", "sw, te", "--json")
-    dry = layerswap("merge", *experts.pair, "--languages", "sw, te", "--out", tmp_path / "m",
-                    "--dry-run", "--json")  # fmt: skip
-    assert dry.code == 0, dry.err
-    facts = json.loads(dry.out)
-    assert facts.pop("command") == "merge"
-    assert facts.items() <= json.loads(planned.out).items()
-    assert facts["fetched_bytes"] == {}
-    assert not (tmp_path / "m").exists()
-    inside = Path(experts.task) / "merged"
-    refused = layerswap("merge", *experts.pair, "--out", inside, "--dry-run")
-    assert (refused.code, refused.out) == (2, "")
-    assert refused.err == f"error: {inside}: would write into the checkpoint of task\n"
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_shell_completes_commands_and_options(layerswap, monkeypatch, shell):
-    line = "layerswap merge --dry"
+    line = "layerswap merge --over"
     monkeypatch.setenv("_LAYERSWAP_COMPLETE", f"complete_{shell}")
     for name, value in {"COMP_WORDS": line, "COMP_CWORD": "2"}.items():
         monkeypatch.setenv(name, value)
     for name, value in {"ARGS": line, "ACTION": "get-args"}.items():
         monkeypatch.setenv(f"_TYPER_COMPLETE_{name}", value)
-    assert "--dry-run" in layerswap().out
+    assert "--overwrite" in layerswap().out
 
 
 def test_quiet_prints_nothing_but_writes(layerswap, experts, tmp_path):

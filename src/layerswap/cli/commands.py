@@ -241,10 +241,6 @@ def _arguments(skip: int, flag: str = "") -> str:
     return words.replace("{", "{{").replace("}", "}}")
 
 
-def _merge(given: Given) -> str:
-    return f"merge {_arguments(2, '--dry-run')}" if given["dry_run"] else "verify {out}"
-
-
 def _study_run(given: Given) -> str | None:
     if given["dry_run"]:
         return f"study run {_arguments(3, '--dry-run')}"
@@ -274,11 +270,11 @@ def _quickstart_uses(given: Given) -> list[str]:
 
 
 def _merge_uses(given: Given) -> list[str]:
-    """The uses of a merged folder; a GGUF file, a dry run and an uploaded model have none."""
+    """The uses of a merged folder; a GGUF file and an uploaded model have none."""
     from layerswap.merge.metadata import uses
 
     out, file = given["out"], given["file"]
-    if given["dry_run"] or given["push"] or not Path(out).is_dir():
+    if given["push"] or not Path(out).is_dir():
         return []
     names = [name for name in ("task_expert", "language_expert") if given[name]]
     experts = [word for name in names for word in (f"--{name.replace('_', '-')}", str(given[name]))]
@@ -294,7 +290,7 @@ NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
         else "study run {name}/study.yaml --out {name}/results"
     ),
     "plan": lambda given: f"merge {_arguments(2)} --out {{merged}}",
-    "merge": _merge,
+    "merge": "verify {out}",
     "instruct": "verify {out}",
     "revert": "verify {out}",
     "sweep": "merge {out}/best.yaml --out {merged}",

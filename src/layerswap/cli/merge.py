@@ -144,9 +144,7 @@ def _summary(planned: Plan) -> list[object]:
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
     sharing = ""
     if shareable := facts.get("shareable_bytes"):
-        shares = planned.layout == "shared"
-        how = "shared with the experts" if shares else "to share where reflinks work (XFS, btrfs)"
-        sharing = f", {decimal(shareable)} {how}"
+        sharing = f", {decimal(shareable)} to share where reflinks work (XFS, btrfs)"
     return [
         planned, "",
         *(f"note: {note}" for note in planned.notes),
@@ -164,7 +162,6 @@ def merge(
     push: str | None = None,
     public: bool = False,
     download: bool = False,
-    dry_run: bool = False,
     layout: options.Layout = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -179,7 +176,6 @@ def merge(
         push OWNER/NAME: Upload the output to the Hub.
         public: Make the upload of --push public.
         download: Download whole Hub checkpoints to the local cache first.
-        dry_run: Print the plan and write nothing.
     """
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.hub import check_hub_id, push_folder
@@ -198,11 +194,6 @@ def merge(
     planned = make_plan(
         recipe, follow_training=described.file is None, in_place=not download, log=output.log
     )
-    if dry_run:
-        planned = planned.laid_out(out, layout)
-        planned.check_target(out, overwrite=overwrite)
-        output.finish("merge", planned.to_dict(), _summary(planned))
-        return
     settings = MergeOptions(overwrite=overwrite, threads=threads)
     facts = _write(planned.laid_out(out, layout), out, settings)
     if push is not None:
