@@ -92,7 +92,7 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
             "include": ["tasks"],
             "metric": ["exact_match", "whole"],
             "development": DEVELOPMENT,
-            "other_languages": {"languages": [lab.world.source.name]},
+            "other_languages": {"languages": [lab.source]},
         },
         "dtype": "float32",
     }  # fmt: skip
