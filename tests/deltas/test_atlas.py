@@ -134,7 +134,6 @@ def test_it_comes_back_from_disk(trio, tmp_path):
     again = ls.Atlas.load(tmp_path)
     assert (again.base, again.experts, again.axis) == (atlas.base, atlas.experts, atlas.axis)
     assert again.places == atlas.places
-    assert again.sums == atlas.sums
     for key, change in atlas.changes.items():
         found = again.changes[key]
         np.testing.assert_array_equal(found.rows, change.rows)
@@ -146,7 +145,6 @@ def test_the_number_of_threads_does_not_change_a_bit(trio):
     atlases = [ls.delta(base, one, two, threads=threads) for threads in (1, 5)]
     for key, change in atlases[0].changes.items():
         np.testing.assert_array_equal(change.rows, atlases[1].changes[key].rows)
-    assert atlases[0].sums == atlases[1].sums
 
 
 # --- what bfloat16 loses ---

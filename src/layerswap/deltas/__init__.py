@@ -1,4 +1,4 @@
-"""Measures the changes of fine-tuning: maps of changed rows, and conflicts between experts."""
+"""Measures the changes of fine-tuning: maps of changed rows."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,8 @@ from layerswap.ground.types import lazy_names
 
 if TYPE_CHECKING:
     from layerswap.deltas.atlas import Atlas, measure_delta
-    from layerswap.deltas.measure import Conflict
 
-__all__ = ["Atlas", "Conflict", "measure_delta"]
+__all__ = ["Atlas", "measure_delta"]
 
 if not TYPE_CHECKING:  # A merge needs a few of the measures alone.
-    __getattr__ = lazy_names(
-        __name__, {"Atlas": "atlas", "Conflict": "measure", "measure_delta": "atlas"}
-    )
+    __getattr__ = lazy_names(__name__, {"Atlas": "atlas", "measure_delta": "atlas"})

@@ -7,22 +7,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, open_checkpoint, open_expert, read_json_object
 from layerswap.checkpoint.places import Pattern, alias
 from layerswap.checkpoint.read import READ_DTYPES
-from layerswap.deltas.measure import (
-    TOP_ROWS,
-    Conflict,
-    TensorChange,
-    common_rows,
-    measure_tensor,
-)
+from layerswap.deltas.measure import TensorChange, measure_tensor
 from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError, RecipeError
 from layerswap.ground.types import Advance, PathLike, listed
@@ -31,7 +24,6 @@ from layerswap.versions import need_extras
 
 ATLAS = "atlas.json"
 ROWS, TENSORS = "rows", "tensors"
-CONFLICT, CONFLICT_BY_TENSOR = "conflict", "conflict_by_tensor"
 """Names of the tables, without their suffix."""
 SUMMARY = {
     "mean_abs_delta": "mean",
@@ -45,12 +37,8 @@ SUMMARY = {
     "lost_to_bf16_at_most_share": "lost_at_most",
 }
 """Columns of the table of tensors, and the attributes of `TensorChange` that they hold."""
-_SUMS = ("dot", "first", "second", "opposed", "both")
-
-
-NamePair = tuple[str, str]
-"""Two experts, or an expert and a tensor."""
-Changes = dict[NamePair, TensorChange]
+Changes = dict[tuple[str, str], TensorChange]
+"""Changes by expert and tensor."""
 Experts = PathLike | Mapping[str, PathLike] | Sequence[PathLike]
 """One expert or several; a mapping names them."""
 
@@ -65,7 +53,6 @@ class Atlas:
         axis: features that count as rows: input, as in the papers, or output.
         places: the place of every tensor measured.
         changes: by expert and tensor.
-        sums: conflicts of two experts without rows, by pair and tensor.
 
     Example:
         >>> import layerswap as ls
@@ -82,7 +69,6 @@ class Atlas:
     axis: Axis
     places: Mapping[str, Place]
     changes: Mapping[tuple[str, str], TensorChange]
-    sums: Mapping[tuple[str, str], Mapping[str, Conflict]]
 
     @property
     def layers(self) -> int:
@@ -162,38 +148,14 @@ class Atlas:
         """All changes of one expert."""
         return [change for (name, _), change in self.changes.items() if name == expert]
 
-    def conflict(self, first: str, second: str, share: float = TOP_ROWS) -> dict[Place, Conflict]:
-        """Sum the conflict of two experts over the tensors of each place.
-
-        Args:
-            first: an expert.
-            second: another.
-            share: share of the rows of each matrix that counts as most changed.
-        """
-        total: dict[Place, Conflict] = {}
-        for tensor, conflict in self.tensor_conflicts(first, second, share).items():
-            place = self.places[tensor]
-            total[place] = total.get(place, Conflict()) + conflict
-        return total
-
-    def tensor_conflicts(self, first: str, second: str, share: float) -> dict[str, Conflict]:
-        """The conflict of two experts in every tensor."""
-        conflicts = {}
-        for tensor, sums in (self.sums.get((first, second)) or self.sums[second, first]).items():
-            a, b = (self.changes[name, tensor].rows for name in (first, second))
-            top, common = common_rows(a, b, share)
-            conflicts[tensor] = replace(sums, top=top, common=common)
-        return conflicts
-
     def __repr__(self) -> str:
         return f"Atlas of {', '.join(self.experts)} against {self.base}: {len(self.places)} tensors"
 
     def save(self, folder: PathLike) -> None:
         """Write the tables and `atlas.json` into a folder, created where missing.
 
-        The tables are `rows.parquet`, `tensors.parquet`, and for two and more experts
-        `conflict.parquet` (by place) and `conflict_by_tensor.parquet`. They are JSON Lines where
-        pyarrow is not installed.
+        The tables are `rows.parquet` and `tensors.parquet`, or JSON Lines where pyarrow is not
+        installed.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -246,8 +208,8 @@ def measure_delta(
     Example:
         >>> import layerswap as ls
         >>> atlas = ls.delta("base", {"math": "math-expert", "swahili": "swahili-expert"})
-        >>> atlas.layers, len(atlas.conflict("math", "swahili"))
-        (3, 12)
+        >>> atlas.layers, atlas.experts
+        (3, ('math', 'swahili'))
     """
     subjects = open_subjects(base, *experts, patterns=patterns)
     return measure(subjects, axis=axis, threads=threads, progress=progress)
@@ -307,12 +269,10 @@ def measure(
 
     base, order = subjects.base, list(subjects.experts)
     changes: Changes = {}
-    sums: dict[NamePair, dict[str, Conflict]] = {pair: {} for pair in combinations(order, 2)}
-
     # The largest first, so that no worker is left with a large tensor at the end.
     names = sorted(subjects.tensors, key=lambda name: -base.tensors[name].elements)
 
-    def work(name: str) -> tuple[list[TensorChange], dict[tuple[int, int], Conflict]]:
+    def work(name: str) -> list[TensorChange]:
         experts = list(subjects.experts.values())
         with np.errstate(all="ignore"):  # `measure_tensor` looks for NaN in the result
             result = measure_tensor(
@@ -326,12 +286,9 @@ def measure(
     with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:
         measured = dict(zip(names, pool.map(work, names), strict=True))
     for name in subjects.tensors:
-        by_expert, pairs = measured[name]
-        changes.update({(e, name): c for e, c in zip(order, by_expert, strict=True)})
-        for (i, j), value in pairs.items():
-            sums[order[i], order[j]][name] = value
+        changes.update({(e, name): c for e, c in zip(order, measured[name], strict=True)})
     places = {name: base.places[name] for name in subjects.tensors}
-    return Atlas(base.identity, tuple(order), axis, places, changes, sums)
+    return Atlas(base.identity, tuple(order), axis, places, changes)
 
 
 def _names(experts: Sequence[Experts]) -> dict[str, str]:
@@ -367,7 +324,7 @@ def matrix_name(tensor: str) -> str:
 
 
 def _write_tables(atlas: Atlas, folder: Path) -> None:
-    """Write the rows, the summaries and the conflicts."""
+    """Write the rows and the summaries."""
     located = {
         tensor: {
             "tensor": tensor,
@@ -386,35 +343,10 @@ def _write_tables(atlas: Atlas, folder: Path) -> None:
         tensors.append({**head, **sizes, **summary})
     _write_table(folder, ROWS, rows)
     _write_table(folder, TENSORS, tensors)
-    if not atlas.sums:
-        return
-    place_rows: list[dict[str, Any]] = []
-    tensor_rows: list[dict[str, Any]] = []
-    for first, second in atlas.sums:
-        pair = {"expert": first, "other": second}
-        conflicts = atlas.tensor_conflicts(first, second, TOP_ROWS)
-        tensor_rows += [{**pair, **located[name], **_columns(c)} for name, c in conflicts.items()]
-        places = atlas.conflict(first, second)
-        place_rows += [{**pair, **place._asdict(), **_columns(c)} for place, c in places.items()]
-    _write_table(folder, CONFLICT, place_rows)
-    _write_table(folder, CONFLICT_BY_TENSOR, tensor_rows)
 
 
-def _columns(conflict: Conflict) -> dict[str, Any]:
-    return {
-        "cosine": conflict.cosine,
-        "sign_disagreement_share": conflict.disagreement,
-        "top_rows_compared_share": TOP_ROWS,
-        "top_rows_in_common_share": conflict.overlap,
-        "top_rows_jaccard": conflict.jaccard,
-        **{f"sum_{key}": getattr(conflict, key) for key in _SUMS},
-    }
-
-
-def _read_tables(
-    folder: Path,
-) -> tuple[dict[str, Place], Changes, dict[NamePair, dict[str, Conflict]]]:
-    """Read places, changes and sums of an atlas."""
+def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes]:
+    """Read places and changes of an atlas."""
     import numpy as np
 
     places: dict[str, Place] = {}
@@ -427,12 +359,7 @@ def _read_tables(
         key = row["expert"], row["tensor"]
         summary = {name: row[column] for column, name in SUMMARY.items()}
         changes[key] = TensorChange(rows=vectors[key], elements=row["elements"], **summary)
-    sums: dict[NamePair, dict[str, Conflict]] = {}
-    if len({expert for expert, _ in changes}) > 1:
-        for row in _read_table(folder, CONFLICT_BY_TENSOR):
-            values = (row[f"sum_{key}"] for key in _SUMS)
-            sums.setdefault((row["expert"], row["other"]), {})[row["tensor"]] = Conflict(*values)
-    return places, changes, sums
+    return places, changes
 
 
 def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:

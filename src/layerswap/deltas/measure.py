@@ -1,4 +1,4 @@
-"""Measures the changes of tensors, row by row, the conflicts between them, and their magnitude."""
+"""Measures the changes of tensors, row by row, and their magnitude."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo
@@ -100,56 +99,6 @@ class TensorChange:
     elements: int = 0
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """The conflict of two experts in one tensor, or summed over the tensors of a place.
-
-    Attributes:
-        dot: sum of the products of both deltas.
-        first: sum of squares of the first delta; `second`: of the second delta.
-        opposed: elements where the two have opposite signs.
-        both: elements where neither is zero.
-        top: number of rows that count as most changed, for each expert.
-        common: number of rows that are among the most changed of both.
-    """
-
-    dot: float = 0.0
-    first: float = 0.0
-    second: float = 0.0
-    opposed: int = 0
-    both: int = 0
-    top: int = 0
-    common: int = 0
-
-    def __add__(self, other: Conflict) -> Conflict:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Conflict(*(a + b for a, b in pairs))
-
-    @property
-    def cosine(self) -> float:
-        """Cosine between the two deltas; 0 if one of them is zero."""
-        size = math.sqrt(self.first * self.second)
-        return self.dot / size if size else 0.0
-
-    @property
-    def disagreement(self) -> float:
-        """Share of the elements that both changed in which the signs are opposite."""
-        return self.opposed / self.both if self.both else 0.0
-
-    @property
-    def overlap(self) -> float | None:
-        """Share of an expert's most changed rows that the other shares; None without rows.
-
-        Unrelated experts overlap by the share of rows compared.
-        """
-        return self.common / self.top if self.top else None
-
-    @property
-    def jaccard(self) -> float | None:
-        """Jaccard index of the most changed rows; None without rows."""
-        return self.common / (2 * self.top - self.common) if self.top else None
-
-
 def measure_tensor(
     base: Checkpoint,
     experts: Sequence[Checkpoint],
@@ -157,11 +106,10 @@ def measure_tensor(
     *,
     axis: Axis = "input",
     transposed: bool = False,
-) -> tuple[list[TensorChange], dict[tuple[int, int], Conflict]]:
+) -> list[TensorChange]:
     """Measure one tensor of several experts against the base, reading each once.
 
-    `transposed`: matrices are stored [in, out]. Returns the change in each expert, and the conflict
-    of each pair of experts, without rows.
+    `transposed`: matrices are stored [in, out]. Returns the change in each expert.
     """
     import numpy as np
 
@@ -169,19 +117,16 @@ def measure_tensor(
     check_shapes(info, experts)
     rows = Rows.of(info.shape, axis, transposed=transposed)
     tallies = [_Tally(info, expert, rows) for expert in experts]
-    pairs = {pair: Conflict() for pair in combinations(range(len(experts)), 2)}
     for start, (stored, *others) in read_chunks([base, *experts], name, rows.width, CHUNK_ELEMENTS):
         original = stored.astype(np.float32, copy=False)
         squares = _square(original)
         for tally, part in zip(tallies, others, strict=True):
             tally.add(start, original, squares, part)
-        for i, j in pairs:
-            pairs[i, j] += tallies[i].against(tallies[j])
     for tally, expert in zip(tallies, experts, strict=True):
         if not tally.finite:
             files = f"{info.file} or {expert.tensors[name].file}"
             raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
-    return [tally.change() for tally in tallies], pairs
+    return [tally.change() for tally in tallies]
 
 
 class _Tally:
@@ -205,46 +150,29 @@ class _Tally:
         import numpy as np
 
         value = stored.astype(np.float32, copy=False)
-        self.delta = value - original
-        size = np.abs(self.delta)
-        self.zero = self.delta == 0
+        delta = value - original
+        size = np.abs(delta)
         self._rows.add(self._sums, start, size)
         self._largest = max(self._largest, float(size.max()))
-        self._unchanged += int(np.count_nonzero(self.zero))
-        self._squares += _square(self.delta)
+        self._unchanged += delta.size - int(np.count_nonzero(delta))
+        self._squares += _square(delta)
         self._base_squares += squares
         self._sample.append(size[(-start) % self._step :: self._step].copy())
-        self._add_loss(original, value)
+        self._add_loss(original, value, delta)
 
-    def _add_loss(self, original: Array, value: Array) -> None:
+    def _add_loss(self, original: Array, value: Array, delta: Array) -> None:
         import numpy as np
 
         if self._measured:
             rounded = widened(narrowed(value, "BF16"), "BF16")
             rounded -= widened(narrowed(original, "BF16"), "BF16")
-            rounded -= self.delta
+            rounded -= delta
             self._lost_squares += _square(rounded)
             return
         # The step of bfloat16 at a value is 2**-7 of the power of two below it.
         power = np.bitwise_and(value.view(np.int32), 0x7F800000).view(np.float32)
         self._lost_squares += _square(power) * 2.0**-14 / 12
         self._half_steps += float(power.sum(dtype=np.float64)) * 2.0**-8
-
-    def against(self, other: _Tally) -> Conflict:
-        """Measure the conflict of two experts in the last chunk."""
-        import numpy as np
-
-        both = np.logical_or(self.zero, other.zero)
-        np.logical_not(both, out=both)
-        opposed = np.not_equal(np.signbit(self.delta), np.signbit(other.delta))
-        np.logical_and(opposed, both, out=opposed)
-        return Conflict(
-            _dot(self.delta, other.delta),
-            _square(self.delta),
-            _square(other.delta),
-            int(np.count_nonzero(opposed)),
-            int(np.count_nonzero(both)),
-        )
 
     @property
     def finite(self) -> bool:
@@ -274,13 +202,9 @@ class _Tally:
         )
 
 
-def _dot(first: Array, second: Array) -> float:
-    # Not a dot product, whose result depends on the threads of the linear algebra library.
-    return float((first * second).sum())
-
-
 def _square(values: Array) -> float:
-    return _dot(values, values)
+    # Not a dot product, whose result depends on the threads of the linear algebra library.
+    return float((values * values).sum())
 
 
 def check_shapes(info: TensorInfo, experts: Sequence[Checkpoint]) -> None:
@@ -292,26 +216,6 @@ def check_shapes(info: TensorInfo, experts: Sequence[Checkpoint]) -> None:
                 f"{expert.identity}: {info.name!r} has shape {list(shape)}, "
                 f"the base has {list(info.shape)}"
             )
-
-
-# --- rows that two experts changed most ---
-
-TOP_ROWS = 0.1
-"""Share of a matrix's rows, those with the largest MAV, that are compared."""
-
-
-def common_rows(first: Any, second: Any, share: float) -> tuple[int, int]:
-    """Count the most changed rows, and the ones common to both experts.
-
-    At least one row is compared; equal rows count from the first. A vector has no rows to compare.
-    """
-    import numpy as np
-
-    if len(first) < 2:
-        return 0, 0
-    count = max(1, round(share * len(first)))
-    of_first, of_second = (np.argsort(-rows, kind="stable")[:count] for rows in (first, second))
-    return count, len(np.intersect1d(of_first, of_second, assume_unique=True))
 
 
 # --- magnitude-adjusted weights of experts: 1 / mean MAV (paper 1, section 5.1) ---

@@ -13,7 +13,6 @@ from typing import Any
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.deltas.atlas import ATLAS, Atlas
-from layerswap.deltas.measure import Conflict
 from layerswap.ground.errors import visible
 from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
 from layerswap.report.page import Report, Section, render
@@ -251,7 +250,7 @@ def thresholds_of(atlas: Atlas, threshold: float | None) -> dict[str, float]:
 
 
 def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
-    """The size of each expert's delta and the conflict of each pair, as plain data."""
+    """The size of each expert's delta, as plain data."""
     experts = {
         expert: {
             "largest_relative_norm": max(change.relative_norm for change in atlas.of(expert)),
@@ -259,18 +258,12 @@ def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
         }
         for expert in atlas.experts
     }
-    totals = {pair: sum(by.values(), start=Conflict()) for pair, by in atlas.sums.items()}
     return {
         "base": atlas.base,
         "axis": atlas.axis,
         "thresholds_mav": thresholds_of(atlas, threshold),
         "experts": experts,
-        "pairs": [
-            {"first": first, "second": second, "cosine": total.cosine,
-             "opposite_signs_share": total.disagreement}
-            for (first, second), total in totals.items()
-        ],
-    }  # fmt: skip
+    }
 
 
 def _lines(atlas: Atlas, folder: Path) -> list[str]:
@@ -302,10 +295,4 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
                     else "is lost to bfloat16; save experts in float32"
                 )
             )
-    for first, second in atlas.sums:
-        total = sum(atlas.sums[first, second].values(), start=Conflict())
-        lines.append(
-            f"{first} against {second}: cosine {total.cosine:.3f}, opposite signs in "
-            f"{total.disagreement:.1%} of what both changed"
-        )
     return [*lines, f"wrote {folder}; open {folder / 'map.html'}"]
