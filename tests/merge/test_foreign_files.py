@@ -377,22 +377,6 @@ def test_without_transformers_a_missing_setting_is_noted(family, tmp_path, monke
     assert "only one of task and language gives attention_bias, rope_theta, and" in notes
 
 
-def test_named_templates_are_compared_and_copied(family, tmp_path):
-    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
-    for name, folder in experts.items():
-        write_tokenizer(folder, [f"w{i}" for i in range(20)])
-        (folder / "chat_template.jinja").write_text("plain")
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tools.jinja").write_text(f"tools of {name}")
-    plan = plan_of(**experts)
-    assert any("the chat templates of task and language differ" in note for note in plan.notes)
-    plan.save(tmp_path / "out")
-    inner = tmp_path / "out" / "additional_chat_templates" / "tools.jinja"
-    assert inner.read_text() == "tools of task"
-    (experts["language"] / "additional_chat_templates" / "tools.jinja").write_text("tools of task")
-    assert not any("templates" in note for note in plan_of(**experts).notes)
-
-
 def test_templates_in_a_list_are_compared(family, tmp_path):
     experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
 

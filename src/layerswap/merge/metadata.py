@@ -23,7 +23,7 @@ from layerswap.ground.strict_json import open_source, read_source
 from layerswap.ground.yaml_file import parse_yaml
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
-from layerswap.merge.tokenizers import RAW_FILES, TEMPLATES, add_tokens, more_templates
+from layerswap.merge.tokenizers import RAW_FILES, add_tokens
 from layerswap.merge.writer import LOST_TO_DTYPE, rounding_note
 from layerswap.versions import __version__
 
@@ -214,9 +214,7 @@ def generation_file(plan: Plan) -> Path | None:
 def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
     for file in _first(plan, names):
-        inner = folder / TEMPLATES if file.parent.name == TEMPLATES else folder
-        inner.mkdir(exist_ok=True)
-        copy_document(file, inner / file.name)
+        copy_document(file, folder / file.name)
 
 
 def copy_document(source: Path, target: Path) -> None:
@@ -239,13 +237,8 @@ def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     groups = [[f for n in names if (f := folder / n).is_file()] for folder in folders]
     if names is not TOKENIZER_FILES:
         return next((files for files in groups if files), [])
-    groups = [files + more_templates(f) for files, f in zip(groups, folders, strict=True)]
     files = next((files for files in groups if VOCABULARIES & {f.name for f in files}), [])
-    alone = (
-        []
-        if files == groups[0]
-        else [f for f in groups[0] if "template" in f"{f.parent.name}/{f.name}"]
-    )
+    alone = [] if files == groups[0] else [f for f in groups[0] if "template" in f.name]
     return [*(f for f in files if f.name not in {f.name for f in alone}), *alone]
 
 

@@ -21,7 +21,6 @@ RAW_FILES = (
     "vocab.txt",
 )  # fmt: skip
 """Files that define a vocabulary without a `tokenizer.json`."""
-TEMPLATES = "additional_chat_templates"
 LARGEST_VOCABULARY = 1 << 24
 """Bound on ids, because tables as long as the largest id are built."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -57,12 +56,12 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) ->
         if len(without) < len(checkpoints)
     ]
     folders = {name: folder for name, folder in folders.items() if name not in without}
-    known = [(name, text) for name, folder in folders.items() if (text := _templates(folder))]
+    known = [(name, text) for name, folder in folders.items() if (text := _template(folder))]
     other = next((name for name, text in known if text != known[0][1]), None)
     if other is not None:
         pair = f"{known[0][0]} and {other}"
         notes.append(f"the chat templates of {pair} differ; the output uses {owner.identity}'s")
-    elif known and not _templates(owner.folder):
+    elif known and not _template(owner.folder):
         notes.append(
             f"{known[0][0]} has a chat template; the output has none, as {owner.identity} has none"
         )
@@ -87,22 +86,14 @@ def _settings(folder: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def _templates(folder: Path) -> dict[str, str]:
-    """Chat templates by name: of files, otherwise of the tokenizer's configuration."""
-    files = {path.stem: path for path in more_templates(folder)}
+def _template(folder: Path) -> str | None:
+    """The chat template: of its file, otherwise of the tokenizer's configuration, also a list."""
     if (path := folder / "chat_template.jinja").is_file():
-        files["default"] = path
-    if files:
-        return {n: read_source(p).decode("utf-8", errors="replace") for n, p in files.items()}
+        return read_source(path).decode("utf-8", errors="replace")
     given = _settings(folder).get("chat_template")
-    listed = given if isinstance(given, list) else [{"name": "default", "template": given}]
-    pairs = [(e.get("name"), e.get("template")) for e in listed if isinstance(e, dict)]
-    return {str(name): text for name, text in pairs if isinstance(text, str) and text}
-
-
-def more_templates(folder: Path) -> list[Path]:
-    """Files of named chat templates in the folder where transformers writes them."""
-    return sorted((folder / TEMPLATES).glob("*.jinja"))
+    if isinstance(given, str):
+        return given
+    return json.dumps(given) if given else None
 
 
 def _difference(first: Path, second: Path) -> str | None:
