@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.classifier import DRAWS, SIZES, LabelledTexts, Labels, by_vectors
-from layerswap.evaluation.statistics import Classified, Interval, student_interval
+from layerswap.evaluation.statistics import Classified, Interval, Values, student_interval
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, read_answers, write_answers
 from layerswap.experiment.conditions import Condition
 from research import ten_languages
@@ -51,6 +51,8 @@ ROWS = {
     },
 }
 """Names of baselines in tables, without and with labels in the language."""
+ENCODER, LABELS = f"{VECTORS}, English rows", f"{LINEAR}, {ALL}"
+"""The roads of the README's chart."""
 
 
 # --- answers ---
@@ -146,6 +148,18 @@ def curve(task: str, language: str) -> dict[int, Classified]:
     """Answers of the linear classifier by its number of labels, without the whole."""
     by_name = recorded()[task, language]
     return {size: by_name[name] for size in SIZES if (name := f"{LINEAR}, {size}") in by_name}
+
+
+def right(task: str, language: str, name: str) -> Values:
+    """Right answers of a baseline, by test document."""
+    return recorded()[task, language][name].right
+
+
+def gain(name: str) -> Interval:
+    """A baseline minus the task expert: headlines, over ten languages."""
+    gaps = [right("headlines", code, name).mean() - ten_languages.accuracy(code, ten_languages.TASK)
+            for code in ten_languages.LANGUAGES]  # fmt: skip
+    return student_interval(np.array(gaps))
 
 
 def _accuracy(task: str, language: str, name: str) -> tuple[float, float]:

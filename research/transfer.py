@@ -575,17 +575,25 @@ def models_table(measure: Callable[..., Interval], words: str) -> Table:
 
 
 def draw_summary() -> Drawing:
-    """Draw both merges minus the task expert on headlines and sentences."""
+    """Draw merges and roads without a merge, minus the task expert, on headlines and sentences."""
     merges = {"average": "soup", "swap": str(DEFAULT)}
+    roads = {"small encoder": baselines.ENCODER, "labels alone": baselines.LABELS}
     headlines = [
         (f"headlines: {words}", ten_languages.gain(ten_languages.accuracy, name, "task expert"))
         for words, name in merges.items()
     ]
+    headlines += [(f"headlines: {words}", baselines.gain(name)) for words, name in roads.items()]
     sentences = [
         (f"sentences: {words}", correct("sentences", name, "task expert"))
         for words, name in merges.items()
     ]
-    measure = "merge minus task expert"
+    expert = over_pairs("sentences", "task expert")
+    sentences += [
+        (f"sentences: {words}", over_languages("sentences", differences(own, expert)))
+        for words, name in roads.items()
+        for own in [[baselines.right("sentences", code, name) for code in LANGUAGES]]
+    ]
+    measure = "minus the task expert"
     return draw_intervals(headlines + sentences, measure=measure, differences=True)
 
 
