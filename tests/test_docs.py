@@ -233,7 +233,7 @@ def test_the_home_page_takes_the_readmes_result_with_links_of_the_site():
     spec.loader.exec_module(hooks)
     home = hooks.on_page_markdown((ROOT / "docs/index.md").read_text("utf-8"))
     assert "](images/summary.svg)" in home
-    assert "A swap is worth it where" in home
+    assert "try a linear classifier and a small encoder first" in home
     for link in re.findall(r"\]\((?!http)([^)#]+)", home):
         assert (ROOT / "docs" / link).exists(), link
 
