@@ -26,12 +26,12 @@ def lab_plan() -> ls.Plan:
 def lab_prompts(count: int) -> list[list[int]]:
     """Problems of the lab in its scarce language, as the task expert was asked them."""
     from layerswap.lab.assets import shipped
-    from layerswap.lab.scoring import load, questions
+    from layerswap.lab.questions import questions
 
     lab = shipped()
-    tokenizer = load(lab.base)[1]
-    asked = questions("task_target", lab.languages[0], "development", count, world=lab.world)
-    return [tokenizer(example.prompt)["input_ids"] for example in asked]
+    tokenizer = load_tokenizer(lab.base)
+    asked = questions("problem", lab.languages[0], "development")[:count]
+    return [tokenizer(question.prompt)["input_ids"] for question in asked]
 
 
 def add_model_options(

@@ -134,7 +134,7 @@ def test_no_imports_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("folder", ["bench", "research", "tests/research"])
+@pytest.mark.parametrize("folder", ["bench", "research", "research/lab", "tests/research"])
 def test_scripts_import_nothing_in_a_circle_and_no_inside_of_the_package(folder):
     graph = {}
     for path in (SOURCE.parents[1] / folder).glob("*.py"):

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from research.lab.datasets import language_stream, take, task_stream
-from research.lab.tasks import LabExample, examples
-from research.lab.world import make_world
+from layerswap.lab.questions import questions
 
-LANGUAGE = "furo"
+SOURCE, LANGUAGE = "basu", "furo"
 
 
 def write_lab_files(
     folder: Path, *, code: str = "qaa", task: str = "problems", rows: int = 200, tests: int = 20
 ) -> None:
     """Write CODE.txt, news.CODE, news.en, TASK-en.tsv, TASK-CODE.tsv and TASK-CODE-dev.tsv."""
-    world = make_world()
-    lines = [one.prompt + one.completion for one in take(language_stream(world, LANGUAGE, seed=5),
-                                                         rows)]  # fmt: skip
-    (folder / f"{code}.txt").write_text("\n".join(lines) + "\n")
-    pairs = examples(world, LANGUAGE, "translation", "train", rows)
-    sides = {code: [one.prompt.rpartition(" ")[0] for one in pairs],
-             "en": [one.completion.strip() for one in pairs]}  # fmt: skip
-    for side, texts in sides.items():
-        (folder / f"news.{side}").write_text("\n".join(texts) + "\n")
-    write_problems(folder / f"{task}-en.tsv", take(task_stream(world, seed=3), rows))
-    for name, split in ((f"{task}-{code}", "test"), (f"{task}-{code}-dev", "development")):
-        write_problems(folder / f"{name}.tsv", examples(world, LANGUAGE, "problem", split, tests))
+    for name, language, first in ((f"{code}.txt", LANGUAGE, 0), (f"news.{code}", LANGUAGE, rows),
+                                  ("news.en", SOURCE, rows)):  # fmt: skip
+        stories = questions("comprehension", language, "test")[first : first + rows]
+        (folder / name).write_text("".join(f"{one.prompt} {one.answer}\n" for one in stories))
+    for name, language, split, count in (
+        ("en", SOURCE, "test", rows), (code, LANGUAGE, "test", tests),
+        (f"{code}-dev", LANGUAGE, "development", tests),
+    ):  # fmt: skip
+        problems = questions("problem", language, split)[:count]
+        write_tsv(folder / f"{task}-{name}.tsv", ("prompt", "answer"), problems)
 
 
-def write_problems(path: Path, problems: Iterable[LabExample]) -> None:
-    write_tsv(path, ("prompt", "answer"), [(p.prompt, p.completion.strip()) for p in problems])
+def write_rows(folder: Path, train: int, validation: int) -> None:
+    """Write NAME-train.jsonl and NAME-validation.jsonl of `task`, and of languages by their name.
+
+    `language` is the far one, furo.
+    """
+    for name, skill, language in (("task", "problem", SOURCE), ("nela", "comprehension", "nela"),
+                                  ("furo", "comprehension", "furo"),
+                                  ("language", "comprehension", "furo")):  # fmt: skip
+        rows = [
+            json.dumps({"prompt": one.prompt, "completion": f" {one.answer}"}) + "\n"
+            for one in questions(skill, language, "test")[: train + validation]
+        ]
+        (folder / f"{name}-train.jsonl").write_text("".join(rows[:train]))
+        (folder / f"{name}-validation.jsonl").write_text("".join(rows[train:]))
 
 
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -8,14 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from research.lab.scoring import score_folder
 
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.cli.output import step_progress
+from layerswap.engine import Sweep
 from layerswap.experiment.answers import Answer
 from layerswap.experiment.conditions import DEFAULT, JOINT, TASK_EXPERT, Condition
 from layerswap.ground.errors import LayerswapError
 from layerswap.lab import quickstart
+from layerswap.lab.questions import questions
 from layerswap.lab.quickstart import quickstart_report
+from layerswap.lab.scoring import sweep_correct
+from layerswap.merge import soup
 from layerswap.report.page import render
 
 MODELS = (
@@ -67,8 +71,10 @@ def test_results_hold_what_was_measured(finished):
 
 def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
     folder, outcome, _ = finished
-    scores = score_folder(folder / "merged", outcome.language, "test", 80)
-    assert scores["task_target"].tolist() == outcome.scores[outcome.selected].tolist()
+    merged = Sweep([soup({"merged": folder / "merged"})], dtype="float32")
+    asked = questions("problem", outcome.language, "test")[:80]
+    (right,) = sweep_correct(merged, load_tokenizer(folder / "merged"), asked)
+    assert right.tolist() == outcome.scores[outcome.selected].tolist()
 
 
 def test_report_and_drawing_show_the_composition(finished):

@@ -5,8 +5,6 @@ import sys
 from pkgutil import iter_modules
 
 import pytest
-from effort import mostly_slow
-from research.lab.scoring import score_folder
 
 from layerswap import lab
 from layerswap.lab.assets import models_of, shipped
@@ -33,19 +31,6 @@ def test_the_record_has_the_joint_models_answers_that_the_docs_report(language, 
     written = joint["written"].split("\n")
     shown = [str(int(a == one.answer)) for a, one in zip(written, asked, strict=True)]
     assert "".join(shown) == joint["test"]["task_target"][:SHOWN]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "folder", mostly_slow(FOLDERS, LAB.task_experts[0]), ids=lambda folder: folder.name
-)
-def test_a_model_reaches_the_scores_in_the_record(folder):
-    n = 100
-    for language, recorded in LAB.record["models"][folder.name]["development"].items():
-        scores = score_folder(folder, language, "development", n)
-        for measure, right in scores.items():
-            noise = 4 * (recorded[measure] * (1 - recorded[measure]) / n) ** 0.5
-            assert right.mean() == pytest.approx(recorded[measure], abs=noise + 0.02)
 
 
 def test_looking_at_the_lab_imports_nothing_heavy():

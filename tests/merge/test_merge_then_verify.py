@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from gguf_files import all_of, write_gguf
 from merging import copied, recipe_plan, save_adapter, save_expert, save_fisher, tiny_llama
-from research.lab.world import make_tokenizer, make_world
 
 import layerswap as ls
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.recipe import parse_recipe
+from layerswap.lab.assets import shipped
 from layerswap.merge.adapters import write_adapters
 from layerswap.methods import METHODS
 from layerswap.training.expert.trainer import train
@@ -39,7 +40,7 @@ def world(experts, tmp_path_factory) -> Path:
         config = json.loads(Path("sw-lora/adapter_config.json").read_text())
         config["base_model_name_or_path"] = "./base"  # PEFT writes `base` for it
         Path("sw-lora/adapter_config.json").write_text(json.dumps(config))
-        tokenizer = make_tokenizer(make_world())
+        tokenizer = load_tokenizer(shipped().base)
         save_expert(Path("smol"), tiny_llama(vocab_size=len(tokenizer)), 0)
         tokenizer.save_pretrained("smol")
         row = json.dumps({"prompt": "2 + 3 =", "completion": " 5"})

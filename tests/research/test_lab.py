@@ -8,20 +8,21 @@ from dataclasses import asdict, replace
 
 import pytest
 from research.lab.build import RECORDED_EXAMPLES, build
+from research.lab.datasets import base_stream, language_stream, take, task_stream
+from research.lab.scoring import score_folder
 from research.lab.study import shipped_questions, write_study
-from research.lab.tasks import examples
-from research.lab.train import ModelShape, Training, Trainings, collate, encode
-from research.lab.world import WorldSettings, make_tokenizer, make_world, settings_of
+from research.lab.tasks import TASK_STEPS, examples, split_of
+from research.lab.train import ModelShape, Training, Trainings
+from research.lab.world import WorldSettings, make_world, settings_of
 
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import read_record, shipped
 from layerswap.lab.questions import questions
-from layerswap.study.journal import StudyJournal
-from layerswap.study.kinds import step_functions
 from layerswap.study.plan import plan_study
-from layerswap.study.runner import run_graph
 from layerswap.study.spec import read_study
 
+WORLD = make_world()
+SCARCE = {language.name for language in WORLD.scarce}
 TINY = replace(
     Trainings(),
     shape=ModelShape(layers=2, hidden=16, heads=2, mlp=16),
@@ -48,26 +49,56 @@ def test_shipped_models_were_made_with_the_defaults():
     assert record["trainings"] == json.loads(json.dumps(asdict(Trainings())))
 
 
-def test_training_problems_are_no_test_problems_and_every_word_is_known():
-    world = make_world()
-    tokenizer = make_tokenizer(world)
-    train = examples(world, "furo", "problem", "train", 400)
-    test = examples(world, "furo", "problem", "test", 400)
-    assert not {one.prompt for one in train} & {one.prompt for one in test}
-    ids = tokenizer([one.prompt for one in train])["input_ids"]
-    assert not any(tokenizer.unk_token_id in row for row in ids)
+@pytest.fixture(scope="module")
+def streams():
+    """The first rows that the base, the task expert and the language experts train on."""
+    mixes = Trainings()
+    return {
+        "base": take(base_stream(WORLD, mixes.base_mix, seed=0), 9000),
+        "task": take(task_stream(WORLD, seed=1), 3000),
+        **{
+            name: take(language_stream(WORLD, name, mixes.language_mix, seed=1), 3000)
+            for name in sorted(SCARCE)
+        },
+    }
 
 
-def test_the_loss_is_on_the_completion_and_its_end_only():
-    world = make_world()
-    tokenizer = make_tokenizer(world)
-    asked = examples(world, "furo", "problem", "train", 8)
-    rows = encode(tokenizer, asked)
-    for row, example in zip(rows, asked, strict=True):
-        learned = [i for i in row["labels"] if i != -100]
-        assert tokenizer.decode(learned) == example.completion + "</s>"
-    batch = collate(rows, tokenizer.pad_token_id)
-    assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
+def test_only_the_task_expert_trains_on_the_task_and_in_the_source_language(streams):
+    for name, stream in streams.items():
+        tasks = [one for one in stream if (one.skill, one.steps) == ("problem", TASK_STEPS)]
+        assert len(tasks) == (len(stream) if name == "task" else 0)
+    assert {one.language for one in streams["task"]} == {WORLD.source.name}
+    for name in SCARCE:
+        assert not any(one.answer.isdigit() for one in streams[name])
+    problems = [one for one in streams["base"] if one.skill == "problem"]
+    for name in SCARCE:
+        assert 0 < sum(one.language == name for one in problems) / len(problems) < 0.08
+
+
+def test_no_tested_problem_is_in_any_training_stream(streams):
+    trained = {one.meaning for stream in streams.values() for one in stream}
+    assert {split_of(meaning) for meaning in trained} == {"train"}
+    for language in WORLD.languages:
+        tested = examples(WORLD, language, "problem", "test", 500)
+        assert not trained & {one.meaning for one in tested}
+
+
+def test_the_answer_of_a_problem_is_what_its_clauses_leave():
+    for example in examples(WORLD, "furo", "problem", "test", 200):
+        clauses = [clause.split() for clause in example.meaning.split("; ")]
+        changes = (-int(n) if verb.startswith("lose") else int(n) for _, verb, n, _ in clauses)
+        assert example.answer == str(sum(changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["base", "task-1", "language-nela-1", "language-furo-1"])
+def test_a_shipped_model_reaches_the_scores_in_the_record(name):
+    lab, n = shipped(), 100
+    for language, recorded in lab.record["models"][name]["development"].items():
+        scores = score_folder(lab.base.parent / name, language, "development", n)
+        for measure, right in scores.items():
+            noise = 4 * (recorded[measure] * (1 - recorded[measure]) / n) ** 0.5
+            assert right.mean() == pytest.approx(recorded[measure], abs=noise + 0.02)
 
 
 @pytest.mark.slow
@@ -92,19 +123,11 @@ def test_a_build_leaves_a_record_and_is_resumed_to_equal_bytes(tmp_path, monkeyp
         build(tmp_path, seed=4, trainings=TINY, runs=1)
 
 
-@pytest.mark.slow
-def test_the_labs_study_runs_from_its_own_files(tmp_path):
+def test_the_study_plans_from_its_own_files(tmp_path):
     path = write_study(tmp_path, runs=1, n=8, steps=2)
     graph = plan_study(read_study(path), path.parent)
-    summary = run_graph(graph, tmp_path / "study", step_functions())
-    assert not summary.failed, [entry.why for entry in summary.failed]
-    tables = (StudyJournal(tmp_path / "study", graph).folder("tables") / "tables.md").read_text()
-    for treatment in (
-        "simultaneous training", "joint training", "swap of soups", "TIES, density 0.5",
-        "swap, chosen on development",
-    ):  # fmt: skip
-        # Each language, also in the source language; and both together.
-        assert tables.count(f"| {treatment} |") == 5
+    assert {"evaluate/nela", "evaluate/furo"} <= {step.name for step in graph}
+    assert len((tmp_path / "tasks" / "lab_problem_nela.jsonl").read_text().splitlines()) == 10
 
 
 @pytest.mark.slow

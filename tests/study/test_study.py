@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from accessibility import AXE, open_browser, violations
-from research.lab.datasets import language_stream, take, task_stream
-from research.lab.world import make_world
+from lab_files import write_rows
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -81,15 +80,7 @@ ALONE = {"baselines": [], "grid": None, "partitions": [], "lora": None}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("study")
-    world = make_world()
-    streams = {
-        "task": task_stream(world, seed=1),
-        **{name: language_stream(world, name, seed=1) for name in ("nela", "furo")},
-    }
-    for name, stream in streams.items():
-        for part, count in (("train", 64), ("validation", 16)):
-            rows = [{"prompt": e.prompt, "completion": e.completion} for e in take(stream, count)]
-            (root / f"{name}-{part}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    write_rows(root, 64, 16)
     write_tasks(root / "tasks", 20)
     return root
 

@@ -20,11 +20,12 @@ def _offline(monkeypatch, tmp_path_factory):
 def base(tmp_path_factory):
     """A random Llama of 4 layers with the lab's tokenizer, stored in bfloat16."""
     import torch
-    from research.lab.world import make_tokenizer, make_world
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from layerswap.lab.assets import shipped
 
     folder = tmp_path_factory.mktemp("models") / "base"
-    tokenizer = make_tokenizer(make_world())
+    tokenizer = AutoTokenizer.from_pretrained(shipped().base)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=4,
@@ -40,22 +41,8 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
     """Files of problems and of reading in another language; 128 rows to train on each."""
-    import json
-
-    from research.lab.datasets import language_stream, take, task_stream
-    from research.lab.world import make_world
+    from lab_files import write_rows
 
     folder = tmp_path_factory.mktemp("rows")
-    world = make_world()
-    streams = {
-        "task": task_stream(world, seed=1),
-        "language": language_stream(world, "furo", seed=1),
-    }
-    for name, stream in streams.items():
-        for part, count in (("train", 128), ("validation", 32)):
-            lines = [
-                json.dumps({"prompt": e.prompt, "completion": e.completion})
-                for e in take(stream, count)
-            ]
-            (folder / f"{name}-{part}.jsonl").write_text("\n".join(lines) + "\n")
+    write_rows(folder, 128, 32)
     return folder
