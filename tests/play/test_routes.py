@@ -17,12 +17,8 @@ from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan
-from layerswap.play.desk import Desk
 from layerswap.play.open import read_prompts
 from layerswap.play.pair import Pair
-from layerswap.play.player import Player
-from layerswap.play.security import guard
-from layerswap.play.serve import make_app, make_server
 
 
 def written_alone(plan, prompt, length):
@@ -197,28 +193,6 @@ def test_requests_of_other_pages_are_refused(served, client):
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy
     assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:*")
-
-
-def test_another_address_needs_a_token(tmp_path, monkeypatch):
-    from starlette.testclient import TestClient
-
-    monkeypatch.chdir(tmp_path)
-    player = Player(open_lab_pair()[0])
-    with pytest.raises(RecipeError, match="needs a token"):
-        make_server(player, "0.0.0.0")
-    app = make_app(player, Desk(), guard("0.0.0.0", "secret"))
-    client = TestClient(app, follow_redirects=False)
-    refused = client.get("/")
-    assert refused.status_code == 403
-    assert refused.headers["content-security-policy"].endswith("frame-ancestors 'none'")
-    assert client.get("/?token=wrong").status_code == 403
-    moved = client.get("/?token=secret")
-    assert (moved.status_code, moved.headers["location"]) == (303, "/")
-    assert "HttpOnly" in moved.headers["set-cookie"]
-    assert client.get("/").status_code == 200
-    bearer = {"authorization": "Bearer secret"}
-    client.cookies.clear()
-    assert client.get("/play.js", headers=bearer).status_code == 200
 
 
 # --- compositions as texts ---

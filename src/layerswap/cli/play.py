@@ -40,16 +40,12 @@ class Served(commands.OptionGroup):
     """Where the page is served.
 
     Options:
-        host: Address to serve on. A network address needs a token.
         port: Port. (default: 8765, or a free one)
-        token: Token. (default: a new one if one is needed)
         history: File for the history of compositions (JSON Lines).
         browser: Open the page in a browser.
     """
 
-    host: str = "127.0.0.1"
     port: Annotated[int | None, Option(min=1, max=65535)] = None
-    token: Annotated[str | None, Option(envvar="LAYERSWAP_TOKEN")] = None
     history: Path = Path("layerswap-play.jsonl")
     browser: Annotated[bool, Option("--browser/--no-browser")] = True
 
@@ -66,19 +62,17 @@ def play(
     """
     from layerswap.play.open import read_prompts
     from layerswap.play.player import Player
-    from layerswap.play.security import new_token
     from layerswap.play.serve import make_server, open_socket, url_of
     from layerswap.versions import need_extras
 
     need_extras("the page", "play")
-    token = served.token or new_token(served.host)
     plan, documents, length = _opened(described, shown)
     prompts = read_prompts(shown.prompts) if shown.prompts else []
     player = Player(plan, documents=documents, prompts=prompts, history=served.history,
                     device=device, length=length)  # fmt: skip
-    socket = open_socket(served.host, served.port)
-    server = make_server(player, served.host, token=token)
-    url = url_of(served.host, socket.getsockname()[1], token)
+    socket = open_socket(served.port)
+    server = make_server(player)
+    url = url_of(socket)
     output.say(url)
     output.log("Ctrl-C stops the page")
     if served.browser and sys.stdout.isatty():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from layerswap.merge import Plan
 
+HERE = "127.0.0.1"
 LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
 
@@ -149,32 +150,28 @@ def colours() -> str:
     return f":root{{{variables(dark=False)}{experts}}}{dark}{classes}"
 
 
-def open_socket(host: str, port: int | None) -> socket.socket:
-    """Open a socket on an address; by default on port 8765, or on a free port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def open_socket(port: int | None) -> socket.socket:
+    """Open a socket on this machine; by default on port 8765, or on a free port."""
     for candidate in [8765, 0] if port is None else [port]:
         try:
-            return socket.create_server((host, candidate), family=family)
+            return socket.create_server((HERE, candidate))
         except (OSError, OverflowError) as error:
             why = error
-    raise LayerswapError(f"{host}:{port or 8765}: cannot be used ({why}); choose --port")
+    raise LayerswapError(f"{HERE}:{port or 8765}: cannot be used ({why}); choose --port")
 
 
-def url_of(host: str, port: int, token: str | None = None) -> str:
-    """Return the address of a page, with its token."""
-    name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+def url_of(opened: socket.socket) -> str:
+    """Return the address of a page."""
+    return f"http://{HERE}:{opened.getsockname()[1]}/"
 
 
-def make_server(
-    player: Player, host: str, *, token: str | None = None, frames: str = "'none'"
-) -> uvicorn.Server:
-    """Make a page's server, to run on a socket of `open_socket`; other hosts need a token."""
+def make_server(player: Player, *, frames: str = "'none'") -> uvicorn.Server:
+    """Make a page's server, to run on a socket of `open_socket`."""
     need_extras("the page", "play")
     import uvicorn
 
     desk = Desk()
-    app = make_app(player, desk, guard(host, token, frames))
+    app = make_app(player, desk, guard(frames))
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -191,9 +188,9 @@ class Served:
     """A page that a thread serves at `url`; a notebook shows it."""
 
     def __init__(self, player: Player, port: int | None = None) -> None:
-        self._socket = open_socket("127.0.0.1", 0 if port is None else port)
-        self.url = url_of("127.0.0.1", self._socket.getsockname()[1])
-        self._server = make_server(player, "127.0.0.1", frames=NOTEBOOKS)
+        self._socket = open_socket(0 if port is None else port)
+        self.url = url_of(self._socket)
+        self._server = make_server(player, frames=NOTEBOOKS)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="layerswap-play", daemon=True
         )
