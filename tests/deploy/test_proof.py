@@ -40,7 +40,7 @@ def test_an_equal_file_is_equal(folder, tmp_path):
         assert exact.same.mean == 1
         assert exact.divergence_nats < 1e-5 < rounded.divergence_nats < 0.1
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"model-F32.gguf", "model-Q8_0.gguf", "Modelfile", "deploy.json", "proof.html"}
+    assert names == {"model-F32.gguf", "model-Q8_0.gguf", "Modelfile", "deploy.json"}
     assert json.loads((tmp_path / "out" / "deploy.json").read_text())["equal"] is True
     with pytest.raises(LayerswapError, match="overwrite"):
         deploy(str(folder), tmp_path / "out", like=str(like))

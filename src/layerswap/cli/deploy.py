@@ -30,7 +30,7 @@ def deploy(
     """Write a merged model as GGUF, and prove that it answers as the folder does.
 
     Compares tensors, tokens, the chat template, the end of a turn, and likelihoods by language.
-    Writes the file, a Modelfile, a page and deploy.json into the folder DIR. Exits with code 2 if
+    Writes the file, a Modelfile and deploy.json into the folder DIR. Exits with code 2 if
     the file answers otherwise.
 
     Example: layerswap deploy merged --like base.gguf --text sw=lines.txt --out deployed

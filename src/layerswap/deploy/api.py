@@ -17,7 +17,6 @@ from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import MergeError
 from layerswap.ground.types import Log
 from layerswap.merge.target import MergeOptions
-from layerswap.report.page import Report, Section, write_report
 from layerswap.report.tables import Table
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORD = "deploy.json"
 """The findings, in every folder that `deploy` wrote."""
-PAGE, MODELFILE = "proof.html", "Modelfile"
+MODELFILE = "Modelfile"
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def deploy(
 
     Args:
         source: a folder or Hub id, such as a merged model.
-        out: the folder to write: one file for each type, `Modelfile`, `deploy.json`, `proof.html`.
+        out: the folder to write: one file for each type, `Modelfile`, `deploy.json`.
         like: a GGUF file of the base; see `plan_conversion`.
         kinds: types of the files; see `Conversion`.
         material: texts by language, and prompts; None for no proof.
@@ -97,7 +96,6 @@ def deploy(
         (draft / MODELFILE).write_text(modelfile(folder, first), "utf-8", newline="\n")
         deployed = Deployed(proofs, notes, commands(source, out, first))
         write_json(draft / RECORD, deployed.to_dict())
-        write_report(draft / PAGE, page_of(source, deployed))
     return deployed
 
 
@@ -162,27 +160,6 @@ def checks_table(proofs: Sequence[Proof]) -> Table:
         for check in proof.checks
     ]  # fmt: skip
     return Table(["type", "compared", "comparisons", "finding"], rows)
-
-
-def page_of(source: str, deployed: Deployed) -> Report:
-    """The page of a deployment."""
-    problems = deployed.problems
-    lead = (
-        f"{len(problems)} differences from {source}: {problems[0]}"
-        if problems
-        else f"Tokens, chat template and the end of a turn are equal to {source}."
-        if deployed.proofs
-        else f"Written from {source}, and not compared."
-    )
-    sections = []
-    if deployed.proofs:
-        sections.append(Section("Compared", table=checks_table(deployed.proofs)))
-    if any(proof.agreements for proof in deployed.proofs):
-        sections.append(Section("Likelihoods", table=agreement_table(deployed.proofs)))
-    if deployed.notes:
-        sections.append(Section("Taken from the folder", "\n\n".join(deployed.notes)))
-    sections += [Section("Serve it", command="\n".join(deployed.commands))]
-    return Report("Deployed model", lead, sections)
 
 
 def read_material(texts: Mapping[str, Path], prompts: Path | None) -> Material:
