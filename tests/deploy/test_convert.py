@@ -125,13 +125,10 @@ def test_a_file_that_is_no_pair_is_refused_by_name(pair, tmp_path, change, messa
         plan_conversion(str(folder), str(pair[1]))
 
 
-def test_refusals_before_anything_is_written(pair, tmp_path, monkeypatch):
+def test_refusals_before_anything_is_written(pair, tmp_path):
     folder, like = pair
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LayerswapError, match=r"type Q4_K_M: llama-quantize of llama.cpp is not on"):
+    with pytest.raises(LayerswapError, match=r"type 'Q4_K_M' cannot be written; there are like, F"):
         plan_conversion(str(folder), str(like), "Q4_K_M")
-    with pytest.raises(LayerswapError, match=r"unknown type 'Q9'; there are like, F32.*Q4_K_M"):
-        plan_conversion(str(folder), str(like), "Q9")
     with pytest.raises(LayerswapError, match="--like takes a GGUF file of the base"):
         plan_conversion(str(folder), str(folder))
     with pytest.raises(LayerswapError, match="is a GGUF file already"):

@@ -39,7 +39,7 @@ def deploy(
         merged MERGED: Folder or Hub id to deploy.
         like FILE: GGUF file of the base: a path or Hub id.
         out DIR: Folder to write.
-        kind TYPE: Type of the weights, such as Q8_0, or Q4_K_M with llama-quantize. Repeatable.
+        kind TYPE: Type of the weights, such as Q8_0. Repeatable.
             (default: as in --like)
         text LANG=FILE: Lines of a language to compare. Repeatable.
         prompts FILE: Prompts to compare, one a line.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +27,9 @@ from layerswap.versions import __version__
 LIKE = "like"
 """The type that gives every tensor the type that it has in the file of the base."""
 TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
-"""Types that can be written without llama.cpp."""
+"""Types that can be written."""
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32}
 """llama.cpp's numbers of the types of whole files."""
-QUANTISER = "llama-quantize"
-QUANTISED_BY_LLAMA = re.compile(
-    r"Q2_K(_S)?|Q3_K(_[SML])?|Q[45]_K(_[SM])?|Q6_K|IQ1_[SM]|IQ2_(XXS|XS|S|M)|IQ3_(XXS|XS|S|M)"
-    r"|IQ4_(NL|XS)|TQ[12]_0|MXFP4_MOE"
-)
-"""Types of llama-quantize that layerswap does not write."""
 HEAD_TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1"}
 """Types with which the output matrix is `Q8_0`, as llama-quantize keeps it finer too."""
 SINGLE = re.compile(r"norm|ffn_gate_inp|rope_f")
@@ -51,7 +43,7 @@ class Conversion:
     Attributes:
         folder: the model, in safetensors.
         like: a GGUF file of the base or of a model of the same family.
-        kind: `like`, one of `TYPES`, or a type that llama-quantize knows.
+        kind: `like` or one of `TYPES`.
         tensors: every tensor of the file, in order.
         description: the metadata that differ from those of `like`.
         notes: a line for each difference between folder and `like`.
@@ -87,24 +79,13 @@ class Conversion:
                 ours; nothing is written then.
         """
         shard = self.shard
-        check_space(
-            target.absolute().parent, shard.nbytes * (1 if self.kind in known_types() else 2)
-        )
+        check_space(target.absolute().parent, shard.nbytes)
         check_finite(self.tensors)
         with atomic_file(target, is_ours=is_merged_gguf, overwrite=options.overwrite) as path:
-            whole = path if self.kind in known_types() else path.with_suffix(".whole")
-            write_shard(whole, shard, {}, options)
-            os.truncate(whole, shard.nbytes)
-            if whole != path:
-                _quantise(whole, path, self.kind)
-                whole.unlink()
+            write_shard(path, shard, {}, options)
+            os.truncate(path, shard.nbytes)
             _check_names(read_gguf(path).tensors, self.tensors, target)
         return target
-
-
-def known_types() -> tuple[str, ...]:
-    """The types that are written without llama-quantize."""
-    return (LIKE, *TYPES)
 
 
 def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
@@ -121,13 +102,10 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
     """
     if not is_gguf(like):
         raise MergeError(f"{like}: --like takes a GGUF file of the base")
-    if kind not in known_types() and not QUANTISED_BY_LLAMA.fullmatch(kind):
-        raise MergeError(f"unknown type {kind!r}; there are {', '.join(known_types())}, and with "
-                         f"{QUANTISER} K and IQ types such as Q4_K_M")  # fmt: skip
-    if kind not in known_types() and shutil.which(QUANTISER) is None:
+    if kind not in (LIKE, *TYPES):
         raise MergeError(
-            f"type {kind}: {QUANTISER} of llama.cpp is not on the path; without it there are "
-            f"{', '.join(known_types())}"
+            f"type {kind!r} cannot be written; there are {', '.join((LIKE, *TYPES))}. "
+            "llama-quantize makes others, such as Q4_K_M, from the file"
         )
     folder = open_checkpoint(source)
     if folder.gguf is not None:
@@ -142,7 +120,7 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
         wanted = kind if kind != LIKE else stored.dtype if stored else infos[0].dtype
         if kind in HEAD_TYPES and name == head:
             wanted = "Q8_0"
-        dtype = _writable(name, wanted, infos, "BF16" if kind not in known_types() else None)
+        dtype = _writable(name, wanted, infos)
         if dtype != wanted and kind == LIKE:
             written.setdefault(f"{wanted} of the file is written as {dtype}", []).append(name)
         tensors.append(_output(name, dtype, infos))
@@ -152,7 +130,7 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
         *(f"{how}: {len(names)} tensors" for how, names in written.items()),
     ]
     if written:
-        notes.append(f"K and IQ types are written by {QUANTISER}: --type Q4_K_M, say")
+        notes.append("llama-quantize makes K and IQ types from the file, such as Q4_K_M")
     return Conversion(folder, model, kind, tuple(tensors), description, tuple(notes))
 
 
@@ -166,12 +144,12 @@ def _output(name: str, dtype: str, infos: list[TensorInfo]) -> OutputTensor:
     return OutputTensor(name, dtype, shape, ((stacked, 1.0),))
 
 
-def _writable(name: str, wanted: str, infos: list[TensorInfo], instead: str | None) -> str:
+def _writable(name: str, wanted: str, infos: list[TensorInfo]) -> str:
     """The type of a tensor: as wanted if it can be written, and float32 for norms and routers."""
     shape = infos[0].shape
     if len(shape) == 1 or SINGLE.search(name):
         return "F32"
-    for dtype in (instead or wanted, *FALLBACKS):
+    for dtype in (wanted, *FALLBACKS):
         known = dtype in FLOAT_DTYPES or dtype in QUANTISED
         if known and shape[-1] % block_of(dtype)[0] == 0:
             return dtype
@@ -195,16 +173,6 @@ def _set_file_type(
         return
     if most in FILE_TYPES:
         description.entries[key] = number_entry(key, FILE_TYPES[most])
-
-
-def _quantise(whole: Path, path: Path, kind: str) -> None:
-    """Quantise a file by llama.cpp's own tool."""
-    done = subprocess.run(
-        [QUANTISER, str(whole), str(path), kind], capture_output=True, text=True, check=False
-    )
-    if done.returncode or not path.is_file():
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-        raise MergeError(f"{QUANTISER} {kind} failed: {lines[-1][:200]}")
 
 
 def _check_names(
