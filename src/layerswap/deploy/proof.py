@@ -11,14 +11,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from layerswap.checkpoint.gguf_view import as_transformers
-from layerswap.checkpoint.header import Translated, is_gguf
+from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_floats
 from layerswap.deploy.description import describe
@@ -40,8 +40,6 @@ POSITIONS = 200
 """Positions of a language in which likelihoods are compared."""
 PIECE, BATCH = 4096, 1 << 20
 """Elements whose error is measured together, and elements that are read at once."""
-SHOWN = 8
-"""Most wrong tensors that another wrong tensor is compared with."""
 ADDED = 256
 """Most added tokens that are compared as texts."""
 ROUNDING = {
@@ -206,38 +204,13 @@ def _stored(folder: Checkpoint, opened: Checkpoint) -> Iterator[Check]:
     entries = len(opened.gguf.spans if opened.gguf else ())
     yield Check("metadata", entries, tuple(description.differences), others)
     floats = [name for name, info in folder.tensors.items() if info.dtype in FLOAT_DTYPES]
-    errors = {name: _relative_error(folder.tensors[name], view.tensors[name]) for name in floats}
-    wrong = {name: error for name, error in errors.items()
-             if not error <= _rounding(view.tensors[name])}  # fmt: skip
-    yield Check("tensors", len(folder.tensors), tuple(_causes(wrong, folder, view)))
-
-
-def _rounding(stored: TensorInfo) -> float:
-    return ROUNDING.get(getattr(stored, "stored", stored).dtype, COARSE)
-
-
-def _causes(wrong: Mapping[str, float], folder: Checkpoint, view: Checkpoint) -> Iterator[str]:
-    """Describe each wrong tensor, and its cause if the cause is a common one."""
-
-    def holds(name: str, stored: TensorInfo) -> bool:
-        return _relative_error(folder.tensors[name], stored) <= _rounding(stored)
-
-    def is_unshifted(name: str) -> bool:
+    wrong = []
+    for name in floats:
         stored = view.tensors[name]
-        if not isinstance(stored, Translated) or not stored.shift:
-            return False
-        return holds(name, replace(stored, shift=0.0))
-
-    unshifted = [name for name in wrong if is_unshifted(name)]
-    if unshifted:
-        yield f"{len(unshifted)} norms, such as {unshifted[0]}, lack the 1 that llama.cpp expects"
-    for name, error in wrong.items():
-        if name not in unshifted:
-            shape = folder.tensors[name].shape
-            same_shape = [o for o in wrong if o != name and folder.tensors[o].shape == shape]
-            held = next((o for o in same_shape[:SHOWN] if holds(o, view.tensors[name])), None)
-            cause = f"; it holds {held}" if held else ""
-            yield f"{name}: differs by up to {error:.0%} of its norm{cause}"
+        error = _relative_error(folder.tensors[name], stored)
+        if not error <= ROUNDING.get(getattr(stored, "stored", stored).dtype, COARSE):
+            wrong.append(f"{name}: differs by up to {error:.0%} of its norm")
+    yield Check("tensors", len(folder.tensors), tuple(wrong))
 
 
 def _relative_error(first: TensorInfo, second: TensorInfo) -> float:
