@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.cells import cell_len, chop_cells
-
 from layerswap.ground.errors import visible
 
 if TYPE_CHECKING:
+    from rich.table import Table as Grid
+
     from layerswap.evaluation.statistics import Interval
 
 
@@ -236,41 +236,46 @@ class Table:
     def text(self, *, styled: bool = False) -> str:
         """The table for a terminal, as wide as the terminal at most, or 160 columns in a pipe.
 
-        Where the width is short, intervals move below their means, names wrap, and the last
-        columns move below the first ones. Nothing is cut. A highlighted row begins with `>`.
+        Cells wrap where the width is short. A highlighted row begins with `>`.
 
         Args:
             styled: print the cells of `bold` and the highlighted row in bold, by control codes.
         """
-        width = shutil.get_terminal_size((PIPE, 24)).columns
-        rows = [self.columns, *([words_of(cell, self.unit) for cell in row] for row in self.rows)]
-        cells = [[list(map(_plain, getattr(words, "lines", [words]))) for words in row]
-                 for row in rows]  # fmt: skip
-        blocks = _blocks(cells, [self.numeric(i) for i in range(len(self.columns))], width - 2)
-        texts = [self._block(columns, styled=styled) for columns in blocks]
-        caption = textwrap.wrap(_plain(self.caption), width - 2)
-        return "\n\n".join([*texts, *filter(None, ["\n".join(f"  {line}" for line in caption)])])
+        from rich.console import Console
 
-    def _block(self, columns: Mapping[int, Sequence[Sequence[str]]], *, styled: bool) -> str:
-        """The lines of some columns; `columns` has the lines of every cell, its heading first."""
-        widths = {k: max(cell_len(line) for cell in column for line in cell)
-                  for k, column in columns.items()}  # fmt: skip
-        lines: list[str] = []
-        for row in range(len(self.rows) + 1):
-            chosen = row > 0 and row - 1 == self.highlight
-            for n in range(max(len(column[row]) for column in columns.values())):
-                parts = []
-                for k, column in columns.items():
-                    part = column[row][n] if n < len(column[row]) else ""
-                    space = " " * (widths[k] - cell_len(part))
-                    if styled and part and (chosen or ((row - 1, k) in self.bold and n == 0)):
-                        part = f"\x1b[1m{part}\x1b[0m"
-                    parts.append(space + part if self.numeric(k) else part + space)
-                lines.append(("> " if chosen and n == 0 else "  ") + "  ".join(parts).rstrip())
-            if row == 0:
-                lines.append("  " + "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (
-                    sum(widths.values()) + 2 * len(widths) - 2))  # fmt: skip
-        return "\n".join(lines)
+        width = shutil.get_terminal_size((PIPE, 24)).columns
+        console = Console(file=io.StringIO(), width=width, force_terminal=styled,
+                          color_system="standard" if styled else None)  # fmt: skip
+        grid, unbound = self._grid(" "), console.options.update(max_width=10 * PIPE)
+        if console.measure(grid, options=unbound).maximum > width:
+            grid = self._grid("\n")
+        with console.capture() as printed:
+            console.print(grid)
+        lines = [line.rstrip() for line in printed.get().rstrip("\n").split("\n")]
+        caption = textwrap.wrap(_plain(self.caption), width - 2)
+        return "\n".join([*lines, *[""] * bool(caption), *(f"  {line}" for line in caption)])
+
+    def _grid(self, between: str) -> Grid:
+        """The table for rich, with `between` a number and its interval."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        grid = Grid(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="")
+        grid.add_column()
+        for k, column in enumerate(self.columns):
+            justify: Any = "right" if self.numeric(k) else "left"
+            grid.add_column(Text(_plain(column)), justify=justify, overflow="fold")
+        for i, row in enumerate(self.rows):
+            cells = [Text(">" if i == self.highlight else "")]
+            for k, cell in enumerate(row):
+                words = words_of(cell, self.unit)
+                first, *rest = map(_plain, [words] if isinstance(words, str) else words.lines)
+                text = Text(style="bold" if i == self.highlight else "")
+                text.append(first, "bold" if (i, k) in self.bold else "")
+                cells.append(text.append(between.join(["", *rest])))
+            grid.add_row(*cells)
+        return grid
 
     def __str__(self) -> str:
         return self.text()
@@ -341,65 +346,6 @@ class Table:
                 shown.append(bold.format(text) + mark if strong else text)
             lines.append(line.format(between.join(shown)))
         return lines
-
-
-def _blocks(
-    cells: Sequence[Sequence[list[str]]], numeric: Sequence[bool], room: int
-) -> list[dict[int, list[list[str]]]]:
-    """Splits the columns into blocks that fit the width; by column number, the lines of its cells.
-
-    A cell has one text, or a number and its interval, which may stand below it.
-    Every block begins with the first column, so that each number has its name beside it.
-    """
-    columns = list(zip(*cells, strict=True))
-    natural = [max(cell_len(" ".join(cell)) for cell in column) for column in columns]
-
-    def least(k: int, *, split: bool) -> int:
-        head, *body = columns[k]
-        words = head[0].split(" ")
-        for cell in body:
-            whole = cell if split else [" ".join(cell)]
-            words += whole if numeric[k] else " ".join(cell).split(" ")
-        longest = min(max(map(cell_len, words)), room // 2)
-        return longest if k else min(natural[0], max(longest, room // 3))
-
-    for split in (False, True):
-        need = [least(k, split=split) for k in range(len(columns))]
-        blocks: list[list[int]] = [[0]]
-        for k in range(1, len(columns)):
-            if len(blocks[-1]) > 1 and sum(need[i] + 2 for i in [*blocks[-1], k]) > room + 2:
-                blocks.append([0])
-            blocks[-1].append(k)
-        if len(blocks) == 1:
-            break
-    drawn = []
-    for block in blocks:
-        spare = room - sum(need[k] + 2 for k in block) + 2
-        parted = split and sum(natural[k] - need[k] for k in block) > spare
-        found: dict[int, list[list[str]]] = {}
-        for k in block:
-            keep = parted and numeric[k]
-            width = need[k] + (0 if keep else max(0, min(spare, natural[k] - need[k])))
-            spare -= width - need[k]
-            found[k] = [
-                cell if keep and row else _wrapped(" ".join(cell), width)
-                for row, cell in enumerate(columns[k])
-            ]
-        drawn.append(found)
-    return drawn
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """A text in lines of at most `width` columns of a terminal, broken at spaces if possible."""
-    lines = [""]
-    for word in text.split(" "):
-        for part in chop_cells(word, width) or [""]:
-            joined = f"{lines[-1]} {part}" if lines[-1] else part
-            if cell_len(joined) <= width:
-                lines[-1] = joined
-            else:
-                lines.append(part)
-    return lines
 
 
 def _plain(text: str) -> str:
