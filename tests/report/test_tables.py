@@ -65,7 +65,7 @@ def test_a_terminal_of_any_width_loses_nothing(monkeypatch, width):
                 bold=best_cells(rows))  # fmt: skip
     lines = one.text().split("\n")
     assert max(map(cell_len, lines)) <= width
-    assert [line for line in lines if line.startswith(">")][0].startswith(">  swap, ")
+    assert next(line for line in lines if line.startswith(">")).startswith(">  swap, ")
     words = "".join(one.text().split())
     assert all("".join(name.split()) in words for name in NAMES if width > 60)
     numbers = re.findall(r"(?<![\d.\[])\d+\.\d(?![\d,\]])|\[[\d., ]+\]", one.text())

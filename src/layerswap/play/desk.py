@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from layerswap.ground.errors import EvaluationError, LayerswapError
+from layerswap.ground.errors import LayerswapError
 
 Event = dict[str, Any]
 Events = Generator[Event, None, None]
-MOST_OF_A_PAGE, MOST, MOST_PAGES, MOST_EVENTS = 8, 64, 32, 10_000
-"""Most jobs of one page, and of all; most open pages, and most events that wait for one of them."""
+MOST_EVENTS = 10_000
+"""Most events that wait for a page."""
 PING = 15.0
 """Seconds between signs of life on a stream without events."""
 ENDS = ("done", "stopped", "failed")
@@ -85,7 +85,6 @@ class Desk:
             self.send(event, job.page)
             if event["type"] in ENDS:
                 self._jobs.remove(job)
-                self._send_places()
 
     def close(self) -> None:
         """End every job, and wait for the thread."""
@@ -94,13 +93,10 @@ class Desk:
         self.thread.shutdown()
 
     def submit(self, page: str, events: Events, *, background: bool) -> int:
-        """Add a job of a page, and return its number; an EvaluationError if too many wait."""
-        if len(self._jobs) >= MOST or sum(j.page == page for j in self._jobs) >= MOST_OF_A_PAGE:
-            raise EvaluationError("too many requests wait; stop one, or wait for the answers")
+        """Add a job of a page, and return its number."""
         job = Job(next(self._numbers), page, events, background)
         self._jobs.append(job)
         self._added.set()
-        self._send_places()
         return job.number
 
     def cancel(self, page: str, number: int | None = None) -> None:
@@ -131,9 +127,3 @@ class Desk:
         finally:
             del self.pages[page]
             self.cancel(page)
-
-    def _send_places(self) -> None:
-        """Send every waiting job its place: the number of jobs before it."""
-        for place, job in enumerate(sorted(self._jobs, key=Job.order)):
-            if place:
-                self.send({"type": "place", "place": place, "job": job.number}, job.page)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.experiment.documents import Documents
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
-from layerswap.play.desk import MOST_PAGES, Desk, Events, explain
+from layerswap.play.desk import Desk, Events, explain
 from layerswap.play.player import OfComposition, PageRequest, Player, Question
 from layerswap.play.security import NOTEBOOKS, guard
 from layerswap.report.drawing import EXPERTS, variables
@@ -51,8 +51,6 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
         return Response(colours(), media_type="text/css")
 
     async def events(request: Request) -> Response:
-        if len(desk.pages) >= MOST_PAGES:
-            raise HTTPException(503, f"{MOST_PAGES} pages are open; close one")
         return StreamingResponse(desk.stream(player.facts), media_type="text/event-stream")
 
     def composition(request: Request) -> Response:
@@ -180,7 +178,7 @@ def make_server(player: Player, *, frames: str = "'none'") -> uvicorn.Server:
 
     return Server(
         uvicorn.Config(app, log_level="warning", access_log=False, ws="none", lifespan="on",
-                       limit_concurrency=4 * MOST_PAGES, timeout_graceful_shutdown=1)
+                       timeout_graceful_shutdown=1)
     )  # fmt: skip
 
 

@@ -56,8 +56,7 @@ function deliver(event) {
   const handle = jobs.get(event.job), ended = ["done", "stopped", "failed"].includes(event.type);
   if (!handle) return early.set(event.job, [...(early.get(event.job) ?? []), event]);
   if (event.type === "failed") fail(event.message);
-  if (event.type === "place") say(`waiting: ${event.place} before`, "busy");
-  else say(ended ? "ready" : "working", ended ? "ready" : "busy");
+  say(ended ? "ready" : "working", ended ? "ready" : "busy");
   handle(event, ended);
   if (ended) jobs.delete(event.job);
 }
