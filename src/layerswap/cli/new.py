@@ -51,8 +51,8 @@ def new(
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic.
         leave_out LABEL,...: Labels whose test rows are left out.
         seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
-        encoder MODEL: Encoder whose sentence vectors are compared with the models: a folder or a
-            Hub id that sentence-transformers loads.
+        encoder MODEL: Encoder for sentence vectors to compare with: folder or Hub id that
+            sentence-transformers loads.
         trial: Write trial.yaml too: every step on a few rows of the data.
     """
     from layerswap.new.folder import create

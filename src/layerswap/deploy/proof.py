@@ -207,9 +207,9 @@ def _stored(folder: Checkpoint, opened: Checkpoint) -> Iterator[Check]:
     wrong = []
     for name in floats:
         stored = view.tensors[name]
-        error = _relative_error(folder.tensors[name], stored)
-        if not error <= ROUNDING.get(getattr(stored, "stored", stored).dtype, COARSE):
-            wrong.append(f"{name}: differs by up to {error:.0%} of its norm")
+        far = _relative_error(folder.tensors[name], stored)
+        if not far <= ROUNDING.get(getattr(stored, "stored", stored).dtype, COARSE):
+            wrong.append(f"{name}: differs by up to {far:.0%} of its norm")
     yield Check("tensors", len(folder.tensors), tuple(wrong))
 
 
