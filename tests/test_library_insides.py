@@ -89,6 +89,5 @@ def test_trl_prepares_data_sets_and_asks_for_the_order_of_rows():
     from layerswap.training.expert.trl_inside import FusedCausalLMOutput
 
     assert callable(SFTTrainer._prepare_dataset)
-    assert callable(SFTTrainer._get_train_sampler)
     output = FusedCausalLMOutput(loss=0, log_probs=1, entropy=2, is_top1=3, label_mask=4)
     assert output.label_mask == 4

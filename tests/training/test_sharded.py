@@ -1,7 +1,7 @@
 """Equality of FSDP2 in two processes over gloo and of one process.
 
 accelerate runs FSDP2 on CPUs only with the shim `fsdp_on_cpu`. The launch configuration is the
-shipped one, whose bfloat16 the specifications turn off.
+shipped one; where all digits are compared, the specifications turn its bfloat16 off.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def sharded(tmp_path, monkeypatch):
     return run
 
 
-def specification(base, rows, *, batch, more):
+def specification(base, rows, *, batch, more, bf16=False):
     hyperparameters = {**FAST, "per_device_train_batch_size": batch, "max_steps": 6,
-                       "bf16": False, "adam_epsilon": 1e-3}  # fmt: skip
+                       "adam_epsilon": 1e-3} | ({} if bf16 else {"bf16": False})  # fmt: skip
     return {"base": str(base), "data": data_files(rows, "task", validation=True), "save_every": 32,
             "hyperparameters": hyperparameters} | more  # fmt: skip
 
@@ -70,18 +70,25 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_sharded_training_equals_one_process(tmp_path, base, rows, sharded, case):
+@pytest.mark.parametrize(("case", "bf16"), [*((case, False) for case in CASES),
+                                            ("simultaneous", True)])  # fmt: skip
+def test_sharded_training_equals_one_process(tmp_path, base, rows, sharded, case, bf16):
+    """The rows are no multiple of the batch, and the second process has none of the last."""
     more = dict(CASES[case])
     if case == "simultaneous":
         sets = {name: data_files(rows, name, validation=True) for name in ("task", "language")}
         more |= {"simultaneous": sets, "data": None}
-    alone = train(specification(base, rows, batch=8, more=more), tmp_path / "alone")
-    spec = specification(base, rows, batch=4, more=more)
+    else:
+        more["limit"] = 28
+    alone = specification(base, rows, batch=8, more=more, bf16=bf16)
+    alone["hyperparameters"]["bf16"] = bf16
+    alone = train(alone, tmp_path / "alone")
+    spec = specification(base, rows, batch=4, more=more, bf16=bf16)
     both = sharded(spec)
     record = read_training(both)
     assert (record["processes"], record["batch"]) == (2, 8)
-    assert losses(both) == pytest.approx(losses(alone), rel=1e-4)
+    assert losses(both) == pytest.approx(losses(alone), rel=2e-2 if bf16 else 1e-4)
+    assert record["hyperparameters"]["bf16"] is bf16
     if case == "lora":
         weights = [load_file(out / "adapter_model.safetensors") for out in (alone, both)]
     else:
@@ -89,7 +96,8 @@ def test_sharded_training_equals_one_process(tmp_path, base, rows, sharded, case
         assert changed(both, base) == changed(alone, base)
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
-        assert torch.allclose(tensor, weights[1][name], atol=1e-4), name
+        far = (tensor - weights[1][name]).abs()
+        assert far.mean() < 5e-3 if bf16 else far.max() < 1e-4, name
     if case == "simultaneous":
         resumed(both, spec, sharded, weights[1])
 
@@ -115,8 +123,8 @@ def resumed(out, spec, sharded, whole):
 
 @pytest.mark.slow
 def test_bfloat16_rounds_no_loss(base, rows, sharded):
-    spec = specification(base, rows, batch=4, more={"train": {"places": [{"layers": "0-1"}]}})
-    del spec["hyperparameters"]["bf16"]
+    more = {"train": {"places": [{"layers": "0-1"}]}}
+    spec = specification(base, rows, batch=4, more=more, bf16=True)
     out = sharded(spec)
     assert read_training(out)["hyperparameters"]["bf16"] is True
     values = torch.tensor(losses(out))

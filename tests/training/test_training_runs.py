@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from small_experts import FAST, changed, data_files, tensors, train_expert
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
 from layerswap.ground import lease, system
@@ -249,14 +250,22 @@ def test_a_killed_training_resumes_bit_for_bit(tmp_path, base, rows):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows):
+@pytest.mark.parametrize("turns", [True, False])
+def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows, turns):
+    """Also where the rows are no multiple of the batch, to train on or to validate on."""
     sets = {name: data_files(rows, name) for name in ("task", "language")}
+    if turns:
+        data = {"simultaneous": sets, "train": {"partition": "B"}}
+    else:
+        data = {"data": data_files(rows, "task", validation=True), "limit": 50}
 
     def run(processes, batch, accumulate):
         spec, out = tmp_path / f"{processes}.yaml", tmp_path / f"{processes}"
         spec.write_text(yaml.safe_dump({
-            "base": str(base), "simultaneous": sets, "train": {"partition": "B"}, "save_every": 64,
+            "base": str(base), "save_every": 64, **data,
             "hyperparameters": {**FAST, "per_device_train_batch_size": batch,
+                                "num_train_epochs": 1 if turns else 4,
+                                "per_device_eval_batch_size": 3 * batch,
                                 "gradient_accumulation_steps": accumulate},
         }))  # fmt: skip
         launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes),
@@ -264,14 +273,37 @@ def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows):
         command = [sys.executable, *launcher, *COMMAND[1:], str(spec), "--out", str(out)]
         ended = subprocess.run(command, check=False, capture_output=True, text=True, env=OFFLINE)
         assert ended.returncode == 0, ended.stderr
-        return tensors(out), [e["loss"] for e in read_training(out)["log"] if "loss" in e]
+        log = read_training(out)["log"]
+        return tensors(out), [e[key] for e in log for key in ("loss", "eval_loss") if key in e]
 
     first, losses = run(1, 8, 2)
     second, same = run(2, 8, 1)
-    assert len(losses) == 16
+    assert len(losses) == (16 if turns else 20)
     assert same == pytest.approx(losses, rel=1e-4)
     for name in first:
         assert torch.allclose(first[name], second[name], atol=2e-3)
+
+
+def test_the_validation_loss_is_in_nats_per_token_for_any_batch(tmp_path, base, rows):
+    found = []
+    for size in (1, 7, 32):
+        out = train_expert(tmp_path, base, data=data_files(rows, "task", validation=True), limit=16,
+                           hyperparameters={"learning_rate": 1e-30, "max_steps": 1,
+                                            "per_device_eval_batch_size": size},
+                           name=f"{size}")  # fmt: skip
+        found.append(read_training(out)["losses"]["validation"])
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    losses = []
+    for line in (rows / "task-validation.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        prompt = len(tokenizer(row["prompt"])["input_ids"])
+        ids = tokenizer(row["prompt"] + row["completion"] + tokenizer.eos_token,
+                        return_tensors="pt")["input_ids"]  # fmt: skip
+        with torch.no_grad():
+            logits = model(ids).logits[0, prompt - 1 : -1]
+        losses += torch.nn.functional.cross_entropy(logits, ids[0, prompt:], reduction="none")
+    assert found == pytest.approx([float(torch.stack(losses).mean())] * 3, rel=1e-5)
 
 
 @pytest.mark.slow

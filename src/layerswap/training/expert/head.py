@@ -118,13 +118,14 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
     if any(getattr(config, name, None) is not None for name in _SCALED):
         return
     fused = model.forward
-    kept: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+    kept: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Convert the head to a dtype; keep the copy of a frozen head for the next batch."""
         if weight.requires_grad or weight.dtype == dtype:
+            kept.clear()  # an optimiser may change the head before it is frozen again
             return weight.detach().to(dtype)
-        key = (weight.data_ptr(), weight._version, dtype)
+        key = (weight.data_ptr(), dtype)
         if key not in kept:
             kept.clear()
             kept[key] = weight.detach().to(dtype)

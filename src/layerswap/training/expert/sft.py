@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset, concatenate_datasets
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import Sampler
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 
 from layerswap.ground.types import Log, Progress, duration
-from layerswap.training.expert.head import use_labelled_positions
+from layerswap.training.expert.head import IGNORED, use_labelled_positions
 from layerswap.training.expert.hyperparameters import rows_of_step
 from layerswap.training.expert.save import checkpoints, forget_older_states
 from layerswap.training.expert.trl_inside import OpenTrainer
@@ -31,7 +31,41 @@ _COLUMNS = ("input_ids", "labels", "seq_lengths")
 """Columns of prepared rows that are kept when data sets are joined."""
 
 
-class TurnSampler(Sampler[int]):
+class EpochSampler(Sampler[int]):
+    """An order of rows that differs between epochs, and is the same in every process."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which determines the order together with the seed."""
+        self.epoch = epoch
+
+    def generator(self) -> torch.Generator:
+        """The source of the order of this epoch."""
+        return torch.Generator().manual_seed(self.seed + self.epoch)
+
+
+class FilledSampler(EpochSampler):
+    """All rows in the order that one process has, then a filler up to a whole batch of all.
+
+    accelerate would give rows of the beginning to the processes that have none left. `size` is the
+    number of rows and the index of the filler, `batch` the rows of a batch over all processes.
+    """
+
+    def __init__(self, size: int, *, batch: int, seed: int) -> None:
+        super().__init__(seed)
+        self.size, self.filled = size, -size % batch
+
+    def __len__(self) -> int:
+        return self.size + self.filled
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.size, generator=self.generator()).tolist()
+        yield from [self.size] * self.filled
+
+
+class TurnSampler(EpochSampler):
     """Rows of two data sets, in turns of whole optimiser steps.
 
     `every` steps on one, then as many on the other. An epoch ends when the smaller data set
@@ -42,7 +76,8 @@ class TurnSampler(Sampler[int]):
     """
 
     def __init__(self, sizes: tuple[int, int], *, step: int, every: int, seed: int) -> None:
-        self.sizes, self.turn, self.seed, self.epoch = sizes, step * every, seed, 0
+        super().__init__(seed)
+        self.sizes, self.turn = sizes, step * every
         self.turns = min(sizes) // self.turn
         if not self.turns:
             raise ValueError(
@@ -50,15 +85,11 @@ class TurnSampler(Sampler[int]):
                 f"they have {sizes[0]} and {sizes[1]}"
             )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which determines the order together with the seed."""
-        self.epoch = epoch
-
     def __len__(self) -> int:
         return 2 * self.turns * self.turn
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        generator = self.generator()
         first, second = (torch.randperm(size, generator=generator) for size in self.sizes)
         second = second + self.sizes[0]
         for i in range(self.turns):
@@ -76,10 +107,18 @@ class AlternatingTurns(TrainerCallback):
     """
 
     def __init__(self, parts: Sequence[Sequence[tuple[torch.nn.Module, str]]], every: int) -> None:
-        self.parts, self.every = parts, every
+        self.parts, self.every, self.sharded = parts, every, True
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         """Change the active part before the first forward pass of an optimiser step."""
+        # FSDP2 decides on the dtypes of gradients in the first pass, from what trains in it: all.
+        sharded, self.sharded = self.sharded and isinstance(model, FSDPModule), False
+        if sharded:
+            token = torch.zeros(1, 1, dtype=torch.long, device=args.device)
+            model(input_ids=token).logits.sum().backward()
+            model.zero_grad()
         active = state.global_step // self.every % 2
         for number, parameters in enumerate(self.parts):
             for module, name in parameters:
@@ -209,7 +248,8 @@ class ExpertTrainer(OpenTrainer):
 
     Two sets take turns of `every` steps; without it, all rows are mixed at random. `decay` is the
     fraction of the steps in which a stable schedule decays, if not given in steps. `tokens` counts
-    the tokens that this process has trained on, padding included.
+    the tokens that this process has trained on, padding included. The validation loss is the mean
+    over all labelled tokens (nats). Several processes repeat no row.
     """
 
     train_dataset: Any
@@ -225,7 +265,7 @@ class ExpertTrainer(OpenTrainer):
         decay: float | None = None,
         **rest: Any,
     ) -> None:
-        self.tokens = 0
+        self.tokens, self.validated = 0, (0.0, 0)
         self.every, self.decay = every, decay
         validation = validation_sets[0] if validation_sets else None
         super().__init__(train_dataset=train_sets[0], eval_dataset=validation, **rest)
@@ -239,7 +279,7 @@ class ExpertTrainer(OpenTrainer):
         self.train_dataset = _join(prepared)
         if validation is not None:
             rows = [self.eval_dataset, *(self._prepare(s, "eval") for s in validation_sets[1:])]
-            self.eval_dataset = _join(rows)
+            self.eval_dataset = _join(rows, -sum(map(len, rows)) % self._batch("eval"))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make SFTTrainer's schedule, with its decay in steps now that their number is known."""
@@ -267,23 +307,59 @@ class ExpertTrainer(OpenTrainer):
         finally:
             self.completion_only_loss = before
 
-    def train_sampler(self) -> Any:
-        """Return the turns of two data sets; None for all rows at random."""
-        if self.every is None:
-            return None
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        step = rows_of_step(self.args)
-        return TurnSampler(self.sizes, step=step, every=self.every, seed=seed)
+    def _batch(self, name: str) -> int:
+        """Rows of a batch over all processes; 1 in one process, where the last one may be small."""
+        processes = self.args.world_size
+        return getattr(self.args, f"{name}_batch_size") * processes if processes > 1 else 1
+
+    def get_train_dataloader(self) -> Any:
+        """Load the rows: two data sets in turns, or all rows at random."""
+        args = self.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        random = getattr(args, "train_sampling_strategy", "random") == "random"
+        if self.every is None and (args.world_size == 1 or not random):
+            return super().get_train_dataloader()
+        sampler: EpochSampler
+        if self.every is not None:
+            step = rows_of_step(args)
+            sampler = TurnSampler(self.sizes, step=step, every=self.every, seed=seed)
+        else:
+            batch = 1 if args.dataloader_drop_last else self._batch("train")
+            sampler = FilledSampler(len(self.train_dataset), batch=batch, seed=seed)
+        loader = DataLoader(
+            _join([self.train_dataset], 1), batch_size=args.train_batch_size, sampler=sampler,
+            collate_fn=self.data_collator, num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory, drop_last=args.dataloader_drop_last,
+        )  # fmt: skip
+        return self.accelerator.prepare(loader)
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run SFTTrainer's step and add to the validation loss."""
+        count = int(inputs["labels"][..., 1:].ne(IGNORED).sum())
+        loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)
+        nats, tokens = self.validated
+        self.validated = (nats + (float(loss) * count if count else 0), tokens + count)
+        return loss, *rest
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Run SFTTrainer's evaluation; its loss would weigh batches alike, and repeat rows."""
+        self.validated = (0.0, 0)
+        output = super().evaluation_loop(*args, **kwargs)
+        nats, tokens = map(sum, zip(*gather_object([self.validated]), strict=True))
+        output.metrics["eval_loss"] = nats / tokens
+        return output
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card: the finished expert has one."""
 
 
-def _join(sets: Sequence[Dataset]) -> Dataset:
-    if len(sets) == 1:
-        return sets[0]
+def _join(sets: Sequence[Dataset], fill: int = 0) -> Dataset:
+    """Join data sets, and append `fill` rows without labels, which train nothing."""
+    filler = {"input_ids": sets[0][0]["input_ids"][:1], "labels": [IGNORED], "seq_lengths": [1]}
     columns = [name for name in _COLUMNS if name in sets[0].column_names]
-    return concatenate_datasets([rows.select_columns(columns) for rows in sets])
+    joined = [rows.select_columns(columns) for rows in sets]
+    filled = {name: [filler[name]] * fill for name in columns}
+    return concatenate_datasets([*joined, Dataset.from_dict(filled, features=joined[0].features)])
 
 
 def _sum_in_float32(plugin: Any) -> None:

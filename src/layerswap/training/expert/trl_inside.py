@@ -14,15 +14,8 @@ __all__ = ["FusedCausalLMOutput", "OpenTrainer"]
 
 
 class OpenTrainer(SFTTrainer):  # type: ignore[misc]
-    """SFTTrainer that tokenizes further data sets, and takes rows in an order of our own."""
+    """SFTTrainer that tokenizes further data sets."""
 
     def prepared(self, rows: Any, packing: bool, name: str) -> Any:
         """Tokenize a data set as SFTTrainer does its own; `name` is `train` or `eval`."""
         return self._prepare_dataset(rows, self.processing_class, self.args, packing, None, name)
-
-    def train_sampler(self) -> Any:
-        """Return the order of rows; None for the Trainer's own."""
-
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        own = self.train_sampler()
-        return super()._get_train_sampler(dataset) if own is None else own
