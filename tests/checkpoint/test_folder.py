@@ -174,11 +174,6 @@ def test_settings_that_are_copied_are_json(single, text):
     assert refusal(single).startswith("/generation_config.json: ")
 
 
-def test_a_path_written_as_an_address(single):
-    with pytest.raises(CheckpointError, match="give the path without file://"):
-        open_checkpoint(f"file://{single}")
-
-
 OUTSIDE = [
     "../model.safetensors", "../../etc/model.safetensors", "/model.safetensors",
     "//server/share/model.safetensors", r"\\server\share\model.safetensors",

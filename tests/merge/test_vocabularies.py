@@ -150,17 +150,17 @@ def test_a_chat_vector_leaves_new_tokens_as_the_language_model_has_them(tmp_path
     recipe = {
         "base": str(result.pop("base")),
         "experts": {name: str(path) for name, path in result.items()},
-        "instruct": {"weight": [1.0, 0.5], "bottom": 1},
+        "instruct": {"weight": 0.5, "bottom": 1},
         "tokenizer": "language",
     }
     out = tensors_of(recipe_plan(recipe).save(tmp_path / "out"))
     base, instruct, language = (tensors_of(tmp_path / name) for name in words)
     for tensor in (EMBEDDING, HEAD):
         assert len(out[tensor]) == 8
-        expected = language[tensor][:6] + instruct[tensor] - base[tensor]
+        expected = language[tensor][:6] + 0.5 * (instruct[tensor] - base[tensor])
         torch.testing.assert_close(out[tensor][:6], expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(out[tensor][6:], language[tensor][6:], rtol=1e-6, atol=1e-7)
-    for layer, weight in enumerate((0, 5 / 6, 4 / 6, 0.5)):
+    for layer, weight in enumerate((0, 0.5, 0.5, 0.5)):
         name = f"model.layers.{layer}.mlp.up_proj.weight"
         expected = language[name] + weight * (instruct[name] - base[name])
         torch.testing.assert_close(out[name], expected, rtol=1e-5, atol=1e-6)
