@@ -265,7 +265,7 @@ class Table:
         grid.add_column()
         for k, column in enumerate(self.columns):
             justify: Any = "right" if self.numeric(k) else "left"
-            grid.add_column(Text(_plain(column)), justify=justify, overflow="fold")
+            grid.add_column(Text(_plain(column)), justify=justify, overflow="fold", no_wrap=k == 0)
         for i, row in enumerate(self.rows):
             cells = [Text(">" if i == self.highlight else "")]
             for k, cell in enumerate(row):
