@@ -586,6 +586,30 @@ def test_prompts_that_lose_their_beginning_are_counted():
     ]
 
 
+@pytest.mark.parametrize(
+    ("renamed", "task"),
+    [("_loglikelihood_tokens", "maembe_choose"), ("_model_generate", "maembe_generate"),
+     ("_loglikelihood_tokens", "maembe_read")],
+)  # fmt: skip
+def test_another_method_of_lm_eval_is_an_error_and_no_score(world, monkeypatch, renamed, task):
+    """A newer lm-eval calls what our model overrides by another name: nothing would be swept."""
+    from lm_eval.models.huggingface import HFLM
+
+    original = getattr(HFLM, renamed)
+    for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+        method = getattr(HFLM, name)
+
+        def newer(self, *args, method=method, **named):
+            monkeypatch.setattr(type(self), renamed, original)
+            return method(self, *args, **named)
+
+        newer.__name__ = name
+        monkeypatch.setattr(HFLM, name, newer)
+    tokenizer = AutoTokenizer.from_pretrained(world["task"])
+    with pytest.raises(EvaluationError, match=r"lm-eval asked \d+ requests .* answered 0"):
+        evaluate(sweep_of(world, (1,), (1,)), tokenizer, [task], include=[world["tasks"]])
+
+
 RUNS_ANSWERS = """
 task: {name}
 dataset_path: json

@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +300,7 @@ def cached_model(sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> Any:
             super().__init__(
                 pretrained=sweep.switch(cache.members[0]), tokenizer=tokenizer, batch_size=PROMPTS
             )
-            self.number = 0
+            self.number = self.answered = 0
             self._responses = cache
 
         def _loglikelihood_tokens(
@@ -310,6 +309,7 @@ def cached_model(sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> Any:
             asked = [(tuple(context), tuple(rest)) for _, context, rest in requests]
             dtype = str(self.model.dtype).removeprefix("torch.")
             scores = self._responses.scores(self.number, asked, bound=self.max_length, dtype=dtype)
+            self.answered += len(scores)
             return [(float(logprob), bool(greedy)) for logprob, greedy in scores]
 
         def _model_generate(
@@ -325,6 +325,7 @@ def cached_model(sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> Any:
                 tuple(row[kept.bool()].tolist()) for row, kept in zip(context, mask, strict=True)
             ]
             written = self._responses.texts(self.number, prompts, asked, self.tokenizer)
+            self.answered += len(written)
             # Decoding skips special tokens, but not every token that ends a text is one.
             written = [tokens[:-1] if tokens[-1:] and tokens[-1] in ends else tokens
                        for tokens in written]  # fmt: skip
@@ -332,9 +333,30 @@ def cached_model(sweep: Sweep, tokenizer: Any, cache: ResponseCache) -> Any:
             return torch.cat([context, texts], dim=1)
 
     for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-        # lm-eval's bar would show only one composition.
-        setattr(CachedModel, name, partialmethod(getattr(HFLM, name), disable_tqdm=True))
+        setattr(CachedModel, name, _counted(getattr(HFLM, name)))
     return CachedModel(sweep, tokenizer, cache)
+
+
+def _counted(method: Any) -> Any:
+    """Check that the cache answers what a method of lm-eval asks; another model would else answer.
+
+    A rolling request asks for one window or more.
+    """
+
+    def ask(self: Any, requests: Any, **named: Any) -> Any:
+        before = self.answered
+        # lm-eval's bar would show only one composition.
+        answers = method(self, requests, **{**named, "disable_tqdm": True})
+        answered, rolling = self.answered - before, method.__name__.endswith("rolling")
+        if answered < len(requests) or (answered > len(requests) and not rolling):
+            raise EvaluationError(
+                f"lm-eval asked {len(requests):,} requests by {method.__name__}, and the sweep "
+                f"answered {answered:,}; use a version of lm-eval that docs/support.md names, or "
+                "--engine hf"
+            )
+        return answers
+
+    return ask
 
 
 def _sampling(settings: Mapping[str, Any], own: Any) -> Sampling | None:
