@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+NAME_WIDTH, NARROW = 20, 80
+"""Longest name of a row that is not cut, and the width of a terminal from which on, in columns."""
 PIPE = 160
 """Width of a table where standard output is no terminal and COLUMNS is not set."""
 
@@ -246,17 +248,22 @@ class Table:
         width = shutil.get_terminal_size((PIPE, 24)).columns
         console = Console(file=io.StringIO(), width=width, force_terminal=styled,
                           color_system="standard" if styled else None)  # fmt: skip
-        grid, unbound = self._grid(" "), console.options.update(max_width=10 * PIPE)
+        longest = max([0, *(len(str(row[0])) for row in self.rows)])
+        name = min(longest, NAME_WIDTH) if width >= NARROW else 0
+        grid, unbound = self._grid(" ", name), console.options.update(max_width=10 * PIPE)
         if console.measure(grid, options=unbound).maximum > width:
-            grid = self._grid("\n")
+            grid = self._grid("\n", name)
         with console.capture() as printed:
             console.print(grid)
         lines = [line.rstrip() for line in printed.get().rstrip("\n").split("\n")]
         caption = textwrap.wrap(_plain(self.caption), width - 2)
         return "\n".join([*lines, *[""] * bool(caption), *(f"  {line}" for line in caption)])
 
-    def _grid(self, between: str) -> Grid:
-        """The table for rich, with `between` a number and its interval."""
+    def _grid(self, between: str, name: int) -> Grid:
+        """The table for rich, with `between` a number and its interval.
+
+        With a width for `name`, neither names as long nor numbers are cut.
+        """
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as Grid
         from rich.text import Text
@@ -265,7 +272,10 @@ class Table:
         grid.add_column()
         for k, column in enumerate(self.columns):
             justify: Any = "right" if self.numeric(k) else "left"
-            grid.add_column(Text(_plain(column)), justify=justify, overflow="fold", no_wrap=k == 0)
+            grid.add_column(
+                Text(_plain(column)), justify=justify, overflow="fold",
+                min_width=name if k == 0 else None, no_wrap=bool(name) and self.numeric(k),
+            )  # fmt: skip
         for i, row in enumerate(self.rows):
             cells = [Text(">" if i == self.highlight else "")]
             for k, cell in enumerate(row):
