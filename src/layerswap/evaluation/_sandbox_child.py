@@ -239,7 +239,8 @@ def wall_off() -> tuple[int, str]:
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
     """Let the kernel end this process with its parent."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has exited already
+    # A parent outside of this namespace of processes is 0, also where mounts were refused after it.
+    if os.getppid() not in (parent, 0):  # it has exited already
         os._exit(1)
 
 
