@@ -355,7 +355,8 @@ class ExpertTrainer(OpenTrainer):
 
 def _join(sets: Sequence[Dataset], fill: int = 0) -> Dataset:
     """Join data sets, and append `fill` rows without labels, which train nothing."""
-    filler = {"input_ids": sets[0][0]["input_ids"][:1], "labels": [IGNORED], "seq_lengths": [1]}
+    start = sets[0][0]["input_ids"][:1] if len(sets[0]) else [0]  # no row is left: refused later
+    filler = {"input_ids": start, "labels": [IGNORED], "seq_lengths": [1]}
     columns = [name for name in _COLUMNS if name in sets[0].column_names]
     joined = [rows.select_columns(columns) for rows in sets]
     filled = {name: [filler[name]] * fill for name in columns}

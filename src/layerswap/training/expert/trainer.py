@@ -201,7 +201,7 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
         raise TrainingError(one_line(error, 300)) from None
     finally:
         logger.setLevel(level)
-    if not len(trainer.train_dataset):
+    if not min(trainer.sizes):
         raise TrainingError(
             "no row has a label within max_length tokens; raise hyperparameters.max_length"
         )
