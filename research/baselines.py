@@ -87,7 +87,7 @@ def answered(
     for size in [size for size in SIZES if size < cut]:
         for draw in range(DRAWS):
             yield f"{LINEAR}, {size}, draw {draw}", right, labelled.predicted(size, draw)
-    yield f"{LINEAR}, {ALL}", right, labelled.predicted()
+    yield f"{LINEAR}, {ALL}", right, labelled.answers
     vectors = encode(texts)
     english, own = taught, (vectors[:cut], np.array(labels[:cut]))
     yield f"{VECTORS}, English rows", right, by_vectors([english], vectors[cut:])

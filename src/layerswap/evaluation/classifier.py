@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.statistics import LEVEL, Classified, resampled_counts
+from layerswap.ground.errors import EvaluationError, one_line
 
 Texts = Sequence[str]
 Labels = npt.NDArray[np.str_]
@@ -57,12 +58,16 @@ class LabelledTexts:
 
     @property
     def most(self) -> int:
-        """Number of labels that the classifier can be trained on."""
+        """Largest number of training labels."""
         return min(MOST, *(len(known) for known, _ in self.folds))
 
-    def predicted(self, count: int | None = None, draw: int = 0) -> Labels:
-        """Trains on `count` labels, all when None; returns the answers in the order of `asked`."""
-        size = self.most if count is None else count
+    @cached_property
+    def answers(self) -> Labels:
+        """The answers after training on all labels, in the order of `asked`."""
+        return self.predicted(self.most)
+
+    def predicted(self, size: int, draw: int = 0) -> Labels:
+        """Returns the answers after training on a draw of labels, in the order of `asked`."""
         answers = np.empty(len(self.labels), dtype=self.labels.dtype)
         for (known, asked), matrices in zip(self.folds, self._matrices, strict=True):
             drawn = np.random.default_rng(draw).permutation(len(known))[:size]
@@ -77,7 +82,7 @@ class LabelledTexts:
         right = self.labels[self.asked]
         sizes = [size for size in SIZES if size < self.most]
         by_size = {size: [self.predicted(size, draw) for draw in range(DRAWS)] for size in sizes}
-        by_size[self.most] = [self.predicted()]
+        by_size[self.most] = [self.answers]
         return {size: Classified(right, np.array(rows)) for size, rows in by_size.items()}
 
     @cached_property
@@ -105,19 +110,30 @@ class LabelledTexts:
         return answered
 
 
-def encode(texts: Texts, encoder: str, device: str) -> npt.NDArray[np.float32]:
-    """Returns sentence vectors `(texts, size)`, by an encoder of sentence-transformers.
+def open_encoder(source: str, device: str) -> Callable[[Texts], npt.NDArray[np.float32]]:
+    """Opens an encoder of sentence-transformers; it maps texts to vectors `(texts, size)`.
 
     Pooling, dense layers and the prompt `query` are those of the encoder's own files.
+
+    Raises:
+        EvaluationError: the library cannot load the encoder.
     """
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(encoder, device=device)
+    try:
+        model = SentenceTransformer(source, device=device)
+    except Exception as error:  # damaged files, another format, the net: no common class
+        why = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise EvaluationError(f"encoder: {source}: cannot be loaded ({why})") from None
     prompt = "query" if "query" in model.prompts else None
-    vectors: npt.NDArray[np.float32] = model.encode(
-        list(texts), prompt_name=prompt, show_progress_bar=False
-    )
-    return vectors
+
+    def encode(texts: Texts) -> npt.NDArray[np.float32]:
+        vectors: npt.NDArray[np.float32] = model.encode(
+            list(texts), prompt_name=prompt, show_progress_bar=False
+        )
+        return vectors
+
+    return encode
 
 
 def by_vectors(taught: Sequence[tuple[Any, Labels]], asked: Any) -> Labels:

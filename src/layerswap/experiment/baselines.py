@@ -65,7 +65,7 @@ def baselines(
     labelled = _labelled(labels, texts, split)
     if labelled is not None:
         name = ON_LABELS if len(split.development) else CROSS_VALIDATED
-        answers[name] = labelled.predicted()
+        answers[name] = labelled.answers
     scores |= {name: (given == right).astype(float) for name, given in answers.items()}
     return Baselines(scores, answers, labelled)
 
@@ -94,7 +94,7 @@ def baselines_of(development: Sequence[Answer], test: Sequence[Answer]) -> Basel
 
 
 def answers_of_baselines(test: Sequence[Answer], found: Baselines) -> Iterator[Answer]:
-    """Yields the answers of every baseline to the test documents of `baselines_of`."""
+    """Yields one answer for each baseline and test document; `test` is as in `baselines_of`."""
     for condition, scores in found.scores.items():
         answered = found.answers.get(condition, [""] * len(test))
         for row, score, answer in zip(test, scores, answered, strict=True):

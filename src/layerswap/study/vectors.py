@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from layerswap.evaluation.classifier import Labels, by_vectors, encode
+from layerswap.checkpoint.folder import fetch_checkpoint
+from layerswap.checkpoint.hub import HUB_ID
+from layerswap.evaluation.classifier import Labels, by_vectors, open_encoder
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, read_answers, write_answers
 from layerswap.experiment.benchmarks import RESULTS, condition_scores, in_order
 from layerswap.experiment.compare import DocumentSplit
 from layerswap.experiment.conditions import VECTORS, Condition
+from layerswap.ground.errors import StudyError
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
@@ -37,15 +40,28 @@ class VectorsStep(Kind):
     task: TrainedOn | None = None  # the rows of the task expert
 
     def check(self, name: str) -> None:
-        """Check that the library is installed."""
+        """Check that the library is installed, and that a local encoder is one."""
         del name
         need_extras("an encoder", "eval")
+        folder = Path(self.encoder)
+        if folder.is_dir():
+            if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
+                raise StudyError(f"encoder: {folder}: has neither modules.json nor config.json")
+        elif not HUB_ID.fullmatch(self.encoder):
+            fetch_checkpoint(self.encoder)  # says what is wrong
+
+    def check_here(self, name: str, *, device: bool) -> None:
+        """Look at an encoder on the Hub."""
+        del name, device
+        if not Path(self.encoder).is_dir():
+            fetch_checkpoint(self.encoder, weights=False)
 
     def run(self, context: Context) -> None:
         """Encode and classify, and write the answers to all documents with labels."""
         prompts, completions = self._rows(context.inputs)
         answers = read_answers(context.inputs[f"evaluate/{self.language}"] / RESULTS)
         found: list[Answer] = []
+        encode = open_encoder(self.encoder, self.device)
         for (name, _), scores in condition_scores(answers).items():
             if scores.labels is None:
                 continue
@@ -56,8 +72,8 @@ class VectorsStep(Kind):
             context.log(f"encoding {len(rows):,} documents and {sum(known):,} rows of the task")
             texts = [text for text, labelled in zip(prompts, known, strict=True) if labelled]
             names = [label for label, labelled in zip(completions, known, strict=True) if labelled]
-            english = (encode(texts, self.encoder, self.device), np.array(names)) if texts else None
-            vectors = encode(scores.texts, self.encoder, self.device)
+            english = (encode(texts), np.array(names)) if texts else None
+            vectors = encode(scores.texts)
             split = scores.split(self.development)
             for condition, given in _answered(vectors, scores.labels, english, split):
                 found += [
