@@ -505,7 +505,7 @@ def condition_scores(answers: Iterable[Answer]) -> dict[tuple[str, str], Benchma
             name = score.task if has_variants(score.benchmark) else score.benchmark
             by = rows.setdefault((name, score.language), defaultdict(list))
             by[score.condition].append(score)
-    return {key: _in_order(by) for key, by in rows.items()}
+    return {key: _scores_of(by) for key, by in rows.items()}
 
 
 def in_order(answers: Iterable[Answer]) -> list[Answer]:
@@ -515,8 +515,8 @@ def in_order(answers: Iterable[Answer]) -> list[Answer]:
     return sorted(rows, key=lambda row: (row.task not in published, row.task, row.document))
 
 
-def _in_order(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
-    """The scores of one benchmark by condition, the published development split first."""
+def _scores_of(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
+    """Scores of one benchmark by condition; published development documents come first."""
     asked = in_order(next(iter(by.values())))
     published = development_tasks(score.task for score in asked)
     ordered = {

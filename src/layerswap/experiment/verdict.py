@@ -20,6 +20,7 @@ from layerswap.experiment.conditions import (
     BASE,
     CHANCE,
     COMMONEST,
+    CROSS_VALIDATED,
     LANGUAGE_EXPERT,
     ON_LABELS,
     TASK_EXPERT,
@@ -32,7 +33,7 @@ COSTS = (
     {CHANCE.method, COMMONEST.method}, {ON_LABELS.method}, {VECTORS}, {BASE.method},
     {TASK_EXPERT.method, LANGUAGE_EXPERT.method},
 )  # fmt: skip
-"""Methods of the roads that cost less than a merge, from the cheapest on."""
+"""Methods that cost less than a merge, cheapest first."""
 CONSTANT, LABELS, ENCODER, MERGE = 0, 1, 2, len(COSTS)
 COARSE = 0.10
 """Reach of an interval, as a fraction, from which a test has too few documents."""
@@ -100,20 +101,16 @@ def verdict_in_words(result: TestResult, unit: str = "%") -> str:
         case "too few documents":
             said = (
                 f"The test is too small to choose a road: {result.intervals[selected].n:,} "
-                f"documents do not tell the {selected} from the {found.road};{apart}."
+                f"documents cannot distinguish the {selected} from the {found.road};{apart}."
             )
         case "no model":
             said = (
                 f"Do not use the {selected}: it is not clearly above the {found.road}, {score};"
                 f"{apart}."
             )
-        case "labels":
+        case "labels" | "encoder":
             first = "Do not merge" if found.lead and found.lead.sign < 0 else "No merge is needed"
-            known = "" if result.labelled is None else f"{result.labelled.most:,} "
-            said = f"{first}: a linear classifier on {known}labels reaches {score};{apart}."
-        case "encoder":
-            first = "Do not merge" if found.lead and found.lead.sign < 0 else "No merge is needed"
-            said = f"{first}: {found.road} reach {score};{apart}."
+            said = f"{first}: {_classifier(result, found.road)} {score};{apart}."
         case "no merge" if found.lead is None:
             said = f"Do not merge: the {selected} is selected, {score}."
         case "no merge":
@@ -121,6 +118,14 @@ def verdict_in_words(result: TestResult, unit: str = "%") -> str:
         case "merge":
             said = f"Use the {selected}, {score}{_lead(result)}."
     return " ".join(filter(None, [said, worth_in_words(result)]))
+
+
+def _classifier(result: TestResult, road: Condition) -> str:
+    """A classifier without a language model, with its verb."""
+    if road.method == VECTORS or result.labelled is None:
+        return f"{road} reach"
+    how = ", cross-validated," if road == CROSS_VALIDATED else ""
+    return f"a linear classifier on {result.labelled.most:,} labels{how} reaches"
 
 
 def verdict_facts(result: TestResult) -> dict[str, Any]:
