@@ -175,6 +175,16 @@ def test_an_encoder_and_english_documents_stand_beside_the_models(own, tmp_path)
     assert rows["task expert"]["mean"] == 0 or "what labels give" in page
 
 
+@pytest.mark.slow
+def test_a_benchmark_without_english_documents_has_no_score_in_english(own):
+    (own / "benchmarks" / "moods.yaml").write_text(BENCHMARK.replace("[swa]", "[swa, eng]"))
+    graph = planned(own, baselines=["experts"])
+    assert "english" in [step.name.split("/")[0] for step in graph]
+    rows, page = results(graph, own / "out")
+    assert {"task expert", "commonest label"} <= set(rows)
+    assert "In English" not in page
+
+
 @pytest.mark.parametrize("development", mostly_slow([None, 6, "none"], 6))
 def test_a_grid_is_chosen_on_a_split_on_drawn_documents_or_not_at_all(own, development):
     evaluate = {}

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable
+from layerswap.experiment.answers import ANSWERS_TABLE, write_answers
+from layerswap.experiment.benchmarks import RESULTS
 from layerswap.experiment.conditions import TASK_EXPERT, Condition
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Log
@@ -32,6 +34,7 @@ class EnglishStep(EvaluateStep):
     @property
     def development(self) -> None:
         """None: nothing is chosen in English."""
+        return None
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Check nothing: without English documents the step writes no scores."""
@@ -49,6 +52,8 @@ class EnglishStep(EvaluateStep):
                               context.log)  # fmt: skip
         except EvaluationError as error:
             context.log(f"no score in English: {error}")
+            (context.folder / RESULTS).mkdir(exist_ok=True)
+            write_answers(context.folder / RESULTS / ANSWERS_TABLE, [])
             return
         super().run(context)
 
