@@ -402,7 +402,7 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
 def without_unshared(
     experts: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
-    """Leave out the ignored tensors that only some of experts and base have.
+    """Drop ignored tensors that some of the sources lack.
 
     The Hub's base has layers of multi-token prediction, and its fine-tunes lost them when
     transformers saved them. Older checkpoints store buffers that newer ones compute.

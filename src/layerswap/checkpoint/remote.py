@@ -66,7 +66,7 @@ WeightFile = Path | RemoteFile
 
 @cache
 def _hub(endpoint: str) -> HfFileSystem:
-    """Return one filesystem for all threads, so that each repository is listed once."""
+    """Return the Hub's filesystem; all threads share it, to list each repository once."""
     from huggingface_hub import HfFileSystem
 
     return HfFileSystem(endpoint=endpoint)
@@ -74,7 +74,7 @@ def _hub(endpoint: str) -> HfFileSystem:
 
 @contextmanager
 def _network(path: str) -> Iterator[HfFileSystem]:
-    """Name the file and the cause of the client's errors; FileNotFoundError passes through."""
+    """Make the client's errors one line with the file's name; FileNotFoundError passes."""
     from huggingface_hub import constants
 
     try:

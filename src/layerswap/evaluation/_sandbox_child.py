@@ -237,7 +237,7 @@ def wall_off() -> tuple[int, str]:
 
 
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Let the kernel end this process with its parent."""
+    """Kill this process when its parent dies."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # A parent outside of this namespace of processes is 0, also where mounts were refused after it.
     if os.getppid() not in (parent, 0):  # it has exited already

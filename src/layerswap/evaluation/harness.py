@@ -287,7 +287,7 @@ def run_tasks(
 
 
 def _add_texts(result: Mapping[str, Any], tasks: Mapping[str, Any]) -> None:
-    """Add the text of each document to the samples of tasks whose prompts have exemplars."""
+    """Add each document's text to the samples of few-shot tasks."""
     for name, samples in result["samples"].items():
         if tasks[name].get_config("num_fewshot"):
             for sample in samples:
@@ -438,7 +438,7 @@ def evaluate_models(
 def _run_alone(
     name: str, loaded: Any, settings: EvaluationSettings, log: Log, model: Any
 ) -> Result:
-    """Evaluate one of lm-eval's models, and log which prompts it cut."""
+    """Evaluate one lm-eval model, and log its truncated prompts."""
     result = run_tasks(model, loaded, settings)
     for note in cut_prompts(model, result):
         log(f"{name}: {note}")

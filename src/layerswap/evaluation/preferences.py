@@ -86,7 +86,7 @@ class Judgement:
 
 
 def judge(votes: Sequence[Vote], models: Sequence[str], title: str) -> Judgement:
-    """Compare two or three models by all votes.
+    """Compare two or three models over all votes.
 
     The intervals of all pairs hold together at 95% (Bonferroni).
 

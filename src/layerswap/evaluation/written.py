@@ -1,4 +1,4 @@
-"""Evaluates a composition with one of lm-eval's own models, over the folder of its merge."""
+"""Evaluates a merged folder with one of lm-eval's own models."""
 
 from __future__ import annotations
 

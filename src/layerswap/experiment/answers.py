@@ -357,7 +357,7 @@ def _prompt(sample: Mapping[str, Any]) -> str:
 
 
 def _choices(sample: Mapping[str, Any]) -> int:
-    """Count the answers to choose from; 0 if the model writes its own."""
+    """Return the number of answer choices; 0 for free answers."""
     return len(sample["arguments"]) if len(sample["arguments"]) > 1 else 0
 
 

@@ -40,7 +40,7 @@ ANSWER = 120.0
 PATIENCE = 600.0
 """Seconds for which a refused submission is tried again, after the user's last job has ended."""
 KEPT = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
-"""Variables of Slurm's clients; an allocation sets others, which would reach the jobs."""
+"""Slurm client variables that jobs inherit; those of an allocation are removed."""
 SHORTEST, LONGEST, SPARE = 60, 3 * 24 * 60, 3
 """Least and most minutes of a default time limit, and its ratio to the estimated time."""
 LIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING", "SUSPENDED",

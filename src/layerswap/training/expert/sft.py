@@ -313,7 +313,7 @@ class ExpertTrainer(OpenTrainer):
         return getattr(self.args, f"{name}_batch_size") * processes if processes > 1 else 1
 
     def get_train_dataloader(self) -> Any:
-        """Load the rows: two data sets in turns, or all rows at random."""
+        """Return the data loader: alternating turns of two data sets, or all rows shuffled."""
         args = self.args
         seed = args.seed if args.data_seed is None else args.data_seed
         random = getattr(args, "train_sampling_strategy", "random") == "random"
@@ -354,7 +354,7 @@ class ExpertTrainer(OpenTrainer):
 
 
 def _join(sets: Sequence[Dataset], fill: int = 0) -> Dataset:
-    """Join data sets, and append `fill` rows without labels, which train nothing."""
+    """Concatenate data sets, and append `fill` padding rows without labels."""
     start = sets[0][0]["input_ids"][:1] if len(sets[0]) else [0]  # no row is left: refused later
     filler = {"input_ids": start, "labels": [IGNORED], "seq_lengths": [1]}
     columns = [name for name in _COLUMNS if name in sets[0].column_names]
