@@ -32,7 +32,7 @@ def test_version(layerswap):
 def test_the_commands_of_the_help(layerswap):
     root = get_command(app)
     assert " ".join(root.commands) == (
-        "quickstart new bases play plan merge adapters instruct revert verify deploy data train "
+        "quickstart new bases play plan merge instruct revert verify deploy data train "
         "sweep eval compare delta ask study lab analyse"
     )
     analyses = ["linearity", "composability", "fisher", "freeze-or-revert", "select"]

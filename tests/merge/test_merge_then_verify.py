@@ -14,7 +14,6 @@ import layerswap as ls
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.recipe import parse_recipe
 from layerswap.lab.assets import shipped
-from layerswap.merge.adapters import write_adapters
 from layerswap.methods import METHODS
 from layerswap.training.expert.trainer import train
 
@@ -124,10 +123,3 @@ def test_merged_adapters_are_experts_again(world, tmp_path, monkeypatch):
     out = pair("trained-adapter-{}", **ZONES)().save(Path("merged-adapter"))
     again = ls.swap(task="trained-adapter-task", language=out, **ZONES).save(tmp_path / "again")
     assert ls.verify(again).problems == []
-
-
-def test_served_adapters_are_verified(world, tmp_path, monkeypatch):
-    monkeypatch.chdir(world)
-    write_adapters({"a": "math-lora"}, {"b": "sw-lora", "c": "math-lora"}, tmp_path / "served")
-    for name in ("a--b", "a--c"):
-        assert ls.verify(tmp_path / "served" / name).problems == []

@@ -39,7 +39,6 @@ COMMANDS = {
     "play": ("play:play", START, False),
     "plan": ("merge:plan", MERGE, True),
     "merge": ("merge:merge", MERGE, True),
-    "adapters": ("merge:adapters", MERGE, True),
     "instruct": ("merge:instruct", MERGE, True),
     "revert": ("merge:revert", MERGE, False),
     "verify": ("merge:verify", MERGE, True),

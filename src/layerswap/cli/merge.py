@@ -235,60 +235,6 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     return facts
 
 
-def adapters(
-    *,
-    task_experts: Annotated[
-        list[str], Option("--task-expert", "--task", "--task-experts", "--tasks")
-    ],
-    language_experts: Annotated[
-        list[str], Option("--language-expert", "--language", "--language-experts", "--languages")
-    ],
-    out: options.OutFolder,
-    base: options.AnyBase = None,
-    zones: options.Zones,
-    rank: options.Rank = None,
-    dtype: str | None = None,
-    overwrite: options.Overwrite = False,
-) -> None:
-    """Write the swap of every task adapter with every language adapter as a PEFT adapter.
-
-    A server such as vLLM holds all of them over one base. Writes the folder OUT with one adapter
-    in each subfolder, a card, `serve.json` and `serve.sh`. `layerswap eval OUT` evaluates them.
-
-    Example: layerswap adapters --task math --language sw --language te --out served
-
-    Options:
-        task_experts [NAME=]FOLDER: Task adapter. Repeatable.
-        language_experts [NAME=]FOLDER: Language adapter. Repeatable.
-        dtype float32|bfloat16|float16: Dtype of the adapters. (default: float32)
-    """
-    from layerswap.merge.adapters import SCRIPT, write_adapters
-
-    method = zones.given()
-    weights = _read_weights(method.pop("weights", "uniform"))
-    tasks = options.named_folders("--task-expert", task_experts)
-    languages = options.named_folders("--language-expert", language_experts)
-    with output.step_progress(
-        "composing adapters", len(tasks) * len(languages), "adapters"
-    ) as progress:
-        served = write_adapters(
-            tasks, languages, out, base=base, method=method, weights=weights, rank=rank,
-            dtype=dtype, overwrite=overwrite, progress=progress
-        )  # fmt: skip
-    facts = {
-        "adapters": list(served.plans), "base": served.base, "rank": served.rank,
-        "folder": str(served.folder),
-    }  # fmt: skip
-    notes = (f"note: {name}: {note}" for name, plan in served.plans.items() for note in plan.notes)
-    lines = [
-        *notes,
-        f"adapters of {served.base}: {len(served.plans)}, rank {served.rank} at most",
-        f"wrote {served.folder}",
-        f"serve them: sh {served.folder / SCRIPT}",
-    ]
-    output.finish("adapters", facts, lines)
-
-
 class ChatVector(commands.OptionGroup):
     """The part of a language model that receives the chat vector.
 

@@ -236,17 +236,3 @@ def read_pairs(option: str, texts: list[str] | None, value: str = "PATH") -> dic
 def task_names(given: list[str] | None) -> list[str]:
     """Names of tasks, from values that may each hold several with commas between."""
     return [name.strip() for value in given or () for name in value.split(",") if name.strip()]
-
-
-def named_folders(option: str, texts: list[str]) -> dict[str, str]:
-    """Folders or Hub ids by name: `NAME=FOLDER`, or the folder's own name."""
-    folders: dict[str, str] = {}
-    for text in texts:
-        name, equals, source = text.partition("=")
-        name, source = (name, source) if equals else (text.rstrip("/").rpartition("/")[2], text)
-        if not name or not source or name.startswith(".") or "/" in name:
-            raise RecipeError(f"{option}: {text!r} is not FOLDER or NAME=FOLDER")
-        if name in folders:
-            raise RecipeError(f"{option}: two are called {name!r}; write NAME=FOLDER")
-        folders[name] = source
-    return folders

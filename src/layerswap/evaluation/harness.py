@@ -44,7 +44,6 @@ from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.types import Advance, Log
 from layerswap.ground.yaml_file import nearest
 from layerswap.merge import Plan, make_plan
-from layerswap.merge.adapters import MANIFEST, open_served
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.merge.layout import widest
 from layerswap.merge.metadata import COPIED, generation_file, tokenizer_folder
@@ -364,16 +363,11 @@ def _lm_eval_manager() -> Any:
 def open_models(models: Sequence[str]) -> dict[str, Plan]:
     """Open a plan for each model, by a unique name.
 
-    A model is a folder, a Hub id, an adapter, a recipe (`.yaml`), which need not be written, or a
-    folder of `layerswap adapters`, which has several.
+    A model is a folder, a Hub id, an adapter, or a recipe (`.yaml`), which need not be written.
     """
     plans: dict[str, Plan] = {}
     for model in models:
         path = Path(model)
-        if (path / MANIFEST).is_file():
-            for name, plan in open_served(path).items():
-                plans[_unique(name, plans)] = plan
-            continue
         if path.suffix in (".yaml", ".yml"):
             plan, name = make_plan(read_recipe(path)), path.stem
         else:
