@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from effort import drawn
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no fault of the code: only tests that look for a hang set a deadline.
@@ -74,6 +75,10 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
-def pytest_collection_modifyitems(items):
-    """The longest tests come first, so that no worker waits for the other's last one."""
+def pytest_collection_modifyitems(config, items):
+    """Draws from the grids. The longest tests come first: no worker waits for the other's last."""
+    left = [item for item in items if item.get_closest_marker("grid") and not drawn(item.nodeid)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: item.path.name not in ("test_docs.py", "test_simulations.py"))

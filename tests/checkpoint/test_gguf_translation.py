@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from effort import mostly_slow
+from effort import sampled
 from gguf_conversion import FAMILIES, convert, save_model
 
 import layerswap as ls
@@ -22,7 +22,7 @@ NOT_LOADED = ("cohere", "cohere2", "olmo2", "gpt_neox", "granite", "falcon-group
 QUICK = ("llama", "gemma3", "falcon-groups")
 
 
-@pytest.mark.parametrize("family", mostly_slow(FAMILIES, *QUICK))
+@pytest.mark.parametrize("family", sampled(FAMILIES, *QUICK))
 def test_the_conversion_is_undone(tmp_path, family):
     folder = save_model(tmp_path / "model", family)
     like = ls.open_checkpoint(folder)
@@ -64,7 +64,7 @@ def test_tensors_are_those_that_transformers_loads(tmp_path, family, kind):
     assert compared >= len(opened.tensors) - 1  # a tied head is stored by one of the two
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["F16", "BF16", "Q8_0", "Q4_0"], "Q8_0"))
+@pytest.mark.parametrize("kind", sampled(["F16", "BF16", "Q8_0", "Q4_0"], "Q8_0"))
 def test_a_gguf_file_is_merged_beside_safetensors(tmp_path, kind):
     """The output equals a merge of safetensors with the dequantised numbers."""
     task, language = (save_model(tmp_path / n, "llama", i) for i, n in enumerate(("a", "b")))

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
-from tests.helpers.effort import mostly_slow
+from tests.helpers.effort import sampled
 from tests.helpers.merging import refusal
 
 from layerswap.checkpoint.names import canonical, computed_buffers, predicting, renaming, unwrapped
@@ -81,7 +81,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "gpt2"))
+@pytest.mark.parametrize("family", sampled(FAMILIES, "gpt2"))
 def test_stored_names_and_names_in_memory_agree(family, tmp_path):
     """Equal values prove which tensor is which."""
     torch.manual_seed(0)

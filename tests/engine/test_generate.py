@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from effort import mostly_slow
+from effort import sampled
 from lm_eval.models.utils_hf import stop_sequences_criteria
 from tiny_models import FAMILIES, MORE, config_of, grid_of, save_expert, swap_of
 from transformers import (
@@ -69,7 +69,7 @@ def tokens_of(generations):
 # --- greedy ---
 
 
-@pytest.mark.parametrize("family", mostly_slow([*FAMILIES, *MORE], "llama", "gpt2"))
+@pytest.mark.parametrize("family", sampled([*FAMILIES, *MORE], "llama", "gpt2"))
 def test_tokens_are_those_of_each_composition_alone(family, tmp_path):
     plans = grid_of(swap_of(tmp_path, family))
     found = Sweep(plans).generate(PROMPTS, max_new_tokens=12, eos=[])
@@ -176,7 +176,7 @@ def with_settings(root, family="llama", eos=(), **settings):
     return grid_of(ls.swap(task=root / "task", language=root / "language", bottom=1, top=1))[::4]
 
 
-@pytest.mark.parametrize("settings", mostly_slow(SETTINGS, SETTINGS[0]), ids="-".join)
+@pytest.mark.parametrize("settings", sampled(SETTINGS, SETTINGS[0]), ids="-".join)
 def test_generation_settings_act_as_in_transformers(settings, tmp_path):
     plain = with_settings(tmp_path / "plain")
     eos = sorted({tokens[3] for tokens in alone(plain[0], PROMPTS, own=True, max_new_tokens=10)})

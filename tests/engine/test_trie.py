@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from effort import mostly_slow
+from effort import sampled
 from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
 from transformers import PaliGemmaForConditionalGeneration
 
@@ -56,7 +56,7 @@ def check_alone(logits, plans, ids):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "dtype", mostly_slow([torch.float32, torch.bfloat16], torch.float32), ids=["fp32", "bf16"]
+    "dtype", sampled([torch.float32, torch.bfloat16], torch.float32), ids=["fp32", "bf16"]
 )
 @pytest.mark.parametrize("family", EVERY)
 def test_logits_are_those_of_each_composition_alone(family, dtype, tmp_path):
@@ -239,7 +239,7 @@ def by_hand(model, requests):
 
 
 @pytest.mark.parametrize(
-    "family", mostly_slow(["llama", "gemma3", "gpt2", "bloom", "cohere2"], "llama", "bloom")
+    "family", sampled(["llama", "gemma3", "gpt2", "bloom", "cohere2"], "llama", "bloom")
 )
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_scores_are_those_of_each_request_alone(family, batch_size, tmp_path):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 THOROUGH = bool(os.environ.get("LAYERSWAP_THOROUGH"))
+EVERY = 4
+"""One case of a grid in so many is run where LAYERSWAP_SAMPLE is set."""
 
 
 def examples(most: int) -> int:
@@ -16,11 +19,17 @@ def examples(most: int) -> int:
     return most if THOROUGH else most // 5
 
 
-def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
-    """Cases of a parametrised test, of which all but the quick ones are marked slow."""
+def sampled(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Cases of a grid, of which all but the quick ones are marked so: `.ci/run` draws from them."""
     return [
         case
         if case in quick
-        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.slow)
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.grid)
         for case in cases
     ]
+
+
+def drawn(name: str) -> bool:
+    """True for one case of a grid in `EVERY`, drawn by LAYERSWAP_SAMPLE; without it for all."""
+    seed = os.environ.get("LAYERSWAP_SAMPLE")
+    return not seed or zlib.crc32(f"{seed} {name}".encode()) % EVERY == 0

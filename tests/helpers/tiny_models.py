@@ -8,7 +8,7 @@ from typing import Any
 
 import merging
 import torch
-from effort import mostly_slow
+from effort import sampled
 
 import layerswap as ls
 
@@ -46,7 +46,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteConfig", {**GATED, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
 }  # fmt: skip
 save_expert = partial(merging.save_expert, noise=0.1)
-EVERY = mostly_slow([*FAMILIES, *MORE], "llama", "gemma3", "gpt2", "mixtral")
+EVERY = sampled([*FAMILIES, *MORE], "llama", "gemma3", "gpt2", "mixtral")
 """Families to test: most of them are slow."""
 
 

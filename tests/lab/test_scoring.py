@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from effort import mostly_slow
+from effort import sampled
 
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.engine import Sweep
@@ -31,7 +31,7 @@ def generated(model, tokenizer, example):
     return out[0, prompt.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("skill", mostly_slow(("problem", "comprehension"), "problem"))
+@pytest.mark.parametrize("skill", sampled(("problem", "comprehension"), "problem"))
 def test_correct_is_exact_match_of_what_generate_writes(expert, skill):
     model, tokenizer = expert
     asked = questions(skill, "furo", "test")[:24]

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from effort import mostly_slow
+from effort import sampled
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 from gguf_files import (
     LAYERS,
@@ -63,9 +63,7 @@ def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
     assert {kind for kind, _ in merged.values()} == {"F16", "F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
 
 
-@pytest.mark.parametrize(
-    "kind", mostly_slow(["F32", "BF16", "F16", "Q8_0", "Q5_1", "Q4_0"], "Q5_1")
-)
+@pytest.mark.parametrize("kind", sampled(["F32", "BF16", "F16", "Q8_0", "Q5_1", "Q4_0"], "Q5_1"))
 def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
     recipe = ls.parse_recipe(
         f"{{experts: {{a: {files['task']}, b: {files['language']}}}, soup: {{experts: [a, b]}}, "
@@ -82,7 +80,7 @@ def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("one", "other", "kind"),
-    mostly_slow(
+    sampled(
         [
             ("Q4_0", "Q5_1", "Q5_1"),
             ("Q4_0", "Q4_0", "Q4_0"),
@@ -362,7 +360,7 @@ def test_outputs_that_are_refused(files, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out.gguf"]
 
 
-@pytest.mark.parametrize("value", mostly_slow([1e30, np.nan, np.inf], 1e30))
+@pytest.mark.parametrize("value", sampled([1e30, np.nan, np.inf], 1e30))
 def test_numbers_too_large_for_a_block_are_refused(tmp_path, value):
     paths = [write_gguf(tmp_path / f"{seed}.gguf", seed, all_of("F32")) for seed in (1, 2)]
     info = ls.open_checkpoint(paths[0]).tensors["token_embd.weight"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from effort import mostly_slow
+from effort import sampled
 from merging import (
     change_config,
     check_equal,
@@ -86,7 +86,7 @@ def loaded(folder, **kwargs):
     return model
 
 
-@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "llama", "gemma3", "gpt2", "mixtral"))
+@pytest.mark.parametrize("family", sampled(FAMILIES, "llama", "gemma3", "gpt2", "mixtral"))
 def test_disk_memory_and_a_merge_by_hand_give_the_same_logits(family, tmp_path):
     pair = {}
     for seed, name in enumerate(("task", "language")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import yaml
-from effort import mostly_slow
+from effort import sampled
 from merging import arrays
 
 from layerswap.compose.recipe import parse_recipe
@@ -61,7 +61,7 @@ def part_of(name, first, stop, **parameters):
 @pytest.mark.parametrize(
     "method", ["task_arithmetic", "ties", "dare_ties", "breadcrumbs", "breadcrumbs_ties"]
 )
-@pytest.mark.parametrize("alike", mostly_slow([True, False], False))
+@pytest.mark.parametrize("alike", sampled([True, False], False))
 def test_deltas(method, normalize, alike, experts, tmp_path):
     densities = (0.5, 0.5) if alike else (0.3, 0.83)
     densities = (1, 1) if method == "dare_ties" else densities  # layerswap draws its own masks

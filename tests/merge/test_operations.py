@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from effort import mostly_slow
+from effort import sampled
 from merging import (
     arrays,
     change_tensors,
@@ -112,7 +112,7 @@ def test_methods_nest_in_methods_and_soups(experts, tmp_path):
     close(plan.save(tmp_path / "out"), expected)
 
 
-@pytest.mark.parametrize("method", mostly_slow(sorted(METHODS), *QUICK))
+@pytest.mark.parametrize("method", sampled(sorted(METHODS), *QUICK))
 def test_in_memory_as_on_disk_and_again_in_other_steps(experts, tmp_path, monkeypatch, method):
     plan = merge_everywhere(experts, method)
     out = plan.save(tmp_path / "out", threads=1)

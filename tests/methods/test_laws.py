@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from effort import mostly_slow
+from effort import sampled
 from merged_vectors import SIZE, close, deltas, merged, wide
 
 from layerswap.compose.mergekit_methods import SPELLINGS
@@ -52,7 +52,7 @@ def test_no_change_stays_no_change(method):
     assert np.array_equal(merged(method, [ZEROS] * count_for(method)), ZEROS)
 
 
-@pytest.mark.parametrize("method", mostly_slow(ALL, "arcee_fusion", "dare_ties", "della", "ties"))
+@pytest.mark.parametrize("method", sampled(ALL, "arcee_fusion", "dare_ties", "della", "ties"))
 def test_the_size_of_chunks_changes_nothing(method, monkeypatch):
     parts = deltas(count_for(method))
     whole = merged(method, parts)

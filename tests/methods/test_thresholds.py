@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from effort import mostly_slow
+from effort import sampled
 
 from layerswap.methods import thresholds
 from layerswap.methods.thresholds import Stream, magnitude_thresholds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("buckets", mostly_slow([2, 64, thresholds.BUCKETS], 2, 64))
+@pytest.mark.parametrize("buckets", sampled([2, 64, thresholds.BUCKETS], 2, 64))
 @pytest.mark.parametrize("margin", [0.0, 0.01, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 1000, 20_000])
 def test_thresholds_are_exact(size, margin, buckets, monkeypatch):

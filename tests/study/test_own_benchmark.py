@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 import yaml
-from effort import mostly_slow
+from effort import sampled
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -185,7 +185,7 @@ def test_a_benchmark_without_english_documents_has_no_score_in_english(own):
     assert "In English" not in page
 
 
-@pytest.mark.parametrize("development", mostly_slow([None, 6, "none"], 6))
+@pytest.mark.parametrize("development", sampled([None, 6, "none"], 6))
 def test_a_grid_is_chosen_on_a_split_on_drawn_documents_or_not_at_all(own, development):
     evaluate = {}
     if development == "none":

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import yaml
-from effort import mostly_slow
+from effort import sampled
 from peft import LoraConfig
 from small_experts import changed, data_files, open_adapter, train_expert
 
@@ -48,7 +48,7 @@ def test_full_sft_writes_an_ordinary_float32_checkpoint(tmp_path, base, rows):
     assert [p.name for p in (out / "checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
 
 
-@pytest.mark.parametrize("name", mostly_slow("ABCZ", "A"))
+@pytest.mark.parametrize("name", sampled("ABCZ", "A"))
 @pytest.mark.parametrize("part", ["task", "language"])
 def test_partial_sft_changes_its_part_and_nothing_else(tmp_path, base, rows, name, part):
     from layerswap.compose import partition
@@ -64,7 +64,7 @@ def test_partial_sft_changes_its_part_and_nothing_else(tmp_path, base, rows, nam
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "layers", "mlp_only"),
-    mostly_slow(
+    sampled(
         [
             ({"places": [{"layers": 0, "roles": ["mlp"]}, {"layers": "outside"}]}, {"0"}, True),
             ({"recipe": "swap.yaml", "expert": "task"}, {"1", "2"}, False),
@@ -113,7 +113,7 @@ def test_the_second_papers_study_trains_adapters_with_rslora(whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rslora", mostly_slow([True, None], None))
+@pytest.mark.parametrize("rslora", sampled([True, None], None))
 def test_an_adapter_loads_through_peft_on_attention_and_mlp(tmp_path, base, rows, rslora):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -167,8 +167,8 @@ def test_joint_sft_reads_all_rows_of_both_sets(tmp_path, base, rows):
     assert [entry["train"] for entry in record["data"]] == [128, 128]
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["full", "lora"], "lora"))
-@pytest.mark.parametrize("every", mostly_slow([1, 2], 2))
+@pytest.mark.parametrize("kind", sampled(["full", "lora"], "lora"))
+@pytest.mark.parametrize("every", sampled([1, 2], 2))
 def test_simultaneous_sft_moves_the_part_whose_turn_it_is(
     tmp_path, base, rows, kind, every, monkeypatch
 ):
