@@ -10,19 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from layerswap.experiment.documents import Answered
 from layerswap.lab.assets import shipped
-from layerswap.lab.quickstart import lab_documents, lab_plan
-from layerswap.merge import Plan
+from layerswap.lab.questions import questions
+from layerswap.lab.quickstart import lab_plan
 from layerswap.play.player import Player
 from layerswap.play.serve import Served
-
-TASK, LANGUAGE, DEFAULT = "task", "language", "swap.1.1.0.0.blend"
-
-
-def open_lab_pair(language: str = "furo") -> tuple[Plan, Answered]:
-    """The lab as `layerswap play` opens it."""
-    return lab_plan(shipped(), language), lab_documents(language, 20)
 
 
 class Client:
@@ -73,8 +65,12 @@ class Client:
         return events
 
 
-def serve(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Served:
+def lab_player() -> Player:
+    """The lab as `layerswap play` opens it, with short answers."""
+    prompts = questions("problem", "furo", "development")[:20]
+    return Player(lab_plan(shipped(), "furo"), prompts=prompts, device="cpu", length=8)
+
+
+def serve(folder: Path, monkeypatch: pytest.MonkeyPatch, port: int | None = None) -> Served:
     monkeypatch.chdir(folder)
-    plan, documents = open_lab_pair()
-    settings = {"documents": documents, "history": folder / "history.jsonl", **settings}
-    return Served(Player(plan, device="cpu", length=8, **settings))
+    return Served(lab_player(), port)

@@ -40,8 +40,7 @@ def test_the_command_serves_the_lab_at_the_address_that_it_prints(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--documents", "none.jsonl"), "none.jsonl: cannot be read (No such file or directory)"),
-        (("--suite", "mgsm"), "--suite needs --target-language"),
+        (("--prompts", "none.jsonl"), "none.jsonl: cannot be read (No such file or directory)"),
         (("--task-expert", "./nope", "--language-expert", "./no"), "nope"),
         (("--target-language", "elvish"), "no target language 'elvish' in the lab"),
     ],

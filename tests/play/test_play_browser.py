@@ -59,7 +59,7 @@ def test_dragging_a_boundary_asks_the_composition_that_is_shown(page):
     page.fill("#prompt", "Eva pomi foku 5. Eva seru foku 7. deka foku Eva?")
     page.keyboard.press("Control+Enter")
     card = page.locator('.answer.live[data-key="swap.3.1.0.0.blend"]')
-    page.wait_for_selector("#history button >> text=Eva seru foku 7. deka")
+    page.wait_for_selector('.answer.live[data-key="swap.3.1.0.0.blend"] footer >> text=tokens')
     plan = Pair(lab_plan(shipped(), "furo")).plan_of(live(page))
     tokenizer = load_tokenizer(shipped().base)
     ids = tokenizer(page.input_value("#prompt"), return_tensors="pt").input_ids
@@ -74,13 +74,6 @@ def test_the_keyboard_is_enough(page):
     page.wait_for_url("**/#swap.1.2.0.0.blend")
     page.keyboard.press("Home")
     page.wait_for_url("**/#swap.1.0.0.0.blend")
-    page.locator("#fill").press("Enter")
-    page.wait_for_selector("#fill:enabled")
-    page.locator("#map td.live").focus()
-    page.keyboard.press("ArrowUp")
-    assert "95% interval" in page.locator("#cell").inner_text()
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/#swap.2.0.0.0.blend")
     page.locator("#presets button", has_text="partition A").press("Enter")
     page.wait_for_url("**/#partition.A")
     assert "name: A" in page.locator("#recipe").inner_text()
@@ -107,22 +100,6 @@ def test_a_link_opens_its_composition_and_two_pages_answer_at_once(browser, serv
     context.close()
 
 
-def test_the_history_goes_back_to_an_expert_without_asking_it_again(page):
-    page.locator(".answer.live button", has_text="Pin").click()
-    page.click("#presets button >> text=language expert")
-    page.wait_for_selector("#history button >> text=language expert:")
-    page.click("#presets button >> text=soup")
-    page.wait_for_selector("#history button >> text=soup:")
-    page.wait_for_timeout(2000)  # earlier tests have asked the soup too: its new entry may follow
-    asked = page.locator("#history li").count()
-    page.click("#history button >> text=language expert:")
-    page.wait_for_url("**/#language")
-    page.wait_for_timeout(300)  # longer than a question waits after a move
-    assert page.get_attribute(".answer.live", "data-key") == "language"
-    assert page.locator("#history li").count() == asked
-    assert page.is_checked("#again")
-
-
 @pytest.mark.parametrize("width", [390, 1200])
 def test_why_a_merge_failed_is_seen_beside_its_button(page, width):
     page.set_viewport_size({"width": width, "height": 800})
@@ -139,11 +116,10 @@ def test_markup_in_prompts_and_answers_is_text(page):
     page.fill("#prompt", "<img src=x onerror=alert(1)> </script><b>fesi")
     page.click("#send")
     page.wait_for_selector(".answer footer >> text=tokens")
-    page.wait_for_selector("#history button >> text=onerror")
-    assert page.locator("#history img, #answers b, #answers img").count() == 0
+    assert page.locator("#answers b, #answers img").count() == 0
 
 
-def test_a_restarted_server_is_found_again_with_its_history(browser, tmp_path, monkeypatch):
+def test_a_restarted_server_is_found_again(browser, tmp_path, monkeypatch):
     served = serve(tmp_path, monkeypatch)
     port = int(served.url.rstrip("/").rpartition(":")[2])
     page = browser.new_page()
@@ -152,20 +128,9 @@ def test_a_restarted_server_is_found_again_with_its_history(browser, tmp_path, m
     page.wait_for_selector(ANSWERED)
     served.stop()
     page.wait_for_selector("#status >> text=the server is gone")
-    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").open()]
-    assert [line["kind"] for line in lines] == ["ask"]
-    from play_pages import open_lab_pair
-
-    from layerswap.play.player import Player
-    from layerswap.play.serve import Served
-
-    plan, documents = open_lab_pair()
-    again = Served(
-        Player(plan, documents=documents, history=tmp_path / "history.jsonl", length=8), port
-    )
+    again = serve(tmp_path, monkeypatch, port)
     try:
         page.wait_for_selector("#status.ready")
-        assert page.locator("#history li").count() == 1
         page.click("#send")
         page.wait_for_selector(ANSWERED)
     finally:
@@ -185,7 +150,7 @@ def test_an_expert_that_cannot_be_loaded_is_one_line_on_the_page(browser, tmp_pa
         config |= {"model_type": "unheard-of", "architectures": ["UnheardOf"]}
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
-    served = ls.play(ls.swap(task="a", language="b"), history=None, device="cpu")
+    served = ls.play(ls.swap(task="a", language="b"), device="cpu")
     try:
         page = browser.new_page()
         page.set_default_timeout(90_000)
@@ -210,8 +175,6 @@ def test_it_fits_the_screen_and_axe_finds_nothing(browser, served, scheme, width
     page.set_default_timeout(90_000)
     page.goto(served.url)
     page.wait_for_selector(ANSWERED)
-    page.click("#fill")
-    page.wait_for_selector("#fill:enabled")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if AXE is not None:
         page.evaluate(Path(AXE).read_text("utf-8"))
@@ -268,8 +231,6 @@ def test_the_chat_template_is_offered_and_marks_and_pins_are_kept(browser, tmp_p
         page.wait_for_selector('.answer.live[data-key="soup"] footer >> text=tokens')
         keys = [one.get_attribute("data-key") for one in page.locator(".answer").all()]
         assert keys == ["task", "language", "soup", "swap.1.1.0.0.blend"]
-        entries = [json.loads(line) for line in (tmp_path / "layerswap-play.jsonl").open()]
-        assert [entry["chat"] for entry in entries] == [True, True]
         page.close()
     finally:
         served.stop()

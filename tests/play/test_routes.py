@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 import httpx
-import numpy as np
 import pytest
 import torch
-from play_pages import DEFAULT, Client, open_lab_pair, serve
+from play_pages import Client, serve
 
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import parse_recipe
-from layerswap.experiment.documents import Answered
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan
-from layerswap.play.open import read_prompts
+from layerswap.play.desk import Desk
 from layerswap.play.pair import Pair
 
 
@@ -49,66 +49,9 @@ def test_drawn_answers_depend_on_the_seed_alone(client):
 
     def ask(seed):
         events = client.run("ask", prompt=prompt, compositions=["soup"], temperature=3.0, seed=seed)
-        return events[-3]["answers"]["soup"]["tokens"]
+        return events[-2]["answers"]["soup"]["tokens"]
 
     assert ask(1) == ask(1) != ask(2)
-
-
-@pytest.mark.slow
-def test_the_map_is_filled_default_first(client):
-    events = client.run("map", composition=DEFAULT)
-    cells = [cell for event in events for cell in event.get("cells", ())]
-    assert cells[0]["key"] == DEFAULT
-    assert len(cells) == len({cell["key"] for cell in cells}) == 45
-    assert all(cell["low"] <= cell["mean"] <= cell["high"] for cell in cells)
-
-
-@pytest.mark.slow
-def test_the_map_has_the_scores_of_a_sweep(tmp_path, monkeypatch):
-    pytest.importorskip("lm_eval")
-    from layerswap.experiment.spec import SweepSpec
-    from layerswap.experiment.sweeps import run_sweep
-    from layerswap.lab.questions import write_tasks
-
-    write_tasks(tmp_path / "tasks", 40)
-    plan, _ = open_lab_pair()
-    spec = SweepSpec(recipe="-", grid={"bottom": [1, 2], "top": [0, 1]},
-                     tasks=["lab_problem_furo"], include=[str(tmp_path / "tasks")])  # fmt: skip
-    result = run_sweep(spec, plan.recipe)
-    rows = read_prompts(tmp_path / "tasks" / "lab_problem_furo.jsonl")
-    page = serve(tmp_path, monkeypatch, documents=Answered.split("furo", rows))
-    try:
-        client = Client(page.url)
-        cells = {
-            cell["key"]: cell["mean"]
-            for event in client.run("map", composition=DEFAULT) for cell in event.get("cells", ())
-        }  # fmt: skip
-        of_sweep = {f"swap.{c.zones.bottom}.{c.zones.top}.0.0.blend": score
-                    for c, score in result.development.items() if c.zones}  # fmt: skip
-        assert len(of_sweep) == 4
-        for key, score in of_sweep.items():
-            assert cells[key] == pytest.approx(score)
-        (tested,) = [e for e in client.run("test", composition=DEFAULT) if e["type"] == "tested"]
-        default = next(c for c in result.scores if str(c) == "swap, default")
-        assert tested["mean"] == pytest.approx(float(np.mean(result.scores[default])))
-    finally:
-        page.stop()
-
-
-def test_the_test_split_is_a_test_once_even_after_a_restart(tmp_path, monkeypatch):
-    def test(times):
-        page = serve(tmp_path, monkeypatch)
-        try:
-            client = Client(page.url)
-            assert client.facts["documents"]["tests"] == times
-            return client.run("test", composition=DEFAULT)[0]
-        finally:
-            page.stop()
-
-    assert test(0)["before"] == 0
-    assert test(1)["before"] == 1
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "history.jsonl").open()]
-    assert kinds == ["test", "test"]
 
 
 def test_a_merge_writes_the_composition_and_its_cost(tmp_path, monkeypatch):
@@ -147,28 +90,50 @@ def test_what_is_wrong_is_one_line(client):
     assert "shorten it" in events[-1]["message"]
 
 
-@pytest.mark.slow
-def test_a_page_that_goes_takes_its_jobs_along(served):
-    first, second = Client(served.url), Client(served.url)
-    first.post("map", composition="swap.1.1.0.1.blend")
-    job = second.post("map", composition="swap.1.1.1.0.blend").json()["job"]
-    first._stream.close()
-    events = second.until("done")
-    assert {event["job"] for event in events if "cells" in event} == {job}
-    assert first.post("ask", prompt="x", compositions=["task"]).status_code in (409, 200)
+# --- the queue ---
 
 
-@pytest.mark.slow
-def test_an_answer_overtakes_maps_which_wait_in_their_order_and_can_be_stopped(client):
-    first, second = (
-        client.post("map", composition=f"swap.1.1.0.{size}.blend").json()["job"] for size in (2, 3)
-    )
-    asked = client.run("ask", prompt=client.facts["prompts"][0]["prompt"], compositions=["soup"])
-    assert asked[-1]["type"] == "done"
-    client.post("stop", job=first)
-    assert client.until("stopped")[-1]["job"] == first
-    client.post("stop")  # all of the page
-    assert client.until("stopped")[-1]["job"] == second
+def test_an_answer_overtakes_a_merge_and_a_page_that_goes_takes_its_jobs_along():
+    def steps(name, count):
+        for number in range(count):
+            time.sleep(0.02)
+            yield {"type": "step", "step": f"{name} {number}"}
+
+    async def run():
+        desk, heard = Desk(), []
+        running = asyncio.create_task(desk.run())
+
+        async def listen(stream):
+            async for line in stream:
+                heard.append(json.loads(line.removeprefix("data: ")))
+
+        streams = [desk.stream(lambda: {"type": "status"}) for _ in range(2)]
+        readers = [asyncio.create_task(listen(stream)) for stream in streams]
+        while len(desk.pages) < 2:
+            await asyncio.sleep(0.01)
+        gone, kept = desk.pages
+        merges = [desk.submit(page, steps(page, 50), background=True) for page in (gone, kept)]
+        await asyncio.sleep(0.1)
+        answer = desk.submit(kept, steps("answer", 3), background=False)
+        readers[0].cancel()  # as when a page is closed
+        while {"type": "done", "job": answer} not in heard:
+            await asyncio.sleep(0.01)
+        desk.cancel(kept, merges[1])
+        while {"type": "stopped", "job": merges[1]} not in heard:
+            await asyncio.sleep(0.01)
+        assert not desk._jobs
+        desk.send(None)
+        running.cancel()
+        await readers[1]
+        desk.close()
+        return heard, merges, answer
+
+    heard, merges, answer = asyncio.run(asyncio.wait_for(run(), 60))
+    jobs = [event["job"] for event in heard if event["type"] == "step"]
+    first = jobs.index(answer)
+    assert jobs[first : first + 3] == [answer] * 3
+    assert 0 < jobs.count(merges[0]) < 50
+    assert jobs.count(merges[1]) < 50
 
 
 # --- security ---

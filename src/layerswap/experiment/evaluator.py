@@ -25,7 +25,7 @@ from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 
 if TYPE_CHECKING:
-    from layerswap.engine.sweep import Sweep
+    pass
 
 DEVELOPMENT: Final = "development"
 TEST: Final = "test"
@@ -42,10 +42,9 @@ class Evaluator:
         store: AnswerStore | None = None,
         log: Log = lambda line: None,
         progress: Advance | None = None,
-        sweep: Sweep | None = None,
     ) -> None:
         self.spec = spec
-        self.sweep = sweep or open_sweep(list(plans.values()), spec)
+        self.sweep = open_sweep(list(plans.values()), spec)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
         self.tokenizer = spec.with_chat_template(self._plain, log)
@@ -85,18 +84,6 @@ class Evaluator:
         """Refuses a wrong `choose_by` before all are asked."""
         if self.spec.choose_by != Choice():
             self.measure(self.rows(DEVELOPMENT, [condition], first=1, quiet=True))
-
-    def prompts(self, split: str, most: int) -> list[tuple[str, str | None]]:
-        """Returns the first prompts of a split without examples, with answers that are texts."""
-        tasks = load_tasks(self.spec.tasks, include=self._settings["include"])["tasks"]
-        found: list[tuple[str, str | None]] = []
-        for name, numbers in self._documents[split].items():
-            documents = list(tasks[name].eval_docs)
-            for number in sorted(numbers)[:most]:
-                prompt = tasks[name].doc_to_text(documents[number])
-                answer = tasks[name].doc_to_target(documents[number])
-                found.append((str(prompt), answer if isinstance(answer, str) else None))
-        return found[:most]
 
     def measure(self, rows: Sequence[Answer]) -> Measure:
         """Returns the first measure of the tasks that fits `choose_by`."""

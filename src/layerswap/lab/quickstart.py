@@ -28,7 +28,6 @@ from layerswap.experiment.conditions import (
     contenders,
     grid_plans,
 )
-from layerswap.experiment.documents import Answered, Split
 from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.spec import Grid
 from layerswap.experiment.sweep_page import result_sections, sweep_surpassing, write_above
@@ -242,12 +241,6 @@ def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
                "language": str(lab.language_experts[language][pair])}  # fmt: skip
     recipe = {"base": str(lab.base), "experts": experts, "swap": {}}
     return make_plan(check_recipe(recipe, where="lab"))
-
-
-def lab_documents(language: str, problems: int = 200) -> Answered:
-    """Return problems in the scarce language, by split, that a page scores on."""
-    splits = {split: questions("problem", language, split)[:problems] for split in get_args(Split)}
-    return Answered(f"problems in {language}", splits)
 
 
 def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:

@@ -1,7 +1,7 @@
 """The queue of a model, and the streams of events of the pages that ask it.
 
 A job is a generator of events, and the model's thread runs one step of one job at a time. An answer
-therefore overtakes a map between two of the map's events. Everything else runs in the event loop.
+therefore overtakes a merge between two of its events. Everything else runs in the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_EVENTS = 10_000
 PING = 15.0
 """Seconds between signs of life on a stream without events."""
 ENDS = ("done", "stopped", "failed")
-FOR_ALL = ("status", "change", "history")
+FOR_ALL = ("status", "change")
 """Types of events that every page gets."""
 
 

@@ -10,7 +10,6 @@ given                the recipe that the page was opened with
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import yaml
 
 from layerswap.checkpoint.hub import local_name
-from layerswap.compose import Zones, default_zones, zone_grid
+from layerswap.compose import Zones, default_zones
 from layerswap.compose.composition import stack_rows
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import PartitionMethod, SwapMethod
@@ -32,8 +31,6 @@ PARTITION = re.compile(r"partition\.([ABC])")
 GIVEN = "given"
 METHODS = ("swap", "soup", "partition", "merge", "instruct", "mergekit", "places")
 """Keys of a recipe that say the composition; `weights` say the blends of all."""
-WIDEST = 8
-"""Most layers of a zone on the map."""
 
 
 class Pair:
@@ -86,19 +83,6 @@ class Pair:
             "task expert": "task",
             "language expert": "language",
         }
-
-    def grid(self, key: str) -> list[str]:
-        """List the swaps of the map around a swap: the paper's default first, then by bottom."""
-        swap = read_swap(key)
-        if swap is None:
-            raise RecipeError(f"{key!r} is not a swap; a map needs one")
-        zones, default = swap[0], default_zones(self.layers)
-        sizes = range(min(WIDEST, self.layers) + 1)
-        room = self.layers - zones.bottom_transition - zones.top_transition
-        swaps = [replace(zones, bottom=size.bottom, top=size.top)
-                 for size in zone_grid(room, bottom=sizes, top=sizes)]  # fmt: skip
-        swaps.sort(key=lambda zones: (zones.bottom, zones.top) != (default.bottom, default.top))
-        return [swap_key(zones, swap[1]) for zones in swaps]
 
     # --- one composition ---
 

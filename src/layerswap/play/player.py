@@ -1,20 +1,16 @@
-"""The one model in memory: answers, scores and merges of compositions, event by event.
+"""The one model in memory: answers and merges of compositions, event by event.
 
 An event is a JSON object with a `type`; docs/play.md lists them. Generators run in one thread.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -23,9 +19,7 @@ from layerswap.deltas.atlas import Subjects, measure
 from layerswap.engine import Sampling
 from layerswap.engine.rows import model_max_length
 from layerswap.engine.sweep import Sweep
-from layerswap.evaluation.statistics import mean_interval
-from layerswap.experiment.compare import Values
-from layerswap.experiment.documents import Documents, Prompt, Split
+from layerswap.evaluation.examples import read_examples
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.strict import Strict
 from layerswap.merge import Plan
@@ -35,8 +29,8 @@ from layerswap.play.pair import Pair
 
 SECONDS_BETWEEN_EVENTS = 0.1
 """Seconds between two events of a merge."""
-MOST = 200
-"""Most entries of the history that the page shows, the newest."""
+Prompt = tuple[str, str | None]
+"""A prompt, and its answer if it is known."""
 Key = Annotated[str, Field(min_length=1, max_length=80)]
 
 
@@ -65,46 +59,14 @@ class OfComposition(PageRequest):
     out: Annotated[str, Field(max_length=200, pattern=r"^[^\x00]+$")] = "merged"
 
 
-class History:
-    """A history of entries in a file, or only in memory; `who` names the experts."""
-
-    def __init__(self, path: Path | None, who: Mapping[str, str]) -> None:
-        self._path, self._who = path, dict(who)
-        self.entries: list[dict[str, Any]] = []
-        if path is None:
-            return
-        try:
-            with path.open("a+", encoding="utf-8", newline="\n") as file:
-                file.seek(0)
-                lines = file.read().split("\n")
-        except (OSError, ValueError) as error:
-            raise LayerswapError(f"{path}: cannot keep the history ({error})") from None
-        for line in lines:
-            try:
-                entry = json.loads(line or "null")
-            except (ValueError, RecursionError):
-                continue  # a line that was cut off
-            # Entries of other experts stay in the file.
-            if isinstance(entry, dict) and entry.get("experts") == self._who:
-                self.entries.append(entry)
-
-    def add(self, kind: str, **content: Any) -> dict[str, Any]:
-        """Append an entry, and return its event for the pages."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        entry = {"kind": kind, "at": now, "experts": self._who, **content}
-        self.entries.append(entry)
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        return {"type": "history", "entry": entry}
-
-    def tests(self, documents: str) -> int:
-        """Count the tests on the test split of some documents."""
-        return sum(e["kind"] == "test" and e.get("documents") == documents for e in self.entries)
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts in a file: JSON Lines of `prompt` and `answer` or of `text`, or plain lines."""
+    return [(example.prompt, example.text) if example.prompt else (example.text, None)
+            for example in read_examples(path)]  # fmt: skip
 
 
 class Player:
-    """A plan's two experts in memory, with documents, prompts and a history.
+    """A plan's two experts in memory, with prompts to offer.
 
     `length` is the longest answer that the page begins with, in tokens.
     """
@@ -113,20 +75,16 @@ class Player:
         self,
         plan: Plan,
         *,
-        documents: Documents | None = None,
         prompts: Sequence[Prompt] = (),
-        history: Path | None = None,
         device: str | None = None,
         length: int = 64,
     ) -> None:
-        self.pair, self.documents = Pair(plan), documents
-        self.history = History(history, self.pair.sources)
+        self.pair = Pair(plan)
         self.change: Mapping[str, Sequence[float]] | None = None
         self.state, self.fault, self.chats, self.closing = "loading", "", False, False
         self._prompts, self._length, self._root = prompts, length, Path.cwd().resolve()
         self._device = pick_device(device)
         self._members: dict[str, int] = {}
-        self._scores: dict[tuple[str, Split], Values] = {}
 
     def load(self) -> None:
         """Load both experts, and read every layer of both once, so that switching is fast."""
@@ -141,14 +99,11 @@ class Player:
         # Checks once that the engine is exact, which the first answer would otherwise wait for.
         for _ in self.sweep.stream(self._ids("1 2 3", chat=False), max_new_tokens=1):
             pass
-        if self.documents is not None:
-            self.documents.open(self.sweep, plans[-1], self._tokenizer)
         self.state = "ready"
 
     def facts(self) -> Event:
         """Initial content of the page."""
-        pair, documents = self.pair, self.documents
-        prompts = self._prompts or (documents.prompts if documents else ())
+        pair = self.pair
         return {
             "type": "status", "state": self.state, "message": self.fault,
             "layers": pair.layers,
@@ -156,12 +111,9 @@ class Player:
                         for name, label in pair.labels.items()],
             "presets": pair.presets,
             "start": pair.start,
-            "prompts": [{"prompt": prompt, "answer": answer} for prompt, answer in prompts],
+            "prompts": [{"prompt": prompt, "answer": answer} for prompt, answer in self._prompts],
             "chats": self.chats,
             "length": self._length,
-            "documents": documents and {"name": documents.name, "measure": documents.measure,
-                                        "tests": self.history.tests(documents.name)},
-            "history": self.history.entries[: -MOST - 1 : -1],
             "change": self.change,
             "lost_paths": self.sweep.lost_paths if self.state == "ready" else [],
         }  # fmt: skip
@@ -200,27 +152,6 @@ class Player:
             "first_s": first,
             "seconds": time.perf_counter() - started,
         }
-        settings = question.model_dump(exclude={"page", "job", "compositions"})
-        yield self.history.add("ask", **settings, answers=texts)
-
-    def map(self, request: OfComposition) -> Events:
-        """Score the map around a composition on the development documents, default first."""
-        default, *rest = grid = self.pair.grid(request.composition)
-        # Compositions with the same bottom share the most layers.
-        rows = [list(row) for _, row in groupby(rest, key=lambda key: key.split(".")[1])]
-        for row in [[default], *rows]:
-            yield {"type": "cells", "cells": self._score(row, "development"), "of": len(grid)}
-
-    def test(self, request: OfComposition) -> Events:
-        """Score a composition on the test split; it is a test only the first time."""
-        key = request.composition
-        (score,) = self._score([key], "test")
-        assert self.documents is not None, "documents have scored"
-        name = self.documents.name
-        about = {"documents": name, "before": self.history.tests(name)}
-        yield {"type": "tested", "words": self.pair.words(key), **about, **score}
-        numbers = {name: score[name] for name in ("mean", "low", "high", "n")}
-        yield self.history.add("test", composition=key, score=numbers, **about)
 
     def merge(self, request: OfComposition) -> Events:
         """Write a composition below the folder that the page was started in."""
@@ -247,7 +178,6 @@ class Player:
                 stopped = True
         cost = {"bytes": plan.nbytes, "seconds": time.perf_counter() - started}
         yield {"type": "merged", "folder": str(written.result()), "notes": notes, **cost}
-        yield self.history.add("merge", composition=request.composition, folder=request.out, **cost)
 
     def _member(self, key: str) -> int:
         """The number of a composition in the sweep."""
@@ -265,15 +195,6 @@ class Player:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
-
-    def _score(self, keys: Sequence[str], split: Split) -> list[Event]:
-        """Score compositions on a split: mean, interval and number of documents of each."""
-        if self.documents is None:
-            raise RecipeError("no documents with answers; start with --documents or --tasks")
-        if new := [key for key in keys if (key, split) not in self._scores]:
-            values = self.documents.score(self.sweep, [self._member(key) for key in new], split)
-            self._scores |= {(key, split): scores for key, scores in zip(new, values, strict=True)}
-        return [{"key": key, **asdict(mean_interval(self._scores[key, split]))} for key in keys]
 
     def measure(self) -> None:
         """Measure `change`: by expert, the share of each layer's rows that training changed.

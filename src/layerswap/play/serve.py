@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.experiment.documents import Documents
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
 from layerswap.play.desk import Desk, Events, explain
@@ -101,8 +100,6 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
         Route("/api/events", events),
         Route("/api/composition", composition),
         work("ask", Question, player.ask),
-        work("map", OfComposition, player.map, background=True),
-        work("test", OfComposition, player.test),
         work("merge", OfComposition, player.merge, background=True),
         Route("/api/stop", stop, methods=["POST"]),
         Mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True)),
@@ -213,9 +210,7 @@ class Served:
 def play(
     plan: Plan,
     *,
-    documents: Documents | None = None,
     prompts: Sequence[str] = (),
-    history: Path | str | None = "layerswap-play.jsonl",
     device: str | None = None,
     port: int | None = None,
 ) -> Served:
@@ -223,9 +218,7 @@ def play(
 
     Args:
         plan: a swap, a partition, or a merge of two experts.
-        documents: documents with answers, for the map.
         prompts: prompts to offer.
-        history: file that keeps the history; None keeps none.
         device: where the model runs; a GPU if there is one.
         port: of the address; a free one when None.
 
@@ -235,7 +228,5 @@ def play(
     Raises:
         LayerswapError: the plan is not of two experts, or the extra `play` is missing.
     """
-    kept = None if history is None else Path(history)
     offered = [(prompt, None) for prompt in prompts]
-    player = Player(plan, documents=documents, prompts=offered, history=kept, device=device)
-    return Served(player, port)
+    return Served(Player(plan, prompts=offered, device=device), port)

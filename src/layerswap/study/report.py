@@ -58,7 +58,6 @@ from layerswap.report.votes import read_judgements, vote_table
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import MAP_FOLDER, EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
-from layerswap.study.spec import Benchmarks
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import EXPERT, SelectStep, TrainStep, selection
 from layerswap.training.expert.save import read_training
@@ -369,8 +368,8 @@ def _chosen_settings(
     }
 
 
-def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, str, Benchmarks]:
-    """The selected swap of a language, the language, and what its evaluation asks.
+def selected_recipe(root: Path, language: str | None = None) -> Recipe:
+    """The selected swap of a language.
 
     The first language when None. The first swap of the first pair of experts until the study has
     selected a model, or if the selected model is no swap.
@@ -380,12 +379,12 @@ def selected_recipe(root: Path, language: str | None = None) -> tuple[Recipe, st
     chosen = next(iter(steps), "") if language is None else language
     if chosen not in steps:
         raise StudyError(f"{root}: has no {chosen!r}; its languages are {', '.join(steps)}")
-    asked, best = steps[chosen].evaluate, root / BEST / f"{chosen}.yaml"
+    best = root / BEST / f"{chosen}.yaml"
     recipe = read_recipe(best) if best.is_file() else None
     if recipe is not None and recipe.swap is not None:
-        return recipe, chosen, asked
+        return recipe
     swaps = (data for _, data in _recipes(journal, chosen) if "swap" in data)
-    return check_recipe(next(swaps), where=f"{root}"), chosen, asked
+    return check_recipe(next(swaps), where=f"{root}")
 
 
 def selected_in_words(results: Sequence[BenchmarkResult]) -> str:

@@ -1,11 +1,9 @@
 "use strict";
 // Text from models and files is only ever set as textContent.
 const $ = id => document.getElementById(id);
-const HIGH = 0.732;  // as drawing.HIGH
-const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-let facts = null, page = null, key = null, shown = null, asked = null, filling = null, soon = 0;
+let facts = null, page = null, key = null, shown = null, asked = null, soon = 0;
 let zones = { bottom: 0, top: 0, bottom_transition: 0, top_transition: 0 }, outside = "blend";
-const described = new Map(), jobs = new Map(), early = new Map(), cards = new Map(), cells = new Map();
+const described = new Map(), jobs = new Map(), early = new Map(), cards = new Map();
 const pinned = new Set();
 
 const make = (tag, className = "", text = "") => {
@@ -66,7 +64,6 @@ function listen() {
     const event = JSON.parse(message.data);
     if (event.type === "status") learn(event);
     else if (event.type === "change") { facts.change = event.change; draw(); }
-    else if (event.type === "history") remember(event.entry);
     else if (event.job) deliver(event);
   };
   stream.onerror = () => {
@@ -95,13 +92,6 @@ function learn(event) {
   $("prompts").replaceChildren(new Option("a prompt of my own", ""), ...offered);
   $("offer").hidden = !offered.length;
   $("chat-label").hidden = !facts.chats;
-  if (facts.documents) {
-    $("map-section").hidden = false;
-    $("about-map").textContent = `Development documents of ${facts.documents.name}: ${facts.documents.measure}, in %. Pick a cell to take its boundaries.`;
-    if (facts.documents.tests) $("test").textContent = "Ask the test split again";
-  }
-  $("history").replaceChildren();
-  [...facts.history].reverse().forEach(remember);
   if (!key) {
     $("length").value = facts.length;
     go(location.hash.slice(1) || facts.start).catch(() => go(facts.start));
@@ -222,7 +212,6 @@ function draw() {
   $("live").lastElementChild.textContent = shown.words;
   strip($("live").firstElementChild, shown);
   for (const name of ["command", "python", "recipe"]) $(name).textContent = shown[name].trimEnd();
-  drawMap();
   drawAnswers();
 }
 function handle(name) {
@@ -340,94 +329,6 @@ function drawAnswers() {
   if (held) $("answers").querySelector(`[data-key="${held.closest("article").dataset.key}"] button:${place}`)?.focus();
 }
 
-// --- the map ---
-
-const around = () => `${zones.bottom_transition}.${zones.top_transition}.${outside}`;
-function drawMap() {
-  const inner = zones.bottom_transition + zones.top_transition, most = Math.min(8, facts.layers - inner);
-  const focused = document.activeElement?.closest?.("#map td");
-  const at = focused && [focused.dataset.bottom, focused.dataset.top];
-  const scores = [...cells.values()].filter(cell => cell.key.endsWith(around()));
-  $("map").hidden = !scores.length;
-  if (!scores.length) return $("map").replaceChildren();
-  const head = make("tr"), body = make("tbody"), label = make("th", "", "bottom \\ top");
-  head.append(label, ...Array.from({ length: most + 1 }, (_, top) => make("th", "", top)));
-  for (const cell of head.children) cell.scope = "col";
-  for (let bottom = most; bottom >= 0; bottom--) {
-    const row = make("tr"), name = make("th", "", bottom);
-    name.scope = "row";
-    row.append(name);
-    for (let top = 0; top <= most && top + bottom + inner <= facts.layers; top++) {
-      const one = `swap.${bottom}.${top}.${around()}`, found = cells.get(one), cell = make("td", "", found ? percent(found.mean, 0) : "");
-      Object.assign(cell.dataset, { key: one, bottom, top });
-      cell.tabIndex = -1;
-      if (found) {
-        cell.className = found.mean > HIGH ? "scored high" : "scored";
-        cell.style.setProperty("--share", found.mean);
-      }
-      if (one === key) { cell.classList.add("live"); cell.setAttribute("aria-selected", "true"); }
-      row.append(cell);
-    }
-    body.append(row);
-  }
-  const table = make("thead");
-  table.append(head);
-  $("map").replaceChildren(table, body);
-  const again = at ? $("map").querySelector(`td[data-bottom="${at[0]}"][data-top="${at[1]}"]`) : null;
-  ($("map").querySelector("td.live") ?? $("map").querySelector("td")).tabIndex = 0;
-  if (again) { again.tabIndex = 0; again.focus(); }
-}
-function words(cell) {
-  const found = cells.get(cell.dataset.key), where = `bottom ${cell.dataset.bottom}, top ${cell.dataset.top}`;
-  return found ? `${where}: ${percent(found.mean)}% (95% interval ${percent(found.low)} to ${percent(found.high)}, ${found.n} documents)` : `${where}: not scored yet`;
-}
-const explain = event => {
-  const cell = event.target.closest?.("td");
-  if (cell) $("cell").textContent = words(cell);
-};
-$("map").addEventListener("focusin", explain);
-$("map").addEventListener("pointerover", explain);
-$("map").addEventListener("click", event => {
-  const cell = event.target.closest("td");
-  if (!cell) return;
-  cell.focus();
-  go(cell.dataset.key);
-});
-$("map").addEventListener("keydown", event => {
-  const cell = event.target.closest("td"), step = MOVES[event.key];
-  if (!cell || !(step || event.key === "Enter" || event.key === " ")) return;
-  event.preventDefault();
-  if (!step) return go(cell.dataset.key);
-  const next = cell.parentElement.parentElement.rows[cell.parentElement.sectionRowIndex + step[0]]?.cells[cell.cellIndex + step[1]];
-  if (next?.tagName !== "TD") return;
-  cell.tabIndex = -1;
-  next.tabIndex = 0;
-  next.focus();
-});
-$("fill").addEventListener("click", async () => {
-  const current = { done: 0 };
-  $("fill").disabled = true;
-  try {
-    current.job = await start("api/map", { composition: swapKey(zones) }, (event, ended) => {
-      for (const cell of event.cells ?? []) cells.set(cell.key, cell);
-      if (event.cells) [$("filled").hidden, $("filled").max, $("filled").value] = [false, event.of, current.done += event.cells.length];
-      if (ended) [$("fill").disabled, $("halt").disabled, $("filled").hidden, filling] = [false, true, true, null];
-      drawMap();
-    });
-    [filling, $("halt").disabled] = $("fill").disabled ? [current, false] : [null, true];
-  } catch (error) {
-    fail(error);
-    $("fill").disabled = false;
-  }
-});
-$("halt").addEventListener("click", () => filling && stop(filling));
-$("test").addEventListener("click", () => start("api/test", { composition: key }, event => {
-  if (event.type !== "tested") return;
-  const score = `Test split, ${event.words}: ${percent(event.mean)}% (95% interval ${percent(event.low)} to ${percent(event.high)}, ${event.n} documents).`;
-  $("tested").textContent = event.before ? `${score} The test split was asked ${event.before === 1 ? "once" : `${event.before} times`} before, so this number is no longer a test.` : `${score} This is a test: the split was asked for the first time.`;
-  $("test").textContent = "Ask the test split again";
-}).catch(fail));
-
 // --- at home ---
 
 $("merge").addEventListener("submit", event => {
@@ -449,26 +350,6 @@ for (const copy of document.querySelectorAll("[data-copy]")) {
     copy.textContent = "Copied";
     setTimeout(() => { copy.innerHTML = label; }, 1200);
   });
-}
-function remember(entry) {
-  const own = entry.answers ? Object.keys(entry.answers)[0] : entry.composition;
-  const text = entry.kind === "ask" ? `${entry.prompt} → ${entry.answers[own].trim()}` : entry.kind === "test" ? `test: ${percent(entry.score.mean)}%` : `merged into ${entry.folder}`;
-  const item = make("li"), line = make("span", "strip"), made = button("", () => {
-    if (entry.answers) {
-      $("prompt").value = entry.prompt;
-      cards.clear();
-      const known = answer();
-      for (const [one, written] of Object.entries(entry.answers)) cards.set(one, { text: written, live: one === own, known });
-      $("known").hidden = true;
-    }
-    go(own, false).catch(() => {});
-  });
-  made.append(make("span", "", new Date(entry.at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), line, make("span", "", text));
-  describe(own).then(found => { strip(line, found); made.children[2].textContent = `${found.words}: ${text}`; }, () => {});
-  item.append(made);
-  $("history").prepend(item);
-  while ($("history").children.length > 200) $("history").lastChild.remove();
-  $("no-history").hidden = true;
 }
 $("ask").addEventListener("submit", event => { event.preventDefault(); ask(); });
 $("prompt").addEventListener("keydown", event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); ask(); } });
