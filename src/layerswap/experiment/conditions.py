@@ -16,6 +16,8 @@ from layerswap.merge import Plan
 
 NAMES = {
     "ties": "TIES", "joint": "joint training", "simultaneous": "simultaneous training",
+    "translate-test": "task expert, on the translated test",
+    "translate-train": "task expert, trained on the translated task",
 }  # fmt: skip
 """Names that people read, of the methods whose name in files is another."""
 
@@ -96,8 +98,9 @@ COMMONEST, CHANCE = Condition("commonest label"), Condition("chance")
 ON_LABELS = Condition("linear classifier", "on the development labels")
 CROSS_VALIDATED = Condition("linear classifier", "cross-validated on the test labels")
 VECTORS = "sentence vectors"
-BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method, VECTORS)
-"""Methods of baselines that are no language models."""
+TRANSLATE_TEST, TRANSLATE_TRAIN = Condition("translate-test"), Condition("translate-train")
+BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method, VECTORS, TRANSLATE_TEST.method)
+"""Methods of baselines that are no language models, or no models of the language's documents."""
 
 
 def ties(density: float) -> Condition:

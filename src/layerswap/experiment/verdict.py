@@ -1,11 +1,11 @@
 """The road that a result recommends, in words; docs/when.md has the rule.
 
 Roads are ordered by what they cost a user: a constant answer, a linear classifier on labels,
-sentence vectors of an encoder, the base, one expert, a merge. The selected model was selected on
-development documents. It is recommended if it is clearly above every cheaper road on the test
-documents; otherwise the cheapest road that it is not clearly above. Clearly above means that the
-95% interval of the paired difference lies above zero in accuracy, and not below zero in balanced
-accuracy.
+sentence vectors of an encoder, the base, one expert, a translator, a merge. The selected model was
+selected on development documents. It competes with the cheaper roads and the translator's on the
+test documents: the cheapest is recommended that no other is clearly above. Clearly above means that
+the 95% interval of the paired difference lies above zero in accuracy, and not below zero in
+balanced accuracy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from layerswap.evaluation.statistics import Interval, mean_interval
+from layerswap.evaluation.statistics import Interval, mean_interval, paired_difference
 from layerswap.experiment.compare import TestResult
 from layerswap.experiment.conditions import (
     BASE,
@@ -24,20 +24,26 @@ from layerswap.experiment.conditions import (
     LANGUAGE_EXPERT,
     ON_LABELS,
     TASK_EXPERT,
+    TRANSLATE_TEST,
+    TRANSLATE_TRAIN,
     VECTORS,
     Condition,
 )
 from layerswap.experiment.sections import scored, worth_in_words
 
-COSTS = (
-    {CHANCE.method, COMMONEST.method}, {ON_LABELS.method}, {VECTORS}, {BASE.method},
-    {TASK_EXPERT.method, LANGUAGE_EXPERT.method},
-)  # fmt: skip
-"""Methods that cost less than a merge, cheapest first."""
-CONSTANT, LABELS, ENCODER, MERGE = 0, 1, 2, len(COSTS)
+Kind = Literal["too few documents", "no model", "labels", "encoder", "no merge", "translator",
+               "merge"]  # fmt: skip
+COSTS: tuple[tuple[Kind, set[str]], ...] = (
+    ("no model", {CHANCE.method, COMMONEST.method}),
+    ("labels", {ON_LABELS.method}),
+    ("encoder", {VECTORS}),
+    ("no merge", {BASE.method}),
+    ("no merge", {TASK_EXPERT.method, LANGUAGE_EXPERT.method}),
+    ("translator", {TRANSLATE_TEST.method, TRANSLATE_TRAIN.method}),
+)
+"""Kinds of road that cost less than a merge, cheapest first, with their methods."""
 COARSE = 0.10
 """Reach of an interval, as a fraction, from which a test has too few documents."""
-Kind = Literal["too few documents", "no model", "labels", "encoder", "no merge", "merge"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Verdict:
 
     Attributes:
         kind: what the road is.
-        road: the selected model, or the cheapest condition that it is not clearly above.
+        road: the cheapest condition that no other one is clearly above.
         lead: the selected model minus the road, paired over documents; None if they are the same.
     """
 
@@ -58,36 +64,32 @@ class Verdict:
 def verdict_of(result: TestResult) -> Verdict:
     """Returns the road of a result; nothing is chosen among merges on the test documents."""
     selected = result.selected
-    cheaper = [model for model in result.differences if _cost(model) < _cost(selected)]
-    for model in sorted(cheaper, key=lambda model: (_cost(model), -result.intervals[model].mean)):
-        if not _clearly_above(result, model):
-            lead = result.differences[model]
-            kind = _kind(model)
-            if kind == "no model" and max(lead.high - lead.mean, lead.mean - lead.low) > COARSE:
-                kind = "too few documents"
-            return Verdict(kind, model, lead)
-    return Verdict(_kind(selected), selected, None)
+    roads = [model for model in result.intervals
+             if model == selected or _cost(model) < _cost(selected) or _kind(model) == "translator"]
+    roads.sort(key=lambda model: (_cost(model), -result.intervals[model].mean))
+    best = [model for model in roads
+            if not any(_clearly_above(result, other, model) for other in roads)]  # fmt: skip
+    road = best[0] if best else selected
+    lead, kind = result.differences.get(road), _kind(road)
+    if lead and kind == "no model" and max(lead.high - lead.mean, lead.mean - lead.low) > COARSE:
+        kind = "too few documents"
+    return Verdict(kind, road, lead)
 
 
 def _cost(model: Condition) -> int:
-    return next((i for i, methods in enumerate(COSTS) if model.method in methods), MERGE)
+    return next((i for i, (_, methods) in enumerate(COSTS) if model.method in methods), len(COSTS))
 
 
 def _kind(model: Condition) -> Kind:
-    known: dict[int, Kind] = {
-        CONSTANT: "no model",
-        LABELS: "labels",
-        ENCODER: "encoder",
-        MERGE: "merge",
-    }
-    return known.get(_cost(model), "no merge")
+    return next((kind for kind, methods in COSTS if model.method in methods), "merge")
 
 
-def _clearly_above(result: TestResult, model: Condition) -> bool:
-    """True if the selected model is clearly above another; see the module."""
-    balanced = result.balanced_differences.get(model)
-    against = balanced is not None and balanced.balanced_accuracy.sign == -1
-    return result.differences[model].sign == 1 and not against
+def _clearly_above(result: TestResult, model: Condition, other: Condition) -> bool:
+    """True if a model is clearly above another; see the module."""
+    if paired_difference(result.scores[model], result.scores[other]).sign < 1:
+        return False
+    known = [result.classified[one] for one in (model, other) if one in result.classified]
+    return len(known) < 2 or known[0].minus(known[1]).balanced_accuracy.sign > -1
 
 
 def verdict_in_words(result: TestResult, unit: str = "%") -> str:
@@ -108,22 +110,22 @@ def verdict_in_words(result: TestResult, unit: str = "%") -> str:
                 f"Do not use the {selected}: it is not clearly above the {found.road}, {score};"
                 f"{apart}."
             )
-        case "labels" | "encoder":
-            first = "Do not merge" if found.lead and found.lead.sign < 0 else "No merge is needed"
-            said = f"{first}: {_classifier(result, found.road)} {score};{apart}."
-        case "no merge" if found.lead is None:
-            said = f"Do not merge: the {selected} is selected, {score}."
-        case "no merge":
-            said = f"No merge is needed: the {found.road} reaches {score};{apart}."
         case "merge":
             said = f"Use the {selected}, {score}{_lead(result)}."
+        case _ if found.lead is None:
+            said = f"Do not merge: the {selected} is selected, {score}."
+        case _:
+            first = "Do not merge" if found.lead.sign < 0 else "No merge is needed"
+            said = f"{first}: {_subject(result, found.road)} {score};{apart}."
     return " ".join(filter(None, [said, worth_in_words(result)]))
 
 
-def _classifier(result: TestResult, road: Condition) -> str:
-    """A classifier without a language model, with its verb."""
-    if road.method == VECTORS or result.labelled is None:
+def _subject(result: TestResult, road: Condition) -> str:
+    """The recommended road with its verb."""
+    if road.method == VECTORS:
         return f"{road} reach"
+    if road.method != ON_LABELS.method or result.labelled is None:
+        return f"the {road} reaches"
     how = ", cross-validated," if road == CROSS_VALIDATED else ""
     return f"a linear classifier on {result.labelled.most:,} labels{how} reaches"
 
