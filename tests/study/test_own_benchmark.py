@@ -176,6 +176,47 @@ def test_an_encoder_and_english_documents_stand_beside_the_models(own, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("development", [0, 8])
+def test_the_task_expert_on_a_translated_test_is_paired_on_the_same_documents(own, development):
+    if development:
+        write_rows(own / "data" / "swa.dev.tsv", development)
+    shutil.copy(own / "data" / "swa.test.tsv", own / "english.tsv")
+    graph = planned(own, baselines=["experts", "weighted soup"], soup_shares=[0.3, 0.7],
+                    translated={"sw": {"test": "english.tsv"}})  # fmt: skip
+    rows, page = results(graph, own / "out")
+    translate_test = rows["task expert, on the translated test"]
+    assert {row["n"] for row in rows.values()} == {30 if development else 15}
+    same = ("mean", "low", "high", "n", "balanced_accuracy")
+    assert [translate_test[key] for key in same] == [rows["task expert"][key] for key in same]
+    assert "--model &#x27;task expert, on the translated test" not in page
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "said"),
+    [
+        ("text\tmood\n" + "x\tmoja\n" * 29, {},
+         "english.tsv: has 29 documents, and the test has 30; translate each of them"),
+        ("text\tmood\n" + "x\tmoja\n" * 30, {},
+         "english.tsv: document 1 has the label 'moja', and the test 'mbili'; keep the"),
+        ("mood\n" + "moja\n" * 30, {}, "english.tsv: has no column 'text'"),
+        ("", {"translated": {"ha": {"test": "english.tsv"}}}, "ha is none of the languages"),
+        ("", {"baselines": ["base"]}, "a test needs a suite, and the baseline `experts`"),
+        ("", {"translated": {"sw": {"task": "english.tsv"}}}, "`translated.task` needs training"),
+    ],
+)  # fmt: skip
+def test_a_translated_test_that_does_not_fit_is_refused_before_anything_runs(
+    own, given, changes, said
+):
+    (own / "english.tsv").write_text(given)
+    translated = {"sw": {"test": "english.tsv"}}
+    with pytest.raises(LayerswapError) as refused:
+        check_data(planned(own, **{"baselines": ["experts"], "translated": translated, **changes}),
+                   fetch=False)  # fmt: skip
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
 def test_a_benchmark_without_english_documents_has_no_score_in_english(own):
     (own / "benchmarks" / "moods.yaml").write_text(BENCHMARK.replace("[swa]", "[swa, eng]"))
     graph = planned(own, baselines=["experts"])

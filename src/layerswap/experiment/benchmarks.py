@@ -35,7 +35,15 @@ from layerswap.experiment.compare import (
     choose,
     split_documents,
 )
-from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
+from layerswap.experiment.conditions import (
+    CHOSEN,
+    DEFAULT,
+    FLATTERED,
+    TASK_EXPERT,
+    TRANSLATE_TEST,
+    TUNED,
+    Condition,
+)
 from layerswap.experiment.sections import BY_LABEL
 from layerswap.experiment.tables import by_label, models_table
 from layerswap.experiment.verdict import verdict_facts
@@ -191,7 +199,11 @@ class BenchmarkResult:
 
 
 def benchmark_result(
-    language: str, benchmark: str, found: BenchmarkScores, development: float | None
+    language: str,
+    benchmark: str,
+    found: BenchmarkScores,
+    development: float | None,
+    translated: BenchmarkScores | None = None,
 ) -> BenchmarkResult:
     """One language on one benchmark.
 
@@ -199,7 +211,8 @@ def benchmark_result(
     reported on the test documents. The best on those is reported too, as in the papers: it is
     flattered, since the same documents chose it. A baseline with a weight, scale or density is
     also reported with the setting that is best on the development documents. Without these
-    (`development` is None) nothing is chosen, and every setting is reported.
+    (`development` is None) nothing is chosen, and every setting is reported. `translated` has the
+    task experts on the published test documents, translated.
     """
     split = found.split(development)
     choosing = len(split.development) > 0
@@ -223,6 +236,11 @@ def benchmark_result(
     free = baselines(found.labels, found.texts, found.choices, split)
     tested = on(split.test, by_pair, shared)
     answered = {} if found.labels is None else on(split.test, answers, shared_answers)
+    if translated is not None:
+        documents = split.test - found.published
+        for tables, given in ((tested, translated.scores), (answered, translated.answers)):
+            for pair, by in tables.items():
+                by[TRANSLATE_TEST] = given[replace(TASK_EXPERT, pair=pair)][documents]
     return BenchmarkResult(
         language, benchmark, {pair: {**own, **free.scores} for pair, own in tested.items()},
         {zoned: mean_interval(np.mean(values, axis=0)) for zoned, values in grids.items()},
@@ -429,12 +447,14 @@ def study_results(
     folders: Mapping[str, Path],
     development: float | None,
     vectors: Mapping[str, Path] | None = None,
+    translated: Mapping[str, Path] | None = None,
     english: Path | None = None,
 ) -> StudyResults:
     """The results of the evaluations of a study, from the folders of their steps by language.
 
-    `vectors` has folders with the answers of classifiers on sentence vectors, by language. In the
-    folder `english` are the results of the task experts in English.
+    By language, `vectors` has folders with the answers of classifiers on sentence vectors, and
+    `translated` those of the task experts on the translated test. In the folder `english` are the
+    results of the task experts in English.
     """
     there = {} if english is None else read_condition_scores(english / RESULTS)
     in_english = {benchmark: scores for (benchmark, _), scores in there.items()}
@@ -444,10 +464,13 @@ def study_results(
     for language, folder in folders.items():
         further = (vectors or {}).get(language)
         answers = read_answers(folder / RESULTS) + (read_answers(further) if further else [])
+        made = (translated or {}).get(language)
+        on_translation = read_condition_scores(made / RESULTS) if made else {}
         own = [
-            replace(benchmark_result(language, benchmark, scores, development),
-                    english=_in_english(in_english.get(benchmark), scores))
-            for (benchmark, _), scores in condition_scores(answers).items()
+            replace(benchmark_result(language, key[0], scores, development,
+                                     on_translation.get(key)),
+                    english=_in_english(in_english.get(key[0]), scores))
+            for key, scores in condition_scores(answers).items()
         ]  # fmt: skip
         found += own
         written |= {f"{result.benchmark}, {language}: written in the language": table

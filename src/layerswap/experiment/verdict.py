@@ -64,8 +64,11 @@ class Verdict:
 def verdict_of(result: TestResult) -> Verdict:
     """Returns the road of a result; nothing is chosen among merges on the test documents."""
     selected = result.selected
-    roads = [model for model in result.intervals
-             if model == selected or _cost(model) < _cost(selected) or _kind(model) == "translator"]
+    roads = [
+        model
+        for model in result.intervals
+        if model == selected or _cost(model) < _cost(selected) or _kind(model) == "translator"
+    ]
     roads.sort(key=lambda model: (_cost(model), -result.intervals[model].mean))
     best = [model for model in roads
             if not any(_clearly_above(result, other, model) for other in roads)]  # fmt: skip

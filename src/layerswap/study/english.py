@@ -1,4 +1,7 @@
-"""The step that evaluates the task experts in English: the score with a perfect translator."""
+"""The steps that evaluate the task experts on English documents: the benchmark's, or translations.
+
+The score on parallel English documents is the score with a perfect translator.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,50 @@ from layerswap.study.runner import Context
 ENGLISH = "en"
 
 
-class EnglishStep(EvaluateStep):
-    """Evaluates the task experts on the benchmarks of the study, in English alone."""
+class TaskExpertsStep(EvaluateStep):
+    """Evaluates the task experts alone on a suite in one language; nothing is chosen."""
 
-    kind: ClassVar[str] = "english"
     version: ClassVar[int] = 1
 
     @property
+    def asked(self) -> str:
+        """The language of the benchmarks."""
+        return self.language
+
+    @property
     def suites(self) -> Iterator[tuple[list[str], list[str]]]:
-        """The suite of the study, in English."""
-        yield [str(self.evaluate.suite)], [ENGLISH]
+        """The suite of the study, in one language."""
+        yield [str(self.evaluate.suite)], [self.asked]
 
     @property
     def development(self) -> None:
-        """None: nothing is chosen in English."""
+        """None: nothing is chosen."""
         return None
-
-    def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
-        """Check nothing: without English documents the step writes no scores."""
 
     def recipes(self, inputs: Mapping[str, Path]) -> Iterator[tuple[Condition, RecipeData]]:
         """The task expert of every pair."""
         every = super().recipes(inputs)
         return ((name, recipe) for name, recipe in every if name.treatment == TASK_EXPERT)
 
+
+class EnglishStep(TaskExpertsStep):
+    """Evaluates the task experts on the benchmarks of the study, in English alone."""
+
+    kind: ClassVar[str] = "english"
+
+    @property
+    def asked(self) -> str:
+        """English."""
+        return ENGLISH
+
+    def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
+        """Check nothing: without English documents the step writes no scores."""
+
     def run(self, context: Context) -> None:
         """Evaluate, if the benchmarks have English documents."""
         try:
             self._write_suite(str(self.evaluate.suite), [ENGLISH],
-                              TaskFolder(context.folder / "tasks"), DataFolder.given(None),
+                              TaskFolder(context.folder / "tasks"), self._data(),
                               context.log)  # fmt: skip
         except EvaluationError as error:
             context.log(f"no score in English: {error}")
@@ -56,6 +74,20 @@ class EnglishStep(EvaluateStep):
             write_answers(context.folder / RESULTS / ANSWERS_TABLE, [])
             return
         super().run(context)
+
+
+class TranslatedStep(TaskExpertsStep):
+    """Evaluates the task experts on the test documents that a translator put into English."""
+
+    kind: ClassVar[str] = "translated"
+    translated: str  # file
+
+    def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
+        """Check the translations against the test documents."""
+        super().check_data(name, fetch=fetch, log=log, seen=set())
+
+    def _data(self, *, fetch: bool = True) -> DataFolder:
+        return DataFolder.given(None, fetch=fetch, translated=self.translated)
 
 
 def has_english(suite: str | None, languages: list[str]) -> bool:

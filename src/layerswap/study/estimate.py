@@ -25,7 +25,7 @@ from layerswap.ground import system
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import duration
 from layerswap.study.conditions import recipes
-from layerswap.study.english import EnglishStep
+from layerswap.study.english import EnglishStep, TranslatedStep
 from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.inputs import files_of
 from layerswap.study.mixes import DataStep
@@ -116,9 +116,9 @@ def cost_study(
             seconds[name] = models * tokens_read(asked) / speed.read
     for name, step in evaluations.items():
         seconds[name] = _tokens_of(step, graph) / speed.read
-    for name, english in EnglishStep.all_of(graph).items():  # of the task experts alone
+    for name, alone in {**EnglishStep.all_of(graph), **TranslatedStep.all_of(graph)}.items():
         experts = SelectStep.of(graph[f"select/{TASK}"]).kept
-        seconds[name] = experts * tokens_read(english.evaluate) / speed.read
+        seconds[name] = experts * tokens_read(alone.evaluate) / speed.read
     gpu, whole = spec.device != "cpu", spec.dtype == "float32"
     memory = [2.5 * (4 if whole or (spec.dtype is None and not gpu) else 2)]  # two experts, a blend
     for run in trainings.values():

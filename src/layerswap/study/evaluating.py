@@ -177,7 +177,7 @@ class EvaluateStep(Kind, LanguageModels):
         for suite, language in sorted({*self._asked()} - seen):
             with TemporaryDirectory() as folder:
                 self._write_suite(suite, [language], TaskFolder(Path(folder)),
-                                  DataFolder.given(None, fetch=fetch), log)  # fmt: skip
+                                  self._data(fetch=fetch), log)  # fmt: skip
             seen.add((suite, language))
 
     def run(self, context: Context) -> None:
@@ -231,6 +231,9 @@ class EvaluateStep(Kind, LanguageModels):
                     f"{', '.join(metrics)}, its filters {', '.join(filters)}"
                 )
 
+    def _data(self, *, fetch: bool = True) -> DataFolder:
+        return DataFolder.given(None, fetch=fetch)
+
     def _write_suite(
         self, suite: str, languages: Sequence[str], folder: TaskFolder, data: DataFolder, log: Log
     ) -> list[WrittenTask]:
@@ -246,7 +249,7 @@ class EvaluateStep(Kind, LanguageModels):
         """The tasks in some languages, and their folder; without suites, the study's own tasks."""
         if not suites:
             return self.include[0], list(self.tasks(languages).values())
-        folder, data = TaskFolder(context.folder / "tasks"), DataFolder.given(None)
+        folder, data = TaskFolder(context.folder / "tasks"), self._data()
         written = (self._write_suite(suite, languages, folder, data, context.log)
                    for suite in suites)  # fmt: skip
         return folder.root, [task for of_suite in written for task in of_suite]
@@ -359,13 +362,17 @@ class TablesStep(Kind):
     name: str  # of the study
     description: str = ""
     merge: bool = False
+    cautions: list[str] = []
 
     def run(self, context: Context) -> None:
         """Write the tables."""
         folders = {language: context.inputs[f"evaluate/{language}"] for language in self.languages}
-        vectors = {language: folder for language in self.languages
-                   if (folder := context.inputs.get(f"vectors/{language}"))}  # fmt: skip
-        results = study_results(folders, self.development, vectors)
+        vectors, translated = (
+            {language: context.inputs[name] for language in self.languages
+             if (name := f"{kind}/{language}") in context.inputs}
+            for kind in ("vectors", "translated")
+        )  # fmt: skip
+        results = study_results(folders, self.development, vectors, translated)
         if not results.benchmarks:
             raise StudyError("nothing was evaluated")
         write_json(context.folder / NUMBERS, {"name": self.name, **results.to_dict()})

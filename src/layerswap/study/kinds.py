@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from layerswap.study.english import EnglishStep
+from layerswap.study.english import EnglishStep, TranslatedStep
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import DataStep
@@ -22,6 +22,7 @@ KINDS: Mapping[str, type[Kind]] = {
         ChangeStep,
         EvaluateStep,
         EnglishStep,
+        TranslatedStep,
         VectorsStep,
         TablesStep,
     )

@@ -9,7 +9,7 @@ end: the tables.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,17 @@ from typing import Any
 from layerswap.compose.schema import Where
 from layerswap.evaluation.suites.folders import VARIABLE
 from layerswap.evaluation.suites.suites import suite_files
-from layerswap.experiment.conditions import JOINT, Condition
+from layerswap.experiment.conditions import JOINT, TRANSLATE_TRAIN, Condition
 from layerswap.ground.errors import RecipeError, StudyError
 from layerswap.ground.system import check_names
 from layerswap.study.conditions import REGIMES, BothTrained, Variant
-from layerswap.study.english import ENGLISH, EnglishStep, has_english
+from layerswap.study.english import (
+    ENGLISH,
+    EnglishStep,
+    TaskExpertsStep,
+    TranslatedStep,
+    has_english,
+)
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
 from layerswap.study.inputs import (
     existing_path,
@@ -41,6 +47,7 @@ from layerswap.study.spec import (
     StepKind,
     StudySpec,
     TrainingRun,
+    Translated,
 )
 from layerswap.study.steps import Graph, Resources, Step
 from layerswap.study.trainings import InTurns, Launch, SelectStep, TrainedOn, TrainStep
@@ -72,6 +79,8 @@ class _Planner:
         self.base = model_of(spec.base, folder, "base")
         self.base_fingerprint = folder_fingerprints(self.base)
         self.selected_alone = spec.keep_checkpoints == "selected"
+        self.data = {kind: experts.data for kind, experts in spec.kinds.items()}
+        self.data |= {f"{name}/{TASK}": made.task for name, made in spec.translated.items()}
         self.regimes: dict[str, dict[str, Any]] = {"": {}}
         if spec.lora:
             self.regimes["LoRA"] = {"lora": spec.lora}
@@ -80,9 +89,9 @@ class _Planner:
         """List every step in reading order."""
         spec = self.spec
         variants: dict[str, dict[tuple[str, str], Step]] = {}  # by kind, regime and partition
+        yield from (self._data(kind, data) for kind, data in self.data.items()
+                    if self._is_mix(data))  # fmt: skip
         for kind, experts in spec.kinds.items():
-            if self._is_mix(experts.data):
-                yield self._data(kind, experts.data)
             runs = [
                 self._train(name, [kind], run, selected_from=True)
                 for name, run in zip(run_names(kind, experts), experts.trainings, strict=True)
@@ -98,7 +107,11 @@ class _Planner:
             yield from joints.values()
             steps = [self._evaluate(language, variants[TASK], variants[language], joints)]
             if wanted and not last and "experts" in spec.baselines:
-                yield self._english(steps[0])  # no table needs it
+                files = suite_files(str(spec.evaluate.suite), ENGLISH)
+                yield self._of_experts(EnglishStep, steps[0], files)  # no table needs it
+            if test := spec.translated.get(language, Translated()).test:
+                path = existing_path(self.folder / test)
+                steps += [self._of_experts(TranslatedStep, steps[0], [path], translated=path)]
             if spec.change:
                 steps.append(self._change(language))
             if spec.encoder:
@@ -108,6 +121,7 @@ class _Planner:
         yield TablesStep(
             languages=list(spec.languages), development=spec.development, name=spec.name,
             description=spec.description, merge=spec.merge,
+            **({"cautions": spec.cautions} if spec.cautions else {}),
         ).plan("tables", last)  # fmt: skip
 
     def _kept(self, *kinds: str) -> list[str]:
@@ -144,6 +158,9 @@ class _Planner:
     def _joints(self, language: str) -> Iterator[tuple[Condition, Step]]:
         """The trainings on the data of the task and of a language, by their model's condition."""
         spec, first = self.spec, self.spec.languages[language].runs[0]
+        if self.data.get(in_language := f"{language}/{TASK}") is not None:
+            run = spec.task.runs[0]
+            yield TRANSLATE_TRAIN, self._train(f"train/{in_language}", [in_language], run)
         several = len(spec.simultaneous.every) > 1
         given = spec.both or first
         places = _places(given if given.train else first)
@@ -263,13 +280,18 @@ class _Planner:
             f"evaluate/{language}", needs, inputs, resources=self._resources("evaluate")
         )
 
-    def _english(self, evaluation: Step) -> Step:
-        """The task experts in English, with the settings of an evaluation in a language."""
+    def _of_experts(
+        self,
+        kind: type[TaskExpertsStep],
+        evaluation: Step,
+        files: Iterable[Path | str],
+        **settings: str,
+    ) -> Step:
+        """The task experts on other documents, with the settings of an evaluation."""
         own = EvaluateStep.of(evaluation).model_copy(update={"grid": None})
-        suite = str(self.spec.evaluate.suite)
-        inputs = {**evaluation.inputs, **fingerprints(*map(str, suite_files(suite, ENGLISH)))}
-        return EnglishStep.model_validate(own.settings()).plan(
-            f"english/{own.language}", evaluation.needs, inputs,
+        inputs = {**evaluation.inputs, **fingerprints(*map(str, files))}
+        return kind.model_validate({**own.settings(), **settings}).plan(
+            f"{kind.kind}/{own.language}", evaluation.needs, inputs,
             resources=self._resources("evaluate"),
         )  # fmt: skip
 
@@ -294,7 +316,7 @@ class _Planner:
 
     def _trained_on(self, kind: str) -> tuple[TrainedOn | None, dict[str, str]]:
         """The data of a kind of expert, and fingerprints of its files; None for given experts."""
-        data = self.spec.kinds[kind].data
+        data = self.data[kind]
         if data is None:
             return None, {}
         if self._is_mix(data):
@@ -333,4 +355,4 @@ def _places(run: TrainingRun) -> list[Where] | None:
 
 def _part(kind: str) -> Any:
     """Return the part of a partition that the experts of a kind train."""
-    return TASK if kind == TASK else "language"
+    return TASK if kind.endswith(TASK) else "language"

@@ -95,6 +95,7 @@ class FinishedSteps:
             self.evaluations,
             self.settings.development,
             self._of_kind("vectors"),
+            self._of_kind("translated"),
             next(iter(self._of_kind("english").values()), None),
         )
         if not self.results.benchmarks:
@@ -175,6 +176,7 @@ class FinishedSteps:
 
     def _cautions(self) -> Iterator[str]:
         """Cautions that the numbers do not show, such as contaminated data."""
+        yield from self.settings.cautions
         for name, training in self.trainings.items():
             for data in training["data"]:
                 for items, count in data.get("contaminated", {}).items():

@@ -126,6 +126,13 @@ class Experts(Strict):
         return self.runs if self.experts is None else []
 
 
+class Translated(Strict):
+    """What a translator made for one language."""
+
+    test: NonEmpty | None = None  # a table: the test documents in English, in their order
+    task: Data | None = None  # the data of the task in the language, or a mix of them
+
+
 class OtherLanguages(Strict):
     """Other languages to evaluate the models of every language in (paper 1, tables 2 and 5).
 
@@ -281,6 +288,9 @@ class StudySpec(Compared):
         change: map the weights that fine-tuning changed (paper 1, figures 2 and 4 to 9).
         encoder: folder or Hub id of an encoder that sentence-transformers loads. Classifiers on its
             vectors are compared with the models of tasks with labels.
+        translated: files that a translator made, by language. `test` adds the task experts on the
+            translated test; `task` adds a task expert trained on the translated task.
+        cautions: sentences that the report shows below its verdict.
         merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
         device: device of the evaluation.
@@ -301,6 +311,8 @@ class StudySpec(Compared):
     lora: Lora | None = None
     change: bool = True
     encoder: NonEmpty | None = None
+    translated: dict[NonEmpty, Translated] = {}
+    cautions: list[NonEmpty] = []
     evaluate: EvaluationSpec
     merge: bool = False
     keep_checkpoints: Literal["all", "selected"] = "all"
@@ -350,11 +362,17 @@ class StudySpec(Compared):
             f"baseline `{baseline}`" for baseline in self.baselines if baseline in TRAINED_BASELINES
         ]
         training += ["`lora`"] if self.lora else []
+        training += ["`translated.task`"] if any(t.task for t in self.translated.values()) else []
         if finished and training:
             raise ValueError(f"{training[0]} needs training, but {finished} has no data; remove it")
         for name in ("partial", "partial task", "reverted"):
             if name in self.baselines and not self.partitions:
                 raise ValueError(f"baseline `{name}` needs `partitions`")
+        if strange := [name for name in self.translated if name not in self.languages]:
+            raise ValueError(f"translated: {strange[0]} is none of the languages")
+        tests = any(translated.test for translated in self.translated.values())
+        if tests and not (self.evaluate.suite and "experts" in self.baselines):
+            raise ValueError("translated: a test needs a suite, and the baseline `experts`")
         return self
 
 

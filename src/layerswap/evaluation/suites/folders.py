@@ -31,24 +31,31 @@ class DataFolder:
     Attributes:
         beside: the folder of a benchmark's own YAML, which is looked into first.
         fetch: false if nothing may be fetched from the Hub.
+        translated: a table whose rows replace the test documents, made by a translator.
     """
 
     def __init__(
-        self, root: Path | None, *, beside: Path | None = None, fetch: bool = True
+        self,
+        root: Path | None,
+        *,
+        beside: Path | None = None,
+        fetch: bool = True,
+        translated: str | None = None,
     ) -> None:
         if root is not None and not root.is_dir():
             raise EvaluationError(f"--data {root}: no such folder")
-        self.root, self.beside, self.fetch = root, beside, fetch
+        self.root, self.beside, self.fetch, self.translated = root, beside, fetch, translated
 
     @classmethod
-    def given(cls, root: Path | None, *, fetch: bool = True) -> DataFolder:
+    def given(cls, root: Path | None, **settings: Any) -> DataFolder:
         """Open the folder of --data, else of $LAYERSWAP_DATA, else none."""
         default = os.environ.get(VARIABLE)
-        return cls(root if root is not None else Path(default) if default else None, fetch=fetch)
+        return cls(root if root is not None else Path(default) if default else None, **settings)
 
     def of(self, benchmark: Path | None) -> DataFolder:
         """The same folder for a benchmark whose YAML is a file; None for a shipped one."""
-        return DataFolder(self.root, beside=benchmark and benchmark.parent, fetch=self.fetch)
+        beside = benchmark and benchmark.parent
+        return DataFolder(self.root, beside=beside, fetch=self.fetch, translated=self.translated)
 
     def find(self, *names: str) -> Path | None:
         """Find the first file or folder with one of the names, the shallowest first."""

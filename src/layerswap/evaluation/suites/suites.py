@@ -362,6 +362,9 @@ def _splits(
 ) -> dict[str, dict[str, Rows]]:
     """Read the rows of each task by split; keys are suffixes of the task's name."""
     if benchmark.rows is not None:
+        if data.translated:
+            why = "reads its documents by Python code, so they have no translation"
+            raise EvaluationError(f"{data.translated}: {benchmark.name} {why}")
         module, _, function = benchmark.rows.partition(":")
         return {"": getattr(importlib.import_module(module), function)(values, data)}
     table = benchmark.data
@@ -378,7 +381,26 @@ def _splits(
     if development and benchmark.development and _has_development(benchmark, values["code"], data):
         tasks[DEVELOPMENT] = {**exemplars, benchmark.splits[-1]: read(benchmark.development)}
     tasks[""] = {**exemplars, **{split: read(split) for split in benchmark.splits}}
+    if (file := data.translated) is not None:
+        made, scored = _documents(benchmark, table, list(rows_of(file)), file), benchmark.splits[-1]
+        check_translation(file, made, tasks[""][scored])
+        tasks[""][scored] = made
     return tasks
+
+
+def check_translation(file: str, translated: Rows, test: Rows) -> None:
+    """Refuse translations that are not as many as the test documents, or have other labels."""
+    if len(translated) != len(test):
+        raise EvaluationError(
+            f"{file}: has {len(translated):,} documents, and the test has {len(test):,}; translate "
+            "each of them, in the same order"
+        )
+    for number, (made, own) in enumerate(zip(translated, test, strict=True), start=1):
+        if made.get("label") != own.get("label"):
+            raise EvaluationError(
+                f"{file}: document {number:,} has the label {made['label']!r:.40}, and the test "
+                f"{own['label']!r:.40}; keep the order of the test"
+            )
 
 
 def _has_development(benchmark: Benchmark, code: str, data: DataFolder) -> bool:
@@ -478,6 +500,11 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
             f"{benchmark.name}: no {names[0]} {beside}in the folder of --data or {VARIABLE}; its "
             f"source is {benchmark.source}"
         )
+    return _documents(benchmark, table, rows, where)
+
+
+def _documents(benchmark: Benchmark, table: Data, rows: Rows, where: str) -> Rows:
+    """The rows of a table by columns of the task."""
     if not rows:
         raise EvaluationError(f"{where}: has no rows")
     read = [
