@@ -22,6 +22,7 @@ from layerswap.experiment.conditions import (
     ON_LABELS,
     SOUP,
     TASK_EXPERT,
+    TRANSLATE_TEST,
 )
 from layerswap.experiment.verdict import verdict_in_words, verdict_of, verdicts_in_words
 
@@ -53,7 +54,7 @@ def study(count=600, *, noise=0.0, development=0.5, **shares):
     """One language on headlines; `shares` are of right answers, by condition."""
     texts, labels = headlines(count, noise=noise)
     models = {"task": TASK_EXPERT, "language": LANGUAGE_EXPERT, "base": BASE, "soup": SOUP,
-              "swap": DEFAULT}  # fmt: skip
+              "swap": DEFAULT, "translated": TRANSLATE_TEST}  # fmt: skip
     answers = {replace(models[name], pair="0-0"): answered(labels, share, i)
                for i, (name, share) in enumerate(shares.items())}  # fmt: skip
     scores = {model: (given == labels).astype(float) for model, given in answers.items()}
@@ -143,6 +144,14 @@ WINNERS = {
     "nobody can tell": (
         {"task": 0.2, "swap": 0.4}, {"count": 70, "noise": 1.0}, "too few documents",
         "The test is too small"),
+    "a translator": (
+        {"task": 0.3, "swap": 0.6, "translated": 0.9}, {"noise": 1.0}, "translator",
+        "Do not merge: the task expert, on the translated test"),
+    "a translator, above the selected task expert": (
+        {"task": 0.6, "swap": 0.3, "translated": 0.9}, {"noise": 1.0}, "translator",
+        "Do not merge: the task expert, on the translated test"),
+    "the task expert, level with a translator": (
+        {"task": 0.9, "swap": 0.3, "translated": 0.9}, {"noise": 1.0}, "no merge", "Do not merge"),
     "the merge": (
         {"task": 0.4, "swap": 0.9}, {"noise": 1.0}, "merge", "Use the swap, default, "),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from layerswap.ground.errors import LayerswapError
 from layerswap.lab.assets import shipped
 from layerswap.new import folder, machine
 from layerswap.new.machine import Measured
+from layerswap.study.plan import plan_study
 from layerswap.study.spec import read_study
 
 GIVEN = {
@@ -37,13 +38,16 @@ def files(tmp_path, monkeypatch):
     write_tsv(tmp_path / "one-row.tsv", ("text", "label"), labels[:1])
     write_tsv(tmp_path / "no-rows.tsv", ("text", "label"), [])
     write_tsv(tmp_path / "one-label.tsv", ("text", "label"), [("x y", "sports")] * 3)
+    write_tsv(tmp_path / "two.tsv", ("prompt", "answer"), [("a b", 1), ("c d", 2)])
     (tmp_path / "latin.txt").write_bytes("fine\ncaf\xe9\n".encode("latin1"))
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.en").write_text("one\n")
     shutil.copytree(shipped().base, tmp_path / "wordless")
     for file in (tmp_path / "wordless").glob("tokenizer*"):
         file.unlink()
-    (tmp_path / "there").mkdir()
+    for name in ("there", "broken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"a":')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -109,10 +113,39 @@ BAD = {
         "language sw; add --language sw",
     ),
     "two tests": ({}, ("--test", "labels-qaa.tsv"), "--test: qaa has two files"),
+    "a translation of another length": (
+        {}, ("--translated-test", "two.tsv"), "two.tsv: has 2 documents, and the test has 20; "
+        "translate each of them, in the same order",
+    ),
+    "a translation without a test": (
+        {"test": None}, ("--translated-test", "problems-qaa.tsv"),
+        "problems-qaa.tsv: needs a --test file",
+    ),
+    "a translated task without a test": (
+        {"test": None}, ("--translated-task", "problems-qaa.tsv"),
+        "--translated-task problems-qaa.tsv: needs a --task file and a --test file",
+    ),
+    "a task that is not translated": (
+        {}, ("--translated-task", "problems-en.tsv"),
+        "problems-en.tsv: 200 of its 200 rows are also in problems-en.tsv",
+    ),
+    "an encoder that is a word": (
+        {"encoder": "nonsense"}, (), "encoder: nonsense: no such folder, and not a Hub id"),
+    "an encoder that is missing": (
+        {"encoder": "./none"}, (), "encoder: ./none: no such folder"),
+    "an encoder that is empty": (
+        {"encoder": "there"}, (), "encoder: there: cannot be loaded (ValueError: Unrecognized"),
+    "an encoder that is broken": (
+        {"encoder": "broken"}, (), "encoder: broken: cannot be loaded (OSError: It looks like"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
+OPENED = ("an encoder that is empty", "an encoder that is broken")  # its library loads slowly
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in OPENED)) for case in BAD]
+)
 def test_bad_input_is_one_line_and_leaves_nothing(case, files):
     changes, more, message = BAD[case]
     before = sorted(files.iterdir())
@@ -193,8 +226,9 @@ def test_a_plan_has_the_time_that_new_measured(files, monkeypatch):
 
 def test_what_is_written(files, unmeasured):
     pair = ("--parallel", "news.qaa", "news.en")
+    made = ("--translated-test", "problems-qaa.tsv", "--translated-task", "problems-qaa-dev.tsv")
     done = new("demo", "--development", "problems-qaa-dev.tsv", "--language", "qab:news.qaa",
-               *pair)  # fmt: skip
+               *pair, *made)  # fmt: skip
     assert done.exit_code == 0, done.exception
     assert done.output.splitlines()[-1] == (
         "next: layerswap study run demo/study.yaml --out demo/results"
@@ -219,6 +253,13 @@ def test_what_is_written(files, unmeasured):
     assert (
         "en" in yaml.safe_load((written / "benchmarks" / "problems.yaml").read_text())["languages"]
     )
+    graph = plan_study(study, written)
+    assert {"translated/qaa", "data/qaa/task", "train/qaa/task"} < {step.name for step in graph}
+    assert "translated/qaa" in graph["tables"].needs
+    assert list(study.translated) == ["qaa"]
+    assert [line.partition(":")[0] for line in study.cautions] == [
+        "The test in qaa has 20 documents", "qab has no test",
+    ]  # fmt: skip
     readme = (written / "README.md").read_text()
     assert "`qab`): **no test, so the study can prove nothing there.**" in readme
     assert "qaa`): 20 test documents; zones are chosen on 20 development documents" in readme
@@ -248,7 +289,8 @@ def test_ready_names(files, unmeasured):
 @pytest.mark.slow
 def test_from_files_to_a_model_on_the_lab(files):
     """New, the trial of one percent, and the whole study."""
-    done = new("demo", "--trial", "--seeds", "1")
+    done = new("demo", "--trial", "--seeds", "1", "--translated-test", "problems-qaa.tsv",
+               "--translated-task", "problems-qaa-dev.tsv")  # fmt: skip
     assert done.exit_code == 0, done.exception
     assert "tokens/s in training" in (files / "demo" / "README.md").read_text()
     for name in ("trial", "study"):
@@ -256,5 +298,8 @@ def test_from_files_to_a_model_on_the_lab(files):
         ran = CliRunner().invoke(app, ["study", "run", f"demo/{name}.yaml", "--out", str(out)])
         assert ran.exit_code == 0, ran.output
         assert "estimate: about" in ran.output
-        assert (out / "report.html").is_file()
+        page = (out / "report.html").read_text()
+        assert "task expert, on the translated test" in page
+        assert "task expert, trained on the translated task" in page
+        assert "the base does not read qaa" in page
         assert (out / "merged" / "qaa" / "model.safetensors").is_file()

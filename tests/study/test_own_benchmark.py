@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 from dataclasses import asdict
 
@@ -21,7 +22,7 @@ from layerswap.study import kinds
 from layerswap.study.journal import StudyJournal
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan
-from layerswap.study.report import write_study_report
+from layerswap.study.report import merge_models, write_study_report
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import read_study, ready_studies
 from layerswap.training.mix.schema import ready_recipes
@@ -161,8 +162,12 @@ def test_an_encoder_and_english_documents_stand_beside_the_models(own, tmp_path)
     (own / "benchmarks" / "moods.yaml").write_text(text)
     write_encoder(tmp_path / "encoder")
     graph = planned(own, encoder=str(tmp_path / "encoder"), baselines=["experts", "weighted soup"],
-                    soup_shares=[0.3, 0.7])  # fmt: skip
+                    soup_shares=[0.3, 0.7], cautions=["The base hardly reads it."])  # fmt: skip
     rows, page = results(graph, own / "out")
+    assert "The base hardly reads it." in page
+    (merged,) = merge_models(own / "out", log=print)
+    card = (merged / "README.md").read_text()
+    assert re.search(r"On moods in sw it is worth (more|fewer) than \d+ labels", card)
     free = {"chance", "commonest label", "linear classifier, on the development labels",
             "sentence vectors, on the development labels"}  # fmt: skip
     assert free <= set(rows)

@@ -23,6 +23,8 @@ def new(
     task: str | None = None,
     test: list[str] | None = None,
     development: list[str] | None = None,
+    translated_test: list[str] | None = None,
+    translated_task: list[str] | None = None,
     columns: str | None = None,
     leave_out: str | None = None,
     seeds: Annotated[int | None, Option(min=1)] = None,
@@ -47,7 +49,11 @@ def new(
             English.
         task FILE: Examples of the task, mostly English, or a ready mix.
         test [CODE:]FILE: Test in a language, or a suite. Repeatable.
-        development [CODE:]FILE: Examples in a language to choose zones on. Repeatable.
+        development [CODE:]FILE: Labelled examples in a language. They choose zones, and train a
+            linear classifier to compare with. Repeatable.
+        translated_test [CODE:]FILE: Test with its texts in English, by a translator: the same
+            table, row by row. Repeatable.
+        translated_task [CODE:]FILE: Task with its texts in a language, by a translator. Repeatable.
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic.
         leave_out LABEL,...: Labels whose test rows are left out.
         seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
@@ -78,6 +84,8 @@ def new(
             texts=texts, parallel={first: parallel} if parallel else {},
             tests=_files("--test", test, codes),
             developments=_files("--development", development, codes),
+            translated_tests=_files("--translated-test", translated_test, codes),
+            translated_tasks=_files("--translated-task", translated_task, codes),
             columns=options.read_pairs("--columns", options.task_names([columns or ""]), "COLUMN"),
             leave_out=options.task_names([leave_out or ""]), seeds=seeds, trial=trial,
             encoder=encoder, device=device,

@@ -99,9 +99,10 @@ class Reading:
             "unclear": f"the base hardly reads {language}",
             "reads it": f"the base reads {language}",
             "spells it in bytes": f"the base spells {language} in bytes",
+            "": self.note,
         }  # fmt: skip
-        end = f"; {verdict[self.verdict]}" if self.verdict else ""
-        return f"{self.base}: {', '.join(parts)}{end}"
+        said = "; ".join(filter(None, [", ".join(parts), verdict[self.verdict]]))
+        return f"{self.base}: {said}"
 
 
 # --- texts ---

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.checkpoint.folder import fetch_checkpoint
 from layerswap.evaluation.statistics import LEVEL, Classified, resampled_counts
-from layerswap.ground.errors import EvaluationError, one_line
+from layerswap.ground.errors import EvaluationError, error_context, one_line
+from layerswap.versions import need_extras
 
 Texts = Sequence[str]
 Labels = npt.NDArray[np.str_]
@@ -116,8 +118,11 @@ def open_encoder(source: str, device: str) -> Callable[[Texts], npt.NDArray[np.f
     Pooling, dense layers and the prompt `query` are those of the encoder's own files.
 
     Raises:
-        EvaluationError: the library cannot load the encoder.
+        LayerswapError: no such folder or repository, or the library cannot load the encoder.
     """
+    need_extras("an encoder", "eval")
+    with error_context("encoder"):
+        fetch_checkpoint(source, weights=False)
     from sentence_transformers import SentenceTransformer
 
     try:

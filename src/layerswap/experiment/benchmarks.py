@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,15 +35,7 @@ from layerswap.experiment.compare import (
     choose,
     split_documents,
 )
-from layerswap.experiment.conditions import (
-    CHOSEN,
-    DEFAULT,
-    FLATTERED,
-    TASK_EXPERT,
-    TRANSLATE_TEST,
-    TUNED,
-    Condition,
-)
+from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
 from layerswap.experiment.sections import BY_LABEL
 from layerswap.experiment.tables import by_label, models_table
 from layerswap.experiment.verdict import verdict_facts
@@ -199,11 +191,7 @@ class BenchmarkResult:
 
 
 def benchmark_result(
-    language: str,
-    benchmark: str,
-    found: BenchmarkScores,
-    development: float | None,
-    translated: BenchmarkScores | None = None,
+    language: str, benchmark: str, found: BenchmarkScores, development: float | None
 ) -> BenchmarkResult:
     """One language on one benchmark.
 
@@ -211,8 +199,7 @@ def benchmark_result(
     reported on the test documents. The best on those is reported too, as in the papers: it is
     flattered, since the same documents chose it. A baseline with a weight, scale or density is
     also reported with the setting that is best on the development documents. Without these
-    (`development` is None) nothing is chosen, and every setting is reported. `translated` has the
-    task experts on the published test documents, translated.
+    (`development` is None) nothing is chosen, and every setting is reported.
     """
     split = found.split(development)
     choosing = len(split.development) > 0
@@ -236,11 +223,6 @@ def benchmark_result(
     free = baselines(found.labels, found.texts, found.choices, split)
     tested = on(split.test, by_pair, shared)
     answered = {} if found.labels is None else on(split.test, answers, shared_answers)
-    if translated is not None:
-        documents = split.test - found.published
-        for tables, given in ((tested, translated.scores), (answered, translated.answers)):
-            for pair, by in tables.items():
-                by[TRANSLATE_TEST] = given[replace(TASK_EXPERT, pair=pair)][documents]
     return BenchmarkResult(
         language, benchmark, {pair: {**own, **free.scores} for pair, own in tested.items()},
         {zoned: mean_interval(np.mean(values, axis=0)) for zoned, values in grids.items()},
@@ -446,15 +428,13 @@ class StudyResults:
 def study_results(
     folders: Mapping[str, Path],
     development: float | None,
-    vectors: Mapping[str, Path] | None = None,
-    translated: Mapping[str, Path] | None = None,
+    further: Mapping[str, Sequence[Path]] | None = None,
     english: Path | None = None,
 ) -> StudyResults:
     """The results of the evaluations of a study, from the folders of their steps by language.
 
-    By language, `vectors` has folders with the answers of classifiers on sentence vectors, and
-    `translated` those of the task experts on the translated test. In the folder `english` are the
-    results of the task experts in English.
+    `further` has folders with answers of baselines by language, in all documents or in those of the
+    test alone. In the folder `english` are the results of the task experts in English.
     """
     there = {} if english is None else read_condition_scores(english / RESULTS)
     in_english = {benchmark: scores for (benchmark, _), scores in there.items()}
@@ -462,15 +442,13 @@ def study_results(
     others: list[OtherLanguagesResult] = []
     written: dict[str, Table] = {}
     for language, folder in folders.items():
-        further = (vectors or {}).get(language)
-        answers = read_answers(folder / RESULTS) + (read_answers(further) if further else [])
-        made = (translated or {}).get(language)
-        on_translation = read_condition_scores(made / RESULTS) if made else {}
+        answers = read_answers(folder / RESULTS)
+        for other in (further or {}).get(language, ()):
+            answers += read_answers(other)
         own = [
-            replace(benchmark_result(language, key[0], scores, development,
-                                     on_translation.get(key)),
-                    english=_in_english(in_english.get(key[0]), scores))
-            for key, scores in condition_scores(answers).items()
+            replace(benchmark_result(language, benchmark, scores, development),
+                    english=_in_english(in_english.get(benchmark), scores))
+            for (benchmark, _), scores in condition_scores(answers).items()
         ]  # fmt: skip
         found += own
         written |= {f"{result.benchmark}, {language}: written in the language": table
@@ -542,19 +520,21 @@ def _scores_of(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
     """Scores of one benchmark by condition; published development documents come first."""
     asked = in_order(next(iter(by.values())))
     published = development_tasks(score.task for score in asked)
-    ordered = {
-        condition: np.array([fraction(score) for score in in_order(scores)])
-        for condition, scores in by.items()
-    }
+
+    def column(value: Callable[[Answer], Any], missing: Any) -> dict[Condition, Any]:
+        """Values of every condition; some answer no development documents, which come first."""
+        return {
+            condition: np.array([missing] * (len(asked) - len(scores))
+                                + [value(score) for score in in_order(scores)])
+            for condition, scores in by.items()
+        }  # fmt: skip
+
+    ordered = column(fraction, np.nan)
     count = sum(score.task in published for score in asked)
     texts, choices = [row.text for row in asked], np.array([row.choices for row in asked])
     if not all(score.label for scores in by.values() for score in scores):
         return BenchmarkScores(ordered, count, texts=texts, choices=choices)
-    answers = {
-        condition: np.array([score.predicted for score in in_order(scores)])
-        for condition, scores in by.items()
-    }
-    labels = np.array([row.label for row in asked])
+    labels, answers = np.array([row.label for row in asked]), column(lambda row: row.predicted, "")
     return BenchmarkScores(ordered, count, labels, answers, texts, choices)
 
 

@@ -23,16 +23,9 @@ from layerswap.evaluation.statistics import (
     mean_interval,
     paired_difference,
 )
-from layerswap.experiment.conditions import (
-    BASELINES,
-    CHOSEN,
-    DEFAULT,
-    FLATTERED,
-    TRANSLATE_TRAIN,
-    Condition,
-)
+from layerswap.experiment.conditions import BASELINES, CHOSEN, DEFAULT, FLATTERED, Condition
 
-NOT_SAVED = ("base", "joint", "simultaneous", TRANSLATE_TRAIN.method, *BASELINES)
+NOT_SAVED = ("base", "joint", "simultaneous", *BASELINES)
 """Methods that are compared with merges but are not saved: they are no merges of the experts."""
 Values = npt.NDArray[np.float64]
 """One score per document."""

@@ -99,8 +99,9 @@ ON_LABELS = Condition("linear classifier", "on the development labels")
 CROSS_VALIDATED = Condition("linear classifier", "cross-validated on the test labels")
 VECTORS = "sentence vectors"
 TRANSLATE_TEST, TRANSLATE_TRAIN = Condition("translate-test"), Condition("translate-train")
-BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method, VECTORS, TRANSLATE_TEST.method)
-"""Methods of baselines that are no language models, or no models of the language's documents."""
+TRANSLATIONS = (TRANSLATE_TEST.method, TRANSLATE_TRAIN.method)
+BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method, VECTORS, *TRANSLATIONS)
+"""Methods of baselines that need no experts of a language: not chosen, and not saved."""
 
 
 def ties(density: float) -> Condition:

@@ -24,8 +24,7 @@ from layerswap.experiment.conditions import (
     LANGUAGE_EXPERT,
     ON_LABELS,
     TASK_EXPERT,
-    TRANSLATE_TEST,
-    TRANSLATE_TRAIN,
+    TRANSLATIONS,
     VECTORS,
     Condition,
 )
@@ -39,7 +38,7 @@ COSTS: tuple[tuple[Kind, set[str]], ...] = (
     ("encoder", {VECTORS}),
     ("no merge", {BASE.method}),
     ("no merge", {TASK_EXPERT.method, LANGUAGE_EXPERT.method}),
-    ("translator", {TRANSLATE_TEST.method, TRANSLATE_TRAIN.method}),
+    ("translator", {*TRANSLATIONS}),
 )
 """Kinds of road that cost less than a merge, cheapest first, with their methods."""
 COARSE = 0.10

@@ -117,11 +117,12 @@ def model_card(
     recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)
     note = rounding_note(lost) if lost else None
     limits = f"## Precision\n\n{note}\n\n" if note else ""
+    remark = f" {in_markdown(plan.remark)}" if plan.remark else ""
     load = _LOAD_ADAPTER if library == "peft" else _LOAD
     return (
         f"---\n{front}---\n\n# A layer-swapped model\n\n"
         "Recomposed layer by layer from experts fine-tuned from one base, with "
-        f"layerswap {__version__}.\n\n## Use\n\n```python\n{load}```\n\n"
+        f"layerswap {__version__}.{remark}\n\n## Use\n\n```python\n{load}```\n\n"
         f"{limits}## Experts\n\n{experts}\n\n"
         f"## Composition\n\n{fenced(draw(plan.composition))}\n\n"
         f"## Recipe\n\n{fenced(recipe, 'yaml')}\n\n"

@@ -82,6 +82,7 @@ class Plan:
         alignment: the rows of embeddings and heads in one vocabulary, if vocabularies differ.
         fishers: the diagonal Fishers by expert, if the recipe names them.
         layout: `shared` if the output is to share blocks with the sources; else `plain`.
+        remark: a sentence for the model card.
 
     Example:
         >>> import layerswap as ls
@@ -105,6 +106,7 @@ class Plan:
     alignment: Alignment | None = None
     fishers: Mapping[str, Fisher] = field(default_factory=dict)
     layout: Literal["plain", "shared"] = "plain"
+    remark: str = ""
 
     def __post_init__(self) -> None:
         self.format.check(self)

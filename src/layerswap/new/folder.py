@@ -50,15 +50,13 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     )
     for language in inputs.languages:
         found += language.found()
-        for split, given in (("test", request.tests), ("dev", request.developments)):
-            if split in language.tests:
-                found += found_in_test(
-                    given[language.code],
-                    split,
-                    language.tests[split],
-                    language.remarks[split],
-                    language.name,
-                )
+        for split, documents in language.tests.items():
+            given = request.documents[split][language.code]
+            remark = language.remarks[split]
+            found += found_in_test(given, split, documents, remark, language.name)
+        found += found_in(language.task) if language.task else []
+        inputs.cautions.extend(language.cautions())
+    found += inputs.cautions
     for line in found:
         log(line)
     target = request.folder.absolute()
@@ -91,6 +89,8 @@ def _look(inputs: Inputs, found: list[str], log: Log, model: Any, tokenizer: Any
         if reading is not None:
             found.append(reading.line(language.name))
             log(found[-1])
+            if reading.verdict != "reads it":
+                inputs.cautions.append(f"{found[-1]}.")
 
 
 def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[str, Any]]:

@@ -13,9 +13,10 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.evaluation.classifier import open_encoder
 from layerswap.evaluation.languages import language_name, standard_tag
 from layerswap.evaluation.suites import suite_names
-from layerswap.evaluation.suites.suites import check_askable
+from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.new.machine import choose_device
 from layerswap.new.tables import LOOK, Table, read_parallel, read_texts, short
@@ -27,6 +28,8 @@ SAMPLE = 200
 HELD_OUT = 100
 """Most rows of the task that are held out: for a score in English, and where there is no test."""
 TASK_LANGUAGE = "en"
+FEW = 100
+"""Test documents below which the report has a caution."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,19 @@ class Request:
     parallel: Mapping[str, tuple[str, str]]
     tests: Mapping[str, str]
     developments: Mapping[str, str]
+    translated_tests: Mapping[str, str] = field(default_factory=dict)
+    translated_tasks: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     leave_out: Sequence[str] = ()
     seeds: int | None = None
     trial: bool = False
     encoder: str | None = None
     device: str | None = None
+
+    @property
+    def documents(self) -> dict[str, Mapping[str, str]]:
+        """Files of test documents, by split and language."""
+        return {"test": self.tests, "dev": self.developments, "translated": self.translated_tests}
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ class LanguageInput:
     tests: Mapping[str, list[Document]]  # documents by split, from files
     remarks: Mapping[str, str]  # on incomplete or repeated rows, by split
     proved: bool  # false without a test
+    task: Task | None = None  # the task in the language, by a translator
 
     def templates(self) -> Iterator[tuple[str, Table, str, int]]:
         """The sources of its mix: name, table, template of a text, weight."""
@@ -90,6 +101,17 @@ class LanguageInput:
                 lines += [f"  {short(text)!r}" for text in full[:1]]
         return lines
 
+    def cautions(self) -> Iterator[str]:
+        """Sentences for the report on a test that is missing or small."""
+        count = len(self.tests.get("test", ()))
+        if not self.proved:
+            yield (f"{self.name} has no test: its results are on held-out rows of the task, and "
+                   "prove nothing in the language.")  # fmt: skip
+        elif 0 < count < FEW:
+            reach = round(98 / count**0.5)
+            yield (f"The test in {self.name} has {count:,} documents: intervals of scores reach up "
+                   f"to {reach} points on each side.")  # fmt: skip
+
     def own_texts(self) -> list[str]:
         """Return the texts in the language itself, as read."""
         tables = ((self.text, "text"), (self.parallel, self.code))
@@ -117,6 +139,7 @@ class Inputs:
     suite: str | None  # a ready suite
     languages: list[LanguageInput]
     held_out: list[int]  # rows of the task
+    cautions: list[str] = field(default_factory=list)  # sentences for the report
 
     @cached_property
     def billions(self) -> float:
@@ -127,6 +150,11 @@ class Inputs:
     def asks_english(self) -> bool:
         """True if the task expert is asked in English too: the score with a perfect translator."""
         return bool(self.held_out) and TASK_LANGUAGE not in self.request.languages
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task's mix and benchmark."""
+        return self.task if isinstance(self.task, str) else self.task.name
 
     @property
     def task_count(self) -> int:
@@ -141,7 +169,7 @@ class Inputs:
 
     def tokens(self, text: str) -> int:
         """The number of tokens of a text."""
-        return len(self.tokenizer(text)["input_ids"])
+        return len(self.tokenizer(text, verbose=False)["input_ids"])
 
     @cached_property
     def task_rows(self) -> list[tuple[str, str]]:
@@ -164,6 +192,8 @@ def check_request(request: Request) -> Inputs:
     if request.folder.exists():
         raise StudyError(f"{request.folder}: exists already; choose another name, or delete it")
     device = choose_device(request.device)
+    if request.encoder is not None:
+        open_encoder(request.encoder, "cpu")
     base, tokenizer = _open_base(request.base)
     ready = request.task in ready_recipes() and not Path(request.task).exists()
     task: Task | str = request.task if ready else read_task(request.task, request.columns)
@@ -212,7 +242,7 @@ def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None
 
 def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
     labels: set[str] = set()
-    for split, files in (("test", request.tests), ("dev", request.developments)):
+    for split, files in request.documents.items():
         for given in files.values():
             if given != suite:
                 labels |= task.labels_of(given, request.columns, split)
@@ -249,7 +279,7 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
         raise RecipeError(f"--text {ready}: is a ready mix; give it without --parallel")
     tests: dict[str, list[Document]] = {}
     remarks: dict[str, str] = {}
-    for split, files in (("test", request.tests), ("dev", request.developments)):
+    for split, files in request.documents.items():
         given = files.get(code)
         if given is None or given == suite:
             continue
@@ -258,9 +288,16 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
         tests[split], remarks[split] = task.read_test(
             given, request.columns, request.leave_out, split
         )
+    if alone := next((split for split in tests if "test" not in tests), None):
+        raise RecipeError(f"{request.documents[alone][code]}: needs a --test file")
     test, development = tests.get("test", ()), tests.get("dev", ())
-    if development and not test:
-        raise RecipeError(f"--development {request.developments[code]}: needs a --test file")
+    if "translated" in tests:
+        check_translation(request.translated_tests[code], tests["translated"], tests["test"])
+    in_language, made = None, request.translated_tasks.get(code)
+    if made is not None:
+        if not (isinstance(task, Task) and test):
+            raise RecipeError(f"--translated-task {made}: needs a --task file and a --test file")
+        in_language = task.translation(made, request.columns)
     shared = task.shared(development, test) if isinstance(task, Task) else 0
     if shared > len(development) / 4:
         raise DataError(
@@ -272,7 +309,7 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
     name = language_name(code)
     name = code if name.startswith("Unknown") else name
     return LanguageInput(code, name, ready, read, parallel, other, tests, remarks,
-                         suite is not None or "test" in tests)  # fmt: skip
+                         suite is not None or "test" in tests, in_language)  # fmt: skip
 
 
 def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:

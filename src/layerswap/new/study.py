@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from math import inf
 from os.path import relpath
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from layerswap.compose.presets import default_zones
-from layerswap.new.inputs import TASK_LANGUAGE, Inputs, LanguageInput
+from layerswap.new.inputs import SAMPLE, TASK_LANGUAGE, Inputs, LanguageInput
 from layerswap.new.tasks import Task, target
 
 ENGLISH = "-english"
@@ -47,11 +47,13 @@ def write_files(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, A
     for name in ("mixes", "benchmarks", "data"):
         (folder / name).mkdir(exist_ok=True)
     if isinstance(inputs.task, Task):
-        _write_task(inputs, inputs.task, folder)
+        _write_task(inputs, inputs.task, folder, inputs.task.name, inputs.held_out)
         _write_benchmarks(inputs, inputs.task, folder)
     for language in inputs.languages:
         if not language.ready:
             _write_language(inputs, language, folder)
+        if language.task:
+            _write_task(inputs, language.task, folder, f"{inputs.task_name}-{language.code}")
     words = _words(inputs, settings, folder)
     (folder / "study.yaml").write_bytes(render("study.yaml", {**words, "few": None}).encode())
     if inputs.request.trial:
@@ -78,6 +80,10 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
     for_task, for_language = _hyperparameters(inputs, settings)
     data = [{"code": language.code, "data": language.ready or f"mixes/{language.code}.yaml"}
             for language in languages]  # fmt: skip
+    more = {"translated": _translated(inputs), "cautions": inputs.cautions}
+    more = {key: value for key, value in more.items() if value}
+    notes = {"translated": "by a translator: the test in English, the task in the language",
+             "cautions": "the report shows them"}  # fmt: skip
     most = max(
         [inputs.rows_of(language)[0] for language in languages if not language.ready] or [1400]
     )
@@ -89,10 +95,11 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         "base": str(inputs.base.folder) if request.base == "lab" else base,
         "given_base": request.base,
         "encoder": _encoder(request.encoder, folder),
+        "more": _dump(more, notes) if more else "",
         "device": inputs.device,
         "task_data": inputs.task
         if isinstance(inputs.task, str)
-        else f"mixes/{inputs.task.name}.yaml",
+        else f"mixes/{inputs.task_name}.yaml",
         "layers": f"0-{inputs.base.layers - 1}",
         "rates": "usual for LoRA" if settings.lora else _rates(billions)[3],
         "task": _flow(for_task),
@@ -115,34 +122,48 @@ def _encoder(given: str | None, folder: Path) -> str | None:
     return relpath(Path(given).expanduser(), folder)
 
 
+def _translated(inputs: Inputs) -> dict[str, dict[str, str]]:
+    """The files that a translator made, by language."""
+    files: dict[str, dict[str, str]] = {}
+    for language in inputs.languages:
+        if "translated" in language.tests:
+            files[language.code] = {"test": f"data/{language.code}.translated.jsonl"}
+        if language.task:
+            task = f"mixes/{inputs.task_name}-{language.code}.yaml"
+            files.setdefault(language.code, {})["task"] = task
+    return files
+
+
 def _suite(inputs: Inputs) -> str:
     """The suite of the study: ready, a benchmark, or the file of two benchmarks."""
-    if inputs.suite or not isinstance(inputs.task, Task):
-        return inputs.suite or ""
+    if inputs.suite:
+        return inputs.suite
     proved = {language.proved for language in inputs.languages}
     end = "-all" if len(proved) > 1 else "" if True in proved else ENGLISH
-    return f"benchmarks/{inputs.task.name}{end}.yaml"
+    return f"benchmarks/{inputs.task_name}{end}.yaml"
 
 
-def _write_task(inputs: Inputs, task: Task, folder: Path) -> None:
+def _write_task(
+    inputs: Inputs, task: Task, folder: Path, name: str, held_out: Sequence[int] = ()
+) -> None:
     end = "" if any(language.tests for language in inputs.languages) else ENGLISH
-    benchmark = None if inputs.suite else f"../benchmarks/{task.name}{end}.yaml"
+    benchmark = None if inputs.suite else f"../benchmarks/{inputs.task_name}{end}.yaml"
     source, count = task.source(folder / "mixes", benchmark), len(task.table.rows)
-    if inputs.held_out:
-        rows = [row for i, row in enumerate(task.table.rows) if i not in {*inputs.held_out}]
-        file = folder / "data" / f"{task.name}.train.jsonl"
+    if held_out:
+        rows = [row for i, row in enumerate(task.table.rows) if i not in {*held_out}]
+        file = folder / "data" / f"{name}.train.jsonl"
         _write_rows(file, rows)
         source = {k: v for k, v in source.items() if k not in task.table.keys}
         source, count = {"path": f"../data/{file.name}", **source}, len(rows)
-    lengths = [sum(map(inputs.tokens, row)) for row in inputs.task_rows]
+    lengths = [sum(map(inputs.tokens, row)) for row in task.rows(SAMPLE)]
     mix = {
-        "name": task.name,
+        "name": name,
         "kind": "prompt-completion",
         "separator": "",
         "total": count,
         "validation": min(100, max(1, count // 10)),
         "row_tokens": max(1, round(sum(lengths) / len(lengths))),
-        "sources": {task.name: source},
+        "sources": {name: source},
         **_against(inputs),
     }
     notes = {
@@ -153,7 +174,7 @@ def _write_task(inputs: Inputs, task: Task, folder: Path) -> None:
         "evaluation": "leaves out rows that share a run of words with a test document",
     }
     head = f"# The task: {count:,} rows of {task.table.name}.\n"
-    (folder / "mixes" / f"{task.name}.yaml").write_bytes((head + _dump(mix, notes)).encode())
+    (folder / "mixes" / f"{name}.yaml").write_bytes((head + _dump(mix, notes)).encode())
 
 
 def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> None:
@@ -190,7 +211,8 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
     unproved = [language.code for language in inputs.languages if not language.proved]
     for language in tested:
         for split, documents in language.tests.items():
-            rows = (target(task, document, language.code) for document in documents)
+            written = TASK_LANGUAGE if split == "translated" else language.code
+            rows = (target(task, document, written) for document in documents)
             _write_rows(data / f"{language.code}.{split}.jsonl", rows)
     held = task.documents([task.table.rows[i] for i in inputs.held_out])
     english = [TASK_LANGUAGE] if tested and inputs.asks_english else []

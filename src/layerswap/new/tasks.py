@@ -144,7 +144,7 @@ class Task:
 
         Returns its documents, and a remark on incomplete or repeated rows, empty without any.
         """
-        table = read_table(given, split=split)
+        table = read_table(given, split=split.replace("translated", "test"))
         shape = recognise(table, columns, self.shape.kind)
         with error_context(given):
             complete = self.documents(table.rows, shape)
@@ -173,6 +173,12 @@ class Task:
         remarks = [f"{lost:,} incomplete rows left out"] * bool(lost)
         remarks += [f"{len(kept) - len(known):,} repeated"] * (len(known) < len(kept))
         return kept, f" ({', '.join(remarks)})" * bool(remarks)
+
+    def translation(self, given: str, columns: Mapping[str, str]) -> Task:
+        """Read the task's rows in another language; refuse what a test refuses."""
+        self.read_test(given, columns, (), "train")
+        table = read_table(given)
+        return Task(table, recognise(table, columns, self.shape.kind))
 
     def shared(self, documents: Sequence[Document], others: Sequence[Document]) -> int:
         """Count the documents whose question looks like a question of the others."""
@@ -311,8 +317,9 @@ def found_in_test(
 ) -> list[str]:
     """Describe a test or development file by its number of documents and its first document."""
     first = ", ".join(f"{role} {short(value)!r}" for role, value in documents[0].items())
-    use = "test" if split == "test" else "development"
-    return [f"{given}: {len(documents):,} {use} documents in {name}{remark}", f"  {first}"]
+    use = {"test": "test documents", "dev": "development documents",
+           "translated": "translations of the test"}[split]  # fmt: skip
+    return [f"{given}: {len(documents):,} {use} in {name}{remark}", f"  {first}"]
 
 
 def target(task: Task, document: Document, language: str) -> Document:

@@ -6,6 +6,7 @@ The score on parallel English documents is the score with a perfect translator.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import check_askable
 from layerswap.experiment.answers import ANSWERS_TABLE, write_answers
 from layerswap.experiment.benchmarks import RESULTS
-from layerswap.experiment.conditions import TASK_EXPERT, Condition
+from layerswap.experiment.conditions import TASK_EXPERT, TRANSLATE_TEST, Condition
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Log
 from layerswap.study.conditions import RecipeData
@@ -27,6 +28,7 @@ class TaskExpertsStep(EvaluateStep):
     """Evaluates the task experts alone on a suite in one language; nothing is chosen."""
 
     version: ClassVar[int] = 1
+    named: ClassVar[Condition] = TASK_EXPERT
 
     @property
     def asked(self) -> str:
@@ -45,8 +47,9 @@ class TaskExpertsStep(EvaluateStep):
 
     def recipes(self, inputs: Mapping[str, Path]) -> Iterator[tuple[Condition, RecipeData]]:
         """The task expert of every pair."""
-        every = super().recipes(inputs)
-        return ((name, recipe) for name, recipe in every if name.treatment == TASK_EXPERT)
+        for name, recipe in super().recipes(inputs):
+            if name.treatment == TASK_EXPERT:
+                yield replace(self.named, pair=name.pair), recipe
 
 
 class EnglishStep(TaskExpertsStep):
@@ -80,6 +83,7 @@ class TranslatedStep(TaskExpertsStep):
     """Evaluates the task experts on the test documents that a translator put into English."""
 
     kind: ClassVar[str] = "translated"
+    named: ClassVar[Condition] = TRANSLATE_TEST
     translated: str  # file
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:

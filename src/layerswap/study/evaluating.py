@@ -352,6 +352,16 @@ class EvaluateStep(Kind, LanguageModels):
         }
 
 
+def further(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
+    """Folders of the steps that evaluate baselines, by language; `folders` has them by step."""
+    found: dict[str, list[Path]] = {}
+    for name, folder in folders.items():
+        kind, _, language = name.partition("/")
+        if kind in ("vectors", "translated"):
+            found.setdefault(language, []).append(folder)
+    return found
+
+
 class TablesStep(Kind):
     """Writes `tables.json`, `tables.md` and `tables.tex` from the results of all languages."""
 
@@ -367,12 +377,7 @@ class TablesStep(Kind):
     def run(self, context: Context) -> None:
         """Write the tables."""
         folders = {language: context.inputs[f"evaluate/{language}"] for language in self.languages}
-        vectors, translated = (
-            {language: context.inputs[name] for language in self.languages
-             if (name := f"{kind}/{language}") in context.inputs}
-            for kind in ("vectors", "translated")
-        )  # fmt: skip
-        results = study_results(folders, self.development, vectors, translated)
+        results = study_results(folders, self.development, further(context.inputs))
         if not results.benchmarks:
             raise StudyError("nothing was evaluated")
         write_json(context.folder / NUMBERS, {"name": self.name, **results.to_dict()})

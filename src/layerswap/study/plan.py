@@ -9,7 +9,7 @@ end: the tables.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,10 +108,10 @@ class _Planner:
             steps = [self._evaluate(language, variants[TASK], variants[language], joints)]
             if wanted and not last and "experts" in spec.baselines:
                 files = suite_files(str(spec.evaluate.suite), ENGLISH)
-                yield self._of_experts(EnglishStep, steps[0], files)  # no table needs it
+                yield self._of_experts(EnglishStep, steps[0], *files)  # no table needs it
             if test := spec.translated.get(language, Translated()).test:
                 path = existing_path(self.folder / test)
-                steps += [self._of_experts(TranslatedStep, steps[0], [path], translated=path)]
+                steps += [self._of_experts(TranslatedStep, steps[0], path, translated=path)]
             if spec.change:
                 steps.append(self._change(language))
             if spec.encoder:
@@ -281,11 +281,7 @@ class _Planner:
         )
 
     def _of_experts(
-        self,
-        kind: type[TaskExpertsStep],
-        evaluation: Step,
-        files: Iterable[Path | str],
-        **settings: str,
+        self, kind: type[TaskExpertsStep], evaluation: Step, *files: Path | str, **settings: str
     ) -> Step:
         """The task experts on other documents, with the settings of an evaluation."""
         own = EvaluateStep.of(evaluation).model_copy(update={"grid": None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
+from layerswap.evaluation.classifier import Worth
 from layerswap.experiment.answers import read_answers
 from layerswap.experiment.benchmarks import (
     RESULTS,
@@ -56,7 +58,7 @@ from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Number, Table, slug, write_tables
 from layerswap.report.votes import read_judgements, vote_table
 from layerswap.study.conditions import RecipeData
-from layerswap.study.evaluating import MAP_FOLDER, EvaluateStep, TablesStep
+from layerswap.study.evaluating import MAP_FOLDER, NUMBERS, EvaluateStep, TablesStep, further
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import EXPERT, SelectStep, TrainStep, selection
@@ -94,8 +96,7 @@ class FinishedSteps:
         self.results = study_results(
             self.evaluations,
             self.settings.development,
-            self._of_kind("vectors"),
-            self._of_kind("translated"),
+            further({name: journal.folder(name) for name in self.records}),
             next(iter(self._of_kind("english").values()), None),
         )
         if not self.results.benchmarks:
@@ -342,7 +343,20 @@ def merge_models(
     for language, recipe in recipes.items():
         log(f"merging the model of {language}")
         (root / MERGED).mkdir(exist_ok=True)
-        yield make_plan(recipe).save(root / MERGED / language, overwrite=True)
+        plan = replace(make_plan(recipe), remark="" if model else _worth(root, language))
+        yield plan.save(root / MERGED / language, overwrite=True)
+
+
+def _worth(root: Path, language: str) -> str:
+    """The labels that the selected model is worth, for its card; empty without such a result."""
+    journal = read_journal(root)
+    numbers = journal.folder("tables") / NUMBERS
+    verdicts = json.loads(numbers.read_text("utf-8"))["verdicts"] if numbers.is_file() else {}
+    for benchmark, facts in verdicts.get(language, {}).items():
+        if labels := facts["worth_in_labels"].get("accuracy"):
+            worth = Worth(**labels)
+            return f"On {benchmark} in {language} it is worth {worth} to a linear classifier."
+    return ""
 
 
 def _recipe_of(root: Path, language: str, model: str) -> Recipe:

@@ -9,21 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from layerswap.checkpoint.folder import fetch_checkpoint
-from layerswap.checkpoint.hub import HUB_ID
 from layerswap.evaluation.classifier import Labels, by_vectors, open_encoder
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, read_answers, write_answers
 from layerswap.experiment.benchmarks import RESULTS, condition_scores, in_order
 from layerswap.experiment.compare import DocumentSplit
 from layerswap.experiment.conditions import VECTORS, Condition
-from layerswap.ground.errors import StudyError
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
 from layerswap.study.trainings import TrainedOn
 from layerswap.training.expert.job import load_rows
 from layerswap.training.expert.spec import Files
-from layerswap.versions import need_extras
 
 Taught = tuple[Any, Labels]
 """Vectors `(texts, size)`, and a label of each."""
@@ -39,22 +35,10 @@ class VectorsStep(Kind):
     development: float | None = None
     task: TrainedOn | None = None  # the rows of the task expert
 
-    def check(self, name: str) -> None:
-        """Check that the library is installed, and that a local encoder is one."""
-        del name
-        need_extras("an encoder", "eval")
-        folder = Path(self.encoder)
-        if folder.is_dir():
-            if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
-                raise StudyError(f"encoder: {folder}: has neither modules.json nor config.json")
-        elif not HUB_ID.fullmatch(self.encoder):
-            fetch_checkpoint(self.encoder)  # says what is wrong
-
     def check_here(self, name: str, *, device: bool) -> None:
-        """Look at an encoder on the Hub."""
+        """Open the encoder."""
         del name, device
-        if not Path(self.encoder).is_dir():
-            fetch_checkpoint(self.encoder, weights=False)
+        open_encoder(self.encoder, "cpu")
 
     def run(self, context: Context) -> None:
         """Encode and classify, and write the answers to all documents with labels."""
