@@ -520,17 +520,17 @@ def _scores_of(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
     """Scores of one benchmark by condition; published development documents come first."""
     asked = in_order(next(iter(by.values())))
     published = development_tasks(score.task for score in asked)
+    count = sum(score.task in published for score in asked)
 
     def column(value: Callable[[Answer], Any], missing: Any) -> dict[Condition, Any]:
-        """Values of every condition; some answer no development documents, which come first."""
+        """Values of every condition; translations have no published development documents."""
         return {
-            condition: np.array([missing] * (len(asked) - len(scores))
+            condition: np.array([missing] * (count if len(scores) < len(asked) else 0)
                                 + [value(score) for score in in_order(scores)])
             for condition, scores in by.items()
         }  # fmt: skip
 
     ordered = column(fraction, np.nan)
-    count = sum(score.task in published for score in asked)
     texts, choices = [row.text for row in asked], np.array([row.choices for row in asked])
     if not all(score.label for scores in by.values() for score in scores):
         return BenchmarkScores(ordered, count, texts=texts, choices=choices)

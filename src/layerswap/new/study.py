@@ -91,7 +91,6 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         "name": request.folder.name,
         "folder": request.folder,
         "codes": ", ".join(language.code for language in languages),
-        "unproved": ", ".join(language.code for language in languages if not language.proved),
         "base": str(inputs.base.folder) if request.base == "lab" else base,
         "given_base": request.base,
         "encoder": _encoder(request.encoder, folder),
@@ -124,14 +123,14 @@ def _encoder(given: str | None, folder: Path) -> str | None:
 
 def _translated(inputs: Inputs) -> dict[str, dict[str, str]]:
     """The files that a translator made, by language."""
-    files: dict[str, dict[str, str]] = {}
-    for language in inputs.languages:
-        if "translated" in language.tests:
-            files[language.code] = {"test": f"data/{language.code}.translated.jsonl"}
-        if language.task:
-            task = f"mixes/{inputs.task_name}-{language.code}.yaml"
-            files.setdefault(language.code, {})["task"] = task
-    return files
+    tests = {
+        language.code: {"test": f"data/{language.code}.translated.jsonl"}
+        for language in inputs.languages
+        if "translated" in language.tests
+    }
+    tasks = {language.code: {"task": f"mixes/{inputs.task_name}-{language.code}.yaml"}
+             for language in inputs.languages if language.task}  # fmt: skip
+    return {code: tests.get(code, {}) | tasks.get(code, {}) for code in tests | tasks}
 
 
 def _suite(inputs: Inputs) -> str:

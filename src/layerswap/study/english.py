@@ -29,16 +29,12 @@ class TaskExpertsStep(EvaluateStep):
 
     version: ClassVar[int] = 1
     named: ClassVar[Condition] = TASK_EXPERT
-
-    @property
-    def asked(self) -> str:
-        """The language of the benchmarks."""
-        return self.language
+    asked: ClassVar[str] = ""  # language of the benchmarks; that of the study when empty
 
     @property
     def suites(self) -> Iterator[tuple[list[str], list[str]]]:
         """The suite of the study, in one language."""
-        yield [str(self.evaluate.suite)], [self.asked]
+        yield [str(self.evaluate.suite)], [self.asked or self.language]
 
     @property
     def development(self) -> None:
@@ -56,11 +52,7 @@ class EnglishStep(TaskExpertsStep):
     """Evaluates the task experts on the benchmarks of the study, in English alone."""
 
     kind: ClassVar[str] = "english"
-
-    @property
-    def asked(self) -> str:
-        """English."""
-        return ENGLISH
+    asked: ClassVar[str] = ENGLISH
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Check nothing: without English documents the step writes no scores."""

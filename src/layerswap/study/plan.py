@@ -351,4 +351,4 @@ def _places(run: TrainingRun) -> list[Where] | None:
 
 def _part(kind: str) -> Any:
     """Return the part of a partition that the experts of a kind train."""
-    return TASK if kind.endswith(TASK) else "language"
+    return TASK if kind.rpartition("/")[2] == TASK else "language"

@@ -349,11 +349,10 @@ def merge_models(
 
 def _worth(root: Path, language: str) -> str:
     """The labels that the selected model is worth, for its card; empty without such a result."""
-    journal = read_journal(root)
-    numbers = journal.folder("tables") / NUMBERS
-    verdicts = json.loads(numbers.read_text("utf-8"))["verdicts"] if numbers.is_file() else {}
-    for benchmark, facts in verdicts.get(language, {}).items():
-        if labels := facts["worth_in_labels"].get("accuracy"):
+    numbers = read_journal(root).folder("tables") / NUMBERS
+    facts = json.loads(numbers.read_text("utf-8")) if numbers.is_file() else {}
+    for benchmark, verdict in facts.get("verdicts", {}).get(language, {}).items():
+        if labels := verdict["worth_in_labels"].get("accuracy"):
             worth = Worth(**labels)
             return f"On {benchmark} in {language} it is worth {worth} to a linear classifier."
     return ""
