@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.ground.errors import DataError, LayerswapError
+from layerswap.new.tables import read_table, recognise
 from layerswap.play.questions import page_of, prefer_items, read_questions
 from layerswap.report.votes import read_judgements
 
@@ -108,8 +109,6 @@ def test_two_speakers_agree_and_their_majority_is_a_test_that_new_reads(texts):
     rows = list(csv.DictReader((texts / "test.tsv").open(encoding="utf-8"), delimiter="\t"))
     assert len(rows) == 40
     assert {row["label"] for row in rows} == {*names}
-    from layerswap.new.tables import read_table, recognise
-
     assert recognise(read_table("test.tsv"), {}).kind == "labels"
 
 
@@ -151,6 +150,49 @@ def test_a_speaker_on_two_devices_is_one_speaker(texts):
         write(texts / f"{name}.jsonl", answered(texts / "study", name, lambda i, _: "sports"))
     facts = json.loads(ask("read", "study", "Ada.jsonl", " ada .jsonl", "--json").stdout)
     assert (facts["answers"], facts["twice"], facts["agreement"]) == (41, 41, [])
+
+
+FORMULAS = ("=1+1", "+1+cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1")
+
+
+@pytest.mark.parametrize("answer", [*FORMULAS, "-5", "+.5e3"])
+def test_no_spreadsheet_runs_what_a_speaker_sent_and_no_text_is_changed(texts, answer):
+    (texts / "questions.tsv").write_text("question\nHow cold?\n")
+    ask("answer", "questions.tsv", "--out", "study")
+    write(texts / "a.jsonl", answered(texts / "study", "ada", lambda *_: answer))
+    done = ask("read", "study", "a.jsonl", "--out", "test.tsv")
+    if answer in FORMULAS:
+        assert isinstance(done.exception, DataError)
+        assert "test.tsv: a spreadsheet would run cells (1), such as " in str(done.exception)
+        assert str(done.exception).endswith("; write test.jsonl")
+        assert not (texts / "test.tsv").exists()
+    for name in ("test.jsonl", "test.tsv")[: 1 + (answer not in FORMULAS)]:
+        ask("read", "study", "a.jsonl", "--out", name)
+        assert read_table(name).rows == [{"question": "How cold?", "answer": answer}]
+
+
+def test_a_file_has_one_speaker_and_no_time_to_come(texts):
+    label()
+    own = answered(texts / "study", "ada", lambda *_: "sports")
+    write(texts / "a.jsonl", own)
+    other = [line | {"answer": "health", "time": "2026-01-02T00:00Z"} for line in own[:3]]
+    for changes, said in (
+        ([{"speaker": f"s{i}"} for i in range(3)], "b.jsonl: a file has one speaker, and this one "
+         "has 3, s0 and s1; split it"),
+        ([{"time": "9999-01-01T00:00:00Z"}] * 3, "b.jsonl, answer 1: time: is in the future"),
+        ([{"time": "zzzz"}] * 3, "b.jsonl, answer 1: time: "),
+    ):  # fmt: skip
+        write(texts / "b.jsonl", [line | c for line, c in zip(other, changes, strict=True)])
+        with pytest.raises(LayerswapError) as caught:
+            raise ask("read", "study", "a.jsonl", "b.jsonl").exception
+        assert str(caught.value).startswith(said)
+    write(texts / "b.jsonl", other)
+    done = ask("read", "study", "a.jsonl", "b.jsonl")
+    assert "41 answers, 0 of them given twice (speakers: 1, files: 2)\n" in done.output
+    assert "ada: a.jsonl, b.jsonl differ on 3 questions; the latest answers count" in done.output
+    facts = json.loads(ask("read", "study", "a.jsonl", "b.jsonl", "--json").stdout)
+    assert facts["files"] == {"ada": ["a.jsonl", "b.jsonl"]}
+    assert facts["differ"] == {"ada": 3}
 
 
 @pytest.mark.slow
@@ -262,6 +304,22 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser):
     assert rows[0] == ["text", "label"]
     assert rows[1] == [EVIL, "sports"]
     assert [label for _, label in rows[2:]] == ["health", "sports", "sports"]
+
+
+@pytest.mark.slow
+def test_two_speakers_of_one_phone_save_a_file_each(texts, browser):
+    label(2)
+    page = begin(browser, (texts / "study" / "ask.html").as_uri(), [])
+    for speaker in ("Ada", "Obi"):
+        if speaker == "Obi":
+            page.reload()
+            page.locator("#speaker").fill(speaker)
+            page.keyboard.press("Enter")
+        for key in "12":
+            page.keyboard.press(key)
+        lines = [json.loads(line) for line in saved(page, texts).read_text().splitlines()]
+        assert [line["speaker"] for line in lines] == [speaker] * 2
+    page.context.close()
 
 
 @pytest.mark.slow

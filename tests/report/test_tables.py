@@ -151,6 +151,15 @@ def test_csv_has_the_numbers_unrounded_and_no_formula():
     assert 'download="A-table.csv" href="data:text/csv;charset=utf-8,model%2Cscore' in page
 
 
+@pytest.mark.parametrize(
+    "cell", ["+1+cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "-1\n=1", "\r=1", "\uff1d1", "+"]
+)
+def test_only_a_number_begins_with_a_sign(cell):
+    assert Table(["model"], [[cell]]).csv().splitlines()[1].lstrip('"').startswith("'")
+    for number in ("-1", "+.5", "-1.5e-05", "plain", ""):
+        assert Table(["a", "b"], [[number, 1]]).csv().splitlines()[1] == f"{number},1"
+
+
 def test_a_page_of_many_parts_has_a_table_of_contents():
     parts = [Section(f"part <{i}>", "words") for i in range(5)]
     page = render(Report("t", "l", parts))

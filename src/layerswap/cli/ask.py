@@ -98,7 +98,7 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
 
     Options:
         answers: Files that speakers sent back.
-        out FILE: File to write: a test (TSV) for `new --test`, or votes for a study's report.
+        out FILE: File to write: a test (TSV or .jsonl), or votes for a study's report.
     """
     import json
 
@@ -110,13 +110,17 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
         read_questions,
         votes_of,
         write_new,
+        write_test,
     )
     from layerswap.report.votes import vote_table
 
     asked = read_questions(folder)
-    lines, twice = read_answers(folder, answers)
-    facts: dict[str, Any] = {"kind": asked["kind"], "answers": len(lines), "twice": twice}
-    texts: list[object] = [f"{len(lines):,} answers, {twice:,} of them given twice"]
+    lines, facts = read_answers(folder, answers)
+    files = facts["files"]
+    texts: list[object] = [f"{len(lines):,} answers, {facts['twice']:,} of them given twice "
+                           f"(speakers: {len(files):,}, files: {len(answers):,})"]  # fmt: skip
+    texts += [f"{speaker}: {', '.join(files[speaker])} differ on {n:,} questions; the latest "
+              "answers count" for speaker, n in facts["differ"].items()]  # fmt: skip
     if asked["kind"] == "prefer":
         models = read_key(folder)["models"]
         judgement = judge(votes_of(folder, lines), models, asked["title"])
@@ -129,8 +133,8 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
     facts["agreement"], more = _agreement(lines) if asked["kind"] == "label" else ([], [])
     texts += more
     if out is not None:
-        table, facts["left_out"] = as_test(asked, lines)
-        write_new(out, table)
+        rows, facts["left_out"] = as_test(asked, lines)
+        write_test(out, rows)
         texts.append(f"wrote {out}; {facts['left_out']:,} texts without a majority are left out")
     output.finish("ask read", facts, texts)
 

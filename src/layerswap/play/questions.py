@@ -13,11 +13,14 @@ import io
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
 
 from layerswap.checkpoint import atomic_folder, read_json_object
 from layerswap.evaluation.preferences import Vote, latest
@@ -26,6 +29,7 @@ from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import validate
 from layerswap.play.serve import colours
 from layerswap.reading.files import check_text, lines_of, objects, rows_of
+from layerswap.report.tables import is_formula
 from layerswap.training.mix.filters import overlap
 
 QUESTIONS, KEY, PAGE = "ask.json", "key.json", "ask.html"
@@ -36,15 +40,22 @@ Kind = Literal["label", "answer", "prefer"]
 Item = dict[str, Any]
 
 
+def _past(time: datetime) -> datetime:
+    time = (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    if time > datetime.now(UTC) + timedelta(days=1):  # a clock may be wrong by hours
+        raise ValueError("is in the future; correct it, or delete the line")
+    return time
+
+
 class Answer(Strict):
     """A line of answers; `answer` is None where the speaker took it back."""
 
     study: str
     page: int
-    speaker: str
+    speaker: Annotated[str, AfterValidator(lambda name: " ".join(name.casefold().split()))]
     item: str
     answer: str | int | None
-    time: str
+    time: Annotated[datetime, Field(strict=False), AfterValidator(_past)]
     skipped: bool = False
 
 
@@ -195,20 +206,34 @@ def check_answer(asked: Mapping[str, Any], line: Any, where: str) -> dict[str, A
     return answer.model_dump()
 
 
-def read_answers(folder: Path, files: Sequence[Path]) -> tuple[list[Mapping[str, Any]], int]:
-    """Read the answers of the files that came back; return them and the number given twice.
+def read_answers(
+    folder: Path, files: Sequence[Path]
+) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+    """Read the answers of the files that came back, each of one speaker; return them, and facts.
 
     The last answer of a speaker to a question counts; skipped questions are left out. Speakers
-    whose names differ in case and spaces alone are one.
+    whose names differ in case and spaces alone are one. The facts are the number of answers and of
+    lines given `twice`, the `files` of each speaker, and how many answers `differ` between them.
     """
-    asked = read_questions(folder)
-    lines = [check_answer(asked, row, f"{file}, answer {number}")
-             for file in files for number, row in enumerate(_answers(file), start=1)]  # fmt: skip
-    for line in lines:
-        line["speaker"] = " ".join(line["speaker"].casefold().split())
-    different = {json.dumps(line, sort_keys=True): line for line in lines}
-    kept: Iterable[Mapping[str, Any]] = latest(list(different.values()))
-    return [line for line in kept if not line["skipped"]], len(lines) - len(different)
+    asked, lines = read_questions(folder), []
+    names: dict[str, list[str]] = {}
+    given: dict[tuple[object, object], set[object]] = {}
+    for file in files:
+        rows = [check_answer(asked, row, f"{file}, answer {number}")
+                for number, row in enumerate(_answers(file), start=1)]  # fmt: skip
+        speaker, *others = sorted({row["speaker"] for row in rows})
+        if others:
+            raise DataError(f"{file}: a file has one speaker, and this one has {1 + len(others)}, "
+                            f"{speaker} and {others[0]}; split it")  # fmt: skip
+        names.setdefault(speaker, []).append(str(file))
+        for line in latest(rows):
+            given.setdefault((line["speaker"], line["item"]), set()).add(line["answer"])
+        lines += rows
+    different = {tuple(line.values()): line for line in lines}
+    kept = [line for line in latest([*different.values()]) if not line["skipped"]]
+    differ = Counter(speaker for (speaker, _), answers in given.items() if len(answers) > 1)
+    return kept, {"kind": asked["kind"], "answers": len(kept), "twice": len(lines) - len(different),
+                  "files": names, "differ": dict(differ)}  # fmt: skip
 
 
 def _answers(file: Path) -> list[dict[str, Any]]:
@@ -221,8 +246,10 @@ def _answers(file: Path) -> list[dict[str, Any]]:
         ) from None
 
 
-def as_test(asked: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
-    """Return the test as TSV that `new --test` reads, and the texts that speakers disagree on.
+def as_test(
+    asked: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]
+) -> tuple[list[dict[str, str]], int]:
+    """Return the rows of the test, and the number of texts that speakers disagree on.
 
     Of several speakers, most votes count; a text without a majority is left out.
     """
@@ -230,18 +257,30 @@ def as_test(asked: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> t
     votes: dict[str, Counter[Any]] = {}
     for line in answers:
         votes.setdefault(line["item"], Counter())[line["answer"]] += 1
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-    writer.writerow(("text", "label") if asked["kind"] == "label" else ("question", "answer"))
-    left_out = 0
+    columns = ("text", "label") if asked["kind"] == "label" else ("question", "answer")
+    rows, left_out = [], 0
     for item, text in texts.items():
         if item in votes:
             (best, count), *others = votes[item].most_common(2)
             if others and others[0][1] == count:
                 left_out += 1
             else:
-                writer.writerow((text, best))
-    return out.getvalue(), left_out
+                rows.append(dict(zip(columns, (text, best), strict=True)))
+    return rows, left_out
+
+
+def write_test(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Write a test as JSON Lines by its name, or as TSV unless a spreadsheet would run a cell."""
+    out = io.StringIO()
+    if path.suffix == ".jsonl":
+        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    elif formulas := [cell for row in rows for cell in row.values() if is_formula(cell)]:
+        raise DataError(f"{path}: a spreadsheet would run cells ({len(formulas):,}), such as "
+                        f"{formulas[0]!r:.60}; write {path.with_suffix('.jsonl')}")  # fmt: skip
+    else:
+        writer = csv.writer(out, delimiter="\t", lineterminator="\n")
+        writer.writerows([*rows[:1], *(row.values() for row in rows)])
+    write_new(path, out.getvalue())
 
 
 def write_new(path: Path, text: str) -> None:

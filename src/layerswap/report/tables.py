@@ -333,9 +333,7 @@ class Table:
                     whole = hasattr(cell, "mean")
                     row[k : k + 1] = [cell.mean, cell.low, cell.high] if whole else [cell, "", ""]
         text = io.StringIO()
-        # A spreadsheet would run a cell that begins like a formula.
-        safe = ([f"'{c}" if isinstance(c, str) and re.match(r"[=@\t]|[-+](?![\d.])", c) else c
-                 for c in row] for row in [columns, *rows])  # fmt: skip
+        safe = ([f"'{c}" if is_formula(c) else c for c in row] for row in [columns, *rows])
         csv.writer(text).writerows(safe)
         return text.getvalue()
 
@@ -389,6 +387,13 @@ def write_tables(stem: Path, tables: Mapping[str, Table], *, title: str = "") ->
     latex = [table.latex(f"tab:{slug(heading)}") for heading, table in tables.items()]
     stem.with_suffix(".md").write_bytes(("\n\n".join(markdown) + "\n").encode())
     stem.with_suffix(".tex").write_bytes(("\n\n".join(latex) + "\n").encode())
+
+
+def is_formula(cell: object) -> bool:
+    """True for a text that a spreadsheet would run; a number may begin with a sign."""
+    signs = r"[=@\t\r\n\uff1d\uff20\uff0b\uff0d]"  # Japanese spreadsheets take wide ones too
+    number = r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\Z"
+    return isinstance(cell, str) and re.match(rf"{signs}|[-+](?!{number})", cell) is not None
 
 
 def slug(heading: str) -> str:

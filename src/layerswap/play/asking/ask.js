@@ -93,7 +93,8 @@ $("begin").addEventListener("submit", event => {
   if (speaker) show();
 });
 $("save").addEventListener("click", () => {
-  const text = lines.map(line => JSON.stringify(line) + "\n").join("");
+  const own = lines.filter(line => line.speaker === speaker);  // a file has one speaker
+  const text = own.map(line => JSON.stringify(line) + "\n").join("");
   const link = make("a", "", "");
   link.href = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
   link.download = `answers-${asked.study}-${speaker.replace(/[^\p{L}\p{N}]+/gu, "-")}.jsonl`;
