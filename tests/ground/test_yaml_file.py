@@ -8,6 +8,7 @@ import time
 import pytest
 
 from layerswap.compose.recipe import read_recipe
+from layerswap.ground import yaml_file
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.yaml_file import parse_yaml, refuse_text, write_text
 
@@ -67,6 +68,12 @@ def test_refusals_are_quick(text, message):
     start = time.perf_counter()
     assert refusal(text) == message
     assert time.perf_counter() - start < 60  # it would otherwise take years
+
+
+@pytest.mark.parametrize("text", ["- a\n", "- {a: b}\n", "- [[[]]]\n", "- *x\n"])
+def test_a_long_file_is_refused_before_its_end(monkeypatch, text):
+    monkeypatch.setattr(yaml_file, "LARGEST", 1000)
+    assert " more than 1,000 values" in refusal(f"- &x a\n{text * 1000}]")
 
 
 def test_a_written_file_gets_its_folder(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import tracemalloc
 
 import fsspec
 import pyarrow as pa
@@ -13,6 +14,8 @@ import pytest
 from datasets import Dataset
 
 from layerswap.ground.errors import DataError
+from layerswap.reading import files
+from layerswap.reading.files import lines_of
 from layerswap.reading.files import rows_of as rows_of_file
 from layerswap.reading.origins import Origin, open_rows, where_filter
 from layerswap.training.mix.examples import ExampleMaker
@@ -80,6 +83,22 @@ def test_tables_without_header_and_quotes(tmp_path, name):
     more = {"format": "csv", "delimiter": "\t"} if name == "x.gz" else {}
     rows = rows_of(tmp_path, path=name, header=["q", "a"], quotes=False, **more)
     assert [(row["q"], row["a"]) for row in rows] == [(row["q"], row["a"]) for row in ROWS]
+
+
+@pytest.mark.parametrize("line", [b"a" * 64, b"a b " * 16 + b"\n"])
+@pytest.mark.parametrize("form", ["text", "csv"])
+def test_a_file_that_unpacks_to_a_hundred_times_its_size_is_refused(
+    tmp_path, monkeypatch, line, form
+):
+    monkeypatch.setattr(files, "FLOOR", 1 << 18, raising=False)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(line * (1 << 15)))
+    (tmp_path / "small.gz").write_bytes(gzip.compress(b"a b\n" * (1 << 15)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"bomb.gz: unpacks to 100 times its size; unpack it"):
+        open_rows(Origin(path="bomb.gz", format=form, delimiter="::"), folder=tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert sum(1 for _ in lines_of(tmp_path / "small.gz")) == 1 << 15
 
 
 def test_each_line_of_a_text_file_is_a_row(tmp_path):

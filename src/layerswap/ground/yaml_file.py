@@ -43,6 +43,10 @@ class _Loader(yaml.SafeLoader):
     `1_000` are text, and `010` is 10.
     """
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.values, self.sizes = 0, dict[int, int]()  # so far, and of each node, aliases expanded
+
     def fetch_tag(self) -> None:
         line = self.get_mark().line + 1
         raise RecipeError(f"line {line}: a tag ('!…') is not allowed; write a text in quotes")
@@ -61,10 +65,20 @@ class _Loader(yaml.SafeLoader):
             raise RecipeError(TOO_DEEP)
         super().fetch_more_tokens()
 
-    def compose_document(self) -> yaml.Node | None:
-        node = super().compose_document()
-        if node is not None:
-            _count_values(node, {})
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
+        before, is_alias = self.values, self.check_event(yaml.AliasEvent)
+        node: Any = super().compose_node(parent, index)
+        line = (parent or node).start_mark.line + 1
+        if not is_alias:
+            self.values += 1
+            self.sizes[id(node)] = self.values - before
+        elif id(node) not in self.sizes:
+            raise RecipeError(f"line {line}: an alias makes a value contain itself")
+        else:
+            self.values += self.sizes[id(node)]
+        if self.values > LARGEST:
+            what = "aliases expand this to" if is_alias else "the file has"
+            raise RecipeError(f"line {line}: {what} more than {LARGEST:,} values")
         return node
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
@@ -102,24 +116,6 @@ for _kind, _first, _pattern in (
         f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
     )
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
-
-
-def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Count the values in a node with every alias expanded; refuse too many."""
-    count = counts.get(id(node))
-    line = node.start_mark.line + 1
-    if count == -1:  # its counting is not finished
-        raise RecipeError(f"line {line}: an alias makes a value contain itself")
-    if count is None:
-        counts[id(node)] = -1
-        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = (
-            part for entry in inner for part in (entry if isinstance(entry, tuple) else [entry])
-        )
-        count = counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
-    if count > LARGEST:
-        raise RecipeError(f"line {line}: aliases expand this to more than {LARGEST:,} values")
-    return count
 
 
 def read_text(path: Path) -> str:

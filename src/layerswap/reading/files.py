@@ -8,7 +8,9 @@ a form feed, U+0085 or U+2028 belongs to its text.
 from __future__ import annotations
 
 import csv
+import io
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +33,8 @@ FORMATS = {
 """Format by file extension."""
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
+RATIO, FLOOR = 100, 1 << 26
+"""Most bytes of a compressed file once unpacked: by its size, or this many if that is less."""
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 _SHEET = "save it as CSV or plain text in UTF-8"
 _REMEDIES = {".zip": "unpack the archive", **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET)}
@@ -105,8 +109,16 @@ def lines_of(file: str | Path) -> Iterator[str]:
         check_start(file, binary=packed)
         if packed and fsspec.utils.infer_compression(str(file)) is None:
             raise DataError(f"{file}: needs the package zstandard; install it, or unpack the file")
-        with fsspec.open(str(file), "rb", compression="infer") as stream:
-            for number, line in enumerate(stream, start=1):
+        opened = fsspec.open(str(file), "rb", compression="infer")
+        size = opened.fs.size(opened.path) if packed else None
+        left = max(FLOOR, RATIO * size) if size else sys.maxsize  # pipes and some servers have none
+        with opened as stream:
+            whole = io.BufferedReader(stream) if packed else None
+            lines = iter(lambda: whole.readline(left), b"") if whole else stream
+            for number, line in enumerate(lines, start=1):
+                left -= len(line)
+                if left <= 0:
+                    raise DataError(f"{file}: unpacks to {RATIO} times its size; unpack it first")
                 body = line.rstrip(b"\r\n")
                 # An old Mac's file is one line to everybody else.
                 only_returns = number == 1 and not line.endswith(b"\n") and b"\r" in body

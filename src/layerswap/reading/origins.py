@@ -19,6 +19,7 @@ from layerswap.reading.files import (
     check_start,
     format_of,
     holds_objects,
+    lines_of,
     read_json,
     read_parallel,
     read_table,
@@ -238,6 +239,8 @@ def read_files(files: list[str], origin: Origin, count: int | None = None) -> Da
         return read_texts(files, count, paragraphs=form == "paragraphs")
     for file in files:
         check_start(file, binary=True)
+        if unpacked(file) != Path(file):  # the library unpacks without a limit
+            sum(1 for _ in lines_of(file))
     options: dict[str, Any] = {"data_files": files}
     if form == "csv":
         # Words such as "NA" and "null" are texts here, not missing numbers.
