@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 
 import httpx
@@ -17,6 +18,7 @@ from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan
+from layerswap.play import serve as serving
 from layerswap.play.desk import Desk
 from layerswap.play.pair import Pair
 
@@ -157,6 +159,34 @@ def test_requests_of_other_pages_are_refused(served, client):
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy
     assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:*")
+
+
+@pytest.mark.parametrize("headers", ["Host: [::1", "Host: {}\r\nOrigin: http://[", "Host: a@{}"])
+def test_addresses_that_are_none_are_refused(served, headers):
+    here = served.url[7:-1]
+    said = raw(served, f"GET / HTTP/1.1\r\n{headers.format(here)}\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 403 "), said
+    assert raw(served, f"GET / HTTP/1.1\r\nHost: {here}\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+def raw(page, text):
+    port = int(page.url.rpartition(":")[2][:-1])
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(text.encode())
+        return connection.recv(1000)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [("", b""), ("GET / HT", b""),
+     ("POST /api/ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+      "Content-Length: 9\r\n\r\n{", b"HTTP/1.1 408 ")],
+)  # fmt: skip
+def test_a_client_that_does_not_go_on_is_let_go(served, client, monkeypatch, sent, answer):
+    monkeypatch.setattr(serving, "PATIENCE", 0.2, raising=False)
+    assert raw(served, sent)[:13] == answer
+    events = client.run("ask", prompt="x", compositions=["task"], length=1)
+    assert events[-1]["type"] == "done"  # a stream stays open
 
 
 # --- compositions as texts ---

@@ -7,8 +7,8 @@ resolves to 127.0.0.1 is not this page. Other origins are refused too.
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from starlette.middleware.base import DispatchFunction as Dispatch
@@ -44,14 +44,14 @@ def guard(frames: str = "'none'") -> Dispatch:
     from starlette.responses import PlainTextResponse
 
     def refusal(request: Request) -> Response | None:
-        headers, path = request.headers, request.url.path
+        headers, path = request.headers, request.scope["path"]
         named, origin = headers.get("host", ""), headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != named
+        foreign = origin is not None and origin.partition("://")[2] != named
         same_site = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         media_type = headers.get("content-type", "").partition(";")[0].strip()
         refusals = {
             "this address is served on this machine alone":
-                not is_local(urlsplit(f"//{named}").hostname or ""),
+                not is_local(re.sub(r":\d*\Z", "", named)),
             "requests of other pages are refused":
                 foreign or (path.startswith("/api/") and not same_site),
             # Forms of other sites cannot send this type.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 HERE = "127.0.0.1"
 LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
+PATIENCE = 20.0
+"""Seconds for a connection's first request to begin, and for a request's body to come."""
 
 
 def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlette:
@@ -127,12 +129,15 @@ async def read_body(request: Request) -> Any:
     from starlette.exceptions import HTTPException
 
     content = b""
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > LARGEST_BODY:
-            raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
     try:
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > LARGEST_BODY:
+                    raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
         return json.loads(content)
+    except TimeoutError:
+        raise HTTPException(408, f"the request is not whole after {PATIENCE:.0f} s") from None
     except (ValueError, RecursionError):
         raise RecipeError("the request is not JSON") from None
 
@@ -164,9 +169,15 @@ def make_server(player: Player, *, frames: str = "'none'") -> uvicorn.Server:
     """Make a page's server, to run on a socket of `open_socket`."""
     need_extras("the page", "play")
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     desk = Desk()
     app = make_app(player, desk, guard(frames))
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(PATIENCE, lambda: self.cycle or transport.close())
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -175,7 +186,7 @@ def make_server(player: Player, *, frames: str = "'none'") -> uvicorn.Server:
 
     return Server(
         uvicorn.Config(app, log_level="warning", access_log=False, ws="none", lifespan="on",
-                       timeout_graceful_shutdown=1)
+                       http=Protocol, timeout_graceful_shutdown=1)
     )  # fmt: skip
 
 
