@@ -4,6 +4,7 @@ import pytest
 
 from layerswap.evaluation.languages import identified_code, language_name, match, standard_tag
 from layerswap.ground.errors import EvaluationError
+from layerswap.ground.system import check_names
 
 FLORES = ["swh_Latn", "ben_Beng", "tel_Telu", "jpn_Jpan", "zho_Hans", "zho_Hant", "arb_Arab",
           "ary_Arab", "npi_Deva", "ory_Orya", "uzn_Latn", "srp_Cyrl", "nob_Latn"]  # fmt: skip
@@ -40,6 +41,14 @@ def test_usual_scripts_are_left_out_and_names_mean_what_people_speak(written, co
 def test_a_script_that_is_named_is_no_other_one():
     assert match("zh-Hans", ["zho_Hant"]) is None
     assert match("zh", ["zho_Hant"]) == "zho_Hant"
+
+
+@pytest.mark.parametrize("name", ["con", "aux_Latn", "Prasuni", "nul-001"])
+def test_a_tag_is_a_name_of_a_file_on_every_system(name):
+    tag = standard_tag(name)
+    check_names([tag, f"{tag}.test.jsonl"])
+    assert standard_tag(tag) == tag
+    assert match(name, [tag[:3]]) == tag[:3]
 
 
 @pytest.mark.parametrize("code", ["xyzzy", "", "  "])

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import unicodedata
+from dataclasses import replace
 
 import pytest
 from lab_files import write_tsv
@@ -119,6 +120,14 @@ def test_answers_have_the_letters_of_the_training(form):
     task = Task(table(*rows), recognise(table(*rows), {}))
     test = {"question": "q", "answer": unicodedata.normalize("NFD", "Ọjọ́ é")}
     assert target(task, test, "yo")["answer"] == rows[0]["answer"]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("Nul.tsv", "task"), ("com1.csv", "task"), ("?.csv", "task"), ("a:b|", "a")]
+)
+def test_a_task_has_a_name_that_every_system_can_have(file, name):
+    whole = replace(table(*HEADLINES), name=file)
+    assert Task(whole, recognise(whole, {})).name == name
 
 
 def test_what_was_recognised_is_shown_with_two_examples():

@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from layerswap.ground.errors import EvaluationError
+from layerswap.ground.system import unusable_name
 from layerswap.versions import install
 
 _MEMBERS = """
@@ -75,7 +76,9 @@ def standard_tag(language: str) -> str:
     macro = f"{MAIN_MEMBERS.get(main, main)}{dash}{script}"
     tag = str(langcodes.standardize_tag(macro)) if script else macro
     main, _, script = tag.partition("-")
-    return main if script == _parts(main)[1] else tag
+    tag = main if script == _parts(main)[1] else tag
+    # Windows has no file named as Cofán (con), Aurá, Nusa Laut or Prasuni.
+    return f"{tag}-001" if unusable_name(tag) else tag
 
 
 def language_name(language: str) -> str:

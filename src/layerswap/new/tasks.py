@@ -13,6 +13,7 @@ from typing import Any, Literal
 from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, error_context
+from layerswap.ground.system import unusable_name
 from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
 from layerswap.training.mix.examples import conversation
 from layerswap.training.mix.filters import folded
@@ -63,7 +64,8 @@ class Task:
     def name(self) -> str:
         """The name of its benchmark, from the file's: letters, digits and dashes."""
         stem = ENGLISH.sub("", Path(self.table.name.partition(":")[0]).stem)
-        return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "task"
+        name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+        return "task" if unusable_name(name) else name
 
     @cached_property
     def labelled(self) -> bool:
