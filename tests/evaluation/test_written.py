@@ -66,6 +66,16 @@ def test_mistakes_are_errors_and_leave_no_folder(world, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_no_argument_runs_code_of_a_repository(world, tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr("lm_eval.api.registry.get_model", lambda name: lambda **a: given.update(a))
+    code = {"tokenizer": "a/b", "trust_remote_code": True}
+    settings = EvaluationSettings(engine="vllm", engine_args=code)
+    plan = open_models([world["swap"]])["swap"]
+    with_folder("vllm", plan, settings, tmp_path, lambda model: {})
+    assert given["trust_remote_code"] is False
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="LAYERSWAP_VLLM names no Python with vLLM")
 def test_vllm_has_the_scores_of_transformers(world, tmp_path):

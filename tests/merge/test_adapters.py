@@ -31,6 +31,7 @@ import layerswap as ls
 from layerswap.checkpoint import nf4
 from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import LayerswapError, visible
+from layerswap.merge.metadata import for_upload
 
 ZONES = {"bottom": 1, "top": 1, "bottom_transition": 1}
 TOKENS = torch.tensor([[3, 7, 11, 2, 9, 30, 31], [5, 5, 8, 1, 40, 2, 0]])
@@ -343,6 +344,8 @@ def test_a_model_with_an_adapter_of_its_own_is_one_expert(base, adapters, tmp_pa
         torch.testing.assert_close(tensor.double(), wanted, rtol=1e-5, atol=1e-6)
     assert ls.verify(out).passed
     assert any(str(adapters["plain"]) in str(file) for file in plan.experts["adapted"].files)
+    uploaded = [*for_upload(out).values(), (out / "README.md").read_text()]
+    assert not [text for text in uploaded if "/plain" in text.replace("./plain", "")]
 
 
 def test_an_adapter_needs_a_model_to_be_added_to(adapters):

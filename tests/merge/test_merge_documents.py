@@ -22,6 +22,7 @@ import layerswap as ls
 from layerswap.checkpoint import fingerprint, read
 from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
+from layerswap.merge.metadata import for_upload
 
 
 def recipe_of(experts, **changes):
@@ -211,6 +212,24 @@ def test_a_tokenizer_comes_without_code_and_is_verified(pair, tmp_path):
     out = swap_of(pair).save(tmp_path / "out")
     assert json.loads((out / "tokenizer_config.json").read_text()) == config
     assert ls.verify(out).passed
+
+
+def test_an_upload_names_no_folder_of_the_machine_and_can_be_verified(pair, tmp_path):
+    change_config(pair[0], _name_or_path=str(tmp_path / "base"), text_config={"name_or_path": "/x"})
+    (pair[0] / "tokenizer_config.json").write_text(json.dumps({"name_or_path": "/x", "a": 1}))
+    out = swap_of(pair).save(tmp_path / "out")
+    assert ls.verify(out).passed
+    there = tmp_path / "there"
+    there.mkdir()
+    texts = for_upload(out)
+    for file in out.iterdir():
+        content = texts[file.name].encode() if file.name in texts else file.read_bytes()
+        assert str(tmp_path).encode() not in content, file.name
+        assert b'"/x"' not in content, file.name
+        (there / file.name).write_bytes(content)
+    assert json.loads(texts["layerswap.json"])["sources"]["task"]["source"] == f"./{pair[0].name}"
+    moved = {"task": str(pair[0]), "language": str(pair[1])}
+    assert ls.verify(there, sources=moved).passed
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])

@@ -11,6 +11,7 @@ from hub_server import Hub, running_hub
 
 from layerswap.checkpoint.hub import check_hub_id
 from layerswap.ground.errors import MergeError
+from layerswap.merge.metadata import for_upload
 
 SHARDS = ("--max-shard-size", "20KB")
 
@@ -18,6 +19,12 @@ SHARDS = ("--max-shard-size", "20KB")
 def sent(hub: Hub) -> list[str]:
     """The large files that were sent, by SHA-256, in order."""
     return [line.rpartition("/")[2] for line in hub.requests if line.startswith("PUT ")]
+
+
+def uploaded(out) -> dict[str, bytes]:
+    """The files of a folder as they are uploaded: the record names folders by their last part."""
+    stored = {f.name: f.read_bytes() for f in out.iterdir()}
+    return stored | {name: text.encode() for name, text in for_upload(out).items()}
 
 
 def push(hub: Hub, experts, out, *more: str) -> subprocess.CompletedProcess[str]:
@@ -46,8 +53,8 @@ def test_a_merge_is_uploaded_private_unless_asked(experts, tmp_path, public):
     asked = hub.created[0]  # older clients say `private`, newer ones `visibility`
     assert (asked.get("private") or asked.get("visibility") == "private") is not public
     assert hub.created[0]["name"] == "merged"
-    stored = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
-    assert hub.files == stored
+    assert hub.files == uploaded(tmp_path / "out")
+    assert not [name for name, content in hub.files.items() if str(tmp_path).encode() in content]
 
 
 @pytest.mark.slow
@@ -83,7 +90,7 @@ def test_an_interrupted_upload_shows_nothing_and_resumes(experts, tmp_path):
         hub.requests.clear()
         done = push(hub, experts, out, *SHARDS, "--overwrite")
     assert done.returncode == 0, done.stderr
-    stored = {f.name: f.read_bytes() for f in out.iterdir()}
+    stored = uploaded(out)
     assert len(stored) > 8
     assert hub.commits == [set(stored)]  # one commit, without the other model's weights
     assert hub.files == stored

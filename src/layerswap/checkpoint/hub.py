@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,12 @@ def check_hub_id(name: str) -> None:
         raise MergeError(f"--push: {name!r} is not a Hub id like 'owner/name'")
 
 
-def push_folder(folder: Path, name: str, *, private: bool = True) -> str:
+def push_folder(folder: Path, name: str, *, private: bool = True, texts: Mapping[str, str]) -> str:
     """Upload a merged folder to a Hub repository, created if missing; return the commit's URL.
 
-    All files become visible in one commit, after the last one arrived. What an interrupted upload
-    sent is not sent again. Weights of another merge in the repository are removed.
+    `texts` replaces the contents of its files. All files become visible in one commit, after the
+    last one arrived. What an interrupted upload sent is not sent again. Weights of another merge in
+    the repository are removed.
     """
     from huggingface_hub import HfApi
 
@@ -96,7 +97,7 @@ def push_folder(folder: Path, name: str, *, private: bool = True) -> str:
     api = HfApi(library_name="layerswap")
     try:
         api.create_repo(name, private=private, exist_ok=True)
-        commit = _commit_folder(api, folder, name)
+        commit = _commit_folder(api, folder, name, texts)
     except Exception as error:  # the transports have no common class of errors
         why = f"{type(error).__name__}: {one_line(error, 300)}"
         raise MergeError(
@@ -106,12 +107,13 @@ def push_folder(folder: Path, name: str, *, private: bool = True) -> str:
     return str(commit.commit_url)
 
 
-def _commit_folder(api: Any, folder: Path, name: str) -> Any:
+def _commit_folder(api: Any, folder: Path, name: str, texts: Mapping[str, str]) -> Any:
     """Upload a folder in one commit; `upload_folder` splits slow uploads into several."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    operations: list[Any] = [CommitOperationAdd(path.name, path) for path in files]
+    contents = {path.name: path for path in files} | {k: v.encode() for k, v in texts.items()}
+    operations: list[Any] = [CommitOperationAdd(*entry) for entry in contents.items()]
     names = {path.name for path in files}
     old = [path for path in api.list_repo_files(name) if WEIGHTS.fullmatch(path)]
     operations += [CommitOperationDelete(path) for path in old if path not in names]

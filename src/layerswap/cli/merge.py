@@ -180,6 +180,7 @@ def merge(
     from layerswap.checkpoint.header import is_gguf
     from layerswap.checkpoint.hub import check_hub_id, push_folder
     from layerswap.merge.api import make_plan
+    from layerswap.merge.metadata import for_upload
     from layerswap.merge.target import MergeOptions, refuse_output
 
     if push is not None:
@@ -197,7 +198,9 @@ def merge(
     settings = MergeOptions(overwrite=overwrite, threads=threads)
     facts = _write(planned.laid_out(out, layout), out, settings)
     if push is not None:
-        facts["uploaded"] = push_folder(Path(facts["folder"]), push, private=not public)
+        folder = Path(facts["folder"])
+        texts = for_upload(folder)
+        facts["uploaded"] = push_folder(folder, push, private=not public, texts=texts)
         output.say(f"uploaded to {facts['uploaded']}")
     output.finish("merge", facts)
 

@@ -14,7 +14,6 @@ from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
 
-INSTALL = 'in a new environment: pip install "vllm>=0.32" "layerswap[eval]" (docs/evaluation.md)'
 BATCH = 1024
 """Requests for vLLM at a time: with lm-eval's `auto` it divides by zero where bars are off."""
 Run = Callable[[Any], dict[str, Any]]
@@ -38,7 +37,7 @@ def with_folder(
     tokenizer = settings.with_chat_template(plan_tokenizer(plan))
     size = BATCH if settings.batch_size == "auto" else settings.batch_size
     arguments = {"dtype": settings.dtype or "auto", "batch_size": size}
-    arguments |= parse_arguments(settings.engine_args)
+    arguments |= parse_arguments(settings.engine_args) | {"trust_remote_code": False}
     with TemporaryDirectory(prefix="merged-", dir=scratch) as folder:
         merged = plan.save(Path(folder) / "merged")
         if settings.apply_chat_template:
@@ -46,7 +45,8 @@ def with_folder(
         try:
             model = get_model(name)(pretrained=str(merged), **arguments)
         except ImportError as error:
-            raise EvaluationError(f"the engine {name} needs vLLM ({error}); {INSTALL}") from None
+            why = f"needs vLLM ({error}), in an environment as in docs/evaluation.md"
+            raise EvaluationError(f"the engine {name} {why}") from None
         except (ValueError, RuntimeError, TypeError) as error:
             why = one_line(error, 300)
             raise EvaluationError(f"the engine {name} does not start: {why}") from None

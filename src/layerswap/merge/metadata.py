@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, fingerprints, read_json_object
+from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
@@ -222,8 +223,8 @@ def copy_document(source: Path, target: Path) -> None:
     """Copy a file next to the weights; a tokenizer's configuration without references to code."""
     if source.name == "tokenizer_config.json":
         config = read_json_object(source)
-        if config.pop("auto_map", None) is not None:
-            _write_json(target, config)
+        if (clean := without_code(config)) != config:
+            _write_json(target, clean)
             return
     target.write_bytes(read_source(source))  # not through a link that was planted meanwhile
 
@@ -261,8 +262,9 @@ def _config(plan: Plan) -> dict[str, Any]:
 
 
 def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without references to code in a repository, to classes or to kernels."""
-    clean = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()}
+    """A configuration without references to code in a repository, classes, kernels or folders."""
+    clean = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()
+             if not (key.endswith("name_or_path") and Path(str(v)).is_absolute())}  # fmt: skip
     clean.pop("auto_map", None)
     for key, implementations in IMPLEMENTATIONS.items():
         for name in (key, key.removeprefix("_"), f"{key}_internal"):
@@ -295,6 +297,9 @@ def _recipe(plan: Plan, name_of: Callable[[Checkpoint], str]) -> dict[str, Any]:
         entry["source"] = name_of(checkpoint)
         if checkpoint.revision:
             entry["revision"] = checkpoint.revision
+    for entry in data["experts"].values():
+        if name_of is _card_name and "adapter" in entry:
+            entry["adapter"] = _last_part(entry["adapter"])
     for name, fisher in plan.fishers.items():
         stored = fisher.stored
         pinned = f"@{stored.revision}" if stored.revision else ""
@@ -336,6 +341,23 @@ def recorded_name(file: WeightFile) -> str:
 def _card_name(checkpoint: Checkpoint) -> str:
     # A local path is of no use to a reader of the card, and may be private.
     return local_name(checkpoint.folder) if _is_local(checkpoint) else checkpoint.source
+
+
+def for_upload(folder: Path) -> dict[str, str]:
+    """The documents of an output that name local folders, with the last part of each path alone."""
+    files = [folder / RECORD, folder / ADAPTER_CONFIG]
+    texts = {file.name: file.read_text("utf-8") for file in files if file.is_file()}
+    record = json.loads(texts[RECORD])
+    for entry in (*record["recipe"]["experts"].values(), *record["sources"].values()):
+        for given in filter(None, map(entry.get, ("source", "adapter"))):
+            path, last = (json.dumps(p, ensure_ascii=False) for p in (given, _last_part(given)))
+            texts = {name: text.replace(path, last) for name, text in texts.items()}
+    return texts
+
+
+def _last_part(given: str) -> str:
+    local = given.startswith((".", "~")) or Path(given).is_absolute()
+    return f"./{local_name(Path(given))}" if local else given
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
