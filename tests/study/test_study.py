@@ -840,6 +840,15 @@ def test_a_batch_size_is_used_and_older_keys_stay(folder, tmp_path):
     assert (how.batch_size, EvaluateStep.of(plain).evaluate.batch_size) == (1, "auto")
 
 
+def test_commands_in_a_study_file_are_shown(folder):
+    spec(folder, slurm={"partition": "gpu", "setup": ["module load cuda"],
+                        "train": {"setup": ["rm -rf ~", "x\n"]}})  # fmt: skip
+    assert read_study(folder / "study.yaml").notes == [
+        f"slurm: setup: jobs on Slurm run {line}"
+        for line in ("'module load cuda'", "'rm -rf ~'", r"'x\n'")
+    ]
+
+
 @pytest.mark.slow
 def test_a_plan_leaves_out_finished_steps(folder, tmp_path):
     def plan():

@@ -322,9 +322,12 @@ class StudySpec(Compared):
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the plan: choices without data."""
+        """Notes for the plan: choices without data, and commands in the file."""
         grid = self.grid and self.evaluate.development == "none"
-        return ["development: none: the grid is not tried"] if grid else []
+        notes = ["development: none: the grid is not tried"] if grid else []
+        parts = [part for part in (self.slurm, *self.slurm.values()) if isinstance(part, dict)]
+        lines = [line for part in parts for line in part.get("setup") or ()]
+        return notes + [f"slurm: setup: jobs on Slurm run {line!r}" for line in lines]
 
     @property
     def development(self) -> float | None:
