@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from layerswap import versions
 from layerswap.versions import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +52,23 @@ def test_the_citation_and_the_changelog_name_the_released_version():
     heading = re.search(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert heading
     assert f"{__version__}.".startswith(f"{heading[1]}.")
+
+
+SAYS = ROOT / "src/layerswap/versions.py"
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_what_pip_is_told_to_install_is_there(monkeypatch, published):
+    monkeypatch.setattr(versions, "PUBLISHED", published)
+    command = versions.install("eval", "train")
+    assert ("layerswap[eval,train]" in command) is published
+    assert ('-e ".[eval,train]" in the clone' in command) is not published
+    if versions.PUBLISHED:
+        return
+    patterns = ("README.md", "docs/**/*.md", "docs/**/*.ipynb", "src/**/*.py")
+    for page in {page for pattern in patterns for page in ROOT.glob(pattern)} - {SAYS}:
+        for told in re.findall(r"pip install[^`&;\n]*", page.read_text("utf-8")):
+            assert "layerswap" not in told, page
 
 
 def test_the_wheel_is_below_8_mb():

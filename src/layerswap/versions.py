@@ -27,6 +27,8 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "slurm": ("submitit",),
 }  # fmt: skip
 """Packages that each extra installs, by their import names."""
+PUBLISHED = False
+"""True once a package index has layerswap; until then pip installs it from a clone."""
 
 
 def need_extras(purpose: str, *extras: Extra) -> None:
@@ -39,9 +41,10 @@ def need_extras(purpose: str, *extras: Extra) -> None:
 
 
 def install(*extras: Extra) -> str:
-    """Return the commands that install extras, in a clone of the repository too."""
+    """Return the command that installs extras."""
     names = ",".join(extras)
-    return f'run pip install "layerswap[{names}]", or in a clone pip install -e ".[{names}]"'
+    what = f'"layerswap[{names}]"' if PUBLISHED else f'-e ".[{names}]" in the clone of layerswap'
+    return f"run pip install {what}"
 
 
 def missing_import(error: ModuleNotFoundError) -> LayerswapError | None:

@@ -377,7 +377,7 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
         assert result.code == 2
         assert result.err.count("\n") == 1
         assert f" needs {package}" in result.err
-        assert f'pip install "layerswap[{extra}' in result.err
+        assert f'pip install -e ".[{extra}' in result.err
     assert list(tmp_path.iterdir()) == []
 
 

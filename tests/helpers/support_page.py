@@ -24,7 +24,7 @@ the newest of the day, and the lowest that `pyproject.toml` allows.
 |---|---|---|
 """
 PLATFORMS = """
-`pip install layerswap` takes the newest version of each; the lane *newest* tests them. vLLM needs
+Without `-c constraints.txt`, pip takes the newest version of each; the lane *newest* tests them. vLLM needs
 [an environment of its own](evaluation.md#output-and-engines), since it pins torch and transformers.
 
 ## Pythons and platforms

@@ -207,7 +207,9 @@ def test_copies_need_no_package_and_blends_say_which(files, tmp_path, monkeypatc
     monkeypatch.setattr("layerswap.versions.missing_of", missing)
     out = swap(files, outside="language").save(tmp_path / "out.gguf")
     assert ls.verify(out, full=True).passed
-    with pytest.raises(LayerswapError, match=r"needs gguf; .* pip install \"layerswap\[gguf\]\""):
+    with pytest.raises(
+        LayerswapError, match=r"needs gguf; .* pip install -e \"\.\[gguf\]\" in the"
+    ):
         swap(files)
 
 
