@@ -49,8 +49,8 @@ def new(
             English.
         task FILE: Examples of the task, mostly English, or a ready mix.
         test [CODE:]FILE: Test in a language, or a suite. Repeatable.
-        development [CODE:]FILE: Labelled examples in a language. They choose zones, and train a
-            linear classifier to compare with. Repeatable.
+        development [CODE:]FILE: Labelled examples in a language. They choose zones and train a
+            linear classifier. Repeatable.
         translated_test [CODE:]FILE: Test with its texts in English, by a translator: the same
             table, row by row. Repeatable.
         translated_task [CODE:]FILE: Task with its texts in a language, by a translator. Repeatable.
