@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tiny_models import config_of
 
+from layerswap.engine.rows import learns_positions
 from layerswap.ground.errors import RecipeError, TrainingError
-from layerswap.training.expert import trainer
 from layerswap.training.expert.hyperparameters import (
     check_distributed,
     launch_configuration,
@@ -103,7 +103,7 @@ def test_models_with_an_embedding_of_positions(family, learns):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(config_of(family))
-    assert trainer._learns(model, 128) is learns
+    assert learns_positions(model, 128) is learns
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])

@@ -24,11 +24,11 @@ between them select and join tensors of the model by lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.split import Call, Entry
+from layerswap.engine.split import Call, Entry, tree_map
 from layerswap.engine.trie import Node, walk
 from layerswap.engine.virtual import Variant
 from layerswap.ground.errors import EvaluationError
@@ -247,16 +247,6 @@ class CallSelector:
 def _by_lane(value: Any, lanes: int) -> bool:
     """True for tensors with one or several rows per lane."""
     return hasattr(value, "ndim") and value.ndim > 0 and value.shape[0] % lanes == 0
-
-
-def tree_map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Apply a function to the leaves of equal trees of tuples, lists and dictionaries."""
-    if isinstance(first, tuple | list):
-        parts = zip(first, *others, strict=True)
-        return type(first)(tree_map(function, *same) for same in parts)
-    if isinstance(first, dict):
-        return {key: tree_map(function, *(d[key] for d in (first, *others))) for key in first}
-    return function(first, *others)
 
 
 def merge_entries(entries: Sequence[tuple[Segment, Entry]], lanes: int) -> Entry:

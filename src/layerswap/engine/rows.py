@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap.engine.transformers_inside import rotary_limit
 from layerswap.ground.errors import EvaluationError
 
 if TYPE_CHECKING:
@@ -83,9 +82,7 @@ def rows_for(
     longest = model_max_length(model) if max_length is None else max_length
     if longest is not None and longest < 1:
         raise EvaluationError(f"max_length is {longest}; it must be at least 1")
-    rows = make_rows(requests, longest, share=share)
-    check_rotary(model, len(rows[0].tokens))
-    return rows
+    return make_rows(requests, longest, share=share)
 
 
 def make_batches(rows: Sequence[TokenRow], size: int) -> Iterator[list[TokenRow]]:
@@ -115,15 +112,13 @@ def model_max_length(model: PreTrainedModel) -> int | None:
     return next((length for length in lengths if isinstance(length, int)), None)
 
 
-def check_rotary(model: PreTrainedModel, tokens: int) -> None:
-    """Refuse texts at whose length rotary tables depend on the other texts of a batch."""
-    limit = rotary_limit(model)
-    if limit is not None and tokens > limit:
-        raise EvaluationError(
-            f"a text of {tokens:,} tokens is beyond the {limit:,} up to which "
-            f"{type(model).__name__} has one rotary table; shorten it (--num-fewshot), or use "
-            "--engine hf"
-        )
+def learns_positions(model: PreTrainedModel, positions: int) -> bool:
+    """True if a model embeds positions, as GPT-2 does; OPT's embedding has two more rows."""
+    from torch.nn import Embedding
+
+    tables = (module for module in model.modules() if isinstance(module, Embedding))
+    own = model.get_input_embeddings()
+    return any(t.num_embeddings - positions in (0, 2) for t in tables if t is not own)
 
 
 def check_batch_size(size: int | None) -> None:
@@ -154,7 +149,6 @@ def check_prompts(
     if not prompts:
         raise EvaluationError("there are no prompts to generate after")
     check_tokens(prompts, vocabulary_size(model), "prompt")
-    check_rotary(model, max(map(len, prompts)) + max_new_tokens)
     limit = model_max_length(model)
     for number, prompt in enumerate(prompts):
         if not prompt:

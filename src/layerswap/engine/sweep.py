@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,12 @@ from layerswap.engine.rows import (
     TokenRow,
     check_batch_size,
     check_prompts,
-    check_rotary,
     eos_tokens,
     first_scored,
+    learns_positions,
     longest_first,
     make_batches,
+    model_max_length,
     rows_for,
 )
 from layerswap.engine.scoring import (
@@ -78,6 +80,7 @@ class Sweep(VirtualModel):
     _decodes_jointly: bool | None = None  # None until checked
     _shares_prefixes: bool | None = None
     _batches: bool | None = None
+    _one_table = 0  # most tokens of a text that leaves rotary tables as they are
 
     @cached_property
     def runner(self) -> Runner:
@@ -103,7 +106,7 @@ class Sweep(VirtualModel):
         """
         import torch
 
-        check_rotary(self.model, input_ids.shape[1])
+        self._check_tables(input_ids.shape[1])
         inputs = {"input_ids": input_ids.to(self.device), "use_cache": False}
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask.to(self.device)
@@ -159,6 +162,7 @@ class Sweep(VirtualModel):
         chosen = self.choose(members)
         check_batch_size(batch_size)
         rows = rows_for(self.model, requests, max_length)
+        self._check_tables(len(rows[0].tokens))
         if not self._reads_batches(chosen, rows):
             rows = rows_for(self.model, requests, max_length, share=False)
             batch_size, share_prefixes = 1, False
@@ -184,6 +188,21 @@ class Sweep(VirtualModel):
                 "requests were scored one by one",
             )
         return self._batches
+
+    def _check_tables(self, tokens: int) -> None:
+        """Refuse texts at whose length rotary tables depend on the other texts of a batch."""
+        learns = learns_positions(self.model, model_max_length(self.model) or 0)
+        if tokens <= self._one_table or learns or not self.layers:
+            return
+        one = self.runner.stack.has_one_table
+        if not one(tokens):
+            limit = bisect_left(range(2, tokens), True, key=lambda length: not one(length)) + 1
+            raise EvaluationError(
+                f"a text of {tokens:,} tokens is beyond the {limit:,} up to which "
+                f"{type(self.model).__name__} has one rotary table; shorten it (--num-fewshot), or "
+                "use --engine hf"
+            )
+        self._one_table = tokens
 
     @property
     def lost_paths(self) -> list[str]:
@@ -278,6 +297,7 @@ class Sweep(VirtualModel):
         ends = eos_tokens(self.model) if eos is None else frozenset(eos)
         own = acting_settings(self.model)
         decoding = Decoding(max_new_tokens, ends, tuple(stop), tokenizer, sampling, own)
+        self._check_tables(max(map(len, prompts), default=0) + max_new_tokens)
         check_prompts(self.model, prompts, max_new_tokens)
         check_batch_size(batch_size)
         size = batch_size or max(1, ROWS // len(chosen))
@@ -320,6 +340,7 @@ class Sweep(VirtualModel):
         chosen = self.choose(members)
         ends, own = eos_tokens(self.model), acting_settings(self.model)
         decoding = Decoding(max_new_tokens, ends, sampling=sampling, own=own)
+        self._check_tables(len(prompt) + max_new_tokens)
         check_prompts(self.model, [prompt], max_new_tokens)
         if self._decodes(chosen, [prompt]):
             batch = JointBatch(self.runner, chosen, [prompt], [0], decoding)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import RLock, get_ident
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from layerswap.checkpoint.loading import without_progress_bars
 
@@ -68,29 +68,6 @@ def _cache_layer_class() -> Any:
             return self._cache.length
 
     return CacheLayer
-
-
-# --- rotary tables ---
-
-
-def rotary_limit(model: PreTrainedModel) -> int | None:
-    """Return the length beyond which rotary tables depend on the longest text of a batch.
-
-    That is so with dynamic NTK scaling, and with LongRoPE and its two sets of frequencies. None if
-    the tables never change.
-    """
-    limits = []
-    for module in model.modules():
-        rope_type: Any = getattr(module, "rope_type", None)
-        types = rope_type if isinstance(rope_type, dict) else {None: rope_type}
-        for layer_type, kind in types.items():
-            if "dynamic" in str(kind):
-                limits.append(int(cast("Any", module).original_max_seq_len))
-            elif kind == "longrope":
-                parameters: Any = cast("Any", module).config.rope_parameters
-                parameters = parameters if layer_type is None else parameters[layer_type]
-                limits.append(int(parameters["original_max_position_embeddings"]))
-    return min(limits, default=None)
 
 
 # --- weights and attention ---

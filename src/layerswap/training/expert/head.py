@@ -5,25 +5,26 @@ skips positions without a label only where Triton runs, and computes every tile 
 gradient. Here the head sees the labelled positions alone, in chunks, and the gradient of a chunk is
 computed while its logits exist: three matrix products instead of four, in constant memory.
 
-Imports torch and TRL when it is imported; import this module inside functions only.
+Imports torch when it is imported; import this module inside functions only.
 """
 
 from __future__ import annotations
 
 import functools
 import types
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-
-from layerswap.training.expert.trl_inside import FusedCausalLMOutput
 
 CHUNK_LOGITS = 1 << 26
 """Number of logits per matrix product: 256 MiB in float32, 128 MiB in bfloat16."""
 BLOCK = 1 << 21
 """Number of logits per softmax: 8 MiB in float32, which fits into a processor's cache."""
 IGNORED = -100
+ADVICE = "use versions of TRL and transformers that docs/support.md names"
 _SCALED = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier",
            "logits_scaling")  # fmt: skip
 """Settings of models whose logits are not simply the product of hidden states and head."""
@@ -107,18 +108,21 @@ class LinearLogProb(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
+def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> Callable[[], bool]:
     """Replace TRL's head of a model by `LinearLogProb` where its weights are float32 on a CPU.
 
     Other devices and dtypes, mixtures of experts and models that scale their logits keep TRL's
-    head. Under autocast the matrix products of the head have its dtype. The model is one that
-    `trl.SFTTrainer` prepared, without PEFT's wrapper.
+    head, and so does a model whose first batch shows that TRL's head has other results, with a
+    warning. Under autocast the matrix products of the head have its dtype. The model is one that
+    `trl.SFTTrainer` prepared, without PEFT's wrapper. Returns a function that returns True once TRL
+    has asked for its head.
     """
     config = model.config.get_text_config()
     if any(getattr(config, name, None) is not None for name in _SCALED):
-        return
+        return lambda: True
     fused = model.forward
     kept: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    asked, equal, output_class = False, True, None
 
     def narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Convert the head to a dtype; keep the copy of a frozen head for the next batch."""
@@ -132,10 +136,13 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
         return kept[key]
 
     @functools.wraps(type(model).forward)
-    def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal asked, equal, output_class
+        asked = asked or "fused_lm_head" in kwargs
         head, labels = self.get_output_embeddings(), kwargs.get("labels")
         fits = (
-            fused_lm_head
+            kwargs.get("fused_lm_head")
+            and equal
             and labels is not None
             and "shift_labels" not in kwargs
             and not isinstance(head.weight, DTensor)  # a shard: FSDP gathers it in the head itself
@@ -145,9 +152,19 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
             and not kwargs.get("output_router_logits")
         )
         if not fits:
-            return fused(*args, fused_lm_head=fused_lm_head, **kwargs)
-        labels, count = kwargs.pop("labels")[:, 1:], kwargs.pop("num_items_in_batch", None)
-        hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
+            return fused(*args, **kwargs)
+        theirs = None
+        if output_class is None:
+            # Dropout draws the same numbers for both heads.
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                theirs = fused(*args, **kwargs)
+            torch.clear_autocast_cache()  # its weights have no gradients
+            output_class = type(theirs)
+        labels, count = kwargs["labels"][:, 1:], kwargs.get("num_items_in_batch")
+        rest = {**kwargs, "use_cache": False}
+        for name in ("fused_lm_head", "labels", "num_items_in_batch"):
+            rest.pop(name, None)
+        hidden = self.base_model(*args, **rest).last_hidden_state[:, :-1]
         mask = labels != IGNORED
         autocast = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if autocast else torch.float32
@@ -159,8 +176,25 @@ def use_labelled_positions(model: Any, chunk: int = CHUNK_LOGITS) -> None:
             value.new_zeros(mask.shape).masked_scatter(mask, value) for value in values
         )
         loss = -logs.sum() / (mask.sum().clamp(min=1) if count is None else count)
-        return FusedCausalLMOutput(
-            loss=loss, log_probs=logs, entropy=entropy, is_top1=hit, label_mask=mask
-        )
+        fields = {
+            "loss": loss, "log_probs": logs, "entropy": entropy, "is_top1": hit, "label_mask": mask,
+        }  # fmt: skip
+        if theirs is not None and not (equal := _equal(fields, vars(theirs))):
+            warnings.warn(
+                f"TRL's head for CPUs has other results than ours; {ADVICE}", stacklevel=2
+            )
+            return fused(*args, **kwargs)
+        return output_class(**fields)
 
     model.forward = types.MethodType(forward, model)
+    return lambda: asked
+
+
+def _equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """True if two outputs have the same fields, labels and, except for rounding, the same loss."""
+    rounding = 0.01 if torch.is_autocast_enabled("cpu") else 1e-4
+    return (
+        ours.keys() == {name for name, value in theirs.items() if value is not None}
+        and torch.equal(ours["label_mask"], theirs["label_mask"])
+        and torch.allclose(ours["loss"], theirs["loss"], rtol=rounding, atol=rounding)
+    )

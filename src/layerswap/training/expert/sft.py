@@ -9,6 +9,7 @@ import dataclasses
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,28 +22,30 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 
+from layerswap.ground.errors import TrainingError
 from layerswap.ground.types import Log, Progress, duration
-from layerswap.training.expert.head import IGNORED, use_labelled_positions
+from layerswap.training.expert.head import ADVICE, IGNORED, use_labelled_positions
 from layerswap.training.expert.hyperparameters import rows_of_step
 from layerswap.training.expert.save import checkpoints, forget_older_states
 from layerswap.training.expert.trl_inside import OpenTrainer
 
-_COLUMNS = ("input_ids", "labels", "seq_lengths")
-"""Columns of prepared rows that are kept when data sets are joined."""
+_FILLER = {"labels": [IGNORED], "seq_lengths": [1]}
+"""Columns of a row of one token without a label."""
 
 
 class EpochSampler(Sampler[int]):
     """An order of rows that differs between epochs, and is the same in every process."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.epoch = seed, 0
+        self.seed, self.epoch, self.asked = seed, 0, False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which determines the order together with the seed."""
         self.epoch = epoch
 
     def generator(self) -> torch.Generator:
-        """The source of the order of this epoch."""
+        """The source of the order of this epoch, which is now asked for."""
+        self.asked = True
         return torch.Generator().manual_seed(self.seed + self.epoch)
 
 
@@ -123,6 +126,29 @@ class AlternatingTurns(TrainerCallback):
         for number, parameters in enumerate(self.parts):
             for module, name in parameters:
                 module.get_parameter(name).requires_grad_(number == active)
+
+
+class Promises(TrainerCallback):
+    """Checks that the Trainer uses what `ExpertTrainer` overrides, which a version may rename."""
+
+    def __init__(self, trainer: ExpertTrainer) -> None:
+        self.trainer, self.first = trainer, True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse another order of rows after the first step, and warn if our head is not used."""
+        trainer, first, self.first = self.trainer, self.first, False
+        if first and trainer.ordered and not trainer.sampler.asked:
+            raise TrainingError(f"the Trainer did not take the rows in order; {ADVICE}")
+        if first and args.use_cpu and not trainer.uses_head():
+            warnings.warn(f"TRL did not use the faster head for CPUs; {ADVICE}", stacklevel=2)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Refuse a validation loss that is not ours."""
+        nats, tokens = self.trainer.validated
+        if not tokens or str(metrics["eval_loss"]) != str(nats / tokens):
+            raise TrainingError(f"the Trainer did not report the loss per token; {ADVICE}")
 
 
 class Checkpointing(TrainerCallback):
@@ -254,7 +280,6 @@ class ExpertTrainer(OpenTrainer):
 
     train_dataset: Any
     eval_dataset: Any
-    completion_only_loss: bool
 
     def __init__(
         self,
@@ -267,19 +292,26 @@ class ExpertTrainer(OpenTrainer):
     ) -> None:
         self.tokens, self.validated = 0, (0.0, 0)
         self.every, self.decay = every, decay
+        self.sampler = EpochSampler(0)
+        self.uses_head: Callable[[], bool] = lambda: True
         validation = validation_sets[0] if validation_sets else None
+        if rest["args"].completion_only_loss is None:
+            rest["args"].completion_only_loss = True  # of every data set whose rows have one
         super().__init__(train_dataset=train_sets[0], eval_dataset=validation, **rest)
+        self.add_callback(Promises(self))
         if self.args.loss_type == "nll":  # its gradient is that of a sum
             adapted = hasattr(self.model, "get_base_model")
-            use_labelled_positions(self.model.get_base_model() if adapted else self.model)
+            model = self.model.get_base_model() if adapted else self.model
+            self.uses_head = use_labelled_positions(model)
         if self.is_fsdp_enabled:
             _sum_in_float32(self.accelerator.state.fsdp_plugin)
-        prepared = [self.train_dataset, *(self._prepare(s, "train") for s in train_sets[1:])]
+        prepared = [self.train_dataset, *(self.prepared(s, "train") for s in train_sets[1:])]
         self.sizes = (len(prepared[0]), len(prepared[-1]))
-        self.train_dataset = _join(prepared)
+        self.train_dataset = _join(prepared, train_sets)
         if validation is not None:
-            rows = [self.eval_dataset, *(self._prepare(s, "eval") for s in validation_sets[1:])]
-            self.eval_dataset = _join(rows, -sum(map(len, rows)) % self._batch("eval"))
+            rows = [self.eval_dataset, *(self.prepared(s, "eval") for s in validation_sets[1:])]
+            fill = -sum(map(len, rows)) % self._batch("eval")
+            self.eval_dataset = _join(rows, validation_sets, fill)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make SFTTrainer's schedule, with its decay in steps now that their number is known."""
@@ -294,40 +326,32 @@ class ExpertTrainer(OpenTrainer):
         self.tokens += inputs["input_ids"].numel()
         return super().training_step(model, inputs, *args, **kwargs)
 
-    def _prepare(self, rows: Dataset, name: str) -> Dataset:
-        # SFTTrainer decides by its first data set whether rows have a completion.
-        before = self.completion_only_loss
-        if self.args.completion_only_loss is None:
-            self.completion_only_loss = "completion" in rows.column_names
-        try:
-            packing = self.args.packing
-            if name == "eval" and self.args.eval_packing is not None:
-                packing = self.args.eval_packing
-            return self.prepared(rows, packing, name)
-        finally:
-            self.completion_only_loss = before
-
     def _batch(self, name: str) -> int:
         """Rows of a batch over all processes; 1 in one process, where the last one may be small."""
         processes = self.args.world_size
         return getattr(self.args, f"{name}_batch_size") * processes if processes > 1 else 1
 
+    @property
+    def ordered(self) -> bool:
+        """True if the order of rows is ours, and not the Trainer's."""
+        several = self.args.world_size > 1
+        return self.every is not None or (several and self.args.train_sampling_strategy == "random")
+
     def get_train_dataloader(self) -> Any:
         """Return the data loader: alternating turns of two data sets, or all rows shuffled."""
         args = self.args
         seed = args.seed if args.data_seed is None else args.data_seed
-        random = getattr(args, "train_sampling_strategy", "random") == "random"
-        if self.every is None and (args.world_size == 1 or not random):
+        if not self.ordered:
             return super().get_train_dataloader()
-        sampler: EpochSampler
         if self.every is not None:
             step = rows_of_step(args)
-            sampler = TurnSampler(self.sizes, step=step, every=self.every, seed=seed)
+            self.sampler = TurnSampler(self.sizes, step=step, every=self.every, seed=seed)
         else:
             batch = 1 if args.dataloader_drop_last else self._batch("train")
-            sampler = FilledSampler(len(self.train_dataset), batch=batch, seed=seed)
+            self.sampler = FilledSampler(len(self.train_dataset), batch=batch, seed=seed)
         loader = DataLoader(
-            _join([self.train_dataset], 1), batch_size=args.train_batch_size, sampler=sampler,
+            _join([self.train_dataset], fill=1), batch_size=args.train_batch_size,
+            sampler=self.sampler,
             collate_fn=self.data_collator, num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory, drop_last=args.dataloader_drop_last,
         )  # fmt: skip
@@ -346,20 +370,26 @@ class ExpertTrainer(OpenTrainer):
         self.validated = (0.0, 0)
         output = super().evaluation_loop(*args, **kwargs)
         nats, tokens = map(sum, zip(*gather_object([self.validated]), strict=True))
-        output.metrics["eval_loss"] = nats / tokens
+        self.validated, output.metrics["eval_loss"] = (nats, tokens), nats / max(tokens, 1)
         return output
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card: the finished expert has one."""
 
 
-def _join(sets: Sequence[Dataset], fill: int = 0) -> Dataset:
-    """Concatenate data sets, and append `fill` padding rows without labels."""
-    start = sets[0][0]["input_ids"][:1] if len(sets[0]) else [0]  # no row is left: refused later
-    filler = {"input_ids": start, "labels": [IGNORED], "seq_lengths": [1]}
-    columns = [name for name in _COLUMNS if name in sets[0].column_names]
+def _join(sets: Sequence[Dataset], raw: Sequence[Dataset] = (), fill: int = 0) -> Dataset:
+    """Concatenate prepared data sets, and append `fill` padding rows without labels.
+
+    Columns of the `raw` data sets are left out, and those that a set lacks.
+    """
+    texts = {name for rows in raw for name in rows.column_names}
+    shared = set.intersection(*(set(rows.column_names) for rows in sets))
+    columns = [name for name in sets[0].column_names if name in shared - texts]
+    if not {"input_ids", "labels"}.issubset(columns):
+        raise TrainingError(f"TRL prepared rows with {', '.join(columns)}; {ADVICE}")
     joined = [rows.select_columns(columns) for rows in sets]
-    filled = {name: [filler[name]] * fill for name in columns}
+    start = sets[0][0]["input_ids"][:1] if len(sets[0]) else [0]  # no row is left: refused later
+    filled = {name: [_FILLER.get(name, start)] * fill for name in columns}
     return concatenate_datasets([*joined, Dataset.from_dict(filled, features=joined[0].features)])
 
 

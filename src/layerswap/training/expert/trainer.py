@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_causal_lm, without_progress_bars
-from layerswap.engine.rows import model_max_length
+from layerswap.engine.rows import learns_positions, model_max_length
 from layerswap.ground import system
 from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import TrainingError, one_line
@@ -201,7 +201,7 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
         raise TrainingError(one_line(error, 300)) from None
     finally:
         logger.setLevel(level)
-    if not min(trainer.sizes):
+    if not min(*trainer.sizes, len(trainer.eval_dataset) if validate else 1):
         raise TrainingError(
             "no row has a label within max_length tokens; raise hyperparameters.max_length"
         )
@@ -296,10 +296,10 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
         )
     longest = None if trainer.args.packing else trainer.args.max_length
     positions = model_max_length(trainer.model)
+    learns = positions and learns_positions(trainer.model, positions)
     for data, prompts in zip(job.sets, job.prompt_warnings, strict=True):
         lengths = length_warning(data.train, job.tokenizer, longest, positions)
-        past = positions and longest and longest > positions and _learns(trainer.model, positions)
-        if past and lengths:
+        if learns and positions and longest and longest > positions and lengths:
             raise TrainingError(f"{data.name}: {lengths}")
         ending = ending_warning(data.train, job.tokenizer, job.ends)
         unknown = unknown_warning(data.train, job.tokenizer)
@@ -307,15 +307,6 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
             yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
             yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
-
-
-def _learns(model: Any, positions: int) -> bool:
-    """True if a model embeds positions, as GPT-2 does; OPT's embedding has two more rows."""
-    from torch.nn import Embedding
-
-    tables = (module for module in model.modules() if isinstance(module, Embedding))
-    own = model.get_input_embeddings()
-    return any(t.num_embeddings - positions in (0, 2) for t in tables if t is not own)
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:
