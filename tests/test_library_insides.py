@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from layerswap.ground.errors import EvaluationError
+from layerswap.ground.errors import CheckpointError, EvaluationError
 
 
 @pytest.mark.parametrize(("attention", "expected"), [("eager", True), ("sdpa", False)])
@@ -46,6 +46,20 @@ def test_transformers_models_make_a_dynamic_cache_for_themselves():
     assert DynamicCache.__init__ is before
 
 
+def test_transformers_that_names_kernels_otherwise_is_refused(monkeypatch, tmp_path):
+    from transformers import LlamaConfig, PreTrainedConfig
+
+    from layerswap.checkpoint.loading import load_config
+
+    LlamaConfig().save_pretrained(tmp_path)
+    load_config(tmp_path)
+    renamed = property(lambda self: vars(self).get("_attention"),
+                       lambda self, value: vars(self).update(_attention=value))  # fmt: skip
+    monkeypatch.setattr(PreTrainedConfig, "_attn_implementation", renamed)
+    with pytest.raises(CheckpointError, match=r"may run kernels that a configuration names; use"):
+        load_config(tmp_path)
+
+
 def test_datasets_names_loading_scripts(tmp_path):
     from datasets import load_dataset
 
@@ -83,11 +97,26 @@ def test_lm_eval_marks_tasks_that_run_code(monkeypatch):
         check()
 
 
-def test_trl_prepares_data_sets_and_asks_for_the_order_of_rows():
-    from trl import SFTTrainer
+def test_lm_eval_tells_where_exemplars_come_from(monkeypatch):
+    """Their number and split are known without the names of its sampler."""
+    from datasets import Dataset
+    from lm_eval.api.task import ConfigurableTask
 
-    from layerswap.training.expert.trl_inside import FusedCausalLMOutput
+    from layerswap.evaluation.harness import _check_exemplars
 
-    assert callable(SFTTrainer._prepare_dataset)
-    output = FusedCausalLMOutput(loss=0, log_probs=1, entropy=2, is_top1=3, label_mask=4)
-    assert output.label_mask == 4
+    rows = Dataset.from_list([{"a": "b"}, {"a": "c"}])
+    task = ConfigurableTask(config={
+        "task": "t", "dataset_path": "json", "output_type": "generate_until", "doc_to_text": "a",
+        "custom_dataset": lambda **_: {"test": rows}, "doc_to_target": "a", "test_split": "test",
+        "num_fewshot": 2,
+    })  # fmt: skip
+    del task.sampler, task.fewshot_cfg
+    task.fewshot_docs = lambda: rows
+    with pytest.warns(UserWarning, match="t: its exemplars are drawn from the documents that it"):
+        _check_exemplars("t", task)
+    task.set_config("num_fewshot", 3)
+    with pytest.raises(EvaluationError, match="t: has 2 documents for exemplars, not 3"):
+        _check_exemplars("t", task)
+    task.set_config("fewshot_config", None)
+    with pytest.raises(EvaluationError, match="t: this lm-eval does not tell where exemplars come"):
+        _check_exemplars("t", task)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 SWITCH = "enable_thinking"
 """The variable of chat templates that lets a model think (Qwen3, SmolLM3, GLM-4.5)."""
-IMPLEMENTATIONS = {
-    "_attn_implementation": ("eager", "sdpa", "flex_attention"),
-    "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
-}
-"""Implementations that a configuration may ask for; for others, transformers fetches a kernel from
-the Hub and runs its code."""
+IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
+"""Values of `CHOICES` in a configuration; for others, transformers fetches a kernel from the Hub
+and runs its code."""
+CHOICES = ("attn_implementation", "experts_implementation")
+SPELLINGS = {name for choice in CHOICES for name in (choice, f"_{choice}", f"_{choice}_internal")}
+"""Names of `CHOICES` in files of configurations, and in the attributes of their classes."""
 
 
 def pick_device(device: str | None) -> str:
@@ -134,6 +134,7 @@ def load_config(
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
+        _check_kernels()
         _forget_kernels(config)
     return config
 
@@ -155,13 +156,25 @@ def filled_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _forget_kernels(config: PreTrainedConfig) -> None:
-    for key, implementations in IMPLEMENTATIONS.items():
-        if getattr(config, key, None) not in (None, *implementations):
+    for key, value in list(vars(config).items()):
+        if key in SPELLINGS and value not in IMPLEMENTATIONS:
             setattr(config, key, None)
-    for key in config.sub_configs:
-        sub_config = getattr(config, key, None)
-        if sub_config is not None:
-            _forget_kernels(sub_config)
+        elif key in config.sub_configs and value is not None:
+            _forget_kernels(value)
+
+
+def _check_kernels() -> None:
+    """Refuse a transformers that keeps the names of kernels where they are not forgotten."""
+    from transformers import PreTrainedConfig
+
+    config = PreTrainedConfig(**dict.fromkeys(CHOICES, "owner/kernel"))  # type: ignore[arg-type]
+    unknown = vars(config).keys() & CHOICES
+    _forget_kernels(config)
+    if unknown or "owner/kernel" in vars(config).values():
+        raise CheckpointError(
+            "this version of transformers may run kernels that a configuration names; use one "
+            "that docs/support.md names"
+        )
 
 
 def load_generation_config(

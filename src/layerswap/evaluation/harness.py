@@ -29,7 +29,7 @@ from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.languages import answer_of
-from layerswap.evaluation.lm_eval_inside import is_too_long, refuse_programs
+from layerswap.evaluation.lm_eval_inside import exemplars_of, is_too_long, refuse_programs
 from layerswap.evaluation.metrics import ADDED, add_labels
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
@@ -145,17 +145,18 @@ def load_tasks(
 
 def _check_exemplars(name: str, task: Any) -> None:
     """Refuse more exemplars than documents; warn if a prompt may show its own answer."""
-    wanted, exemplars = task.get_config("num_fewshot"), getattr(task, "fewshot_cfg", None)
-    if not wanted or exemplars is None:
+    wanted = task.get_config("num_fewshot")
+    if not wanted:
         return
-    pool = getattr(getattr(task, "sampler", None), "df", None)
-    if isinstance(pool, list):
-        known = len(pool) - int(exemplars.split == task.config.test_split)
-        if wanted > known:
-            raise EvaluationError(
-                f"{name}: has {known} documents for exemplars, not {wanted}; give --num-fewshot "
-                f"{max(known, 0)} or fewer"
-            )
+    exemplars = exemplars_of(name, task)
+    with _quiet():
+        known = len(task.fewshot_docs() or ())
+    known -= int(exemplars.split == task.get_config("test_split"))
+    if wanted > known:
+        raise EvaluationError(
+            f"{name}: has {known} documents for exemplars, not {wanted}; give --num-fewshot "
+            f"{max(known, 0)} or fewer"
+        )
     own = exemplars.split is not None or exemplars.samples is not None
     if not (own or task.has_training_docs() or task.has_validation_docs()):
         warnings.warn(

@@ -14,7 +14,7 @@ from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
-from layerswap.checkpoint.loading import IMPLEMENTATIONS
+from layerswap.checkpoint.loading import IMPLEMENTATIONS, SPELLINGS
 from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import draw
@@ -266,11 +266,7 @@ def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
     clean = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()
              if not (key.endswith("name_or_path") and Path(str(v)).is_absolute())}  # fmt: skip
     clean.pop("auto_map", None)
-    for key, implementations in IMPLEMENTATIONS.items():
-        for name in (key, key.removeprefix("_"), f"{key}_internal"):
-            if clean.get(name) not in (None, *implementations):
-                del clean[name]
-    return clean
+    return {k: v for k, v in clean.items() if k not in SPELLINGS or v in IMPLEMENTATIONS}
 
 
 def set_dtype(config: dict[str, Any], dtype: str) -> None:
