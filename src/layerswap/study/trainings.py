@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +19,7 @@ from layerswap.compose.schema import DTYPES, Where
 from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, StudyError
+from layerswap.ground.lease import Owner, taken
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
@@ -250,18 +252,25 @@ def _refuse_deleted(trainings: Mapping[str, Path]) -> None:
 
 
 def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
-    """Delete optimiser states, and the weights of all checkpoints but the selected ones."""
+    """Delete optimiser states, and the weights of all checkpoints but the selected ones.
+
+    Raises:
+        InUse: another process writes into the folder of a training.
+    """
     from layerswap.training.expert.save import CHECKPOINTS, checkpoints
 
-    for run in runs:
-        write_json(run.parent / DELETED, [kept.relative_to(run).as_posix() for kept in selected
-                                          if kept == run or run in kept.parents])  # fmt: skip
-        for folder in checkpoints(run / CHECKPOINTS).values():
-            if folder not in selected:
-                shutil.rmtree(folder)
-        for folder in (run, *checkpoints(run / CHECKPOINTS).values()):
-            unused = [*folder.glob("*.pt"), *folder.glob("optimizer*")]
-            if folder not in selected:
-                unused += folder.glob("*.safetensors*")
-            for path in dict.fromkeys(unused):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with ExitStack() as leases:
+        for run in runs:
+            leases.enter_context(taken(run.parent, Owner().token))
+        for run in runs:
+            write_json(run.parent / DELETED, [kept.relative_to(run).as_posix() for kept in selected
+                                              if kept == run or run in kept.parents])  # fmt: skip
+            for folder in checkpoints(run / CHECKPOINTS).values():
+                if folder not in selected:
+                    shutil.rmtree(folder)
+            for folder in (run, *checkpoints(run / CHECKPOINTS).values()):
+                unused = [*folder.glob("*.pt"), *folder.glob("optimizer*")]
+                if folder not in selected:
+                    unused += folder.glob("*.safetensors*")
+                for path in dict.fromkeys(unused):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
