@@ -2,20 +2,25 @@
 
 import multiprocessing
 import os
+import re
 import signal
+import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from cluster_steps import functions, graph
 
 from layerswap.ground import lease
+from layerswap.ground.errors import StudyError
 from layerswap.ground.lease import Owner, held, living_owner
-from layerswap.study import clusters
+from layerswap.study import clusters, on_ray, trainings
 from layerswap.study import journal as journal_module
 from layerswap.study.journal import INDEX, StudyJournal
 from layerswap.study.on_ray import OnRay
 from layerswap.study.runner import run_graph, run_step
+from layerswap.study.steps import Resources, Step
 
 
 @pytest.fixture
@@ -138,6 +143,23 @@ def test_a_process_that_lost_its_lease_records_and_removes_nothing(tmp_path):
     assert (journal.folder("data/0") / "out").read_text() == "data/0"
 
 
+def test_no_checkpoint_of_a_training_that_another_process_runs_is_deleted(tmp_path):
+    """Neither its own nor those of the trainings before it."""
+    runs = [tmp_path / name / "expert" for name in ("first", "second")]
+    weights = [run / "checkpoints" / "checkpoint-8" / "model.safetensors" for run in runs]
+    for file in weights:
+        file.parent.mkdir(parents=True)
+        file.touch()
+        (file.parent / "trainer_state.json").write_text('{"global_step": 8}')
+    with held(runs[1].parent, Owner(job="12")), pytest.raises(lease.InUse, match="Slurm job 12"):
+        trainings._delete_others(runs, [weights[0].parent])
+    assert all(file.is_file() for file in weights)
+    assert not list(tmp_path.rglob(trainings.DELETED))
+    trainings._delete_others(runs, [weights[0].parent])
+    assert [file.is_file() for file in weights] == [True, False]
+    assert not list(tmp_path.rglob("*lease*"))
+
+
 class Processes(clusters.ClusterExecutor):
     """A cluster whose jobs are processes here, which all drivers see in `jobs`."""
 
@@ -194,3 +216,41 @@ def test_other_versions_on_a_node_are_named_once(tmp_path):
     for where in ("node1", "node2", "node2"):
         run.compare_versions(where, here if where == "node1" else {**here, "torch": "1.0"})
     assert lines == [f"note: node2 has torch 1.0 instead of {here['torch']}"]
+
+
+def ray_of(nodes, head, *, started):
+    executor = OnRay.__new__(OnRay)
+    executor._ray = SimpleNamespace(nodes=lambda: nodes, wait=lambda handles, **_: ([], handles))
+    executor._head, executor._started, executor._answered = head, started, time.monotonic()
+    return executor
+
+
+@pytest.mark.parametrize(("kind", "key"), [
+    ("train", "resources.train"), ("english", "resources.evaluate"),
+    ("vectors", "resources.evaluate"), ("tables", ""),
+])  # fmt: skip
+def test_a_request_that_ray_cannot_meet_names_its_key(kind, key):
+    """A cluster may get a node, but not a Ray that was started here."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0, "memory": 2.0**30}}]
+    step = Step("s", kind, {}, resources=Resources(cpus=4, memory_gb=1))
+    lines = []
+    ray_of(nodes, "", started=False).check([step], lines.append)
+    none = "no node of the Ray cluster has 4 CPU, 1 GB of memory (largest: 2 CPU, 1 GB of memory)"
+    change = f", or change {key}" if key else ""
+    assert lines == [f"note: {none}; {kind} steps wait until one joins{change}"]
+    with pytest.raises(StudyError, match=f"^{re.escape(none)}; change {key or 'the machine'}$"):
+        ray_of(nodes, "", started=True).check([step], lines.append)
+
+
+def test_rays_head_that_ended_is_one_line(monkeypatch):
+    """After 60 seconds, Ray would end this process with a text in C++."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        executor = ray_of([], f"127.0.0.1:{port}", started=False)
+        executor.wait({"task": "s"}, print)
+    executor.wait({"task": "s"}, print)
+    with pytest.raises(clusters.Later, match=f"the head of the Ray cluster at 127.0.0.1:{port} d"):
+        executor.submit(graph(1)["data/0"], None, ())
+    monkeypatch.setattr(on_ray, "SILENCE", 0.0)
+    with pytest.raises(StudyError, match="does not answer; start a cluster and run the study"):
+        executor.wait({"task": "s"}, print)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 
 from layerswap.ground import system
@@ -20,6 +20,7 @@ from layerswap.ground.lease import InUse, Owner, taken
 from layerswap.ground.types import Log
 from layerswap.study.journal import INDEX, PACKAGES, StudyJournal
 from layerswap.study.runner import Ended, StepFunction, run_step
+from layerswap.study.spec import StepKind
 from layerswap.study.steps import Step
 from layerswap.versions import versions
 
@@ -292,6 +293,12 @@ def first_of_kinds(steps: Sequence[Step]) -> dict[str, Step]:
     for step in steps:
         first.setdefault(step.kind, step)
     return first
+
+
+def resources_key(kind: str) -> str:
+    """The key of a study that sets the resources of a kind of step; empty if they are fixed."""
+    kind = {"english": "evaluate", "vectors": "evaluate"}.get(kind, kind)
+    return f"resources.{kind}" if kind in get_args(StepKind) else ""
 
 
 def reason(error: BaseException) -> str:

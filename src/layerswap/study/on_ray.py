@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from layerswap.study.clusters import (
     RETRIES,
     ClusterExecutor,
     Ending,
+    Later,
     first_of_kinds,
     reason,
     run_remotely,
@@ -21,6 +23,9 @@ from layerswap.study.clusters import (
 from layerswap.study.journal import StudyJournal
 from layerswap.study.steps import Step
 from layerswap.versions import install
+
+SILENCE = 30.0
+"""Seconds without an answer of Ray's head; after 60, Ray ends this process by itself."""
 
 
 class OnRay(ClusterExecutor):
@@ -35,16 +40,22 @@ class OnRay(ClusterExecutor):
             import ray
         except ImportError:
             raise StudyError(f"--on ray needs Ray; {install('ray')}") from None
-        if not ray.is_initialized():
+        self._started = False  # True if the cluster is this machine alone
+        for where in () if ray.is_initialized() else [address] if address else ["auto", "local"]:
             try:
-                ray.init(address=address, include_dashboard=False, log_to_driver=False)
+                ray.init(address=where, include_dashboard=False, log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
+                if where == "auto" and isinstance(error, ConnectionError):
+                    continue  # no cluster runs
                 why = one_line(error)
                 raise StudyError(f"the Ray cluster cannot be reached ({why})") from None
+            self._started = where == "local"
+            break
         self._ray: Any = ray
+        self._head, self._answered = ray.get_runtime_context().gcs_address, time.monotonic()
 
     def check(self, steps: Sequence[Step], log: Log) -> None:
-        """Log the requests that no node of the cluster can meet; a new node may join."""
+        """Log requests that no node of a cluster can meet; refuse them if Ray was started here."""
         every: list[dict[str, Any]] = self._ray.nodes()
         nodes = [node["Resources"] for node in every if node["Alive"]]
         for kind, step in first_of_kinds(steps).items():
@@ -53,16 +64,20 @@ class OnRay(ClusterExecutor):
                 largest = ", ".join(f"{shown(key, max(node.get(key, 0) for node in nodes))}"
                                     for key in asked)  # fmt: skip
                 wanted = ", ".join(shown(key, number) for key, number in asked.items())
-                log(
-                    f"note: no node of the Ray cluster has {wanted} (largest: {largest}); "
-                    f"{kind} steps wait until one joins, or change resources.{kind}"
-                )
+                none = f"no node of the Ray cluster has {wanted} (largest: {largest})"
+                key = clusters.resources_key(kind)
+                if self._started:
+                    raise StudyError(f"{none}; change {key or 'the machine'}")
+                change = f", or change {key}" if key else ""
+                log(f"note: {none}; {kind} steps wait until one joins{change}")
 
     def adopt(self, journal: StudyJournal, step: Step) -> None:
         """Return None: Ray ends the tasks of a driver that ends."""
 
     def submit(self, step: Step, folder: Path, call: tuple[Any, ...]) -> Any:
         """Start a step as a Ray task."""
+        if not self._answers():
+            raise Later(f"the head of the Ray cluster at {self._head} does not answer")
         remote = self._ray.remote(
             num_cpus=step.resources.cpus,
             num_gpus=step.resources.gpus,
@@ -73,12 +88,26 @@ class OnRay(ClusterExecutor):
         return remote.options(name=step.name).remote(*call)
 
     def wait(self, handles: Mapping[Any, str], log: Log) -> dict[Any, Ending]:
-        """Wait for a Ray task."""
+        """Wait for a Ray task; a `StudyError` if the head of the cluster does not answer."""
+        if not self._answers() and time.monotonic() - self._answered > SILENCE:
+            raise StudyError(
+                f"the head of the Ray cluster at {self._head} does not answer; start a cluster "
+                "and run the study again, which resumes"
+            )
         if not handles:
             time.sleep(clusters.POLL)
             return {}
         ready, _ = self._ray.wait([*handles], num_returns=1, timeout=clusters.POLL)
         return {handle: self._ending(handle) for handle in ready}
+
+    def _answers(self) -> bool:
+        host, _, port = self._head.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=clusters.POLL).close()
+        except OSError:
+            return False
+        self._answered = time.monotonic()
+        return True
 
     def _ending(self, handle: Any) -> Ending:
         try:

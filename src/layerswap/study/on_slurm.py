@@ -123,9 +123,9 @@ class OnSlurm(ClusterExecutor):
         except ImportError:
             raise StudyError(f"--on slurm needs submitit; {install('slurm')}") from None
         self._submitit, self._logs = submitit, logs
-        kinds = {*get_args(StepKind), "tables"}
-        self._given = {key: value for key, value in parameters.items() if key not in kinds}
-        self._by_kind = {kind: parameters[kind] for kind in kinds & {*parameters}}
+        self._kinds = {*get_args(StepKind), "tables"}
+        self._given = {key: value for key, value in parameters.items() if key not in self._kinds}
+        self._by_kind = {kind: parameters[kind] for kind in self._kinds & {*parameters}}
         self._hours = hours
         known = known_parameters()
         named = {f"slurm.{kind}": given for kind, given in self._by_kind.items()}
@@ -186,10 +186,9 @@ class OnSlurm(ClusterExecutor):
         return ", ".join(f"{key}={value}" for key, value in shown.items() if key != "job_name")
 
     def _refused(self, step: Step, why: str) -> str:
-        return (
-            f"Slurm refuses {step.name}: {why} ({self._asked(step)}); change "
-            f"resources.{step.kind} or slurm.{step.kind} of the study"
-        )
+        own = f"slurm.{step.kind}" if step.kind in self._kinds else "slurm"
+        keys = " or ".join(filter(None, [clusters.resources_key(step.kind), own]))
+        return f"Slurm refuses {step.name}: {why} ({self._asked(step)}); change {keys} of the study"
 
     def adopt(self, journal: StudyJournal, step: Step) -> tuple[str, str] | None:
         """The job of another run, perhaps of another account, that still waits or runs."""
