@@ -142,12 +142,10 @@ class Promises(TrainerCallback):
         if first and args.use_cpu and not trainer.uses_head():
             warnings.warn(f"TRL did not use the faster head for CPUs; {ADVICE}", stacklevel=2)
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a validation loss that is not ours."""
         nats, tokens = self.trainer.validated
-        if not tokens or str(metrics["eval_loss"]) != str(nats / tokens):
+        if not tokens or str(kwargs["metrics"]["eval_loss"]) != str(nats / tokens):
             raise TrainingError(f"the Trainer did not report the loss per token; {ADVICE}")
 
 
