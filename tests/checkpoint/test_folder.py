@@ -14,6 +14,7 @@ from handmade import (
     write_index,
     write_weights,
 )
+from refusals import one_line, refused
 
 from layerswap.checkpoint.folder import open_checkpoint, text_config
 from layerswap.ground.errors import CheckpointError
@@ -24,11 +25,7 @@ WHOLE = {NORM: SECOND, EMBEDDING: FIRST, QUERY: FIRST}
 
 
 def refusal(folder):
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(str(folder))
-    message = str(caught.value)
-    assert "\n" not in message
-    assert len(message) < 1000
+    message = one_line(CheckpointError, open_checkpoint, str(folder))
     assert message.startswith(str(folder))
     return message.removeprefix(str(folder))
 
@@ -239,6 +236,11 @@ def test_an_empty_folder(tmp_path):
         (["tf_model.h5"], ": has only weights of another kind (.h5); convert them to safetensors"),
         (["pytorch_model.bin"], PICKLED),
         (["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], PICKLED),
+        (
+            ["consolidated.safetensors"],
+            f": has consolidated.safetensors but neither model.safetensors nor {INDEX}; its "
+            "names are not those of transformers: download model*.safetensors",
+        ),
         ([FIRST], f": has {FIRST} but neither model.safetensors nor {INDEX}; {AGAIN}"),
         (
             ["x.bin", "x.safetensors"],
@@ -315,6 +317,5 @@ def test_one_tensor_by_name(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     found = open_checkpoint(str(tmp_path))
     assert torch.equal(found.read("model.layers.0.mlp.up_proj.weight"), weight)
-    with pytest.raises(CheckpointError) as caught:
-        found.read("model.norm.weight")
-    assert str(caught.value) == f"{tmp_path}: no tensor 'model.norm.weight'"
+    message = refused(CheckpointError, found.read, "model.norm.weight")
+    assert message == f"{tmp_path}: no tensor 'model.norm.weight'"

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from layerswap.compose.blend import Blend
 from layerswap.ground.errors import RecipeError
@@ -42,9 +43,7 @@ def test_prints_its_weights_sorted_by_expert():
     ],
 )
 def test_refuses_weights_that_cannot_be_normalised(weights, message):
-    with pytest.raises(RecipeError) as caught:
-        Blend.of(weights)
-    assert str(caught.value) == message
+    assert refused(RecipeError, Blend.of, weights) == message
 
 
 def test_a_share_that_underflows_is_left_out():

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import run
+from refusals import refused
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose import Blend, Composition, soup, swap
+from layerswap.compose import Blend, Composition, Zones, soup, swap
 from layerswap.compose.composition import all_places
 from layerswap.ground.errors import RecipeError
 
@@ -35,9 +34,7 @@ def test_places_are_five_per_layer_and_four_outside():
 def test_refuses_missing_and_unknown_places():
     blends = dict(swap(2).blends)
     blends[Place(2, "mlp")] = blends.pop(Place(1, "mlp"))
-    with pytest.raises(RecipeError) as caught:
-        Composition(2, blends)
-    assert str(caught.value) == (
+    assert refused(RecipeError, Composition, 2, blends) == (
         "a composition needs a blend for every place of its layers; missing: 1 mlp; unknown: 2 mlp"
     )
     with pytest.raises(RecipeError, match=r"^a model has at least 1 layer, not 0$"):
@@ -91,11 +88,9 @@ def test_rename_flattens_to_float_arithmetic(composition, inner):
     ],
 )
 def test_from_dict_refuses_what_to_dict_never_writes(change, message):
-    data = swap(1, zones=_zones(0, 0)).to_dict()
+    data = swap(1, zones=Zones(0, 0)).to_dict()
     change(data)
-    with pytest.raises(RecipeError) as caught:
-        Composition.from_dict(data)
-    assert str(caught.value).startswith(message)
+    assert refused(RecipeError, Composition.from_dict, data).startswith(message)
 
 
 def test_the_same_text_and_json_for_every_hash_seed():
@@ -106,31 +101,14 @@ def test_the_same_text_and_json_for_every_hash_seed():
         "c = r.resolve(8); print(c); print(json.dumps(c.to_dict())); print(c.experts)\n"
         "print(partition('A', 16))"
     )
-    outputs = {_python(code, PYTHONHASHSEED=seed) for seed in ("1", "4711")}
+    outputs = {run(code, PYTHONHASHSEED=seed) for seed in ("1", "4711")}
     assert len(outputs) == 1
     assert "0.3333 x" in outputs.pop()
 
 
 def test_importing_compose_loads_no_heavy_library():
     code = "import sys, layerswap.compose; print(sorted(m.split('.')[0] for m in sys.modules))"
-    loaded = _python(code)
+    loaded = run(code)
     assert "'layerswap'" in loaded
     for heavy in ("torch", "transformers", "safetensors", "numpy"):
         assert f"'{heavy}'" not in loaded
-
-
-def _python(code, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
-def _zones(bottom, top):
-    from layerswap.compose import Zones
-
-    return Zones(bottom, top)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from layerswap.checkpoint.places import Place
 from layerswap.compose import Blend, parse_recipe
@@ -16,13 +17,7 @@ BASE = Blend.of("base")
 
 
 def refusal(text, layers=None):
-    with pytest.raises(RecipeError) as caught:
-        read_and_resolve(text, layers)
-    return str(caught.value)
-
-
-def read_and_resolve(text, layers):
-    return parse_recipe(text, where="m.yml").resolve(layers)
+    return refused(RecipeError, lambda: parse_recipe(text, where="m.yml").resolve(layers))
 
 
 def resolved(text, layers=4, **keys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refusals import refused
 
 from layerswap.checkpoint.places import Pattern, Place
 from layerswap.compose import Blend, Zones, parse_recipe, partition, read_recipe, soup, swap
@@ -14,9 +15,7 @@ SWAP = EXPERTS + "swap: {}\n"
 
 
 def refusal(text):
-    with pytest.raises(RecipeError) as caught:
-        parse_recipe(text, where="r.yaml")
-    return str(caught.value)
+    return refused(RecipeError, parse_recipe, text, where="r.yaml")
 
 
 def test_every_key(tmp_path):
@@ -118,9 +117,7 @@ def test_later_overrides_win():
 )
 def test_overrides_outside_the_model(override, message):
     recipe = parse_recipe(f"{SWAP}places: [{{{override}, take: task}}]")
-    with pytest.raises(RecipeError) as caught:
-        recipe.resolve(8)
-    assert str(caught.value) == message
+    assert refused(RecipeError, recipe.resolve, 8) == message
 
 
 ONE = "give exactly one of swap, soup, partition, merge, instruct; found "
@@ -257,13 +254,10 @@ def test_not_a_mapping(text):
 
 def test_unreadable_files_are_refused(tmp_path):
     path = tmp_path / "r.yaml"
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(path)
-    assert str(caught.value) == f"{path}: cannot be read (No such file or directory)"
+    missing = f"{path}: cannot be read (No such file or directory)"
+    assert refused(RecipeError, read_recipe, path) == missing
     path.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(path)
-    assert str(caught.value) == f"{path}: cannot be read (not UTF-8 text)"
+    assert refused(RecipeError, read_recipe, path) == f"{path}: cannot be read (not UTF-8 text)"
     with pytest.raises(RecipeError, match=r"^/dev/zero: longer than 10,000,000 characters$"):
         read_recipe("/dev/zero")
 
@@ -278,6 +272,5 @@ def test_parse_size(text, size):
 
 @pytest.mark.parametrize("text", ["", "0", "7", "-1GB", "0.1B", "5TB", "GB", "9" * 400 + "GB"])
 def test_parse_size_refuses(text):
-    with pytest.raises(RecipeError) as caught:
-        parse_size(text)
-    assert str(caught.value) == f"{text!r:.40} is not a size; write for example 5GB or 500MB"
+    message = f"{text!r:.40} is not a size; write for example 5GB or 500MB"
+    assert refused(RecipeError, parse_size, text) == message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from refusals import one_line
 
 from layerswap.ground import strict_json
 from layerswap.ground.errors import CheckpointError
@@ -12,12 +13,7 @@ from layerswap.ground.strict_json import parse_json, read_json_object
 
 
 def refusal(data: bytes) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        parse_json(data, "x.json")
-    message = str(caught.value)
-    assert "\n" not in message
-    assert len(message) < 1000
-    return message
+    return one_line(CheckpointError, parse_json, data, "x.json")
 
 
 @pytest.mark.parametrize(
@@ -70,9 +66,7 @@ def test_a_huge_duplicate_key_is_clipped():
 def test_a_file_must_hold_an_object(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(CheckpointError) as caught:
-        read_json_object(path)
-    assert str(caught.value) == f"{path}: not a JSON object"
+    assert one_line(CheckpointError, read_json_object, path) == f"{path}: not a JSON object"
 
 
 def test_a_file_larger_than_the_limit_is_not_read(tmp_path, monkeypatch):
@@ -81,12 +75,10 @@ def test_a_file_larger_than_the_limit_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(strict_json, "MAX_JSON_BYTES", 8)
     assert read_json_object(path) == {"a": 1}
     monkeypatch.setattr(strict_json, "MAX_JSON_BYTES", 7)
-    with pytest.raises(CheckpointError) as caught:
-        read_json_object(path)
-    assert str(caught.value) == f"{path}: larger than 7 bytes"
+    assert one_line(CheckpointError, read_json_object, path) == f"{path}: larger than 7 bytes"
 
 
 def test_a_missing_file_is_one_line(tmp_path):
-    with pytest.raises(CheckpointError) as caught:
-        read_json_object(tmp_path / "no.json")
-    assert str(caught.value) == f"{tmp_path}/no.json: cannot be read (No such file or directory)"
+    path = tmp_path / "no.json"
+    message = one_line(CheckpointError, read_json_object, path)
+    assert message == f"{path}: cannot be read (No such file or directory)"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from plain_checkpoints import random_fisher, write_fisher
+from refusals import refused
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -125,10 +125,9 @@ def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """The message, of one line, with which a call is refused."""
     from layerswap.ground.errors import LayerswapError
 
-    with pytest.raises(LayerswapError) as caught:
-        call(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    message = refused(LayerswapError, call, *args, **kwargs)
+    assert "\n" not in message
+    return message
 
 
 def copied(source: Path, folder: Path) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from lab_files import write_tsv
+from refusals import refused
 
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
@@ -141,9 +142,7 @@ def test_what_was_recognised_is_shown_with_two_examples():
 
 def test_two_columns_for_one_role_need_a_choice():
     both = table(*({**row, "text": "body"} for row in HEADLINES))
-    with pytest.raises(DataError) as error:
-        recognise(both, {})
-    assert str(error.value) == (
+    assert refused(DataError, recognise, both, {}) == (
         "rows.jsonl: headline and text may both be the text; choose one, such as --columns "
         "text=headline"
     )
@@ -162,9 +161,7 @@ def test_two_columns_for_one_role_need_a_choice():
     ],
 )  # fmt: skip
 def test_columns_that_no_rule_recognises(given, message):
-    with pytest.raises(DataError) as error:
-        recognise(table({"foo": 1, "bar": 2}), given)
-    assert str(error.value) == message
+    assert refused(DataError, recognise, table({"foo": 1, "bar": 2}), given) == message
 
 
 def test_files_as_they_lie_on_the_disk(tmp_path):
@@ -332,10 +329,8 @@ def test_sharegpt_is_a_conversation(tmp_path):
 )  # fmt: skip
 def test_no_part_of_a_prompt_is_left_out_in_silence(row, own):
     part = next(name for name in row if name not in own)
-    with pytest.raises(DataError) as error:
-        recognise(table(row, row), {})
     first = own.partition("=")[2].partition(",")[0]
-    assert str(error.value) == (
+    assert refused(DataError, recognise, table(row, row), {}) == (
         f"rows.jsonl: column '{part}' seems a part of the prompt, which would be '{first}' alone; "
         f"join them in one column, or leave it out by --columns {own}"
     )
@@ -366,10 +361,9 @@ def test_labels_that_read_alike_are_named(tmp_path, labels, other, shown):
         task = read_task(write("train", labels), {})
         return task.labels, task.read_test(write("test", other), {}, [], "test")
 
-    with pytest.raises(DataError) as error:
-        read()
     file = tmp_path / ("test.tsv" if other else "train.tsv")
-    assert str(error.value) == f"{file}: the labels {shown} read alike; write them in one form"
+    message = f"{file}: the labels {shown} read alike; write them in one form"
+    assert refused(DataError, read) == message
 
 
 def test_rows_of_a_test_that_are_incomplete_repeated_or_trained_on(tmp_path):

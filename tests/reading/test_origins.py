@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from refusals import one_line, refused
 
 from layerswap.ground.errors import DataError
 from layerswap.reading import files
@@ -158,19 +159,14 @@ def test_a_card_that_declares_configurations_decides_their_files(tmp_path):
 )  # fmt: skip
 def test_a_missing_or_unreadable_file_is_named(tmp_path, origin, message):
     (tmp_path / "x.unknown").write_text("x")
-    with pytest.raises(DataError) as caught:
-        rows_of(tmp_path, **origin)
-    assert str(caught.value).startswith(message.format(tmp=tmp_path))
-    assert "\n" not in str(caught.value)
+    assert one_line(DataError, rows_of, tmp_path, **origin).startswith(message.format(tmp=tmp_path))
 
 
 def test_an_unreachable_hub_is_one_line_with_what_to_do(tmp_path):
-    with pytest.raises(DataError) as caught:
-        rows_of(tmp_path, id="owner/name")
     assert re.fullmatch(
         r"cannot be downloaded \(ConnectionError: .*\); download it where you can \(`hf download "
         r"--repo-type dataset owner/name --local-dir DIR/owner/name`\) and pass --local DIR",
-        str(caught.value),
+        refused(DataError, rows_of, tmp_path, id="owner/name"),
     )
     with pytest.raises(DataError, match=rf"\); {tmp_path} has no copy of it; download it where"):
         rows_of(tmp_path, tmp_path, id="owner/name", files=["a/*.jsonl"])
@@ -335,10 +331,7 @@ def write_bytes(tmp_path, **files):
 
 
 def why_refused(tmp_path, **origin):
-    with pytest.raises(DataError) as caught:
-        rows_of(tmp_path, **origin)
-    assert "\n" not in str(caught.value)
-    return str(caught.value).removeprefix(f"{tmp_path}/")
+    return one_line(DataError, rows_of, tmp_path, **origin).removeprefix(f"{tmp_path}/")
 
 
 @pytest.mark.parametrize("limit", [None, 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refusals import refused
 
 from layerswap.ground.errors import RecipeError
 from layerswap.training.mix.schema import mix_text, parse_mix, read_mix
@@ -25,9 +26,7 @@ filters:
 
 
 def mistakes(text, **options):
-    with pytest.raises(RecipeError) as caught:
-        parse_mix(text, where="m.yaml", **options)
-    return str(caught.value).splitlines()
+    return refused(RecipeError, parse_mix, text, where="m.yaml", **options).splitlines()
 
 
 def test_a_small_mix_has_sensible_defaults():

@@ -7,6 +7,7 @@ import json
 import pytest
 import yaml
 from lm_eval.utils import apply_template
+from refusals import refused
 
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.ground.errors import LayerswapError
@@ -135,9 +136,7 @@ def test_a_mistake_is_one_line_that_names_the_source(case, tmp_path):
     source, message = BAD[case]
     write(tmp_path, task={"doc_to_text": "{{text}}"}, labels=[])
     write(tmp_path, "coded.yaml")
-    with pytest.raises(LayerswapError) as error:
-        mix(tmp_path, **source)
-    (line,) = str(error.value).splitlines()
+    (line,) = refused(LayerswapError, mix, tmp_path, **source).splitlines()
     assert f"{tmp_path / 'mix.yaml'}, source 'a'" in line
     assert message in line
 

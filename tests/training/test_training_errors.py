@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from merging import refusal
 from safetensors.torch import load_file, save_file
 from small_experts import data_files, train_expert
 
@@ -130,9 +131,8 @@ def test_a_base_with_nan_is_not_trained(tmp_path, base, rows):
     name = "model.layers.1.mlp.up_proj.weight"
     weights[name][2, 3] = float("nan")
     save_file(weights, spoilt / "model.safetensors", {"format": "pt"})
-    with pytest.raises(LayerswapError) as caught:
-        train_expert(tmp_path, spoilt, data=data_files(rows, "task"))
-    assert str(caught.value) == f"{spoilt}: tensor {name!r} holds NaN or infinity"
+    message = refusal(train_expert, tmp_path, spoilt, data=data_files(rows, "task"))
+    assert message == f"{spoilt}: tensor {name!r} holds NaN or infinity"
     assert not (tmp_path / "out").exists()
 
 
@@ -171,13 +171,11 @@ def test_a_chat_template_that_fails_names_the_row(tmp_path, base, template, mess
         lines = [*good[:2], row("taboo")] if name == split else good
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
     data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "validation")}
-    with pytest.raises(LayerswapError) as caught:
-        train_expert(tmp_path, folder, data=data)
+    said = refusal(train_expert, tmp_path, folder, data=data)
     kind = {"train": "row", "validation": "validation row"}[split]
     expected = f"its chat template fails on {kind} {number} of train, with the roles user, ass"
-    assert expected in str(caught.value)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert expected in said
+    assert message in said
     assert not (tmp_path / "out").exists()
 
 
