@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import struct
-from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from gguf_files import LAYERS, all_of, close, encoded, floats_of, tensors_of, write_gguf
+from gguf_files import LAYERS, all_of, close, encoded, floats_of, split, tensors_of, write_gguf
 
 import layerswap as ls
 from layerswap.checkpoint.gguf import (
@@ -153,25 +152,6 @@ def test_the_places_are_those_of_transformers_names(architecture):
                 theirs = place(other.format(bid=7, xid=0) + ".weight")
                 if theirs is not None and not any(word in other for word in AMBIGUOUS):
                     assert theirs == where, (tensor, other)
-
-
-def split(folder: Path, *, total: int | None = None) -> list[Path]:
-    """A file in three parts, as llama-gguf-split writes it, the first without tensors."""
-    whole = gguf.GGUFReader(write_gguf(folder / "whole.gguf"))
-    tensors = list(whole.tensors)
-    paths = []
-    for number, chosen in enumerate(([], tensors[:10], tensors[10:])):
-        paths.append(folder / f"part-{number + 1:05d}-of-00003.gguf")
-        writer = gguf.GGUFWriter(paths[-1], "llama")
-        if number == 0:
-            writer.add_block_count(LAYERS)
-        writer.add_uint16("split.no", number)
-        writer.add_uint16("split.count", 3)
-        writer.add_int32("split.tensors.count", len(tensors) if total is None else total)
-        for tensor in chosen:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        close(writer)
-    return paths
 
 
 def test_a_split_file_is_read_whole_by_any_part(tmp_path):

@@ -175,6 +175,24 @@ def add_vocabulary(writer: GGUFWriter, tokens: list[str]) -> None:
     writer.add_pad_token_id(0)
 
 
+def split(folder: Path, *, total: int | None = None) -> list[Path]:
+    """A file in three parts, as llama-gguf-split writes it, the first without tensors."""
+    tensors = list(GGUFReader(write_gguf(folder / "whole.gguf")).tensors)
+    paths = []
+    for number, chosen in enumerate(([], tensors[:10], tensors[10:])):
+        paths.append(folder / f"part-{number + 1:05d}-of-00003.gguf")
+        writer = GGUFWriter(paths[-1], "llama")
+        if number == 0:
+            writer.add_block_count(LAYERS)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 3)
+        writer.add_int32("split.tensors.count", len(tensors) if total is None else total)
+        for tensor in chosen:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        close(writer)
+    return paths
+
+
 def close(writer: GGUFWriter) -> None:
     """Write everything, and close the file."""
     writer.write_header_to_file()

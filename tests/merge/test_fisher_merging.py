@@ -21,8 +21,7 @@ from merging import (
 from safetensors.torch import load_file, save_file
 
 import layerswap as ls
-from layerswap.compose import Composition
-from layerswap.compose.recipe import check_recipe, parse_recipe
+from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import LayerswapError, RecipeError
 
 NAMES = ("task", "language", "third")
@@ -124,18 +123,12 @@ def test_a_soup_may_have_a_fisher_of_its_own(experts, fishers, tmp_path):
     close(plan.save(tmp_path / "out"), expected)
 
 
-def test_the_record_names_the_fishers_and_makes_the_same_merge(experts, fishers, tmp_path):
-    plan = everywhere(experts, fishers, normalise="model")
-    out = plan.save(tmp_path / "out")
+def test_the_record_names_the_fishers_and_the_card_does_not(experts, fishers, tmp_path):
+    out = everywhere(experts, fishers, normalise="model").save(tmp_path / "out")
     record = json.loads((out / "layerswap.json").read_text())
     assert record["recipe"]["experts"]["task"]["fisher"] == str(fishers["task"])
     assert set(record["sources"]) == {"task", "language", "fisher of task", "fisher of language"}
-    assert Composition.from_dict(record["composition"]) == plan.composition
-    again = recipe_plan(record["recipe"]).save(tmp_path / "again")
-    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
     assert str(fishers["task"].parent) not in (out / "README.md").read_text()
-    loaded = plan.load().state_dict()
-    assert all(torch.equal(loaded[name], t) for name, t in tensors_of(out).items())
 
 
 def test_verify_reads_the_fishers_too(experts, fishers, tmp_path):
@@ -155,12 +148,6 @@ def test_verify_reads_the_fishers_too(experts, fishers, tmp_path):
 # --- refusals ---
 
 
-def refused(experts, fishers):
-    with pytest.raises(LayerswapError) as caught:
-        everywhere(experts, fishers)
-    return str(caught.value)
-
-
 def edited(folder, **changes):
     tensors = load_file(folder / "fisher.safetensors") | changes
     kept = {name: t for name, t in tensors.items() if t is not None}
@@ -174,14 +161,14 @@ NORM = "model.norm.weight"
 def test_a_fisher_of_other_tensors(experts, fishers, tmp_path, changes):
     spoilt = copied(fishers["task"], tmp_path / "spoilt")
     edited(spoilt, **changes)
-    said = refused(experts, {**fishers, "task": spoilt})
+    said = refusal(everywhere, experts, {**fishers, "task": spoilt})
     path, name = spoilt / "fisher.safetensors", next(iter(changes))
     assert said == f"fisher of task: {path}: {name!r} is not as in {experts['task']}"
 
 
 def test_the_fisher_of_another_checkpoint(experts, fishers):
     crossed = {**fishers, "task": fishers["language"]}
-    assert refused(experts, crossed) == (
+    assert refusal(everywhere, experts, crossed) == (
         f"fisher of task: {fishers['language']}: is of another version of "
         f"{experts['task']}; estimate it again"
     )
@@ -190,12 +177,12 @@ def test_the_fisher_of_another_checkpoint(experts, fishers):
 def test_a_missing_fisher_is_refused(experts, fishers, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert refused(experts, {**fishers, "task": empty}) == (
+    assert refusal(everywhere, experts, {**fishers, "task": empty}) == (
         f"fisher of task: {empty}: has no fisher.safetensors; make it with "
         "`layerswap analyse fisher`"
     )
     shutil.copy(fishers["task"] / "fisher.safetensors", empty)
-    assert refused(experts, {**fishers, "task": empty}) == (
+    assert refusal(everywhere, experts, {**fishers, "task": empty}) == (
         f"fisher of task: {empty}/fisher.json: cannot be read (No such file or directory)"
     )
 
@@ -205,7 +192,8 @@ def test_a_norm_is_a_number(experts, fishers, tmp_path, norm):
     spoilt = copied(fishers["task"], tmp_path / "spoilt")
     record = json.loads((spoilt / "fisher.json").read_text())
     (spoilt / "fisher.json").write_text(json.dumps({**record, "norm": norm}))
-    assert refused(experts, {**fishers, "task": spoilt}).startswith(f"fisher of task: {spoilt}/")
+    message = refusal(everywhere, experts, {**fishers, "task": spoilt})
+    assert message.startswith(f"fisher of task: {spoilt}/")
 
 
 def test_nan_in_a_fisher(experts, fishers, tmp_path):
@@ -241,28 +229,6 @@ def test_experts_of_two_vocabularies(tmp_path):
         refusal(ls.make_plan, check_recipe({**data, "tokenizer": "task"}, where="r"))
         == "task: a Fisher needs experts of one vocabulary"
     )
-
-
-REFUSED = {
-    "no fisher": (
-        "experts: {a: ./a, b: {source: ./b, fisher: ./f}}\n"
-        "merge: {method: fisher, experts: [a, b]}",
-        "r, line 1: experts.a: fisher needs its Fisher; give `fisher`",
-    ),
-    "name": (
-        "experts: {a: {source: ./a, fisher: ./f}, fisher of a: ./b}\n"
-        "merge: {method: fisher, experts: [a]}",
-        "r, line 1: experts.fisher of a: is the name of a Fisher; choose another name",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_the_line(case):
-    text, message = REFUSED[case]
-    with pytest.raises(RecipeError) as caught:
-        parse_recipe(text, where="r")
-    assert str(caught.value) == message
 
 
 def test_one_expert_under_two_names(experts, fishers):

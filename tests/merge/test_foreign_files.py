@@ -442,31 +442,6 @@ def test_a_whole_set_of_shards_needs_no_index(family, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("consolidated.safetensors", "download model*.safetensors"),
-        ("pytorch_model.safetensors", "rename it to model.safetensors"),
-        ("model-00001-of-00002.safetensors", "download the checkpoint again"),
-    ],
-)
-def test_weights_of_other_names(family, tmp_path, name, remedy):
-    task = copied(family["task"], tmp_path / "task")
-    (task / "model.safetensors").rename(task / name)
-    assert remedy in refusal(plan_of, task, family["language"])
-
-
-def test_interrupted_downloads(family, tmp_path):
-    task = copied(family["task"], tmp_path / "task")
-    file = task / "model.safetensors"
-    file.write_bytes(b"")
-    assert "has 0 bytes" in refusal(plan_of, task, family["language"])
-    file.unlink()
-    file.symlink_to(tmp_path / "blobs" / "abab")
-    message = refusal(plan_of, task, family["language"])
-    assert message.startswith(f"task: {file}: a link to a file that does not exist; a download")
-
-
 def test_a_model_without_its_class_of_generation(family, tmp_path):
     """As an embedding model (`Qwen3Model`) and its base."""
     bare = change_config(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_conversion import FAMILIES, convert, save_model
-from gguf_files import TOKENS, all_of, floats_of, k_mix, write_gguf
+from gguf_files import TOKENS, all_of, close, floats_of, k_mix, write_gguf
 
 import layerswap as ls
 
@@ -55,10 +55,7 @@ def dequantised(path: Path, tensors: dict[str, np.ndarray], like: Path) -> Path:
             writer.add_key_value(field.name, field.contents(), kind, inner)
     for name, values in tensors.items():
         writer.add_tensor(name, np.ascontiguousarray(values))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close(writer)
     return path
 
 

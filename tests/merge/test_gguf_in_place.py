@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gguf import GGUFReader, GGUFWriter
 from gguf_conversion import convert, save_model
-from gguf_files import all_of, close, k_mix, tensors_of, write_gguf
+from gguf_files import all_of, k_mix, split, tensors_of, write_gguf
 from merging import recipe_plan, refusal, weight_bytes
 
 import layerswap as ls
@@ -90,29 +89,20 @@ def test_a_gguf_file_on_the_hub_beside_safetensors(hub, tmp_path, whole):
     assert ls.verify(out, full=True).passed
 
 
-def test_the_parts_of_a_split_file(quantised, files, tmp_path):
+def test_the_parts_of_a_split_file(quantised, tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
-    whole = GGUFReader(files["task"])
-    for number, chosen in enumerate((whole.tensors[:10], whole.tensors[10:])):
-        writer = GGUFWriter(folder / f"q-{number + 1:05d}-of-00002.gguf", "llama")
-        if number == 0:
-            writer.add_block_count(3)
-        writer.add_uint16("split.no", number)
-        writer.add_uint16("split.count", 2)
-        for tensor in chosen:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        close(writer)
+    split(folder)
+    expected = open_checkpoint((folder / "whole.gguf").rename(tmp_path / "whole.gguf"))
     quantised.repositories["org/parts"] = folder
-    source = "org/parts/q-00001-of-00002.gguf"
-    expected = open_checkpoint(files["task"])
+    source = "org/parts/part-00001-of-00003.gguf"
     for opened in (open_checkpoint(source, in_place=True), open_checkpoint(source)):
         assert list(opened.tensors) == list(expected.tensors)
         name = "blk.2.ffn_down.weight"
         assert (opened.elements(name, 0, 500) == expected.elements(name, 0, 500)).all()
-    (folder / "q-00002-of-00002.gguf").unlink()
+    (folder / "part-00002-of-00003.gguf").unlink()
     message = refusal(open_checkpoint, source, in_place=True)
-    assert "q-00002-of-00002.gguf: missing; the model is in 2 parts" in message
+    assert "part-00002-of-00003.gguf: missing; the model is in 3 parts" in message
 
 
 @pytest.mark.parametrize(

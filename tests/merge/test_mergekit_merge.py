@@ -42,13 +42,17 @@ def generalised(method, base, entries, *, normalize, scale=1.0):
     return base + scale * sum(deltas) / (divisor if normalize else 1.0)
 
 
-def merged(config, experts, folder):
-    """The tensors that layerswap makes of a configuration whose models are fixture names."""
+def planned(config, experts):
+    """The plan of a configuration whose models are fixture names."""
     text = yaml.safe_dump(config)
     for name, path in experts.items():
         text = text.replace(f"model: {name}\n", f"model: {path}\n")
-    plan = make_plan(parse_recipe(text))
-    result = arrays(plan.save(folder))
+    return make_plan(parse_recipe(text))
+
+
+def merged(config, experts, folder):
+    """The tensors that layerswap makes of it."""
+    result = arrays(planned(config, experts).save(folder))
     assert verify(folder).passed
     return result
 
@@ -124,9 +128,6 @@ def test_the_base_model_of_a_blend_gives_the_configuration(experts, tmp_path):
         "models": [{"model": "task"}, {"model": "language"}],
         "parameters": {"t": [0.0, 0.5]},
     }
-    text = yaml.safe_dump(config)
-    for name in ("task", "language"):
-        text = text.replace(f"model: {name}\n", f"model: {experts[name]}\n")
-    plan = make_plan(parse_recipe(text))
+    plan = planned(config, experts)
     assert plan.reference.folder == experts["language"]
     assert list(plan.experts) == ["language", "task"]

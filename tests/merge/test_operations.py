@@ -19,6 +19,7 @@ from merging import (
     save_fisher,
     weight_bytes,
 )
+from refusals import refused
 from safetensors.torch import load_file
 
 from layerswap.compose import Composition
@@ -136,11 +137,9 @@ def test_nan_in_a_source_stops_the_merge(experts, tmp_path, method):
     tensor[3, 4] = float("nan")
     change_tensors(spoilt, {name: tensor})
     plan = merge_everywhere({**experts, who: spoilt}, method)
-    with pytest.raises(MergeError) as caught:
-        plan.save(tmp_path / "out")
-    file = spoilt / "model.safetensors"
-    assert str(caught.value) == (
-        f"{file}: tensor {name!r} holds NaN or infinity; take an earlier checkpoint"
+    assert refused(MergeError, plan.save, tmp_path / "out") == (
+        f"{spoilt / 'model.safetensors'}: tensor {name!r} holds NaN or infinity; take an earlier "
+        "checkpoint"
     )
     assert not (tmp_path / "out").exists()
 
@@ -181,6 +180,16 @@ REFUSED = {
         "base: ./b\nexperts: {base: ./t}\nmerge: {method: ties, experts: [base]}",
         "r, line 3: merge: with deltas no expert can be called 'base'; give it another name",
     ),
+    "no fisher": (
+        "experts: {a: ./a, b: {source: ./b, fisher: ./f}}\n"
+        "merge: {method: fisher, experts: [a, b]}",
+        "r, line 1: experts.a: fisher needs its Fisher; give `fisher`",
+    ),
+    "name of a Fisher": (
+        "experts: {a: {source: ./a, fisher: ./f}, fisher of a: ./b}\n"
+        "merge: {method: fisher, experts: [a]}",
+        "r, line 1: experts.fisher of a: is the name of a Fisher; choose another name",
+    ),
     "weights twice": (
         HEAD + "merge: {method: ties, experts: [task]}\nweights: uniform",
         "r, line 4: weights: weights of a merge belong in `merge.experts`; remove `weights`",
@@ -191,9 +200,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_the_line(case):
     text, message = REFUSED[case]
-    with pytest.raises(RecipeError) as caught:
-        parse_recipe(text, where="r")
-    assert str(caught.value) == message
+    assert refused(RecipeError, parse_recipe, text, where="r") == message
 
 
 def test_magnitude_weights_of_a_merge_are_refused(experts):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.helpers.merging import change_config, refusal, tensors_of
+from tests.helpers.merging import change_config, recipe_plan, refusal, tensors_of
 from tests.helpers.plain_checkpoints import write_adapter, write_family
 
 import layerswap as ls
@@ -148,9 +148,7 @@ def test_arithmetic_is_refused_by_name(tmp_path, kind):
         "experts": {"a": str(task), "b": str(language)}, "base": str(task),
         "merge": {"method": "ties", "experts": ["a", "b"]},
     }  # fmt: skip
-    assert "is quantised" in refusal(
-        lambda: ls.make_plan(ls.parse_recipe(json.dumps(recipe))).tensors
-    )
+    assert "is quantised" in refusal(lambda: recipe_plan(recipe).tensors)
 
 
 def test_plain_tensors_beside_quantised_ones_are_blended(tmp_path):
@@ -177,7 +175,9 @@ def test_what_does_not_fit_together(tmp_path):
     assert plan_of(calibrated).tensors
     assert "task is quantised (gptq) and language is quantised (awq)" in refusal(plan_of, other)
     assert "group_size differs: 128 in task, 64 in language" in refusal(plan_of, groups)
-    assert "task is quantised (gptq) and language is not" in refusal(plan_of, plain)
+    assert refusal(plan_of, plain) == (
+        "task is quantised (gptq) and language is not quantised; give checkpoints in one form"
+    )
     assert "dtype: task is quantised" in refusal(plan_of, calibrated, dtype="float16")
     assert "can only be copied" in refusal(plan_of(calibrated).load)
     assert "can only be copied" in refusal(ls.delta, task, calibrated)

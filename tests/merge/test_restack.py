@@ -6,20 +6,12 @@ import json
 
 import pytest
 import torch
-from merging import recipe_plan, save_expert, tensors_of, tiny_llama
+from merging import recipe_plan, tensors_of
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.views import restack, restacked_config
 from layerswap.ground.errors import MergeError
 from layerswap.merge import verify
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("experts")
-    for seed, name in enumerate("abc"):
-        save_expert(folder / name, tiny_llama(), seed)
-    return folder
 
 
 def plan_of(experts, *slices, method="passthrough", **more):
@@ -32,17 +24,16 @@ def plan_of(experts, *slices, method="passthrough", **more):
         }
         for sources in slices
     ]
-    base = {"base": str(experts / "c")} if "base_model" in more else {}
+    base = {"base": str(experts["base"])} if "base_model" in more else {}
     recipe = {"merge_method": method, "slices": parts, **more}
-    return recipe_plan(
-        {"experts": {name: str(experts / name) for name in "ab"}, "mergekit": recipe, **base}
-    )
+    named = {"a": str(experts["task"]), "b": str(experts["language"])}
+    return recipe_plan({"experts": named, "mergekit": recipe, **base})
 
 
 def test_every_layer_is_the_one_it_is_taken_from(experts, tmp_path):
     plan = plan_of(experts, [("b", 0, 1)], [("a", 1, 3)], [("a", 1, 2)], [("b", 2, 4)])
     result = tensors_of(plan.save(tmp_path / "out"))
-    sources = {name: tensors_of(experts / name) for name in "ab"}
+    sources = {"a": tensors_of(experts["task"]), "b": tensors_of(experts["language"])}
     for layer, (source, taken) in enumerate(zip("baaabb", (0, 1, 2, 1, 2, 3), strict=True)):
         inside = [name for name in result if name.startswith(f"model.layers.{layer}.")]
         assert len(inside) == 9
@@ -79,7 +70,7 @@ def test_a_virtual_model_has_the_new_depth(experts):
 
 def test_missing_layers_are_refused(experts):
     with pytest.raises(MergeError, match="no layer 7; it has 4 layers"):
-        restack(open_checkpoint(experts / "a"), [0, 7])
+        restack(open_checkpoint(experts["task"]), [0, 7])
 
 
 def test_configurations_list_every_layer():

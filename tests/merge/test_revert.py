@@ -12,6 +12,7 @@ from merging import (
     layer_of,
     raw,
     recipe_plan,
+    refusal,
     save_adapter,
     save_expert,
     tensors_of,
@@ -20,7 +21,6 @@ from merging import (
 
 import layerswap as ls
 from layerswap.compose.presets import partition
-from layerswap.ground.errors import LayerswapError
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +106,11 @@ def test_nan_in_the_base_stops_the_merge(pair, tmp_path, scope):
     tensor = tensors_of(base)[name]
     tensor[3, 4] = float("nan")
     change_tensors(base, {name: tensor})
-    with pytest.raises(LayerswapError) as caught:
-        ls.revert(base, pair[1], keep=0.5, scope=scope).save(tmp_path / "out")
-    expected = (
+    plan = ls.revert(base, pair[1], keep=0.5, scope=scope)
+    assert refusal(plan.save, tmp_path / "out") == (
         f"{base / 'model.safetensors'}: tensor {name!r} holds NaN or infinity; take an earlier "
         "checkpoint"
     )
-    assert str(caught.value) == expected
 
 
 def test_layers_and_roles_go_back(pair, tmp_path):
@@ -192,10 +190,7 @@ def test_an_adapter_is_reverted_over_its_base(tmp_path):
     ],
 )
 def test_mistakes(pair, settings, message):
-    with pytest.raises(LayerswapError) as caught:
-        ls.revert(*pair, **settings)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in refusal(ls.revert, *pair, **settings)
 
 
 def test_a_soup_of_the_reverted_is_written_as_any_other(pair, tmp_path):

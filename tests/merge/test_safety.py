@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from merging import (
-    change_config,
     change_tensors,
     copied,
     refusal,
@@ -149,14 +148,6 @@ def test_a_quantised_tensor_is_named(pair, tmp_path, dtype):
     assert message == (
         f"tensor 'model.norm.weight' is {name} and differs between the experts; only "
         "floating-point tensors of 16 bits and more can be blended"
-    )
-
-
-def test_a_quantised_checkpoint_is_refused_by_name(pair):
-    change_config(pair[1], quantization_config={"quant_method": "fp8"})
-    change_tensors(pair[1], {"model.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1, 1)})
-    assert refusal(plan_of, pair) == (
-        "task is not quantised and language is quantised (fp8); give checkpoints in one form"
     )
 
 

@@ -25,11 +25,11 @@ from merging import (
     save_expert,
     save_tokenizer,
     swap_of,
+    tensors_of,
     tiny_llama,
     weight_bytes,
 )
 from processes import PATH
-from safetensors.torch import load_file
 
 import layerswap as ls
 from layerswap.merge.layout import BLOCK, MOST_FILES, SMALLEST_RUN, spans
@@ -69,16 +69,8 @@ def experts(disk):
     used_bytes(disk)  # btrfs frees blocks only once all is on the disk
 
 
-def tensors(folder):
-    """Every tensor by name, read by safetensors."""
-    found = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        found |= load_file(file)
-    return found
-
-
 def same_tensors(one, two):
-    one, two = tensors(one), tensors(two)
+    one, two = tensors_of(one), tensors_of(two)
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
