@@ -67,6 +67,14 @@ def world(tmp_path_factory):
     return make_harness_world(tmp_path_factory.mktemp("world"))
 
 
+@pytest.fixture(scope="module")
+def browser():
+    from accessibility import open_browser
+
+    with open_browser() as opened:
+        yield opened
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """A half of the tests for each worker, which build most fixtures once; the idle one steals."""

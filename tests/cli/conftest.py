@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from merging import copied, save_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from layerswap.cli import main
 
@@ -42,12 +41,7 @@ def with_tokenizer(tmp_path):
     """Copies a checkpoint, with a tokenizer of a few words."""
 
     def copy(source, name):
-        folder = Path(shutil.copytree(source, tmp_path / name))
-        vocab = {word: i for i, word in enumerate(["<unk>", *"abcdef"])}
-        core = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-        core.pre_tokenizer = pre_tokenizers.Whitespace()
-        PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(folder)
-        return folder
+        return save_tokenizer(copied(Path(source), tmp_path / name))
 
     return copy
 

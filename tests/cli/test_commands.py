@@ -24,11 +24,6 @@ def weights(folder):
     return load_file(f"{folder}/model.safetensors")
 
 
-def test_version(layerswap):
-    result = layerswap("--version")
-    assert (result.code, result.out) == (0, f"layerswap {__version__}\n")
-
-
 def test_the_commands_of_the_help(layerswap):
     root = get_command(app)
     assert " ".join(root.commands) == (

@@ -176,12 +176,6 @@ def test_a_crash_between_two_batches_keeps_what_was_answered(world, tmp_path):
     assert [comparable(one) for one in found] == [comparable(one) for one in whole]
 
 
-def test_an_unknown_task_is_one_line(world):
-    with pytest.raises(EvaluationError, match=r"^no task 'maembe_chose'; did you mean") as caught:
-        evaluate(sweep_of(world), None, ["maembe_chose"], include=[world["tasks"]])
-    assert "\n" not in str(caught.value)
-
-
 def test_functions_in_task_files_are_reported_before_they_run(world, tmp_path):
     text = (world["tasks"] / "choose.yaml").read_text().replace("maembe_choose", "coded")
     (tmp_path / "coded.yaml").write_text(text.replace("choices", "!function mine.choices", 1))

@@ -274,9 +274,6 @@ def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypa
     assert said[-1] in sweep_report(board).colophon
 
 
-# --- without labels ------------------------------------------------------------------------------
-
-
 # --- from Python ---------------------------------------------------------------------------------
 
 

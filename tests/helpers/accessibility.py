@@ -33,13 +33,19 @@ def open_browser() -> Iterator[Any]:
         opened.close()
 
 
-def violations(browser: Any, path: Path, **context: Any) -> list[str]:
-    """The rules of axe-core that a page breaks, with the first element that breaks each."""
+def found_by_axe(page: Any) -> list[str]:
+    """The rules of axe-core that an open page breaks, with the first element that breaks each."""
     assert AXE is not None
+    page.evaluate(Path(AXE).read_text("utf-8"))
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+
+
+def violations(browser: Any, path: Path, **context: Any) -> list[str]:
+    """The same of a file."""
     opened = browser.new_context(**context)
     page = opened.new_page()
     page.goto(path.absolute().as_uri())
-    page.evaluate(Path(AXE).read_text("utf-8"))
-    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    found = found_by_axe(page)
     opened.close()
-    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+    return found

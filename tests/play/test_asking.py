@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import random
-from pathlib import Path
 
 import pytest
-from accessibility import AXE, open_browser
+from accessibility import AXE, found_by_axe
 from typer.testing import CliRunner
 
 from layerswap.cli import app
@@ -232,12 +231,6 @@ def test_markup_ends_no_block_of_the_page(texts):
     assert "onerror" not in page_of({"title": "x"})
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as opened:
-        yield opened
-
-
 def begin(browser, url, said):
     """Open a page on a phone, and give a name by the keyboard."""
     from playwright.sync_api import expect
@@ -255,12 +248,14 @@ def begin(browser, url, said):
     return page
 
 
-def saved(page, folder):
-    """Save the answers by the keyboard: the focus is on the button."""
+def save(page, folder, said):
+    """Save the answers by the keyboard, and close the page, which had nothing to say."""
+    page.locator("#done").wait_for()
     with page.expect_download() as loaded:
-        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")  # the focus is on the button
     loaded.value.save_as(folder / "back.jsonl")
-    return folder / "back.jsonl"
+    page.context.close()
+    assert said == []
 
 
 @pytest.mark.slow
@@ -294,10 +289,7 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser):
     press("2", 3)
     press("1", 4)
     press("1", 5)
-    expect(page.locator("#done")).to_be_visible()
-    saved(page, texts)
-    page.context.close()
-    assert said == []
+    save(page, texts, said)
     done = ask("read", "study", "back.jsonl", "--out", "test.tsv")
     assert done.exit_code == 0, done.output
     rows = list(csv.reader((texts / "test.tsv").open(encoding="utf-8"), delimiter="\t"))
@@ -347,10 +339,7 @@ def test_answers_are_written_and_corrected_by_keyboard_alone(texts, browser):
             page.keyboard.press("Control+a")
             page.keyboard.insert_text(wanted[text])
         page.keyboard.press("Control+Enter")
-    expect(page.locator("#done")).to_be_visible()
-    saved(page, texts)
-    page.context.close()
-    assert said == []
+    save(page, texts, said)
     assert ask("read", "study", "back.jsonl", "--out", "test.tsv").exit_code == 0
     found = list(
         csv.reader((texts / "test.tsv").open(encoding="utf-8", newline=""), delimiter="\t")
@@ -375,10 +364,7 @@ def test_votes_by_keyboard_are_for_the_answer_that_was_seen(texts, browser):
         firsts += shown[0].startswith("swap")
         page.keyboard.press("12"[shown.index(next(one for one in shown if "swap" in one))]
                             if count < 4 else "34"[count - 4])  # fmt: skip
-    expect(page.locator("#done")).to_be_visible()
-    saved(page, texts)
-    page.context.close()
-    assert said == []
+    save(page, texts, said)
     assert 0 < firsts < 6  # sides are random
     facts = json.loads(ask("read", "study", "back.jsonl", "--json").stdout)
     (pair,) = facts["pairs"]
@@ -396,11 +382,9 @@ def test_axe_finds_nothing_on_the_mailed_page(texts, browser, scheme):
     )
     page = context.new_page()
     page.goto((texts / "study" / "ask.html").as_uri())
-    page.evaluate(Path(AXE).read_text("utf-8"))
     for shown in ("#begin", "#ask"):
         assert page.locator(shown).is_visible()
-        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-        assert [one["id"] for one in found] == []
+        assert found_by_axe(page) == []
         if shown == "#begin":
             page.locator("#speaker").fill("Ada")
             page.locator("#speaker").press("Enter")

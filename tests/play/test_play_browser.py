@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
-from accessibility import AXE, open_browser
+from accessibility import AXE, found_by_axe
 from merging import copied
 from play_pages import serve
 
@@ -19,12 +18,6 @@ from layerswap.play.pair import Pair
 
 pytestmark = pytest.mark.slow
 ANSWERED = ".answer footer :is(.right, .wrong)"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -40,6 +33,13 @@ def page(browser, served):
     yield page
     context.close()
     assert said == []  # no error, and nothing asked of another host
+
+
+def open_page(browser, url):
+    page = browser.new_page()
+    page.set_default_timeout(90_000)
+    page.goto(url)
+    return page
 
 
 def live(page):
@@ -122,9 +122,7 @@ def test_markup_in_prompts_and_answers_is_text(page):
 def test_a_restarted_server_is_found_again(browser, tmp_path, monkeypatch):
     served = serve(tmp_path, monkeypatch)
     port = int(served.url.rstrip("/").rpartition(":")[2])
-    page = browser.new_page()
-    page.set_default_timeout(90_000)
-    page.goto(served.url)
+    page = open_page(browser, served.url)
     page.wait_for_selector(ANSWERED)
     served.stop()
     page.wait_for_selector("#status >> text=the server is gone")
@@ -152,9 +150,7 @@ def test_an_expert_that_cannot_be_loaded_is_one_line_on_the_page(browser, tmp_pa
     monkeypatch.chdir(tmp_path)
     served = ls.play(ls.swap(task="a", language="b"), device="cpu")
     try:
-        page = browser.new_page()
-        page.set_default_timeout(90_000)
-        page.goto(served.url)
+        page = open_page(browser, served.url)
         page.wait_for_selector("#status.failed")
         line = page.locator("#fault").inner_text()
         assert "cannot be loaded" in line or "unheard-of" in line
@@ -171,15 +167,11 @@ def test_it_fits_the_screen_and_axe_finds_nothing(browser, served, scheme, width
     context = browser.new_context(
         viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
     )
-    page = context.new_page()
-    page.set_default_timeout(90_000)
-    page.goto(served.url)
+    page = open_page(context, served.url)
     page.wait_for_selector(ANSWERED)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if AXE is not None:
-        page.evaluate(Path(AXE).read_text("utf-8"))
-        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-        assert [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found] == []
+        assert found_by_axe(page) == []
     context.close()
 
 
@@ -194,9 +186,7 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, served):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Notebook) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        page = browser.new_page()
-        page.set_default_timeout(90_000)
-        page.goto(f"http://localhost:{server.server_port}/")
+        page = open_page(browser, f"http://localhost:{server.server_port}/")
         frame = page.frame_locator("iframe")
         frame.locator(ANSWERED).first.wait_for()
         frame.locator("#live", has_text="bottom 1, top 1").wait_for()  # its own request
@@ -220,9 +210,7 @@ def test_the_chat_template_is_offered_and_marks_and_pins_are_kept(browser, tmp_p
     monkeypatch.chdir(tmp_path)
     served = ls.play(ls.swap(**folders), prompts=["Eva seru foku 3. deka foku Eva?"], device="cpu")
     try:
-        page = browser.new_page()
-        page.set_default_timeout(90_000)
-        page.goto(served.url)
+        page = open_page(browser, served.url)
         page.wait_for_selector(".answer footer >> text=tokens")
         assert page.is_checked("#chat")
         page.locator(".answer.live button", has_text="Pin").press("Enter")

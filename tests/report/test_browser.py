@@ -1,7 +1,7 @@
 """The page in a real browser: nothing fails in its console, and what it offers works."""
 
 import pytest
-from accessibility import AXE, open_browser, violations
+from accessibility import AXE, violations
 
 from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import measure_delta
@@ -16,12 +16,6 @@ from layerswap.report.tables import Difference
 
 pytestmark = pytest.mark.slow
 COMMAND = "layerswap merge 'a folder/best.yaml' --out merged"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ kept for the machine. `allow("float64", False)` takes a dtype away, which Apple'
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import tempfile
 import types
 from pathlib import Path
@@ -19,12 +17,6 @@ import torch
 NAME = "second"
 TOTAL = 1 << 30
 SOURCE = Path(__file__).parent / "device.cpp"
-
-
-def can_be_built() -> bool:
-    """True if the machine has a C++ compiler and Ninja."""
-    compiler = os.environ.get("CXX", "c++")
-    return shutil.which(compiler) is not None and shutil.which("ninja") is not None
 
 
 def _build() -> types.ModuleType:
