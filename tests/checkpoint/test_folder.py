@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from handmade import (
     CONFIG,
     EMBEDDING,
@@ -14,6 +15,7 @@ from handmade import (
     write_index,
     write_weights,
 )
+from merging import save_tensors
 from refusals import one_line, refused
 
 from layerswap.checkpoint.folder import open_checkpoint, text_config
@@ -309,13 +311,10 @@ def test_a_folder_that_may_not_be_entered(single, monkeypatch):
 
 
 def test_one_tensor_by_name(tmp_path):
-    import torch
-    from safetensors.torch import save_file
 
     weight = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
-    save_file({"model.layers.0.mlp.up_proj.weight": weight}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    found = open_checkpoint(str(tmp_path))
+    folder = save_tensors(tmp_path / "a", {"model.layers.0.mlp.up_proj.weight": weight})
+    found = open_checkpoint(str(folder))
     assert torch.equal(found.read("model.layers.0.mlp.up_proj.weight"), weight)
     message = refused(CheckpointError, found.read, "model.norm.weight")
-    assert message == f"{tmp_path}: no tensor 'model.norm.weight'"
+    assert message == f"{folder}: no tensor 'model.norm.weight'"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from effort import sampled
 from gguf_conversion import FAMILIES, convert, save_model
+from merging import change_config
 
 import layerswap as ls
 from layerswap.checkpoint.gguf_view import as_transformers
@@ -131,8 +132,7 @@ def test_rows_of_groups():
 def test_models_of_another_kind(tmp_path, change, message):
     folder = save_model(tmp_path / "a", "llama")
     path = convert(folder, tmp_path / "a.gguf", "llama")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    change_config(folder, **change)
     with pytest.raises(LayerswapError, match=f"^language: {path}: {message}"):
         ls.swap(task=folder, language=path)
 
@@ -162,7 +162,6 @@ def test_tensors_that_one_of_the_two_lacks(tmp_path):
     folder = save_model(tmp_path / "a", "qwen2")
     path = convert(folder, tmp_path / "a.gguf", "qwen2")
     other = save_model(tmp_path / "b", "llama")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "model_type": "qwen2"}))
+    change_config(other, model_type="qwen2")
     with pytest.raises(LayerswapError, match=r"has 'blk\.0\.attn_k\.bias', which .* lacks"):
         ls.swap(task=other, language=path)

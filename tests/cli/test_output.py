@@ -8,6 +8,7 @@ import shutil
 import time
 
 import pytest
+from merging import change_config
 from typer.main import get_command
 
 import layerswap as ls
@@ -88,10 +89,8 @@ def test_no_path_forges_a_line(layerswap, experts, tmp_path):
 @pytest.mark.parametrize("key", ["model_type", "architectures", "hidden_act"])
 def test_no_configuration_forges_a_line(layerswap, experts, tmp_path, key):
     folder = shutil.copytree(experts.task, tmp_path / "task")
-    config = json.loads((folder / "config.json").read_text())
     value = "llama\n[red]ok: all good\r\u2028\x1b[31m"
-    config[key] = [value] if key == "architectures" else value
-    (folder / "config.json").write_text(json.dumps(config))
+    change_config(folder, **{key: [value] if key == "architectures" else value})
     bad = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
     assert (bad.code, bad.out) == (2, "")
     assert len(bad.err.splitlines()) == 1

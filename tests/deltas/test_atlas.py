@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from merging import change_tensors, copied, save_adapter, save_tensors, tiny_llama
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, GPT2Config
 
 import layerswap as ls
 from layerswap.deltas import measure
@@ -24,14 +25,7 @@ COLUMNS = {
     "feed_forward.w2": "mlp.down_proj",
 }  # fmt: skip
 NAMES = {column: column.split(".")[1] for column in COLUMNS}
-
-
-def llama(**changes) -> LlamaConfig:
-    settings = {
-        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "vocab_size": 50,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
-    }  # fmt: skip
-    return LlamaConfig(**{**settings, **changes})
+CONFIG = tiny_llama(num_hidden_layers=3)
 
 
 def save(folder: Path, config, seed: int, *, near: Path | None = None, dtype=torch.float32) -> Path:
@@ -50,12 +44,9 @@ def save(folder: Path, config, seed: int, *, near: Path | None = None, dtype=tor
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory) -> tuple[Path, Path, Path]:
     root = tmp_path_factory.mktemp("trio")
-    base = save(root / "base", llama(), 0)
-    return (
-        base,
-        save(root / "one", llama(), 1, near=base),
-        save(root / "two", llama(), 2, near=base),
-    )
+    base = save(root / "base", CONFIG, 0)
+    two = [save(root / name, CONFIG, seed, near=base) for seed, name in ((1, "one"), (2, "two"))]
+    return base, *two
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -74,10 +65,8 @@ def test_rows_and_summaries_are_the_direct_ones(trio, monkeypatch, axis, chunk):
             delta = (value - start[name]).double()
             found = atlas.changes[expert, name]
             rows = delta.abs()
-            if delta.dim() == 2:
-                rows = rows.mean(dim=0 if axis == "input" else 1)
-            else:
-                rows = rows.mean().reshape(1)
+            matrix = delta.dim() == 2
+            rows = rows.mean(dim=int(axis != "input")) if matrix else rows.mean().reshape(1)
             np.testing.assert_allclose(found.rows, rows.numpy(), rtol=1e-5, err_msg=name)
             assert found.mean == pytest.approx(float(delta.abs().mean()), rel=1e-5)
             assert found.largest == pytest.approx(float(delta.abs().max()), rel=1e-6)
@@ -103,28 +92,21 @@ def test_conv1d_matrices_are_transposed(tmp_path):
 
 
 def test_an_adapter_is_measured_as_the_weights_it_makes(trio, tmp_path):
-    from peft import LoraConfig, get_peft_model
-
     base, _, _ = trio
-    config = LoraConfig(
-        r=3, lora_alpha=6, use_rslora=True, init_lora_weights=False,
+    lora = save_adapter(
+        tmp_path / "lora", base, 0, r=3, lora_alpha=6, use_rslora=True,
         target_modules=["q_proj", "down_proj"], layers_to_transform=[1], layers_pattern="layers",
     )  # fmt: skip
-    torch.manual_seed(0)
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    adapted.save_pretrained(tmp_path / "lora")
-    merged = adapted.merge_and_unload().state_dict()
-    atlas = ls.delta(base, tmp_path / "lora")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    merged = PeftModel.from_pretrained(model, lora).merge_and_unload().state_dict()
+    atlas = ls.delta(base, lora)
     for name, start in weights(base).items():
         delta = merged[name] - start
         rows = delta.abs().mean(dim=0) if delta.dim() == 2 else delta.abs().mean().reshape(1)
         found = atlas.changes["lora", name]
         np.testing.assert_allclose(found.rows, rows.numpy(), rtol=1e-3, atol=1e-8)
-        assert (found.unchanged == 1.0) == (
-            "layers.1." not in name
-            or "proj" not in name
-            or ("q_proj" not in name and "down" not in name)
-        )
+        adapted = "layers.1." in name and ("q_proj" in name or "down_proj" in name)
+        assert (found.unchanged == 1.0) == (not adapted)
 
 
 def test_it_comes_back_from_disk(trio, tmp_path):
@@ -168,16 +150,22 @@ def test_what_bfloat16_would_take_is_measured_on_float32(trio):
     assert atlas.lost("one") == pytest.approx(math.sqrt(lost / whole), rel=1e-4)
 
 
+def delta_of(folder, **matrices):
+    """The changes of checkpoints of one matrix each; the first is the base."""
+    return ls.delta(
+        *(
+            save_tensors(folder / name, {"layers.0.mlp.up_proj.weight": matrix})
+            for name, matrix in matrices.items()
+        )
+    )
+
+
 def test_what_bfloat16_took_is_expected_from_its_steps(tmp_path):
     # The truth is known here: the float32 expert that was rounded. The base is bfloat16 exactly.
     torch.manual_seed(0)
     start = (torch.randn(400, 300) * 0.02).bfloat16()
     true = start.float() + torch.randn(400, 300) * 3e-4
-    for name, value in (("base", start), ("expert", true.bfloat16())):
-        (tmp_path / name).mkdir()
-        save_file({"layers.0.mlp.up_proj.weight": value}, tmp_path / name / "model.safetensors")
-        (tmp_path / name / "config.json").write_text("{}")
-    atlas = ls.delta(tmp_path / "base", tmp_path / "expert")
+    atlas = delta_of(tmp_path, base=start, expert=true.bfloat16())
     found = atlas.changes["expert", "layers.0.mlp.up_proj.weight"]
     assert not found.lost_is_measured
     error = float((true.bfloat16().float() - true).norm()) / found.norm
@@ -190,11 +178,7 @@ def test_rounding_never_removes_more_than_the_bound(tmp_path, size):
     start = (torch.randn(400, 300) * 0.02).bfloat16()
     true = start.float() + torch.randn(400, 300) * size
     stored = true.bfloat16()
-    for name, value in (("base", start), ("expert", stored), ("whole", true)):
-        (tmp_path / name).mkdir()
-        save_file({"layers.0.mlp.up_proj.weight": value}, tmp_path / name / "model.safetensors")
-        (tmp_path / name / "config.json").write_text("{}")
-    atlas = ls.delta(tmp_path / "base", tmp_path / "expert", tmp_path / "whole")
+    atlas = delta_of(tmp_path, base=start, expert=stored, whole=true)
     before = float((true.double() - start.double()).abs().sum())
     after = float((stored.double() - start.double()).abs().sum())
     # Half a step of bfloat16: 8 bits below the power of two under the value.
@@ -224,9 +208,7 @@ def test_tensors_made_for_a_published_map_give_back_its_numbers(tmp_path, expert
                 delta = torch.where(above, 3e-5, 0.5e-5)[torch.randperm(rows)]
                 matrix = torch.zeros(2, rows) if name == "base" else torch.stack([delta, -delta])
                 tensors[f"model.layers.{layer}.{COLUMNS[column]}.weight"] = matrix
-        (tmp_path / name).mkdir()
-        save_file(tensors, tmp_path / name / "model.safetensors")
-        (tmp_path / name / "config.json").write_text('{"num_hidden_layers": 32}')
+        save_tensors(tmp_path / name, tensors, num_hidden_layers=32)
     atlas = ls.delta(tmp_path / "base", tmp_path / "expert")
     from layerswap.report.delta_map import map_of
 
@@ -248,10 +230,10 @@ def test_tensors_made_for_a_published_map_give_back_its_numbers(tmp_path, expert
 
 def test_experts_that_do_not_fit_are_refused(trio, tmp_path):
     base = trio[0]
-    wide = save(tmp_path / "wide", llama(intermediate_size=44), 1)
+    wide = save(tmp_path / "wide", tiny_llama(num_hidden_layers=3, intermediate_size=44), 1)
     with pytest.raises(LayerswapError, match=r"down_proj.weight' has shape \[24, 44\], the base"):
         ls.delta(base, wide)
-    deep = save(tmp_path / "deep", llama(num_hidden_layers=4), 1)
+    deep = save(tmp_path / "deep", tiny_llama(), 1)
     with pytest.raises(LayerswapError, match=r"deep and the base have different tensors: 'model"):
         ls.delta(base, deep)
     with pytest.raises(LayerswapError, match="give an expert to compare with the base"):
@@ -260,12 +242,10 @@ def test_experts_that_do_not_fit_are_refused(trio, tmp_path):
 
 def test_nan_is_named(trio, tmp_path):
     base, one, _ = trio
-    import shutil
-
-    spoilt = shutil.copytree(one, tmp_path / "spoilt")
-    tensors = dict(weights(one))
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")
-    save_file(tensors, spoilt / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    matrix = weights(one)[name]
+    matrix[3, 3] = float("nan")
+    spoilt = change_tensors(copied(one, tmp_path / "spoilt"), {name: matrix})
     with pytest.raises(LayerswapError, match=r"'model.layers.1.mlp.up_proj.weight' holds NaN"):
         ls.delta(base, spoilt)
 

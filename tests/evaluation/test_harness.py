@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 from lm_eval.models.dummy import DummyLM
-from peft import LoraConfig, PeftModel, get_peft_model
+from merging import save_adapter
+from peft import PeftModel
+from refusals import one_line
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
@@ -40,9 +42,21 @@ def sweep_of(world, bottoms=(0, 1, 2), tops=(0, 1)) -> Sweep:
     return Sweep(plan.grid(bottom=bottoms, top=tops))
 
 
-def evaluated(world, sweep, **settings):
-    tokenizer = AutoTokenizer.from_pretrained(world["task"])
-    return evaluate(sweep, tokenizer, NAMES, include=[world["tasks"]], **settings)
+def evaluated(world, sweep=None, names=NAMES, tokenizer=None, **options):
+    sweep = sweep or sweep_of(world, bottoms=(1,), tops=(1,))
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(world["task"])
+    return evaluate(sweep, tokenizer, names, include=[world["tasks"]], **options)
+
+
+def texts_of(world, folders, settings, **options):
+    """What each of these models writes."""
+    results = harness.evaluate_models(
+        open_models(folders), ["maembe_generate"], [world["tasks"]], settings=settings, **options
+    )
+    return [
+        [sample["resps"] for sample in result["samples"]["maembe_generate"]]
+        for result in results.values()
+    ]
 
 
 def with_lm_eval(world, model, names=NAMES, tokenizer=None, **settings) -> dict:
@@ -100,13 +114,9 @@ def test_every_composition_scores_as_its_checkpoint_in_lm_eval(world, tmp_path, 
 def test_compositions_of_adapters_score_as_with_peft(world, tmp_path):
     base = world["task"]
     for seed, (name, rank) in enumerate({"math": 4, "swahili": 6}.items()):
-        torch.manual_seed(seed)
-        config = LoraConfig(
-            task_type="CAUSAL_LM", r=rank, lora_alpha=8, use_rslora=bool(seed),
-            target_modules=["q_proj", "v_proj", "up_proj", "down_proj"], init_lora_weights=False,
-        )  # fmt: skip
-        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-        adapted.save_pretrained(tmp_path / name)
+        places = ["q_proj", "v_proj", "up_proj", "down_proj"]
+        settings = {"r": rank, "lora_alpha": 8, "use_rslora": bool(seed), "target_modules": places}
+        save_adapter(tmp_path / name, base, seed, **settings)
     start = ls.swap(task=tmp_path / "math", language=tmp_path / "swahili", base=base)
     sweep = Sweep(start.grid(bottom=[0, 1, 2], top=[0, 1]))
     assert sweep.counts().ratio > 1.5, "the adapters share one base in memory"
@@ -222,20 +232,14 @@ def with_generation(world, root, **settings):
     ids="-".join,
 )  # fmt: skip
 def test_generation_settings_count_in_both_engines(world, settings, tmp_path):
-    models = {"plain": with_generation(world, tmp_path / "plain"),
-              "own": with_generation(world, tmp_path / "own", **settings)}  # fmt: skip
-    plans, texts = harness.open_models(list(models.values())), {}
-    for engine in ("sweep", "hf"):
-        results = harness.evaluate_models(
-            plans, ["maembe_generate"], [world["tasks"]],
-            settings=EvaluationSettings(engine=engine, device="cpu", batch_size=1),
-        )  # fmt: skip
-        texts[engine] = {
-            name: [sample["resps"] for sample in result["samples"]["maembe_generate"]]
-            for name, result in results.items()
-        }
-    assert texts["sweep"] == texts["hf"]
-    assert texts["hf"]["plain"] != texts["hf"]["own"]
+    models = [with_generation(world, tmp_path / "plain"),
+              with_generation(world, tmp_path / "own", **settings)]  # fmt: skip
+    sweep, (plain, own) = (
+        texts_of(world, models, EvaluationSettings(engine=engine, device="cpu", batch_size=1))
+        for engine in ("sweep", "hf")
+    )
+    assert sweep == [plain, own]
+    assert plain != own
 
 
 @pytest.mark.slow
@@ -244,27 +248,16 @@ def test_sampling_settings_that_a_task_leaves_out_are_the_models_own(world, tmp_
     own = [with_generation(world, tmp_path / "own", top_k=1, do_sample=True)]
     drawn = EvaluationSettings(device="cpu", gen_kwargs="do_sample=true,temperature=1.0")
     greedy = EvaluationSettings(device="cpu")
-    texts = [
-        [sample["resps"] for sample in result["samples"]["maembe_generate"]]
-        for models, settings in ((plain, greedy), (plain, drawn), (own, drawn))
-        for result in harness.evaluate_models(
-            harness.open_models(models), ["maembe_generate"], [world["tasks"]], settings=settings
-        ).values()
-    ]
+    texts = [texts_of(world, *given) for given in ((plain, greedy), (plain, drawn), (own, drawn))]
     assert texts[0] == texts[2] != texts[1]
 
 
 def test_answers_are_kept_for_a_configuration(world, tmp_path):
-    path, name = tmp_path / "answers.sqlite", "maembe_generate"
-    found = []
+    store, found = AnswerStore(tmp_path / "answers.sqlite"), []
     for settings in ({}, {"repetition_penalty": 1.8}, {}):
         shutil.rmtree(tmp_path / "model", ignore_errors=True)
-        plans = harness.open_models([with_generation(world, tmp_path / "model", **settings)])
-        results = harness.evaluate_models(
-            plans, [name], [world["tasks"]], store=AnswerStore(path),
-            settings=EvaluationSettings(device="cpu"),
-        )  # fmt: skip
-        found.append([sample["resps"] for sample in results["model"]["samples"][name]])
+        model = with_generation(world, tmp_path / "model", **settings)
+        found += texts_of(world, [model], EvaluationSettings(device="cpu"), store=store)
     assert found[0] == found[2] != found[1]
 
 
@@ -314,10 +307,8 @@ def chat_tokenizer(world):
 def test_chats_are_those_of_lm_eval(world, settings, tmp_path):
     sweep = sweep_of(world, bottoms=(1,), tops=(1,))
     names = ["maembe_generate", "maembe_choose"]
-    [found] = evaluate(
-        sweep, chat_tokenizer(world), names, include=[world["tasks"]],
-        settings=EvaluationSettings(**settings),
-    )  # fmt: skip
+    options = EvaluationSettings(**settings)
+    [found] = evaluated(world, sweep, names, chat_tokenizer(world), settings=options)
     folder = sweep.plans[0].save(tmp_path / "merged")
     expected = with_lm_eval(world, str(folder), names, chat_tokenizer(world), **settings)
     assert_same(found, expected)
@@ -344,10 +335,7 @@ def test_chat_templates_that_fail_are_one_line(world):
     options = EvaluationSettings(apply_chat_template=True)
     refused = r"^the chat template cannot be applied \(System role not supported\)$"
     with pytest.raises(EvaluationError, match=refused):
-        evaluate(
-            sweep_of(world, bottoms=(1,), tops=(1,)), raising, ["maembe_generate"],
-            include=[world["tasks"]], settings=options,
-        )  # fmt: skip
+        evaluated(world, None, ["maembe_generate"], raising, settings=options)
 
 
 HOSTILE = [
@@ -366,12 +354,9 @@ def test_hostile_chat_templates_are_one_line(template, engine, world, tmp_path):
     folder = sweep_of(world, bottoms=(1,), tops=(1,)).plans[0].save(tmp_path / "model")
     tokenizer.save_pretrained(folder)
     settings = EvaluationSettings(engine=engine, apply_chat_template=True, device="cpu")
-    with pytest.raises(EvaluationError, match=r"^the chat template cannot be applied") as caught:
-        harness.evaluate_models(
-            harness.open_models([str(folder)]), ["maembe_choose"], [world["tasks"]],
-            settings=settings,
-        )  # fmt: skip
-    assert "\n" not in str(caught.value)
+    asked = open_models([str(folder)]), ["maembe_choose"], [world["tasks"]]
+    said = one_line(EvaluationError, harness.evaluate_models, *asked, settings=settings)
+    assert said.startswith("the chat template cannot be applied")
 
 
 def test_a_template_that_refuses_the_system_role_is_reported(world):
@@ -381,10 +366,7 @@ def test_a_template_that_refuses_the_system_role_is_reported(world):
     )
     settings = EvaluationSettings(apply_chat_template=True, system_instruction="Jibu.")
     with pytest.warns(UserWarning, match=r"\(no system\); prompts omit the system"):
-        evaluate(
-            sweep_of(world, bottoms=(1,), tops=(1,)), tokenizer, ["maembe_choose"],
-            include=[world["tasks"]], settings=settings,
-        )  # fmt: skip
+        evaluated(world, None, ["maembe_choose"], tokenizer, settings=settings)
 
 
 THINKING = (
@@ -399,16 +381,16 @@ def test_a_template_is_told_to_think(world, think):
     tokenizer = chat_tokenizer(world)
     tokenizer.chat_template = THINKING
     options = PromptOptions(apply_chat_template=True, think=think)
-    turns = [{"role": "user", "content": "Habari?"}]
-    chosen = options.with_chat_template(tokenizer)
-    prompt = chosen.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert prompt.endswith("<think></think>") == (think == "off")
+
+    def thinks_not():
+        turns, chosen = [{"role": "user", "content": "?"}], options.with_chat_template(tokenizer)
+        prompt = chosen.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return prompt.endswith("<think></think>")
+
+    assert thinks_not() == (think == "off")
     # An expert that was trained without thoughts has the switch as its default.
     tokenizer.chat_template = with_thinking(THINKING, "off", default=True)
-    prompt = options.with_chat_template(tokenizer).apply_chat_template(
-        turns, tokenize=False, add_generation_prompt=True
-    )
-    assert prompt.endswith("<think></think>") == (think in ("off", None))
+    assert thinks_not() == (think in ("off", None))
     assert ("think" in options.model_dump()) == (think is not None)
 
 
@@ -501,10 +483,8 @@ def test_a_drawn_limit_has_the_labels_in_proportion_and_grows():
 
 def test_a_limit_draws_by_label(world):
     def documents(**limits):
-        (found,) = evaluate(
-            sweep_of(world), AutoTokenizer.from_pretrained(world["task"]), ["maembe_label"],
-            include=[world["tasks"]], members=[0], settings=EvaluationSettings(**limits),
-        )  # fmt: skip
+        options = {"members": [0], "settings": EvaluationSettings(**limits)}
+        (found,) = evaluated(world, sweep_of(world), ["maembe_label"], **options)
         samples = found["samples"]["maembe_label"]
         return [row["doc_id"] for row in samples], [row["target"] for row in samples]
 
@@ -599,9 +579,8 @@ def test_another_method_of_lm_eval_is_an_error_and_no_score(world, monkeypatch, 
 
         newer.__name__ = name
         monkeypatch.setattr(HFLM, name, newer)
-    tokenizer = AutoTokenizer.from_pretrained(world["task"])
     with pytest.raises(EvaluationError, match=r"lm-eval asked \d+ requests .* answered 0"):
-        evaluate(sweep_of(world, (1,), (1,)), tokenizer, [task], include=[world["tasks"]])
+        evaluated(world, names=[task])
 
 
 RUNS_ANSWERS = """

@@ -136,12 +136,22 @@ def copied(source: Path, folder: Path) -> Path:
     return folder
 
 
-def change_config(folder: Path, drop: str | None = None, **changes: Any) -> Path:
-    """Edit `config.json`."""
-    path = folder / "config.json"
+def change_config(
+    folder: Path, drop: str | None = None, file: str = "config.json", **changes: Any
+) -> Path:
+    """Edit `config.json`, or another file of settings."""
+    path = folder / file
     config = {**json.loads(path.read_text()), **changes}
     config.pop(drop, None)
     path.write_text(json.dumps(config))
+    return folder
+
+
+def save_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], **config: Any) -> Path:
+    """A checkpoint of these tensors in one file, with this configuration."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(dict(tensors), folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

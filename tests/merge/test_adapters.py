@@ -11,6 +11,7 @@ import pytest
 import torch
 from effort import sampled
 from merging import (
+    change_config,
     check_equal,
     layer_of,
     recipe_plan,
@@ -25,7 +26,7 @@ from merging import (
 from peft import PeftModel
 from plain_checkpoints import write_adapter, write_family
 from refusals import refused
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import layerswap as ls
@@ -210,9 +211,7 @@ def test_the_layers_of_the_base_decide_how_a_delta_is_stored(family, targets, ri
     two = save_adapter(tmp_path / "two", base, 2, use_rslora=True, **settings)
     want = swapped(dense(base, one), dense(base, two))
     for folder in (one, two):
-        known = json.loads((folder / "adapter_config.json").read_text())
-        known["fan_in_fan_out"] = fits is right
-        (folder / "adapter_config.json").write_text(json.dumps(known))
+        change_config(folder, file="adapter_config.json", fan_in_fan_out=fits is right)
     ls.swap(task=one, language=two, bake=True, **ZONES).save(tmp_path / "full")
     for name, tensor in tensors_of(tmp_path / "full").items():
         assert torch.allclose(tensor.double(), want[name], rtol=0, atol=1e-6), name
@@ -256,16 +255,18 @@ def test_a_hub_base_needs_no_weights_to_compose_adapters(base, adapters, tmp_pat
         check_equal(bare_made[name], tensor, name)
 
 
+def name_base(adapter, base):
+    change_config(adapter, file="adapter_config.json", base_model_name_or_path=base)
+
+
 def test_adapters_of_two_bases(base, adapters, tmp_path):
     other = save_adapter(tmp_path / "other", base, 3, **SETTINGS["plain"])
-    path = other / "adapter_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "base_model_name_or_path": "org/other"}))
+    name_base(other, "org/other")
     assert refusal(ls.swap, task=adapters["plain"], language=other) == (
         f"task adapts {base} and language adapts org/other; if they are the same model, choose "
         "one with `base` (--base)"
     )
-    path.write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    name_base(other, None)
     with pytest.raises(LayerswapError, match="language: the adapter names no base; give one with"):
         ls.swap(task=adapters["plain"], language=other)
 
@@ -284,9 +285,7 @@ def test_a_base_that_an_adapter_may_not_choose(base, adapters, tmp_path, monkeyp
         server.setblocking(False)
         named = name.format(port=server.getsockname()[1])
         one = save_adapter(tmp_path / "one", base, 3, **SETTINGS["plain"])
-        path = one / "adapter_config.json"
-        config = json.loads(path.read_text())
-        path.write_text(json.dumps({**config, "base_model_name_or_path": named}))
+        name_base(one, named)
         recipe = {"experts": {"one": str(one)}, "soup": {"experts": ["one"]}}
         for more in ({}, {"bake": True}):
             asked = check_recipe({**recipe, **more}, where="r")
@@ -305,8 +304,6 @@ def test_an_adapter_with_nan(base, adapters, tmp_path):
     tensors = load_file(path)
     name = next(name for name in tensors if "layers.2" in name)
     tensors[name][0, 0] = float("nan")
-    from safetensors.torch import save_file
-
     save_file(tensors, path)
     with pytest.raises(LayerswapError, match=r"of the adapter holds NaN or infinity"):
         ls.swap(task=spoilt, language=adapters["plain"], **ZONES).save(tmp_path / "out")
@@ -353,12 +350,18 @@ def test_an_adapter_needs_a_model_to_be_added_to(adapters):
 # --- QLoRA ---
 
 
+@pytest.fixture(scope="module")
+def bf16(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bf16")
+    family = write_family(root / "family", "BF16")
+    return family, {n: write_adapter(root / n, family["base"], i, 4) for i, n in enumerate("ab")}
+
+
 @pytest.mark.parametrize("form", ["nf4", "nf4-double"])
 @pytest.mark.parametrize("full", [False, True])
-def test_adapters_over_the_base_in_4_bits(tmp_path, form, full):
+def test_adapters_over_the_base_in_4_bits(bf16, tmp_path, form, full):
     """Against the base that `nf4` gives back, and the product of the adapter's matrices."""
-    family = write_family(tmp_path / "family", "BF16")
-    adapters = {n: write_adapter(tmp_path / n, family["base"], i, 4) for i, n in enumerate("ab")}
+    family, adapters = bf16
     language = family["language"] if full else adapters["b"]
     settings = {"bottom": 1, "top": 1, "outside": "task", "base": family["base"], "bake": True}
     plan = ls.swap(task=adapters["a"], language=language, base_as=form, **settings)
@@ -380,15 +383,10 @@ def test_adapters_over_the_base_in_4_bits(tmp_path, form, full):
         assert torch.equal(found[name], base[name].to(found[name].dtype))
 
 
-def test_a_base_in_4_bits_needs_full_weights(tmp_path):
-    family = write_family(tmp_path / "family", "BF16")
-    adapters = {n: write_adapter(tmp_path / n, family["base"], i, 4) for i, n in enumerate("ab")}
+def test_a_base_in_4_bits_needs_full_weights_and_an_adapter(bf16):
+    family, adapters = bf16
     with pytest.raises(LayerswapError, match="give bake: true"):
         ls.swap(task=adapters["a"], language=adapters["b"], base_as="nf4")
-
-
-def test_a_base_in_4_bits_needs_an_adapter(tmp_path):
-    family = write_family(tmp_path / "family", "BF16")
     experts = {"task": family["task"], "language": family["language"]}
     for base in (None, family["base"]):
         with pytest.raises(LayerswapError, match="base_as: no expert is an adapter"):

@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-from merging import copied, recipe_plan, swap_of, weight_bytes
+from merging import change_config, copied, recipe_plan, swap_of, weight_bytes
 
 import layerswap as ls
 from layerswap.compose.recipe import parse_recipe
@@ -89,10 +89,10 @@ def test_a_copy_past_the_end_of_the_source_raises(tmp_path):
 
 @pytest.mark.parametrize("order", [("task", "language", "third"), ("third", "language", "task")])
 def test_the_order_of_the_experts_in_the_recipe(experts, tmp_path, order):
-    marked = {name: copied(experts[name], tmp_path / name) for name in order}
-    for name, folder in marked.items():
-        config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": len(name)}
-        (folder / "config.json").write_text(json.dumps(config))
+    marked = {
+        name: change_config(copied(experts[name], tmp_path / name), eos_token_id=len(name))
+        for name in order
+    }
     lines = "\n".join(f"  {name}: {marked[name]}" for name in order)
     text = f"experts:\n{lines}\nswap: {{bottom: 1, top: 1}}\nmax_shard_size: 20KB\nplaces:\n"
     text += "- {layers: 2, take: [third, task, language]}\n"

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from gguf_files import all_of, write_gguf
-from merging import copied, recipe_plan, save_adapter, save_expert, save_fisher, tiny_llama
+from merging import (
+    change_config,
+    copied,
+    recipe_plan,
+    save_adapter,
+    save_expert,
+    save_fisher,
+    tiny_llama,
+)
 
 import layerswap as ls
 from layerswap.checkpoint.loading import load_tokenizer
@@ -36,9 +44,8 @@ def world(experts, tmp_path_factory) -> Path:
             save_adapter(
                 Path(f"{name}-lora"), Path(base), 1, r=2, target_modules=["q_proj", "up_proj"]
             )
-        config = json.loads(Path("sw-lora/adapter_config.json").read_text())
-        config["base_model_name_or_path"] = "./base"  # PEFT writes `base` for it
-        Path("sw-lora/adapter_config.json").write_text(json.dumps(config))
+        here = {"base_model_name_or_path": "./base"}  # PEFT writes `base` for it
+        change_config(Path("sw-lora"), file="adapter_config.json", **here)
         tokenizer = load_tokenizer(shipped().base)
         save_expert(Path("smol"), tiny_llama(vocab_size=len(tokenizer)), 0)
         tokenizer.save_pretrained("smol")

@@ -6,8 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tests.helpers.merging import change_config, recipe_plan, refusal, tensors_of
+from safetensors.torch import load_file
+from tests.helpers.merging import (
+    change_config,
+    change_tensors,
+    recipe_plan,
+    refusal,
+    save_tensors,
+    tensors_of,
+)
 from tests.helpers.plain_checkpoints import write_adapter, write_family
 
 import layerswap as ls
@@ -94,14 +101,7 @@ def write(folder: Path, kind: str, seed: int, **settings) -> Path:
         "dtype": "bfloat16", "max_position_embeddings": 64,
         "quantization_config": {"quant_method": kind, **own, **settings},
     }  # fmt: skip
-    return saved(folder, config, tensors)
-
-
-def saved(folder, config, tensors):
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    return save_tensors(folder, tensors, **config)
 
 
 def swapped(task, language, bottom=1, top=1):
@@ -167,7 +167,7 @@ def test_what_does_not_fit_together(tmp_path):
     plain = json.loads((task / "config.json").read_text())
     del plain["quantization_config"]
     norms = {f"model.layers.{i}.input_layernorm.weight": torch.ones(WIDTH) for i in range(LAYERS)}
-    plain = saved(tmp_path / "plain", plain, norms)
+    plain = save_tensors(tmp_path / "plain", norms, **plain)
 
     def plan_of(language, **settings):
         return ls.swap(task=task, language=language, bottom=1, top=1, outside="task", **settings)
@@ -203,20 +203,18 @@ def test_experts_in_one_tensor_of_four_bits(tmp_path):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         folders[name] = tmp_path / name
         model.save_pretrained(folders[name])
-        tensors, draws = load_file(folders[name] / "model.safetensors"), np.random.default_rng(seed)
+        tensors, draws = tensors_of(folders[name]), np.random.default_rng(seed)
         for key in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
-            experts, inside, outside = tensors.pop(key).shape
+            experts, inside, outside = tensors[key].shape
             blocks = draws.integers(0, 256, (experts, outside, inside // 32, 16), np.uint8)
             scales = draws.integers(118, 124, (experts, outside, inside // 32), np.uint8)
             tensors |= {
+                key: None,
                 f"{key}_blocks": torch.from_numpy(blocks),
                 f"{key}_scales": torch.from_numpy(scales),
             }
-        save_file(tensors, folders[name] / "model.safetensors", {"format": "pt"})
-        path = folders[name] / "config.json"
         quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-        written = {**json.loads(path.read_text()), "quantization_config": quantised}
-        path.write_text(json.dumps(written))
+        change_config(change_tensors(folders[name], tensors), quantization_config=quantised)
     plan = ls.swap(**folders, bottom=1, top=1, outside="task")
     out = plan.save(tmp_path / "out")
     assert same_bytes(tensors_of(out), swapped(folders["task"], folders["language"]))

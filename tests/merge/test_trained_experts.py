@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from merging import (
+    change_config,
     change_tensors,
     copied,
     refusal,
@@ -165,11 +166,9 @@ def test_experts_of_different_bases_are_named(partial, experts, tmp_path):
 def test_adapters_of_two_revisions_are_named(experts, tmp_path):
     pair = {}
     for seed, name in enumerate(("task", "language")):
-        folder = tmp_path / name
-        pair[name] = save_adapter(folder, experts["base"], seed, target_modules=["q_proj"])
-        config = json.loads((folder / "adapter_config.json").read_text())
-        config |= {"base_model_name_or_path": "hub/base", "revision": f"v{seed}"}
-        (folder / "adapter_config.json").write_text(json.dumps(config))
+        adapter = save_adapter(tmp_path / name, experts["base"], seed, target_modules=["q_proj"])
+        named = {"base_model_name_or_path": "hub/base", "revision": f"v{seed}"}
+        pair[name] = change_config(adapter, file="adapter_config.json", **named)
     named = "task adapts hub/base@v0 and language adapts hub/base@v1; if they are the same model"
     assert named in refusal(ls.swap, **pair)
     note = ls.swap(**pair, base=experts["base"]).notes[0]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from accessibility import AXE, found_by_axe
-from merging import copied
+from merging import change_config, copied
 from play_pages import serve
 
 from layerswap.checkpoint.loading import load_tokenizer
@@ -137,16 +136,13 @@ def test_a_restarted_server_is_found_again(browser, tmp_path, monkeypatch):
 
 
 def test_an_expert_that_cannot_be_loaded_is_one_line_on_the_page(browser, tmp_path, monkeypatch):
-    import shutil
 
     import layerswap as ls
 
     lab = shipped()
     for name, source in (("a", lab.task_experts[0]), ("b", lab.language_experts["furo"][0])):
-        shutil.copytree(source, tmp_path / name)
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        config |= {"model_type": "unheard-of", "architectures": ["UnheardOf"]}
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        folder = copied(source, tmp_path / name)
+        change_config(folder, model_type="unheard-of", architectures=["UnheardOf"])
     monkeypatch.chdir(tmp_path)
     served = ls.play(ls.swap(task="a", language="b"), device="cpu")
     try:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from accessibility import AXE, open_browser, violations
 from lab_files import write_rows
+from merging import change_config, copied
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -741,9 +742,7 @@ def test_experts_that_exist_are_studied_without_training(folder, tmp_path, monke
 
 
 def test_an_expert_that_does_not_fit_or_is_nowhere_is_refused(folder, tmp_path, monkeypatch):
-    other = shutil.copytree(shipped().base, tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
+    other = change_config(copied(shipped().base, tmp_path / "other"), hidden_size=32)
     with pytest.raises(LayerswapError, match=r"but by config\.json it is \[32, "):
         check_plan(spec(folder, task={"experts": [str(other)]}, **ALONE))
     # What is no folder is asked of the Hub, as a mistyped path is.
