@@ -3,8 +3,6 @@
 `test_second_device.py` starts these in a process of their own, since a registered device stays.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

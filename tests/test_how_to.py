@@ -1,7 +1,5 @@
 """The pages on your own language: the commands run, the files are complete, the costs are right."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """What the modules called `*_inside` rely on in other libraries; each test names one promise."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Files that a release and a project page need: valid, complete, and in step with the package."""
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

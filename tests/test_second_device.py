@@ -1,7 +1,5 @@
 """A second device of PyTorch, as a GPU would be: its results equal those on the CPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Simulations of macOS and Windows give the bytes of Linux; see tests/helpers/simulations.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

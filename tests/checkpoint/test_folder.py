@@ -1,7 +1,5 @@
 """Checkpoint folders, whole and broken, with the exact text of every refusal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """GGUF files: read as by the `gguf` package, or refused in one line."""
 
-from __future__ import annotations
-
 import re
 import struct
 

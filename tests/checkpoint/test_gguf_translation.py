@@ -1,7 +1,5 @@
 """GGUF files with transformers' names: every tensor is the one that transformers loads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

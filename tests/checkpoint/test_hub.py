@@ -1,7 +1,5 @@
 """From a path or a Hub id to a folder, offline."""
 
-from __future__ import annotations
-
 import huggingface_hub
 import pytest
 from handmade import EMBEDDING, NORM, QUERY, write_config, write_weights

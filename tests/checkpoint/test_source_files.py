@@ -1,7 +1,5 @@
 """Files of sources that never end, lead elsewhere, or are too large."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """`layerswap delta` and `layerswap analyse`, from checkpoints and texts to files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """`layerswap data`: a mix built, the ready recipes listed, and what a person can get wrong."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`layerswap instruct`, `revert` and `verify`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

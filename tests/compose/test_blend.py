@@ -1,7 +1,5 @@
 """Blends: weights that sum to 1, and nesting against plain float arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

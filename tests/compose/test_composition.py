@@ -1,7 +1,5 @@
 """Compositions: every place has a blend; copies, nesting, JSON, determinism and purity."""
 
-from __future__ import annotations
-
 import json
 import math
 

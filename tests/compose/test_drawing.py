@@ -1,7 +1,5 @@
 """Drawings, line by line."""
 
-from __future__ import annotations
-
 from layerswap.compose import Zones, draw, partition, soup, swap
 
 SWAP_8 = """\

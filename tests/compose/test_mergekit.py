@@ -1,7 +1,5 @@
 """mergekit configurations as recipes: every key, every method, the words of every refusal."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from refusals import refused

@@ -1,7 +1,5 @@
 """Swaps against a literal transcription of Algorithm 1, partitions against the paper's words."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Recipes: every key, and the exact words of every refusal."""
 
-from __future__ import annotations
-
 import pytest
 from refusals import refused
 

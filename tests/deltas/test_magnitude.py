@@ -1,7 +1,5 @@
 """Magnitude weights against the formula computed once more, in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

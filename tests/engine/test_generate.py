@@ -1,7 +1,5 @@
 """Joint generation gives the texts of transformers for every composition."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """Lanes: rows share one as long as they cannot differ, and keep their caches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

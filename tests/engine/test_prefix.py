@@ -1,7 +1,5 @@
 """Shared prefixes: groups of rows, and the same scores and texts as with whole rows."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

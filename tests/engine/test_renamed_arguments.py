@@ -1,7 +1,5 @@
 """Names of arguments in models mean nothing to the engine: renamed, all stays as it was."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings

@@ -1,7 +1,5 @@
 """Scoring along the trie: exact to the bit, with every distinct beginning run once."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

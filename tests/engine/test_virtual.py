@@ -1,7 +1,5 @@
 """The virtual model has the weights of `Plan.load`, to the bit, for every composition."""
 
-from __future__ import annotations
-
 import json
 import time
 import warnings

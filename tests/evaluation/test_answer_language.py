@@ -1,7 +1,5 @@
 """The language of answers, on real sentences, mixed ones, and what belongs to no language."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Balanced accuracy and macro-F1: against scikit-learn, and beside accuracy where they disagree."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace

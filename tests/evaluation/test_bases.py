@@ -1,7 +1,5 @@
 """How a base reads a text: tokens, bits as transformers computes them, and a best only if sure."""
 
-from __future__ import annotations
-
 import json
 import math
 

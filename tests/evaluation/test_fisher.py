@@ -1,7 +1,5 @@
 """The diagonal Fisher against per-example gradients taken one by one."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import partial

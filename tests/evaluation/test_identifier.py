@@ -1,7 +1,5 @@
 """A learned identifier: told apart by held-out lines, refused where it is a guess."""
 
-from __future__ import annotations
-
 import random
 import warnings
 

@@ -1,7 +1,5 @@
 """Exact match without case, punctuation, Unicode variants and white space."""
 
-from __future__ import annotations
-
 import pytest
 
 from layerswap.evaluation.metrics import NORMALISED, add_normalised, normalised

@@ -1,7 +1,5 @@
 """Agreement of speakers, and shares of preferences with exact intervals."""
 
-from __future__ import annotations
-
 import pytest
 
 from layerswap.evaluation.preferences import Vote, agreement, judge, latest, preference

@@ -1,7 +1,5 @@
 """Conditions print and store themselves; choosing, splitting and comparing follow the protocol."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`ls.evaluate` and `ls.compare`: the scores that the commands write, as tables."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Atomic commits: after any failure or kill there is the old folder or the new one."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

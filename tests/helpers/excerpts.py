@@ -1,7 +1,5 @@
 """Reading the excerpts of public data sets in `data/`."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains small experts in tests, and compares their weights."""
 
-from __future__ import annotations
-
 import torch
 
 from layerswap.checkpoint import adapt, open_checkpoint, read_adapter

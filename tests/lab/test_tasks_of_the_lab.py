@@ -1,7 +1,5 @@
 """The shipped questions, as lm-eval asks them and as the quickstart does."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

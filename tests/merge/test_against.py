@@ -1,7 +1,5 @@
 """`verify --against`: a plan against merges that other programs wrote."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

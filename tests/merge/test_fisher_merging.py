@@ -1,7 +1,5 @@
 """Fisher-weighted averaging end to end, against a few lines of float64."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """GGUF files in place, from a local Hub."""
 
-from __future__ import annotations
-
 import pytest
 from gguf_conversion import convert, save_model
 from gguf_files import all_of, k_mix, split, tensors_of, write_gguf

@@ -1,7 +1,5 @@
 """Merges from a local Hub through the real client."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """The same inputs give the same bytes, for any threads, chunks and copy calls."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The files beside the weights: record, model card, configuration."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Merges of every family load in transformers, completely, and compute the same logits."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Merges in processes of their own: hash seeds, memory, SIGKILL, a Hub cache."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

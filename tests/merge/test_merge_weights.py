@@ -1,7 +1,5 @@
 """The numbers: verbatim bytes, blends, dtypes, tied embeddings, shards."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """mergekit configurations merged: every tensor against mergekit's formulas in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import yaml

@@ -4,8 +4,6 @@ LAYERSWAP_MERGEKIT names a Python with mergekit: `pip install mergekit` in an en
 own. docs/mergekit.md lists where the results differ; no case here meets those places.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 

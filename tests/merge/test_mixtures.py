@@ -1,7 +1,5 @@
 """Merges of mixtures of experts, state-space layers and multimodal models: nothing is lost."""
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 

@@ -1,7 +1,5 @@
 """Merge methods end to end: recipes in, checkpoints out."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

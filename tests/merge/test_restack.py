@@ -1,7 +1,5 @@
 """Merges whose layers are repeated, dropped or moved."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Deltas that the output's dtype loses: measured, reported, recorded, and avoided by default."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Outputs that share blocks with their sources, on XFS and btrfs in loop files."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Records of training: the default partition, and trained places that a composition loses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

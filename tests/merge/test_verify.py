@@ -1,7 +1,5 @@
 """Findings of `verify` in outputs that differ from their records, and in those that do not."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Methods by angles between tensors, against plain float64 formulas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Methods that add weighted deltas, against plain float64 formulas that sort whole tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from merged_vectors import NAME, SHAPE, SIZE, close, deltas, draws_of, merged, wide

@@ -1,7 +1,5 @@
 """Laws that every merge method must obey; a new method gets these tests by being declared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Methods of one expert, and Fisher merging, against plain float64 formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from merged_vectors import SHAPE, SIZE, close, deltas, fishers_of, merged, wide

@@ -1,7 +1,5 @@
 """Thresholds of magnitude are exact, whatever the sample, the buckets and the chunks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables are recognised by their columns, and training and benchmark have one prompt."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """Questions to speakers: drawn without training text, answered by hand in a browser, checked."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """`layerswap play` as a process, and its mistakes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

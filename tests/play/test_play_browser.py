@@ -1,7 +1,5 @@
 """The page in a real browser: drag, type, pick, reopen; and nothing leaves the machine."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 

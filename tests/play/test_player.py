@@ -1,7 +1,5 @@
 """The model of a page without a server: adapters, tasks of lm-eval, prompts from files."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from merging import copied, save_adapter

@@ -1,7 +1,5 @@
 """A Hub that cannot be reached."""
 
-from __future__ import annotations
-
 import pytest
 
 

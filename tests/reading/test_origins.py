@@ -1,7 +1,5 @@
 """Opening rows: every format, downloaded copies in the layouts of the Hub, and what is missing."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """A built mix on disk: files, data card, warnings, and training on its rows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """From rows to examples: plain and Jinja templates, conversations, and their mistakes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

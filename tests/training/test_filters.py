@@ -3,8 +3,6 @@
 Shared n-grams with evaluation items are compared with a direct comparison of word lists.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 

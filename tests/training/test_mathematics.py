@@ -1,7 +1,5 @@
 """The detector of mathematics, on excerpts it was not fitted on, and its arithmetic."""
 
-from __future__ import annotations
-
 import pytest
 from excerpts import read_jsonl, read_lines, read_mgsm
 from hypothesis import assume, given

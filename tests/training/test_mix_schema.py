@@ -1,7 +1,5 @@
 """The YAML of mixes: keys, parameters, and one clear line per mistake."""
 
-from __future__ import annotations
-
 import pytest
 from refusals import refused
 

@@ -1,7 +1,5 @@
 """A source with `task`: the benchmark's prompt, answers and labels make the rows."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Building a mix: shares, caps, seeds, kinds of rows, and errors."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from itertools import pairwise

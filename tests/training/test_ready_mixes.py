@@ -1,7 +1,5 @@
 """The ready recipes: their definitions, and each built from small downloaded copies."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

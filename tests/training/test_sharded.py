@@ -4,8 +4,6 @@ accelerate runs FSDP2 on CPUs only with the shim `fsdp_on_cpu`. The launch confi
 shipped one; where all digits are compared, the specifications turn its bfloat16 off.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainings that are refused: one line each, and nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

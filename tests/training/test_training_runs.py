@@ -1,7 +1,5 @@
 """A run of training: its inputs, progress, checkpoints, resumption, processes and precision."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import os
