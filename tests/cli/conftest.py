@@ -48,7 +48,10 @@ def with_tokenizer(tmp_path):
 
 @pytest.fixture
 def layerswap(monkeypatch, capsys):
-    """Runs the command in this process; gives exit code, standard output and error."""
+    """Runs the command in this process; gives exit code, standard output and error.
+
+    `done` and `refused` also see the exit code to be 0 or 2.
+    """
 
     def run(*arguments: object) -> SimpleNamespace:
         monkeypatch.setattr(sys, "argv", ["layerswap", *map(str, arguments)])
@@ -60,4 +63,15 @@ def layerswap(monkeypatch, capsys):
         output = capsys.readouterr()
         return SimpleNamespace(code=code, out=output.out, err=output.err)
 
+    def done(*arguments: object) -> SimpleNamespace:
+        result = run(*arguments)
+        assert result.code == 0, result.err
+        return result
+
+    def refused(*arguments: object) -> SimpleNamespace:
+        result = run(*arguments)
+        assert result.code == 2, result.err
+        return result
+
+    run.done, run.refused = done, refused
     return run

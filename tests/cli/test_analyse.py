@@ -22,8 +22,7 @@ def texts(tmp_path):
 
 def test_delta_writes_tables_maps_and_the_page(layerswap, experts, tmp_path):
     out = tmp_path / "atlas"
-    result = layerswap("delta", "--base", experts.base, *experts.pair, "--out", out)
-    assert result.code == 0, result.err
+    result = layerswap.done("delta", "--base", experts.base, *experts.pair, "--out", out)
     assert {f.name for f in out.iterdir()} == {
         "atlas.json", "rows.parquet", "tensors.parquet", "map.svg", "map.pdf",
         "map.png", "map.html",
@@ -52,8 +51,7 @@ def test_delta_writes_tables_maps_and_the_page(layerswap, experts, tmp_path):
 def test_delta_takes_experts_as_merge_does(layerswap, experts, tmp_path):
     def names(*given):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
-        result = layerswap("delta", "--base", experts.base, *given, "--out", out, "--json")
-        assert result.code == 0, result.err
+        result = layerswap.done("delta", "--base", experts.base, *given, "--out", out, "--json")
         facts = json.loads(result.out)
         return list(facts["experts"])
 
@@ -72,13 +70,12 @@ def test_delta_refuses_before_it_reads(layerswap, experts, tmp_path):
     given = ("delta", "--base", experts.base, "--expert", experts.task, "--out")
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "notes.txt").write_text("mine")
-    assert layerswap(*given, tmp_path / "here", "--overwrite").code == 2
+    layerswap.refused(*given, tmp_path / "here", "--overwrite")
     assert (tmp_path / "here" / "notes.txt").read_text() == "mine"
     result = layerswap(*given, tmp_path / "x", "--axis", "diagonal")
     assert result.err.startswith("error: Invalid value for '--axis'")
     inside = f"{experts.base}/atlas"
-    result = layerswap(*given, inside)
-    assert result.code == 2
+    result = layerswap.refused(*given, inside)
     assert result.err == f"error: {inside}: would write into the checkpoint of the base\n"
 
 
@@ -92,8 +89,7 @@ def test_delta_warns_in_one_line_where_bfloat16_has_taken_much(layerswap, expert
         path = folder / "model.safetensors"
         save_file({n: v.bfloat16() for n, v in near.items()}, path, metadata={"format": "pt"})
     given = ("--base", tmp_path / "base", "--expert", tmp_path / "expert")
-    result = layerswap("delta", *given, "--out", tmp_path / "out")
-    assert result.code == 0, result.err
+    result = layerswap.done("delta", *given, "--out", tmp_path / "out")
     assert [line for line in result.out.splitlines() if line.startswith("warning")] == [
         "warning: much of the delta of expert is lost to bfloat16; save experts in float32"
     ]
@@ -106,8 +102,7 @@ def test_delta_notes_other_tokens(layerswap, experts, tmp_path):
         content = json.dumps({"model": {"type": "BPE", "vocab": vocabulary, "merges": []}})
         (tmp_path / name / "tokenizer.json").write_text(content)
     given = ("delta", "--base", tmp_path / "base", "--expert")
-    noted = layerswap(*given, tmp_path / "language", "--out", tmp_path / "noted")
-    assert noted.code == 0, noted.err
+    noted = layerswap.done(*given, tmp_path / "language", "--out", tmp_path / "noted")
     assert "note: tokenizers of base and language differ" in noted.err
     alike = layerswap(*given, experts.language, "--out", tmp_path / "alike")
     assert "tokenizers" not in alike.err
@@ -122,8 +117,7 @@ def linearity(experts, base, texts, out, *more):
 def test_linearity_writes_a_table_and_figures(layerswap, experts, with_tokenizer, texts, tmp_path):
     base, out = with_tokenizer(experts.base, "base"), tmp_path / "out"
     arguments = linearity(experts, base, texts, out, "--steps", 2)
-    result = layerswap(*arguments)
-    assert result.code == 0, result.err
+    result = layerswap.done(*arguments)
     lines = result.out.splitlines()
     assert lines[0] == "2 texts, 1 left out, 3 tokens predicted"
     assert lines[-1] == f"wrote {out}"
@@ -140,18 +134,16 @@ def test_linearity_writes_a_table_and_figures(layerswap, experts, with_tokenizer
     assert lines[1].startswith(f"loss: task expert {whole[0]['value']:.4f}, ")
     written = {file.name for file in out.iterdir()}
     assert written == {"linearity.parquet", "linearity.svg", "linearity.pdf", "linearity.png"}
-    again = layerswap(*arguments)
-    assert again.code == 2
+    again = layerswap.refused(*arguments)
     assert "--overwrite" in again.err
     svg = (out / "linearity.svg").read_bytes()
-    assert layerswap(*arguments, "--overwrite").code == 0
+    layerswap.done(*arguments, "--overwrite")
     assert (out / "linearity.svg").read_bytes() == svg
 
 
 def test_linearity_refuses_in_one_line(layerswap, experts, texts, tmp_path):
     out = tmp_path / "out"
-    none = layerswap(*linearity(experts, experts.base, texts, out))
-    assert none.code == 2
+    none = layerswap.refused(*linearity(experts, experts.base, texts, out))
     assert none.err.startswith(f"error: {experts.base}: its tokenizer cannot be loaded (")
     assert none.err.count("\n") == 1
     assert not out.exists()
@@ -192,8 +184,8 @@ def test_fisher_from_data_to_a_merge(layerswap, fisher, tmp_path):
         "merge: {method: fisher, experts: [math]}\n"
     )
     merged = tmp_path / "merged"
-    assert layerswap("merge", recipe, "--out", merged).code == 0
-    assert layerswap("verify", merged, "--full").code == 0
+    layerswap.done("merge", recipe, "--out", merged)
+    layerswap.done("verify", merged, "--full")
 
 
 def test_fisher_refuses_in_one_line(fisher, texts, tmp_path):
@@ -211,11 +203,9 @@ def test_composability_ranks_signals(layerswap, tmp_path):
     table.write_text("\n".join(lines) + "\n")
     figure = tmp_path / "signals.svg"
     given = ("analyse", "composability", table, "--merged")
-    done = layerswap(*given, "mgsm_sw", "--figure", figure)
-    assert done.code == 0, done.err
+    done = layerswap.done(*given, "mgsm_sw", "--figure", figure)
     assert done.out.index("[red]reading[/red]") < done.out.index("english[/x]")
     assert "1.000" in done.out
     assert figure.read_text().startswith("<svg")
-    wrong = layerswap(*given, "mgsm")
-    assert wrong.code == 2
+    wrong = layerswap.refused(*given, "mgsm")
     assert "did you mean 'mgsm_sw'" in wrong.err

@@ -46,8 +46,7 @@ def test_module_runs_as_the_command():
 
 def test_plan_draws_and_writes_nothing(layerswap, experts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = layerswap("plan", *experts.pair, "--bottom", 2)
-    assert result.code == 0
+    result = layerswap.done("plan", *experts.pair, "--bottom", 2)
     rows = result.out.splitlines()
     assert rows[1].split() == ["7", "██████████", "language"]
     assert rows[2].split() == ["6", "░░░░░░░░░░", "task"]
@@ -70,11 +69,10 @@ def test_plan_for_machines(layerswap, experts):
 
 def test_merge_swaps_what_it_says(layerswap, experts, tmp_path):
     out = tmp_path / "merged"
-    result = layerswap(
+    result = layerswap.done(
         "merge", *experts.pair, "--base", experts.base, "--bottom", 2, "--top", 1,
         "--top-transition", 1, "--weights", "3,1", "--outside", "task", "--out", out,
     )  # fmt: skip
-    assert result.code == 0, result.err
     assert f"wrote {out}" in result.out
     task, language, merged = weights(experts.task), weights(experts.language), weights(out)
     assert merged.keys() == task.keys()
@@ -100,7 +98,7 @@ def test_partition_of_the_training_is_the_default(layerswap, experts, tmp_path):
     result = layerswap("plan", *pair)
     assert "note: along partition B, on which the experts were trained" in result.out
     out = tmp_path / "merged"
-    assert layerswap("merge", *pair, "--out", out).code == 0
+    layerswap.done("merge", *pair, "--out", out)
     recipe = json.loads((out / "layerswap.json").read_text())["recipe"]
     assert recipe["partition"] == {"name": "B"}
     chosen = layerswap("plan", *pair, "--partition", "A", "--outside", "language", "--json")
@@ -121,7 +119,7 @@ def test_merge_a_recipe_as_a_person_writes_it(layerswap, experts, tmp_path):
         "swap: {task: math, language: swahili, bottom: 1, top: 1}\n"
     )
     out = tmp_path / "merged"
-    assert layerswap("merge", recipe, "--out", out, "--dtype", "bfloat16").code == 0
+    layerswap.done("merge", recipe, "--out", out, "--dtype", "bfloat16")
     swap = json.loads((out / "layerswap.json").read_text())["recipe"]["swap"]
     assert swap == {"task": "math", "language": "swahili", "bottom": 1, "top": 1}
     merged = weights(out)
@@ -132,21 +130,19 @@ def test_merge_a_recipe_as_a_person_writes_it(layerswap, experts, tmp_path):
 
 def test_overwrite_replaces_only_what_layerswap_wrote(layerswap, experts, tmp_path):
     out = tmp_path / "merged"
-    assert layerswap("merge", *experts.pair, "--out", out).code == 0
-    again = layerswap("merge", *experts.pair, "--out", out)
-    assert again.code == 2
+    layerswap.done("merge", *experts.pair, "--out", out)
+    again = layerswap.refused("merge", *experts.pair, "--out", out)
     assert again.err == (
         f"error: {out}: exists already; choose another output or pass --overwrite\n"
     )
     before = weights(out)
-    assert layerswap("merge", *experts.pair, "--bottom", 4, "--out", out, "--overwrite").code == 0
+    layerswap.done("merge", *experts.pair, "--bottom", 4, "--out", out, "--overwrite")
     name = "model.layers.3.mlp.up_proj.weight"
     assert not torch.equal(before[name], weights(out)[name])
     foreign = tmp_path / "thesis"
     foreign.mkdir()
     (foreign / "chapter").write_text("years of work")
-    refused = layerswap("merge", *experts.pair, "--out", foreign, "--overwrite")
-    assert refused.code == 2
+    layerswap.refused("merge", *experts.pair, "--out", foreign, "--overwrite")
     assert (foreign / "chapter").read_text() == "years of work"
 
 
@@ -232,8 +228,7 @@ def test_wrong_usage_is_one_line_too(layerswap, case):
 
 
 def test_no_arguments_show_the_help(layerswap):
-    result = layerswap()
-    assert result.code == 2
+    result = layerswap.refused()
     assert "quickstart" in result.out + result.err
     assert "error" not in result.err
 
@@ -304,8 +299,7 @@ MISTAKES = {
 def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path, kind):
     text, mistakes = MISTAKES[kind]
     (tmp_path / "m.yaml").write_text(text)
-    result = layerswap("plan", tmp_path / "m.yaml")
-    assert result.code == 2
+    result = layerswap.refused("plan", tmp_path / "m.yaml")
     shown = [f"error: {tmp_path}/m.yaml, {mistake}" for mistake in mistakes]
     assert sorted(result.err.splitlines()) == shown
 
@@ -318,8 +312,7 @@ def test_one_expert_twice_is_refused(layerswap, experts, tmp_path):
         "experts\n"
     ))  # fmt: skip
     reverting = ("--base", experts.base, "--task", experts.task, "--language", experts.base)
-    warned = layerswap("plan", *reverting)
-    assert warned.code == 0
+    warned = layerswap.done("plan", *reverting)
     assert "note: language has the weights of its base" in warned.out
 
 
@@ -366,8 +359,7 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
         (("study", "run", "unreasonable", *out), "datasketch", "train"),
         (("eval", tmp_path, "--suite", "mgsm", "--language", "sw", *out), "lm_eval", "eval"),
     ):
-        result = layerswap(*command)
-        assert result.code == 2
+        result = layerswap.refused(*command)
         assert result.err.count("\n") == 1
         assert f" needs {package}" in result.err
         assert f'pip install -e ".[{extra}' in result.err

@@ -21,8 +21,7 @@ def mix(tmp_path, monkeypatch):
 
 
 def test_a_mix_is_built_with_its_card(layerswap, mix, tmp_path):
-    result = layerswap("data", mix, "--out", tmp_path / "out")
-    assert result.code == 0, result.err
+    result = layerswap.done("data", mix, "--out", tmp_path / "out")
     assert result.out.splitlines()[-1] == f"wrote {tmp_path / 'out'}: 18 rows, 2 held out"
     assert "exact duplicates" in result.out
     card = json.loads((tmp_path / "out" / "data_card.json").read_text())
@@ -38,8 +37,7 @@ def test_a_trial_reads_a_few_rows(layerswap, mix, tmp_path):
 
 def test_too_few_rows_are_said_and_no_error(layerswap, mix, tmp_path):
     mix.write_text(mix.read_text() + "total: 100\n")
-    result = layerswap("data", mix, "--out", tmp_path / "out")
-    assert result.code == 0
+    result = layerswap.done("data", mix, "--out", tmp_path / "out")
     assert result.out.splitlines()[-1] == (
         "the sources hold 20 of the 100 examples in `total`; write total: all"
     )
@@ -78,8 +76,7 @@ def test_a_language_of_ones_own_is_one_command(layerswap, tmp_path, monkeypatch)
         (tmp_path / f"news.{code}").write_text("".join(lines), "utf-8")
     names = ("language=ig", "name=Igbo", "path=news.ig", "english=news.en")
     settings = [part for name in names for part in ("--set", name)]
-    result = layerswap("data", "parallel", *settings, "--out", "data/new/ig")
-    assert result.code == 0, result.err
+    result = layerswap.done("data", "parallel", *settings, "--out", "data/new/ig")
     assert result.out.splitlines()[-2:] == [
         f"wrote {tmp_path}/data/new/ig: 108 rows, 12 held out",
         "the sources hold 120 of the 1,400 examples in `total`; write total: all",
@@ -87,8 +84,7 @@ def test_a_language_of_ones_own_is_one_command(layerswap, tmp_path, monkeypatch)
     result = layerswap("data", "text", *settings[:2], *settings[4:6], "--out", "data/text")
     assert result.out.splitlines()[-1] == f"wrote {tmp_path}/data/text: 36 rows, 4 held out"
     (tmp_path / "news.en").write_text("Only one line\n")
-    result = layerswap("data", "parallel", *settings, "--out", "data/other")
-    assert result.code == 2
+    result = layerswap.refused("data", "parallel", *settings, "--out", "data/other")
     assert result.err == (
         f"error: source 'text' (news.ig, news.en): {tmp_path}/news.ig, line 2: has no partner in "
         f"{tmp_path}/news.en (1 of 40 lines); parallel files are aligned by line\n"
@@ -99,8 +95,7 @@ def test_a_language_of_ones_own_is_one_command(layerswap, tmp_path, monkeypatch)
 def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
     assert layerswap("data").err == "error: give a mix, or --list for the ready recipes\n"
     assert layerswap("data", mix).err == "error: give --out, the folder to create\n"
-    result = layerswap("data", "swahilli", "--out", tmp_path / "out")
-    assert result.code == 2
+    result = layerswap.refused("data", "swahilli", "--out", tmp_path / "out")
     assert result.err.endswith("no such ready recipe; did you mean 'swahili'?\n")
     result = layerswap("data", mix, "--out", tmp_path / "out", "--local", tmp_path / "no")
     assert result.err.endswith(f"error: --local {tmp_path}/no: no such folder\n")
@@ -114,8 +109,7 @@ def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
 def test_a_damaged_file_is_one_line(layerswap, mix, tmp_path):
     mix.write_text('name: m\nsources: {a: {path: a.jsonl, prompt: "{q}", completion: "{a}"}}\n')
     (tmp_path / "a.jsonl").write_text('{"q": "1", "a": "2"}\n{"q" "1"}\n')
-    result = layerswap("data", mix, "--out", tmp_path / "out")
-    assert result.code == 2
+    result = layerswap.refused("data", mix, "--out", tmp_path / "out")
     file = tmp_path / "a.jsonl"
     assert result.err.startswith(f"error: source 'a' (a.jsonl): {file}, line 2: is not JSON (")
     assert result.err.count("\n") == 1
@@ -128,6 +122,5 @@ def test_prompts_that_end_within_a_token_are_warned_of(layerswap, mix, tmp_path)
     assert "warning: in 18 of 18 rows the tokens of the prompt do not begin" in found.err
     safe = spaced.replace('"{a}"', '" {a}"').replace('separator: " "', 'separator: ""')
     mix.write_text(safe)
-    found = layerswap("data", mix, "--out", tmp_path / "safe")
-    assert found.code == 0
+    found = layerswap.done("data", mix, "--out", tmp_path / "safe")
     assert "warning" not in found.err

@@ -72,11 +72,9 @@ def test_all_kinds_of_models_score_as_in_lm_eval(layerswap, models, tmp_path, su
     asked = [models / "task", models / "adapter", models / "swap.yaml"]
     common = ["--suite", suite, "--language", "sw", "--data", DATA, "--limit", 3]
     common += ["--dtype", "float32"]
-    done = layerswap("eval", *asked, *common, "--out", tmp_path / "sweep")
-    assert done.code == 0, done.err
+    done = layerswap.done("eval", *asked, *common, "--out", tmp_path / "sweep")
     assert "mgsm" in done.out or "flores" in done.out
-    again = layerswap("eval", *asked, *common, "--out", tmp_path / "hf", "--engine", "hf")
-    assert again.code == 0, again.err
+    layerswap.done("eval", *asked, *common, "--out", tmp_path / "hf", "--engine", "hf")
     for model in ("task", "adapter", "swap"):
         mine, theirs = (results(tmp_path / e, model) for e in ("sweep", "hf"))
         assert mine["results"] == theirs["results"]
@@ -89,11 +87,10 @@ def test_all_kinds_of_models_score_as_in_lm_eval(layerswap, models, tmp_path, su
 @pytest.mark.slow
 def test_a_larger_limit_computes_only_what_is_new(layerswap, models, tmp_path):
     def run(limit):
-        done = layerswap(
+        layerswap.done(
             "eval", models / "task", "--suite", "mgsm", "--language", "Swahili", "--shots", 0,
             "--data", DATA, "--limit", limit, "--out", tmp_path / "out",
         )  # fmt: skip
-        assert done.code == 0, done.err
         return answers(tmp_path / "out")
 
     assert [run(2), run(2), run(5)] == [2, 2, 5]
@@ -103,11 +100,9 @@ def test_a_larger_limit_computes_only_what_is_new(layerswap, models, tmp_path):
 @pytest.mark.slow
 def test_programs_run_only_with_permission(layerswap, models, tmp_path):
     common = ["eval", models / "task", "--suite", "mbpp", "--language", "en", "--data", DATA]
-    refused = layerswap(*common, "--limit", 2, "--out", tmp_path / "no")
-    assert refused.code == 2
+    refused = layerswap.refused(*common, "--limit", 2, "--out", tmp_path / "no")
     assert "allow it with --allow-code" in refused.err
-    done = layerswap(*common, "--limit", 2, "--out", tmp_path / "yes", "--allow-code")
-    assert done.code == 0, done.err
+    layerswap.done(*common, "--limit", 2, "--out", tmp_path / "yes", "--allow-code")
     assert results(tmp_path / "yes", "task")["results"]["mbpp_en_0shot"]["pass_at_1,none"] == 0
 
 
@@ -123,8 +118,9 @@ def test_programs_run_only_with_permission(layerswap, models, tmp_path):
 def test_mistakes_are_one_line(layerswap, models, tmp_path, changed, said):
     right = {"--suite": "mgsm", "--language": "sw", "--data": DATA, "--out": tmp_path / "out"}
     right[changed[0]] = changed[1]
-    done = layerswap("eval", models / "task", *[part for pair in right.items() for part in pair])
-    assert done.code == 2
+    done = layerswap.refused(
+        "eval", models / "task", *[part for pair in right.items() for part in pair]
+    )
     assert said in done.err
     assert "Traceback" not in done.err
     assert changed[0] not in ("--suite", "--language") or not (tmp_path / "out").exists()
@@ -132,12 +128,11 @@ def test_mistakes_are_one_line(layerswap, models, tmp_path, changed, said):
 
 def test_a_folder_of_something_else_is_left_alone(layerswap, models, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    done = layerswap(
+    done = layerswap.refused(
         "eval", models / "task", "--suite", "mgsm", "--language", "sw", "--out", tmp_path
     )
-    assert done.code == 2
     assert "not written by `layerswap eval`" in done.err
-    assert layerswap("compare", tmp_path).code == 2
+    layerswap.refused("compare", tmp_path)
 
 
 @pytest.mark.slow
@@ -146,11 +141,10 @@ def test_other_results_in_the_folder_are_kept(layerswap, models, tmp_path):
     out = tmp_path / "out"
 
     def run(model, language):
-        done = layerswap(
+        done = layerswap.done(
             "eval", models / model, "--suite", "mgsm", "--language", language, "--shots", 0,
             "--data", DATA, "--limit", 1, "--gen-kwargs", "max_gen_toks=1", "--out", out,
         )  # fmt: skip
-        assert done.code == 0, done.err
         return done.err
 
     assert "earlier results" not in run("task", "sw")
@@ -185,8 +179,7 @@ def test_a_study_is_no_suite(layerswap, tmp_path):
 
 def test_a_table_that_is_damaged_is_one_line(layerswap, tmp_path):
     (tmp_path / "answers.parquet").write_bytes(b"not parquet at all")
-    done = layerswap("compare", tmp_path)
-    assert done.code == 2
+    done = layerswap.refused("compare", tmp_path)
     assert "answers.parquet: cannot be read" in done.err
 
 
@@ -202,8 +195,7 @@ def test_a_table_of_other_values_is_one_line(layerswap, tmp_path, column, values
     path = tmp_path / "a" / "answers.parquet"
     rows = [{**row, column: values[0]} for row in pq.read_table(path).to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows), path)
-    done = layerswap("compare", tmp_path / "a")
-    assert done.code == 2
+    done = layerswap.refused("compare", tmp_path / "a")
     assert done.err == f"error: {path}: not a table of `layerswap eval` or `sweep`\n"
 
 
@@ -257,7 +249,7 @@ def test_differences_to_the_first_model_have_intervals_and_stars(layerswap, tmp_
     chosen = layerswap("compare", tmp_path / "one", tmp_path / "two", "--model", "worse", "--model",
                        "base", "--to", "markdown")  # fmt: skip
     assert list(cells(chosen)) == ["model", "---", "worse", "base"]
-    assert layerswap("compare", tmp_path / "one", "--model", "nobody").code == 2
+    layerswap.refused("compare", tmp_path / "one", "--model", "nobody")
 
 
 @pytest.mark.slow
@@ -354,8 +346,7 @@ def test_any_task_is_evaluated_and_compared(layerswap, models, own, tmp_path):
     asked = ["eval", models / "task", models / "swap.yaml", "--tasks", "own_choose"]
     common = ["--include", own, "--dtype", "float32"]
     for engine in ("sweep", "hf"):
-        done = layerswap(*asked, *common, "--engine", engine, "--out", tmp_path / engine)
-        assert done.code == 0, done.err
+        done = layerswap.done(*asked, *common, "--engine", engine, "--out", tmp_path / engine)
     mine, theirs = (results(tmp_path / e, "swap")["results"] for e in ("sweep", "hf"))
     assert mine == theirs
     right = mine["own_choose"]["acc,none"]
@@ -364,8 +355,7 @@ def test_any_task_is_evaluated_and_compared(layerswap, models, own, tmp_path):
     assert row.split()[3:5] == ["8", f"{100 * right:.1f}"]
     assert re.search(rf" {100 * right:.1f} \[\d+\.\d, \d+\.\d\]", row)
     assert done.err.splitlines()[-1] == f"next: layerswap compare {tmp_path / 'hf'}"
-    shown = layerswap("compare", tmp_path / "sweep")
-    assert shown.code == 0, shown.err
+    shown = layerswap.done("compare", tmp_path / "sweep")
     assert "own choose" in shown.out
 
 
@@ -380,8 +370,7 @@ def test_models_that_are_stored_in_several_dtypes_are_evaluated_in_one(
 
     def given(out, *arguments):
         asked = ("--tasks", "own_choose", "--include", own, "--out", tmp_path / out)
-        done = layerswap("eval", *arguments, *asked)
-        assert done.code == 0, done.err
+        done = layerswap.done("eval", *arguments, *asked)
         with sqlite3.connect(tmp_path / out / "answers.sqlite") as database:
             return set(database.execute("SELECT request, answer FROM answers")), done.err
 
@@ -401,12 +390,10 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
         "grid": {"bottom": [0, 1], "top": [1]}, "tasks": ["own_choose"], "include": [str(own)],
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
-    done = layerswap("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "swept")
-    assert done.code == 0, done.err
+    layerswap.done("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "swept")
     asked = ["eval", models / "adapter", "--tasks", "own_choose", "--include", own]
-    assert layerswap(*asked, "--out", tmp_path / "eval").code == 0
-    shown = layerswap("compare", tmp_path / "swept", tmp_path / "eval", "--to", "markdown")
-    assert shown.code == 0, shown.err
+    layerswap.done(*asked, "--out", tmp_path / "eval")
+    shown = layerswap.done("compare", tmp_path / "swept", tmp_path / "eval", "--to", "markdown")
     assert "adapter" in shown.out
     assert "task expert" in shown.out
     # All on the documents of the sweep's test split.
@@ -437,7 +424,8 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
     ],
 )
 def test_mistakes_about_tasks_are_one_line(layerswap, models, own, tmp_path, changed, said):
-    done = layerswap("eval", models / "task", "--include", own, "--out", tmp_path / "out", *changed)
-    assert done.code == 2
+    done = layerswap.refused(
+        "eval", models / "task", "--include", own, "--out", tmp_path / "out", *changed
+    )
     assert said in done.err
     assert "Traceback" not in done.err

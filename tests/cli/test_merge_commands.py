@@ -23,8 +23,7 @@ def test_the_chat_vector_is_added_where_the_options_say(layerswap, experts, tmp_
     out = tmp_path / "out"
     models = ("--base", experts.base, "--instruct", experts.task, option, experts.language)
     places = ("--weight", "0.5", "--bottom", 2, "--outside", "language")
-    result = layerswap("instruct", *models, *places, "--out", out)
-    assert result.code == 0, result.err
+    result = layerswap.done("instruct", *models, *places, "--out", out)
     assert f"wrote {out}" in result.out
     base, task, language = map(weights, (experts.base, experts.task, experts.language))
     for name, tensor in weights(out).items():
@@ -60,8 +59,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_part_goes_back_to_the_base(layerswap, experts, tmp_path, way):
     arguments, settings = WAYS[way]
-    result = layerswap(*revert(experts, tmp_path / "out", *arguments))
-    assert result.code == 0, result.err
+    result = layerswap.done(*revert(experts, tmp_path / "out", *arguments))
     assert f"wrote {tmp_path / 'out'}" in result.out
     wanted = weights(ls.revert(experts.base, experts.task, **settings).save(tmp_path / "same"))
     task, reverted = weights(experts.task), weights(tmp_path / "out")
@@ -71,8 +69,7 @@ def test_a_part_goes_back_to_the_base(layerswap, experts, tmp_path, way):
 
 def test_an_expert_that_is_its_base_is_named(layerswap, experts, tmp_path):
     given = ("revert", "--base", experts.base, "--out", tmp_path / "out", "--layers", "0")
-    result = layerswap(*given, "--task", experts.base)
-    assert result.code == 0, result.err
+    result = layerswap.done(*given, "--task", experts.base)
     assert "note: expert has the weights of its base: its training changed nothing" in result.out
     for more, count in (((), 0), (("--expert", experts.base, "--language", experts.task), 2)):
         refused = layerswap(*given, *more)
@@ -109,7 +106,7 @@ def merged(layerswap, experts, tmp_path):
         shutil.copytree(getattr(experts, name), tmp_path / name)
     out = tmp_path / "merged"
     pair = ("--task", tmp_path / "task", "--language", tmp_path / "language")
-    assert layerswap("merge", *pair, "--out", out).code == 0
+    layerswap.done("merge", *pair, "--out", out)
     return out
 
 
@@ -134,8 +131,7 @@ def test_verify_a_good_merge(layerswap, merged):
 def test_verify_has_a_line_for_each_finding(layerswap, merged):
     file = spoil(merged)
     (merged / "extra.bin").write_bytes(b"")
-    result = layerswap("verify", merged, "--full")
-    assert result.code == 2
+    result = layerswap.refused("verify", merged, "--full")
     assert result.out.splitlines()[-1] == f"{merged}: not verified"
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
     assert errors == [
@@ -147,8 +143,7 @@ def test_verify_has_a_line_for_each_finding(layerswap, merged):
 
 def test_verify_for_machines(layerswap, merged):
     spoil(merged)
-    result = layerswap("verify", merged, "--json")
-    assert result.code == 2
+    result = layerswap.refused("verify", merged, "--json")
     facts = json.loads(result.out)
     assert facts["passed"] is False
     assert len(facts["findings"]) == 1
@@ -159,13 +154,12 @@ def test_verify_for_machines(layerswap, merged):
 
 def test_verify_a_source_that_moved(layerswap, merged, tmp_path):
     (tmp_path / "task").rename(tmp_path / "moved")
-    gone = layerswap("verify", merged)
-    assert gone.code == 2
+    gone = layerswap.refused("verify", merged)
     assert (
         f"error: not verified: task: {tmp_path}/task: no such folder, and not a Hub id like "
         "'owner/name'; give its new location with --source NAME=PATH\n"
     ) in gone.err
-    assert layerswap("verify", merged, "--source", f"task={tmp_path}/moved").code == 0
+    layerswap.done("verify", merged, "--source", f"task={tmp_path}/moved")
 
 
 BAD = {

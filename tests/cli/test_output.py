@@ -29,8 +29,7 @@ def test_experts_have_the_same_options_everywhere(command):
 
 
 def test_json_is_one_document_and_nothing_else(layerswap, experts, tmp_path):
-    merged = layerswap("merge", *experts.pair, "--out", tmp_path / "m", "--json")
-    assert merged.code == 0, merged.err
+    merged = layerswap.done("merge", *experts.pair, "--out", tmp_path / "m", "--json")
     facts = json.loads(merged.out)
     head = {"command": "merge", "schema": 1, "layerswap_version": __version__}
     assert facts.items() >= {**head, "folder": str(tmp_path / "m")}.items()
@@ -72,8 +71,7 @@ def test_no_path_forges_a_line(layerswap, experts, tmp_path):
     folder = shutil.copytree(experts.task, tmp_path / "x\nok: all good")
     shown = str(folder).replace("\n", "\\n")
     pair = ("--task", folder, "--language", experts.language)
-    good = layerswap("plan", *pair)
-    assert good.code == 0
+    good = layerswap.done("plan", *pair)
     assert f"task: {shown}" in good.out.splitlines()
     (folder / "config.json").unlink()
     bad = layerswap("plan", *pair)
@@ -81,8 +79,7 @@ def test_no_path_forges_a_line(layerswap, experts, tmp_path):
     assert (bad.code, bad.out, bad.err) == (2, "", message)
     out = tmp_path / "out\nerror: all lost"
     for words in (("merge", *experts.pair, "--out", out), ("verify", out)):
-        done = layerswap(*words)
-        assert done.code == 0
+        done = layerswap.done(*words)
         assert not lines_that_begin(done, "error:")
 
 
@@ -112,8 +109,7 @@ def test_no_name_in_a_recipe_forges_a_line(layerswap, experts, tmp_path):
         assert not lines_that_begin(result, "ok")
         assert "\x1b" not in result.out + result.err
     recipe.write_text('experts: {a: b}\nswap: {"a\\nerror: c": 1, "e\\nf": 1}\n')
-    result = layerswap("plan", recipe)
-    assert result.code == 2
+    result = layerswap.refused("plan", recipe)
     assert len(result.err.splitlines()) > 1
     assert len(lines_that_begin(result, f"error: {recipe}, ")) == len(result.err.splitlines())
 
@@ -134,8 +130,7 @@ MIXED = {
 @pytest.mark.parametrize("option", MIXED)
 def test_a_checkpoint_in_place_of_a_name_is_named(layerswap, experts, option):
     arguments, takes = MIXED[option]
-    result = layerswap(*(one.format(task=experts.task) for one in arguments))
-    assert result.code == 2
+    result = layerswap.refused(*(one.format(task=experts.task) for one in arguments))
     assert f"{option}: {experts.task!r} is a checkpoint, not {takes}" in result.err
     assert result.err.count("\n") == 1
 
