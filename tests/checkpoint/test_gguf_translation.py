@@ -1,14 +1,13 @@
 """GGUF files with transformers' names: every tensor is the one that transformers loads."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
 from effort import sampled
 from gguf_conversion import FAMILIES, convert, save_model
-from merging import change_config
+from merging import change_config, change_tensors, copied
 
 import layerswap as ls
 from layerswap.checkpoint.gguf_view import as_transformers
@@ -71,14 +70,8 @@ def test_a_gguf_file_is_merged_beside_safetensors(tmp_path, kind):
     made = ls.swap(task=task, language=path, bottom=1, top=1).save(tmp_path / "made")
     like = ls.open_checkpoint(task)
     plain = as_transformers(ls.open_checkpoint(path), like)
-    shutil.copytree(task, tmp_path / "plain")
-    from safetensors.torch import save_file
-
-    save_file(
-        {name: plain.read(name).contiguous() for name in plain.tensors},
-        tmp_path / "plain" / "model.safetensors",
-        {"format": "pt"},
-    )
+    tensors = {name: plain.read(name).contiguous() for name in plain.tensors}
+    change_tensors(copied(task, tmp_path / "plain"), tensors)
     other = ls.swap(task=task, language=tmp_path / "plain", bottom=1, top=1).save(tmp_path / "o")
     assert (made / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
     report = ls.verify(made, full=True)
@@ -112,6 +105,13 @@ def test_rows_of_groups():
     assert row_order(RowOrder("heads", 6, 2)).tolist() == [0, 2, 4, 1, 3, 5]
 
 
+@pytest.fixture
+def llama(tmp_path):
+    """A model, and the GGUF file of it."""
+    folder = save_model(tmp_path / "a", "llama")
+    return folder, convert(folder, tmp_path / "a.gguf", "llama")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -127,17 +127,15 @@ def test_rows_of_groups():
         ),
     ],
 )
-def test_models_of_another_kind(tmp_path, change, message):
-    folder = save_model(tmp_path / "a", "llama")
-    path = convert(folder, tmp_path / "a.gguf", "llama")
+def test_models_of_another_kind(llama, change, message):
+    folder, path = llama
     change_config(folder, **change)
     with pytest.raises(LayerswapError, match=f"^language: {path}: {message}"):
         ls.swap(task=folder, language=path)
 
 
-def test_another_vocabulary(tmp_path):
-    folder = save_model(tmp_path / "a", "llama")
-    path = convert(folder, tmp_path / "a.gguf", "llama")
+def test_another_vocabulary(llama):
+    folder, path = llama
     vocabulary = {f"w{i}": i for i in range(200)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
@@ -145,9 +143,8 @@ def test_another_vocabulary(tmp_path):
         ls.swap(task=folder, language=path)
 
 
-def test_an_adapter_cannot_be_added_to_a_gguf_file(tmp_path):
-    folder = save_model(tmp_path / "a", "llama")
-    path = convert(folder, tmp_path / "a.gguf", "llama")
+def test_an_adapter_cannot_be_added_to_a_gguf_file(llama, tmp_path):
+    path = llama[1]
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")

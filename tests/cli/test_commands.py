@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -38,10 +39,8 @@ def test_the_commands_of_the_help(layerswap):
 
 
 def test_module_runs_as_the_command():
-    text = subprocess.run(
-        [sys.executable, "-m", "layerswap", "--version"], capture_output=True, text=True, check=True
-    ).stdout
-    assert text == f"layerswap {__version__}\n"
+    done = processes.layerswap("--version")
+    assert (done.returncode, done.stdout) == (0, f"layerswap {__version__}\n")
 
 
 def test_plan_draws_and_writes_nothing(layerswap, experts, tmp_path, monkeypatch):
@@ -326,10 +325,8 @@ def test_a_wrong_choice_lists_the_choices(layerswap, experts, tmp_path):
 
 def test_a_full_standard_output_is_one_line(experts):
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "layerswap", "plan", *experts.pair],
-            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+        pipes = {"capture_output": False, "stdout": full, "stderr": subprocess.PIPE}
+        result = processes.layerswap("plan", *experts.pair, **pipes)
     assert result.returncode == 2
     assert result.stderr == (
         "error: standard output or a file cannot be written (No space left on device); make room "

@@ -17,23 +17,13 @@ DATA = Path(__file__).parents[1] / "data"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Two random Llamas with room for eight exemplars, an adapter on one, and a swap of both."""
-    from peft import LoraConfig, get_peft_model
-    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-    from tokenizers.models import BPE
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from lm_eval_world import byte_tokenizer
+    from merging import save_adapter
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     root = tmp_path_factory.mktemp("models")
-    raw = Tokenizer(BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    raw.train_from_iterator((DATA / "mgsm" / "mgsm_sw.tsv").read_text().splitlines(), trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="</s>"
-    )
+    lines = (DATA / "mgsm" / "mgsm_sw.tsv").read_text().splitlines()
+    tokenizer = byte_tokenizer(lines, 500, ["<s>", "</s>"])
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=4,
         num_attention_heads=2, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1,
@@ -43,12 +33,7 @@ def models(tmp_path_factory):
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
-    torch.manual_seed(5)
-    lora = LoraConfig(
-        r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
-    )
-    model = LlamaForCausalLM.from_pretrained(root / "task")
-    get_peft_model(model, lora).save_pretrained(root / "adapter")
+    save_adapter(root / "adapter", root / "task", 5, r=2, target_modules=["q_proj"])
     recipe = {
         "experts": {"task": str(root / "task"), "language": str(root / "language")},
         "swap": {"bottom": 1, "top": 1},

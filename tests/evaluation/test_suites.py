@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sacrebleu
+from refusals import one_line
 
 from layerswap.evaluation.harness import load_tasks
 from layerswap.evaluation.sandbox import programs_allowed
@@ -477,11 +478,7 @@ def test_a_suite_of_ones_own_names_benchmarks_and_files(greetings):
         ("size: {documents: 100, read: 20}", "size: {}", "size.documents: is missing"),
         ("data:", "rows: x:y\ndata:", "give either data or rows"),
         ("splits: [test]", "splits: []", "splits: name at least one split of the data"),
-        (
-            "languages: [sw, en]",
-            "languages: [3]",
-            r"languages\[0\]: write a text in quotes; found 3",
-        ),
+        ("[sw, en]", "[3]", r"languages\[0\]: write a text in quotes; found 3"),
         ("[polite, rude]", "[rude, rude]", "labels: 'rude' is given twice"),
         ("label: tone", "tone: tone", "labels: data.columns has no column 'label'"),
         ("labels:", "group: {by: topic}\nlabels:", "group: data.columns has no column 'topic'"),
@@ -508,9 +505,8 @@ def test_mistakes_in_a_benchmark_are_named_by_line(greetings, old, new, message)
 def test_damaged_files_are_one_line(published, tasks, tmp_path, suite, file, content, message):
     shutil.copytree(published.root, tmp_path / "data")
     (tmp_path / "data" / file).write_bytes(content)
-    with pytest.raises(LayerswapError, match=message) as caught:
-        write_suite(suite, ["sw"], tasks, data=DataFolder(tmp_path / "data"), allow_code=True)
-    assert "\n" not in str(caught.value)
+    given = {"data": DataFolder(tmp_path / "data"), "allow_code": True}
+    assert re.search(message, one_line(LayerswapError, write_suite, suite, ["sw"], tasks, **given))
 
 
 def test_numbers_that_are_no_labels(tasks, tmp_path):
@@ -533,9 +529,9 @@ def test_numbers_that_are_no_labels(tasks, tmp_path):
 def test_no_benchmark_writes_outside_its_folder(greetings, tasks, tmp_path, old, new):
     greetings.write_text(greetings.read_text().replace(old, new, 1))
     before = {*tmp_path.rglob("*")} - {*tasks.root.rglob("*")}
-    with pytest.raises(EvaluationError, match="cannot be the name of a task's file") as caught:
-        write_suite(str(greetings), ["sw"], tasks, data=DataFolder(tmp_path))
-    assert "\n" not in str(caught.value)
+    given = (str(greetings), ["sw"], tasks)
+    said = one_line(EvaluationError, write_suite, *given, data=DataFolder(tmp_path))
+    assert "cannot be the name of a task's file" in said
     assert {*tmp_path.rglob("*")} - {*tasks.root.rglob("*")} == before
 
 

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path, PurePosixPath
 
 import pytest
+from processes import layerswap
 from simulations import SYSTEMS, simulated
 
 from layerswap.ground import system
@@ -282,10 +283,9 @@ def test_the_plan_is_drawn_in_any_code_page(tmp_path):
     from plain_checkpoints import write_family
 
     root = write_family(tmp_path)
-    command = [sys.executable, "-m", "layerswap", "plan"]
-    command += [f"--task-expert={root['task']}", f"--language-expert={root['language']}"]
+    pair = ("--task-expert", root["task"], "--language-expert", root["language"])
     environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
-    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    done = layerswap("plan", *pair, env=environment, text=False)
     assert done.returncode == 0, done.stderr
     assert b"#" in done.stdout
     assert done.stdout.decode("cp1252").isascii()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -70,19 +71,26 @@ metric_list: [{{metric: word_perplexity}}, {{metric: bits_per_byte}}]
 """
 
 
-def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
-    """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks."""
+def byte_tokenizer(
+    texts: Iterable[str], size: int, special: Sequence[str]
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE that is learned from texts; its first tokens are BOS, EOS and padding."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=["<s>", "</s>", "<pad>"],
+        vocab_size=size, special_tokens=[*special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    core.train_from_iterator([json.dumps(q) for q in QUESTIONS], trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    core.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=special[0], eos_token=special[1], pad_token=special[-1]
     )
+
+
+def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
+    """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks."""
+    tokenizer = byte_tokenizer(map(json.dumps, QUESTIONS), 320, ["<s>", "</s>", "<pad>"])
     usual = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(
         intermediate_size=48, num_hidden_layers=4, vocab_size=len(tokenizer),

@@ -174,6 +174,11 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def same_tensors(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> bool:
+    """True for equal tensors of equal names."""
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
 def arrays(folder: Path) -> dict[str, np.ndarray]:
     """Every tensor of a checkpoint in float64."""
     return {name: tensor.double().numpy() for name, tensor in tensors_of(folder).items()}

@@ -7,8 +7,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def layerswap(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command `layerswap`, in a fresh process."""
+    command = [sys.executable, "-m", "layerswap", *map(str, words)]
+    return subprocess.run(command, **{"capture_output": True, "text": True, **options}, check=False)
 
 
 def run(code: str, *args: object, inside: Sequence[str] = (), **env: str) -> str:

@@ -13,6 +13,7 @@ from tests.helpers.merging import (
     change_tensors,
     copied,
     refusal,
+    same_tensors,
     tensors_of,
 )
 from tests.helpers.plain_checkpoints import (
@@ -48,6 +49,18 @@ def with_tensors(source: Path, folder: Path, seed: int, shapes, **config) -> Pat
     return change_tensors(folder, new)
 
 
+@pytest.fixture
+def task(family, tmp_path):
+    """A copy of the task expert, to spoil."""
+    return copied(family["task"], tmp_path / "task")
+
+
+@pytest.fixture
+def pair(task, family, tmp_path):
+    """Copies of the task and the language expert, to spoil."""
+    return {"task": task, "language": copied(family["language"], tmp_path / "language")}
+
+
 def plan_of(task: Path, language: Path, **settings):
     return ls.swap(task=task, language=language, bottom=1, top=1, outside="task", **settings)
 
@@ -56,12 +69,6 @@ def merged(plan, out: Path):
     plan.save(out)
     assert ls.verify(out).passed
     return tensors_of(out)
-
-
-def same(found, expected) -> bool:
-    return found.keys() == expected.keys() and all(
-        torch.equal(tensor, expected[name]) for name, tensor in found.items()
-    )
 
 
 # --- names ---
@@ -84,7 +91,7 @@ def test_words_of_training_wrappers_are_left_out(family, tmp_path, kind, both):
     plan = plan_of(task, language)
     assert sum("a training wrapper's words" in note for note in plan.notes) == 1 + both
     expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
-    assert same(merged(plan, tmp_path / "out"), expected)
+    assert same_tensors(merged(plan, tmp_path / "out"), expected)
 
 
 def test_experts_and_base_may_have_other_prefixes(family, tmp_path):
@@ -103,7 +110,7 @@ def test_experts_and_base_may_have_other_prefixes(family, tmp_path):
     assert sum("as transformers reads them" in note for note in plan.notes) == 2
     recipe["experts"]["language"], recipe["base"] = str(family["language"]), str(family["base"])
     expected = merged(ls.make_plan(ls.parse_recipe(json.dumps(recipe))), tmp_path / "expected")
-    assert same(merged(plan, tmp_path / "out"), expected)
+    assert same_tensors(merged(plan, tmp_path / "out"), expected)
     assert ls.delta(bare, new).layers == 3
 
 
@@ -131,7 +138,7 @@ def test_an_adapter_has_the_names_in_memory(family, tmp_path, bake):
     plan_of(plain["task"], plain["language"], base=family["base"], bake=bake).save(expected)
     found, wanted = tensors_of(out), tensors_of(expected)
     name = on_disk if bake else in_memory
-    assert same(found, {name(n): tensor for n, tensor in wanted.items()})
+    assert same_tensors(found, {name(n): tensor for n, tensor in wanted.items()})
 
 
 # --- tensors that only some have ---
@@ -191,8 +198,7 @@ PAGE = "<!DOCTYPE html><html><body>504 Gateway Time-out</body></html>"
     ],
     ids=["pointer", "page"],
 )
-def test_what_a_download_left_is_named(family, tmp_path, file, text, why):
-    task = copied(family["task"], tmp_path / "task")
+def test_what_a_download_left_is_named(task, family, file, text, why):
     (task / file).write_text(text)
     assert refusal(plan_of, task, family["language"]) == f"task: {task / file}: {why}"
 
@@ -204,8 +210,7 @@ def test_a_pointer_in_place_of_a_gguf_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("every", [True, False])
-def test_empty_matrices_are_refused(family, tmp_path, every):
-    task = copied(family["task"], tmp_path / "task")
+def test_empty_matrices_are_refused(task, every):
     empty = {n: torch.zeros(0) for n, t in tensors_of(task).items() if every or t.ndim > 1}
     change_tensors(task, empty)
     for call in (lambda: plan_of(task, task), lambda: ls.delta(task, task)):
@@ -223,17 +228,15 @@ def test_matrices_have_the_shapes_of_the_configuration(family, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "gptq"])
-def test_plain_weights_that_the_configuration_calls_quantised_are_named(family, tmp_path, method):
+def test_plain_weights_that_the_configuration_calls_quantised_are_named(task, family, method):
     """As unsloth and others left it after merging an adapter into the dequantised base."""
-    task = copied(family["task"], tmp_path / "task")
     change_config(task, quantization_config={"quant_method": method})
     message = refusal(plan_of, task, family["language"])
     assert "its weights are not quantised, but config.json says that they are" in message
     assert "remove quantization_config from it" in message
 
 
-def test_packed_matrices_without_a_word_in_the_configuration_are_named(family, tmp_path):
-    task = copied(family["task"], tmp_path / "task")
+def test_packed_matrices_without_a_word_in_the_configuration_are_named(task, family):
     change_tensors(task, {"model.layers.1.mlp.up_proj.weight": torch.zeros(96, 1).byte()})
     said = "'model.layers.1.mlp.up_proj.weight' is U8, as quantised weights are"
     assert said in refusal(plan_of, task, family["language"])
@@ -248,18 +251,17 @@ def test_an_adapter_with_the_configuration_of_its_base(family, tmp_path):
     for folder in adapters.values():
         (folder / "config.json").write_text((family["base"] / "config.json").read_text())
     out = merged(plan_of(**adapters, base=family["base"]), tmp_path / "out")
-    assert same(out, tensors_of(tmp_path / "expected"))
+    assert same_tensors(out, tensors_of(tmp_path / "expected"))
 
 
-def test_an_adapter_left_in_a_merged_folder_is_noted(family, tmp_path):
-    task = copied(family["task"], tmp_path / "task")
+def test_an_adapter_left_in_a_merged_folder_is_noted(task, family, tmp_path):
     adapter = write_adapter(tmp_path / "adapter", family["base"], 0, 4)
     for file in adapter.iterdir():
         (task / file.name).write_bytes(file.read_bytes())
     plan = plan_of(task, family["language"])
     assert any("also holds an adapter (adapter_config.json)" in note for note in plan.notes)
     expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
-    assert same(merged(plan, tmp_path / "out"), expected)
+    assert same_tensors(merged(plan, tmp_path / "out"), expected)
 
 
 def test_folders_of_other_kinds_are_named(family, tmp_path):
@@ -280,46 +282,42 @@ def test_folders_of_other_kinds_are_named(family, tmp_path):
     assert "a GGUF file without the suffix" in refusal(plan_of, blob, family["language"])
 
 
-def test_infinity_in_a_configuration(family, tmp_path):
+def test_infinity_in_a_configuration(pair, tmp_path):
     """As transformers 4 and 5 write it."""
-    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
-    change_config(experts["task"], time_step_limit=[0.0, float("inf")])
-    change_config(experts["language"], time_step_limit=[0.0, {"__float__": "Infinity"}])
-    merged(plan_of(**experts), tmp_path / "out")
+    change_config(pair["task"], time_step_limit=[0.0, float("inf")])
+    change_config(pair["language"], time_step_limit=[0.0, {"__float__": "Infinity"}])
+    merged(plan_of(**pair), tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["time_step_limit"] == [0.0, float("inf")]
-    change_config(experts["language"], time_step_limit=[0.0, 1.0])
-    assert "time_step_limit differs" in refusal(plan_of, *experts.values())
+    change_config(pair["language"], time_step_limit=[0.0, 1.0])
+    assert "time_step_limit differs" in refusal(plan_of, *pair.values())
 
 
-def test_a_template_alone_is_no_tokenizer(family, tmp_path):
-    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
-    write_tokenizer(experts["language"], [f"w{i}" for i in range(20)])
-    for name, folder in experts.items():
+def test_a_template_alone_is_no_tokenizer(pair, tmp_path):
+    write_tokenizer(pair["language"], [f"w{i}" for i in range(20)])
+    for name, folder in pair.items():
         (folder / "chat_template.jinja").write_text(f"the template of {name}")
-    plan_of(**experts).save(tmp_path / "out")
+    plan_of(**pair).save(tmp_path / "out")
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "the template of task"
 
 
-def test_settings_that_change_no_id_do_not_count(family, tmp_path):
-    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
-    for folder, trims in zip(experts.values(), (False, True), strict=True):
+def test_settings_that_change_no_id_do_not_count(pair):
+    for folder, trims in zip(pair.values(), (False, True), strict=True):
         write_tokenizer(folder, [f"w{i}" for i in range(20)])
         data = json.loads((folder / "tokenizer.json").read_text())
         kind = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
         data["pre_tokenizer"] = {**kind, "trim_offsets": trims}
         (folder / "tokenizer.json").write_text(json.dumps(data))
-    change_config(experts["task"], gradient_checkpointing=True)
-    change_config(experts["language"], gradient_checkpointing=False)
-    plan_of(**experts)
+    change_config(pair["task"], gradient_checkpointing=True)
+    change_config(pair["language"], gradient_checkpointing=False)
+    plan_of(**pair)
     data["pre_tokenizer"]["add_prefix_space"] = True
-    (experts["language"] / "tokenizer.json").write_text(json.dumps(data))
-    assert "the pre-tokenizer is not the same" in refusal(plan_of, *experts.values())
+    (pair["language"] / "tokenizer.json").write_text(json.dumps(data))
+    assert "the pre-tokenizer is not the same" in refusal(plan_of, *pair.values())
 
 
-def test_close_models_with_other_tensors_are_told_what_to_do(family, tmp_path):
-    task = copied(family["task"], tmp_path / "task")
+def test_close_models_with_other_tensors_are_told_what_to_do(task, family):
     change_tensors(task, {"model.layers.0.self_attn.q_proj.bias": torch.zeros(WIDTH)})
     message = refusal(plan_of, task, family["language"])
     assert "otherwise they are close" in message
@@ -377,20 +375,18 @@ def test_without_transformers_a_missing_setting_is_noted(family, tmp_path, monke
     assert "only one of task and language gives attention_bias, rope_theta, and" in notes
 
 
-def test_templates_in_a_list_are_compared(family, tmp_path):
-    experts = {n: copied(family[n], tmp_path / n) for n in ("task", "language")}
-
+def test_templates_in_a_list_are_compared(pair):
     def give(name, text):
-        write_tokenizer(experts[name], [f"w{i}" for i in range(20)])
+        write_tokenizer(pair[name], [f"w{i}" for i in range(20)])
         listed = [{"name": "default", "template": "a"}, {"name": "tools", "template": text}]
-        config = experts[name] / "tokenizer_config.json"
+        config = pair[name] / "tokenizer_config.json"
         config.write_text(json.dumps({"chat_template": listed}))
 
     give("task", "b")
     give("language", "c")
-    assert any("the chat templates of task and language" in n for n in plan_of(**experts).notes)
+    assert any("the chat templates of task and language" in n for n in plan_of(**pair).notes)
     give("language", "b")
-    assert not any("templates" in note for note in plan_of(**experts).notes)
+    assert not any("templates" in note for note in plan_of(**pair).notes)
 
 
 # --- heads, shards and downloads ---
@@ -435,7 +431,7 @@ def sharded(source: Path, folder: Path, drop: int | None = None) -> Path:
 def test_a_whole_set_of_shards_needs_no_index(family, tmp_path):
     task = sharded(family["task"], tmp_path / "task")
     expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
-    assert same(merged(plan_of(task, family["language"]), tmp_path / "out"), expected)
+    assert same_tensors(merged(plan_of(task, family["language"]), tmp_path / "out"), expected)
     part = sharded(family["task"], tmp_path / "part", drop=1)
     assert "has model-00001-of-00003.safetensors but neither" in refusal(
         plan_of, part, family["language"]
@@ -449,7 +445,7 @@ def test_a_model_without_its_class_of_generation(family, tmp_path):
         architectures=["LlamaModel"],
     )
     expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
-    assert same(merged(plan_of(family["task"], bare), tmp_path / "out"), expected)
+    assert same_tensors(merged(plan_of(family["task"], bare), tmp_path / "out"), expected)
 
 
 def test_layers_past_the_end_name_file_and_line(family, tmp_path):
@@ -500,9 +496,8 @@ def test_windows_that_no_layer_uses(family, tmp_path):
     assert "max_window_layers differs: 21 in task, 24" in refusal(plan_of, task, other)
 
 
-def test_weights_of_zeros_are_named(family, tmp_path):
+def test_weights_of_zeros_are_named(task, family, tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
-    task = copied(family["task"], tmp_path / "task")
     change_tensors(task, {name: torch.zeros_like(tensors_of(task)[name])})
     note = f"task seems to hold only zeros in {name!r}; check how it was saved"
     assert plan_of(task, family["language"]).notes == [note]
@@ -517,8 +512,7 @@ def test_weights_of_zeros_are_named(family, tmp_path):
     ]
 
 
-def test_experts_of_two_dtypes_are_named(family, tmp_path):
-    task = copied(family["task"], tmp_path / "task")
+def test_experts_of_two_dtypes_are_named(task, family):
     change_tensors(task, {name: tensor.half() for name, tensor in tensors_of(task).items()})
     note = (
         "task is float16, language is bfloat16: the output has a dtype that holds both "

@@ -104,14 +104,14 @@ def test_the_parts_of_a_split_file(quantised, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "revision", "why"),
+    ("source", "why"),
     [
-        ("org/quantised/other.gguf", None, "org/quantised/other.gguf: there is no such file"),
-        ("org/nothing/task.gguf", None, "org/nothing: no such local folder, and no such repos"),
-        ("https://huggingface.co/a/b/resolve/main/c.gguf", None, "a URL; give the Hub id: a/b"),
-        ("s3://bucket/c.gguf", None, "a URL; give a Hub id, or download it and give its path"),
-        ("./nothing.gguf", None, "nothing.gguf: cannot be read (No such file or directory)"),
+        ("org/quantised/other.gguf", "org/quantised/other.gguf: there is no such file"),
+        ("org/nothing/task.gguf", "org/nothing: no such local folder, and no such repos"),
+        ("https://huggingface.co/a/b/resolve/main/c.gguf", "a URL; give the Hub id: a/b"),
+        ("s3://bucket/c.gguf", "a URL; give a Hub id, or download it and give its path"),
+        ("./nothing.gguf", "nothing.gguf: cannot be read (No such file or directory)"),
     ],
 )
-def test_gguf_files_that_are_not_there(quantised, source, revision, why):
-    assert why in refusal(open_checkpoint, source, revision=revision, in_place=True)
+def test_gguf_files_that_are_not_there(quantised, source, why):
+    assert why in refusal(open_checkpoint, source, in_place=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from gguf_files import (
     values_of,
     write_gguf,
 )
+from processes import layerswap, run
 
 import layerswap as ls
 from layerswap.checkpoint import TensorInfo
@@ -235,20 +234,14 @@ def test_deltas_and_magnitudes_are_those_of_the_numbers(files):
 # ---------------------------------------------------------------- refusals
 
 
-def merge(files, out, *more, language=None):
-    task, language = files["task"], language or files["language"]
-    arguments = ["merge", f"--task={task}", f"--language={language}", f"--out={out}", *more]
-    return subprocess.run(
-        [sys.executable, "-m", "layerswap", *arguments], capture_output=True, text=True, check=False
-    )
-
-
 @pytest.mark.slow
 def test_the_command_says_what_a_gguf_output_shares(files, tmp_path):
-    done = merge(files, tmp_path / "Merged.gguf", "--json")
+    asked = ["merge", "--task", files["task"], "--language", files["language"],
+             "--out", tmp_path / "Merged.gguf"]  # fmt: skip
+    done = layerswap(*asked, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["format"] == "gguf"
-    done = merge(files, tmp_path / "Merged.gguf", "--overwrite")
+    done = layerswap(*asked, "--overwrite")
     assert "nothing shared with the experts)" in done.stdout
 
 
@@ -392,10 +385,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         write_gguf(paths[0], 1, all_of("Q8_0"), layers=layers)
         paths[1].write_bytes(paths[0].read_bytes())
         assert paths[0].stat().st_size > 540_000 * layers
-        arguments = [*map(str, paths), str(tmp_path / f"{layers}.gguf")]
-        command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        peaks.append(int(done.stdout))
+        peaks.append(int(run(code, *paths, tmp_path / f"{layers}.gguf")))
     assert max(peaks) < 100 * 1024  # KiB
     assert peaks[1] - peaks[0] < 8 * 1024
 

@@ -51,6 +51,20 @@ def test_a_swap_fetches_only_the_spans_that_it_takes(hub, experts, tmp_path):
     assert len(record["etags"]["model.safetensors"]) == 64
 
 
+def in_place_and_local(experts, **merge):
+    """The plans of a merge method over models on the Hub, and over the same on the disk."""
+    based = {} if merge["method"] == "slerp" else {"base"}
+    merge = {"experts": ["task", "language"], **merge}
+
+    def recipe(sources):
+        named = {name: str(sources[name]) for name in merge["experts"]}
+        data = {"experts": named, "merge": merge, "max_shard_size": "20KB"}
+        return check_recipe(data | {name: str(sources[name]) for name in based}, where="test")
+
+    plan = make_plan(recipe({name: f"org/{name}" for name in experts}), in_place=True)
+    return plan, make_plan(recipe(experts))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
@@ -63,40 +77,21 @@ def test_a_swap_fetches_only_the_spans_that_it_takes(hub, experts, tmp_path):
     ids=lambda method: method["method"],
 )
 def test_methods_fetch_what_they_measure_once(hub, experts, tmp_path, method):
-    merge = {"experts": ["task", "language"], **method}
-    based = method["method"] != "slerp"
-
-    def recipe(sources):
-        named = {name: str(sources[name]) for name in ("task", "language")}
-        return check_recipe(
-            {
-                "experts": named, "merge": merge, "max_shard_size": "20KB",
-                **({"base": str(sources["base"])} if based else {}),
-            },
-            where="test",
-        )  # fmt: skip
-
-    plan = make_plan(recipe({name: f"org/{name}" for name in experts}), in_place=True)
+    plan, local = in_place_and_local(experts, **method)
     sent = sum(hub.sent.values())
     out = plan.save(tmp_path / "out")
-    local = make_plan(recipe(experts)).save(tmp_path / "local")
-    assert weight_bytes(out) == weight_bytes(local)
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
     assert sum(hub.sent.values()) - sent == sum(plan.fetched_bytes.values())
 
 
 @pytest.mark.slow
 def test_methods_over_whole_models_download_them(hub, experts, tmp_path):
-    def recipe(sources):
-        merge = {"experts": ["task", "language"], "method": "ties", "scope": "model"}
-        data = {"experts": {n: str(sources[n]) for n in merge["experts"]}, "merge": merge}
-        return check_recipe({**data, "base": str(sources["base"])}, where="test")
-
-    plan = make_plan(recipe({name: f"org/{name}" for name in experts}), in_place=True)
+    plan, local = in_place_and_local(experts, method="ties", scope="model")
     assert any("downloaded first" in note for note in plan.notes)
     size = (experts["task"] / "model.safetensors").stat().st_size
     assert plan.fetched_bytes["task"] == size
     out = plan.save(tmp_path / "out")
-    assert weight_bytes(out) == weight_bytes(make_plan(recipe(experts)).save(tmp_path / "local"))
+    assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
     assert len([*(tmp_path / "cache").rglob("*.safetensors")]) == 3
 
 

@@ -129,9 +129,3 @@ def test_progress_adds_up_to_the_files(experts, tmp_path):
     out = make(experts).save(tmp_path / "out", progress=logged.append)
     assert sum(logged) == sum(file.stat().st_size for file in out.glob("*.safetensors"))
     assert all(count > 0 for count in logged)
-
-
-def test_every_file_is_the_same_twice(experts, tmp_path):
-    outs = [make(experts).save(tmp_path / f"out{i}") for i in range(2)]
-    files = [{f.name: f.read_bytes() for f in out.iterdir()} for out in outs]
-    assert files[0] == files[1]

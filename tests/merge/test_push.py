@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 from hub_server import Hub, running_hub
+from processes import layerswap
 
 from layerswap.checkpoint.hub import check_hub_id
 from layerswap.ground.errors import MergeError
@@ -37,10 +37,7 @@ def push(hub: Hub, experts, out, *more: str) -> subprocess.CompletedProcess[str]
         "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_test", "HF_HOME": str(out.parent / "home"),
         "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
     }  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", "layerswap", *map(str, words)],
-        check=False, capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+    return layerswap(*words, env=environment)
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import namedtuple
 from contextlib import suppress
@@ -20,6 +18,7 @@ from merging import (
     copied,
     recipe_plan,
     refusal,
+    same_tensors,
     save_expert,
     save_tokenizer,
     swap_of,
@@ -27,7 +26,7 @@ from merging import (
     tiny_llama,
     weight_bytes,
 )
-from processes import PATH
+from processes import layerswap
 
 import layerswap as ls
 from layerswap.merge.layout import BLOCK, MOST_FILES, SMALLEST_RUN, spans
@@ -65,11 +64,6 @@ def experts(disk):
     for path in set(disk.iterdir()) - before:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     used_bytes(disk)  # btrfs frees blocks only once all is on the disk
-
-
-def same_tensors(one, two):
-    one, two = tensors_of(one), tensors_of(two)
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def recorded(out):
@@ -162,7 +156,7 @@ def test_the_layout_is_read_and_verified_where_blocks_are_copied(models, tmp_pat
     target = tmp_path / "out"
     shared(plan).write(target, ls.merge.target.MergeOptions())
     assert recorded(target)["layout"] == "shared"
-    assert same_tensors(target, plan.save(tmp_path / "plain", layout="plain"))
+    assert same_tensors(*map(tensors_of, (target, plan.save(tmp_path / "plain", layout="plain"))))
     assert ls.verify(target, full=True).passed
 
 
@@ -180,7 +174,7 @@ def test_a_swap_takes_no_disk(disk, experts, tmp_path):
     assert record["shared_bytes"] > record["output_bytes"] - 200_000
     extents = sum(shared_extents(file) for file in out.glob("*.safetensors"))
     assert extents >= record["shared_bytes"]
-    assert same_tensors(out, plan.save(tmp_path / "plain"))
+    assert same_tensors(*map(tensors_of, (out, plan.save(tmp_path / "plain"))))
     assert shares_nothing(tmp_path / "plain")  # another filesystem
     assert ls.verify(out, full=True).passed
     again = plan.save(disk / "again")
@@ -194,8 +188,7 @@ def test_transformers_and_our_reader_read_it(disk, experts):
     out = plan.save(disk / "out")
     loaded = AutoModelForCausalLM.from_pretrained(out).state_dict()
     in_memory = plan.load().state_dict()
-    assert loaded.keys() == in_memory.keys()
-    assert all(torch.equal(loaded[name], in_memory[name]) for name in loaded)
+    assert same_tensors(loaded, in_memory)
     opened = ls.open_checkpoint(out)
     assert len({info.file for info in opened.tensors.values()}) > 2
     assert all(torch.equal(opened.read(name), in_memory[name]) for name in opened.tensors)
@@ -207,7 +200,7 @@ def test_what_is_computed_is_all_that_is_written(disk, experts, tmp_path):
     before = used_bytes(disk)
     out = plan.save(disk / "out")
     assert computed < used_bytes(disk) - before < computed + 400_000
-    assert same_tensors(out, plan.save(tmp_path / "plain"))
+    assert same_tensors(*map(tensors_of, (out, plan.save(tmp_path / "plain"))))
     assert ls.verify(out, full=True).passed
 
 
@@ -231,13 +224,9 @@ def test_a_source_elsewhere_is_copied_and_the_other_shared(disk, experts, models
 @pytest.mark.slow
 def test_the_command_says_what_is_shared(disk, experts):
     def command(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "layerswap", *words, "--task", experts["task"],
-             "--language", experts["language"], "--bottom", "1", "--outside", "task"],
-            check=True, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATH)},
-        )  # fmt: skip
-        return done.stdout.splitlines()[-1]
+        zones = ("--bottom", 1, "--outside", "task")
+        pair = ("--task", experts["task"], "--language", experts["language"])
+        return layerswap(*words, *pair, *zones).stdout.splitlines()[-1]
 
     out = ["--out", str(disk / "out")]
     sizes = "100% copied bit for bit, 31.4 MB"
@@ -263,7 +252,7 @@ def test_other_merges_share_too(disk, experts, tmp_path, way):
     out = plan.save(disk / "out")
     assert used_bytes(disk) - before < plan.nbytes - copies + 400_000
     assert recorded(out)["shared_bytes"] > 0.98 * copies > 15_000_000
-    assert same_tensors(out, plan.save(tmp_path / "plain"))
+    assert same_tensors(*map(tensors_of, (out, plan.save(tmp_path / "plain"))))
     assert ls.verify(out, full=True).passed
 
 

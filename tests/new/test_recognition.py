@@ -25,6 +25,17 @@ def table(*rows):
     return Table("rows.jsonl", list(rows[0]), list(rows), {"path": "/rows.jsonl"})
 
 
+def task_of(*rows):
+    return Task(table(*rows), recognise(table(*rows), {}))
+
+
+def write_labelled(path, texts, labels):
+    """Write a table of texts and of labels in turns; gives its path."""
+    rows = [(text, labels[i % len(labels)]) for i, text in enumerate(texts)]
+    write_tsv(path, ("text", "label"), rows)
+    return str(path)
+
+
 HEADLINES = [{"headline": f"News {i}", "category": ("sports", "health")[i % 2], "url": "x"}
              for i in range(6)]  # fmt: skip
 TABLES = {
@@ -44,8 +55,7 @@ TABLES = {
 @pytest.mark.parametrize("kind", [one for one in TABLES if one != "pairs"])
 def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
     rows, wanted = TABLES[kind]
-    whole = table(*rows)
-    task = Task(whole, recognise(whole, {}))
+    task = task_of(*rows)
     assert task.shape.kind == kind
     source = MixSource(**task.source(tmp_path))
     example = ExampleMaker(source, "x").make(rows[0])
@@ -82,7 +92,7 @@ def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
 
 def test_a_pair_of_sentences_with_labels():
     rows, wanted = TABLES["pairs"]
-    task = Task(table(*rows), recognise(table(*rows), {}))
+    task = task_of(*rows)
     prompt, completion = task.rows(1)[0]
     assert prompt + completion == wanted.replace("Label:", "Relation:")
     assert task.labels == ["l0", "l1"]
@@ -107,8 +117,7 @@ def test_numbers_are_scored_as_numbers_and_texts_as_texts():
 )  # fmt: skip
 def test_dates_times_and_codes_are_texts(answers, numeric):
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
-    table = Table("t.jsonl", ["question", "answer"], rows, {})
-    task = Task(table, recognise(table, {}))
+    task = task_of(*rows)
     assert task.numeric is numeric
     assert len({target(task, row, "en")["answer"] for row in rows}) == len(answers)
 
@@ -116,7 +125,7 @@ def test_dates_times_and_codes_are_texts(answers, numeric):
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_answers_have_the_letters_of_the_training(form):
     rows = [{"question": "q", "answer": unicodedata.normalize(form, "Ọjọ́ é")}] * 2
-    task = Task(table(*rows), recognise(table(*rows), {}))
+    task = task_of(*rows)
     test = {"question": "q", "answer": unicodedata.normalize("NFD", "Ọjọ́ é")}
     assert target(task, test, "yo")["answer"] == rows[0]["answer"]
 
@@ -130,7 +139,7 @@ def test_a_task_has_a_name_that_every_system_can_have(file, name):
 
 
 def test_what_was_recognised_is_shown_with_two_examples():
-    task = Task(table(*HEADLINES), recognise(table(*HEADLINES), {}))
+    task = task_of(*HEADLINES)
     assert found_in(task) == [
         "rows.jsonl: 6 rows, columns text=headline, label=category; labels health, sports",
         "  text 'News 0', label 'sports'",
@@ -220,7 +229,7 @@ def test_values_of_different_kinds_are_named(tmp_path):
 
 def test_numbered_labels_are_read_by_their_names_beside_them():
     rows = [{"text": f"t{i}", "label": i % 2, "label_text": ("no", "yes")[i % 2]} for i in range(4)]
-    task = Task(table(*rows), recognise(table(*rows), {}))
+    task = task_of(*rows)
     assert task.labels == ["no", "yes"]
     assert task.prompt.endswith("\nLabel:")
     given = recognise(table(*rows), {"label": "label"})
@@ -291,8 +300,7 @@ def test_training_and_test_read_an_answer_alike(tmp_path, choices, answers, righ
 )
 def test_training_and_test_read_a_conversation_alike(tmp_path, turns, wanted):
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
-    whole = table(row, row)
-    task = Task(whole, recognise(whole, {}))
+    task = task_of(row, row)
     assert [one["answer"] for one in task.documents([row])] == wanted
     made = ExampleMaker(MixSource(**task.source(tmp_path)), "x").make(row)
     assert [one.completion for one in [made] if one is not None] == wanted
@@ -300,14 +308,14 @@ def test_training_and_test_read_a_conversation_alike(tmp_path, turns, wanted):
 
 def test_a_conversation_whose_content_is_no_text_is_refused():
     row = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
-    task = Task(table(row), recognise(table(row), {}))
+    task = task_of(row)
     with pytest.raises(DataError, match=r"^row 1: messages: the content of a message is not a"):
         task.documents([row])
 
 
 def test_sharegpt_is_a_conversation(tmp_path):
     row = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    task = Task(table(row, row), recognise(table(row, row), {}))
+    task = task_of(row, row)
     assert task.documents([row]) == [{"prompt": "a", "answer": "b"}]
     made = ExampleMaker(MixSource(**task.source(tmp_path)), "x").make(row)
     assert made.turns == (("user", "a"), ("assistant", "b"))
@@ -351,9 +359,8 @@ def test_no_part_of_a_prompt_is_left_out_in_silence(row, own):
 )
 def test_labels_that_read_alike_are_named(tmp_path, labels, other, shown):
     def write(name, known):
-        rows = [(f"{name} {i}", known[i % len(known)]) for i in range(9 if known else 0)]
-        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
-        return str(tmp_path / f"{name}.tsv")
+        texts = [f"{name} {i}" for i in range(9 if known else 0)]
+        return write_labelled(tmp_path / f"{name}.tsv", texts, known)
 
     def read():
         task = read_task(write("train", labels), {})
@@ -366,9 +373,7 @@ def test_labels_that_read_alike_are_named(tmp_path, labels, other, shown):
 
 def test_rows_of_a_test_that_are_incomplete_repeated_or_trained_on(tmp_path):
     def write(name, texts):
-        rows = [(text, ("yes", "no")[i % 2]) for i, text in enumerate(texts)]
-        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
-        return str(tmp_path / f"{name}.tsv")
+        return write_labelled(tmp_path / f"{name}.tsv", texts, ("yes", "no"))
 
     task = read_task(write("train", [f"Text {i}" for i in range(9)]), {})
     documents, remark = task.read_test(write("test", ["a", " ", "A", "b", "c"]), {}, [], "test")
@@ -398,8 +403,8 @@ def test_the_language_in_the_name_of_a_parallel_file(name, language):
 
 def test_signs_and_marks_tell_labels_apart(tmp_path):
     labels = ["-1", "1", "C", "C#", "+", "-"]
-    write_tsv(tmp_path / "t.tsv", ("text", "label"), [(f"a{i}", labels[i % 6]) for i in range(12)])
-    assert read_task(str(tmp_path / "t.tsv"), {}).labels == sorted(labels)
+    path = write_labelled(tmp_path / "t.tsv", [f"a{i}" for i in range(12)], labels)
+    assert read_task(path, {}).labels == sorted(labels)
 
 
 @pytest.mark.parametrize("name", ["head:line", "a[b]", "x!"])

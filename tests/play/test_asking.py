@@ -21,23 +21,8 @@ EVIL = '</script><img src=x onerror="document.title=1"><b>ሰላም</b>'
 def texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = random.Random(0)
-    words = [
-        "ba",
-        "ak",
-        "nit",
-        "ñu",
-        "xam",
-        "naa",
-        "dem",
-        "bu",
-        "ci",
-        "ndax",
-        "waaw",
-        "yow",
-        "moom",
-        "jël",
-        "ëpp",
-    ]
+    words = ["ba", "ak", "nit", "ñu", "xam", "naa", "dem", "bu", "ci", "ndax", "waaw", "yow",
+             "moom", "jël", "ëpp"]  # fmt: skip
     lines = [" ".join(rng.choices(words, k=9)) + f" {i}" for i in range(60)]
     (tmp_path / "texts.txt").write_text("\n".join([*lines, EVIL]), "utf-8")
     (tmp_path / "train.txt").write_text("\n".join(lines[:20]), "utf-8")
@@ -50,6 +35,21 @@ def texts(tmp_path, monkeypatch):
 
 def ask(*arguments):
     return CliRunner().invoke(app, ["ask", *map(str, arguments)])
+
+
+def done(*arguments):
+    """The output of `layerswap ask`."""
+    result = ask(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def prefer():
+    return done("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
+
+
+def rows_in(path):
+    return list(csv.reader(path.open(encoding="utf-8", newline=""), delimiter="\t"))
 
 
 def label(count=41, labels="sports,health"):
@@ -69,9 +69,7 @@ def write(path, lines):
 
 
 def test_no_text_is_of_the_training_text(texts):
-    done = label()
-    assert done.exit_code == 0, done.output
-    assert "wrote study, 41 questions: mail study/ask.html" in done.output
+    assert "wrote study, 41 questions: mail study/ask.html" in label().output
     asked = read_questions(texts / "study")
     training = set((texts / "train.txt").read_text("utf-8").splitlines())
     assert len(asked["items"]) == 41
@@ -94,15 +92,12 @@ def test_mistakes_are_one_line_and_nothing_is_written(texts, count, labels, said
 def test_two_speakers_agree_and_their_majority_is_a_test_that_new_reads(texts):
     label()
     names = ("sports", "health")
-    write(
-        texts / "a.jsonl", answered("study" and texts / "study", "ada", lambda i, _: names[i % 2])
-    )
+    write(texts / "a.jsonl", answered(texts / "study", "ada", lambda i, _: names[i % 2]))
     other = answered(texts / "study", "obi", lambda i, _: names[(i % 2) ^ (i == 0)])
     write(texts / "b.jsonl", [*other, other[-1]])
-    done = ask("read", "study", "a.jsonl", "b.jsonl", "--out", "test.tsv")
-    assert done.exit_code == 0, done.output
-    assert "ada and obi: kappa 0.95" in done.output
-    assert "1 of them given twice" in done.output
+    said = done("read", "study", "a.jsonl", "b.jsonl", "--out", "test.tsv")
+    assert "ada and obi: kappa 0.95" in said
+    assert "1 of them given twice" in said
     rows = list(csv.DictReader((texts / "test.tsv").open(encoding="utf-8"), delimiter="\t"))
     assert len(rows) == 40
     assert {row["label"] for row in rows} == {*names}
@@ -194,8 +189,7 @@ def test_a_file_has_one_speaker_and_no_time_to_come(texts):
 
 @pytest.mark.slow
 def test_votes_name_the_models_whatever_the_sides(texts):
-    done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
-    assert done.exit_code == 0, done.output
+    prefer()
     page = (texts / "study" / "ask.html").read_text("utf-8")
     assert '"models"' not in page
     lines = answered(texts / "study", "ada",
@@ -206,8 +200,8 @@ def test_votes_name_the_models_whatever_the_sides(texts):
     assert (pair["first"], pair["wins"], pair["losses"]) == ("swap", 6, 0)
     assert facts["pairs"][0]["share"] == {"mean": 1.0, "low": pytest.approx(0.5407, abs=1e-4),
                                           "high": 1.0, "n": 6}  # fmt: skip
-    done = ask("read", "study", "a.jsonl", "--out", "preferences.json")
-    assert "wrote preferences.json; in a study's folder" in done.output
+    said = done("read", "study", "a.jsonl", "--out", "preferences.json")
+    assert "wrote preferences.json; in a study's folder" in said
     (judged,) = read_judgements(texts)
     assert (judged.title, judged.votes, judged.pairs[0].wins) == ("answers", 6, 6)
     with pytest.raises(DataError, match=r"preferences\.json: exists already"):
@@ -288,9 +282,8 @@ def test_a_speaker_answers_on_a_phone_by_keyboard_alone(texts, browser):
     press("1", 4)
     press("1", 5)
     save(page, texts, said)
-    done = ask("read", "study", "back.jsonl", "--out", "test.tsv")
-    assert done.exit_code == 0, done.output
-    rows = list(csv.reader((texts / "test.tsv").open(encoding="utf-8"), delimiter="\t"))
+    done("read", "study", "back.jsonl", "--out", "test.tsv")
+    rows = rows_in(texts / "test.tsv")
     assert rows[0] == ["text", "label"]
     assert rows[1] == [EVIL, "sports"]
     assert [label for _, label in rows[2:]] == ["health", "sports", "sports"]
@@ -319,7 +312,7 @@ def test_answers_are_written_and_corrected_by_keyboard_alone(texts, browser):
     rows = [("How many?", "Fiire"), (EVIL, ""), ("Where?", "Ndakaaru")]
     with (texts / "questions.tsv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter="\t").writerows([("question", "answer"), *rows])
-    assert ask("answer", "questions.tsv", "--out", "study").exit_code == 0
+    done("answer", "questions.tsv", "--out", "study")
     order = [item["text"] for item in read_questions(texts / "study")["items"]]
     said, wanted = [], {"How many?": "Fiire la.", EVIL: "ሁለት\nsaar", "Where?": "Ndakaaru"}
     page = begin(browser, (texts / "study" / "ask.html").as_uri(), said)
@@ -338,19 +331,18 @@ def test_answers_are_written_and_corrected_by_keyboard_alone(texts, browser):
             page.keyboard.insert_text(wanted[text])
         page.keyboard.press("Control+Enter")
     save(page, texts, said)
-    assert ask("read", "study", "back.jsonl", "--out", "test.tsv").exit_code == 0
-    found = list(
-        csv.reader((texts / "test.tsv").open(encoding="utf-8", newline=""), delimiter="\t")
-    )
-    assert found == [["question", "answer"], *([text, wanted[text]] for text in order)]
+    done("read", "study", "back.jsonl", "--out", "test.tsv")
+    assert rows_in(texts / "test.tsv") == [
+        ["question", "answer"],
+        *([text, wanted[text]] for text in order),
+    ]
 
 
 @pytest.mark.slow
 def test_votes_by_keyboard_are_for_the_answer_that_was_seen(texts, browser):
     from playwright.sync_api import expect
 
-    done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
-    assert done.exit_code == 0, done.output
+    prefer()
     said = []
     page = begin(browser, (texts / "study" / "ask.html").as_uri(), said)
     firsts = 0
@@ -373,8 +365,7 @@ def test_votes_by_keyboard_are_for_the_answer_that_was_seen(texts, browser):
 @pytest.mark.skipif(AXE is None, reason="LAYERSWAP_AXE names no axe.min.js")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_the_mailed_page(texts, browser, scheme):
-    done = ask("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
-    assert done.exit_code == 0, done.output
+    prefer()
     context = browser.new_context(
         viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True
     )

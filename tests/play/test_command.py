@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from processes import layerswap
 
 
 @contextmanager
@@ -44,10 +45,7 @@ def test_the_command_serves_the_lab_at_the_address_that_it_prints(tmp_path):
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_is_served(tmp_path, arguments, line):
-    done = subprocess.run(
-        [sys.executable, "-m", "layerswap", "play", *arguments], cwd=tmp_path, text=True,
-        capture_output=True, check=False,
-    )  # fmt: skip
+    done = layerswap("play", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert line in done.stderr
     assert done.stderr.count("\n") == 1

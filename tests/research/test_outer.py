@@ -11,6 +11,7 @@ from layerswap.lab.assets import shipped
 from layerswap.merge import make_plan
 from research import outer
 
+PAIR = shipped().task_experts[0], shipped().language_experts["furo"][0]
 ROWS = [("politics", "bunge la nchi"), ("sports", "timu ya mpira"), ("health", "daktari mpya"),
         ("business", "bei ya mafuta"), ("sports", "goli la pili")]  # fmt: skip
 
@@ -22,8 +23,7 @@ def test_every_composition_has_its_own_answers(tmp_path):
     lines += [f"{category}\t{headline}\t{headline}\tu" for category, headline in ROWS]
     for split in ("dev", "test"):
         (tmp_path / "masakhanews" / f"swa.{split}.tsv").write_text("\n".join(lines) + "\n")
-    lab = shipped()
-    task, language = lab.task_experts[0], lab.language_experts["furo"][0]
+    task, language = PAIR
     found = outer.asked(task, language, "masakhanews", "sw", tmp_path, tmp_path / "out", layers=8)
     assert found.keys() == outer.recipes(8).keys()
     alone = ls.evaluate([task, language], suite="masakhanews", language="sw", data=tmp_path,
@@ -35,11 +35,8 @@ def test_every_composition_has_its_own_answers(tmp_path):
 
 
 def test_one_role_of_the_outer_layers_comes_from_the_language_expert():
-    lab = shipped()
-    task, language = lab.task_experts[0], lab.language_experts["furo"][0]
-
     def experts(name):
-        recipe = outer.with_experts(outer.recipes(8)[name], task, language)
+        recipe = outer.with_experts(outer.recipes(8)[name], *PAIR)
         composition = make_plan(check_recipe(recipe, where=name)).composition
         return {(place.layer, place.role): blend.experts
                 for place, blend in composition.blends.items()}  # fmt: skip

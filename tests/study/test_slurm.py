@@ -57,21 +57,11 @@ def failing(tmp_path, monkeypatch):
     def fail(name, word, line, *, times, seconds=0, after=0):
         calls, path = folder / f"{name}.calls", folder / name
         calls.write_text("")
-        path.write_text(
-            FAILING.format(
-                calls=calls,
-                word=word,
-                line=line,
-                seconds=seconds,
-                first=after,
-                last=after + times,
-                real=real_path(name),
-            )
-        )
+        here = shutil.which(name, path=os.environ["PATH"].removeprefix(f"{folder}:"))
+        fault = {"word": word, "line": line, "seconds": seconds}
+        fault |= {"first": after, "last": after + times}
+        path.write_text(FAILING.format(calls=calls, real=here, **fault))
         path.chmod(0o755)
-
-    def real_path(name):
-        return shutil.which(name, path=os.environ["PATH"].removeprefix(f"{folder}:"))
 
     return fail
 

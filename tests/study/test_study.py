@@ -635,6 +635,13 @@ def selections(root, **experts):
     return folders
 
 
+def answers_of(step, folder, inputs, log=print):
+    """What the models of a step of evaluation answered."""
+    folder.mkdir()
+    kind_of(step).run(Context(step, folder, inputs, log))
+    return read_answers(folder / "results")
+
+
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
 
 
@@ -654,13 +661,10 @@ def test_prompts_of_a_study_go_through_the_chat_template(folder, tmp_path):
     graph = spec(folder, **changes)
     check_plan(graph)
     inputs = selections(tmp_path, task=chats["task-1"], nela=chats["language-nela-1"])
-    context = Context(graph["evaluate/nela"], tmp_path / "evaluate", inputs, lambda line: None)
-    context.folder.mkdir()
-    kind_of(context.step).run(context)
-    answers = read_answers(context.folder / "results")
+    answers = answers_of(graph["evaluate/nela"], tmp_path / "evaluate", inputs)
     assert len({answer.document for answer in answers}) == 2
     sample = answers[0]
-    (results,) = (context.folder / "results").glob("*/results.json")
+    (results,) = (tmp_path / "evaluate" / "results").glob("*/results.json")
     facts = json.loads(results.read_text())
     assert facts["configs"]["lab_problem_nela"]["num_fewshot"] == 1
     assert sample.question.startswith("[system] Be brief.\n[user] ")
@@ -680,12 +684,9 @@ def test_models_that_were_evaluated_before_give_their_answers_again(folder, tmp_
 
     def evaluated(name, **changes):
         step, lines = spec(folder, **few | changes)["evaluate/nela"], []
-        context = Context(step, tmp_path / name, inputs, lines.append)
-        context.folder.mkdir()
-        kind_of(context.step).run(context)
         scores = {
             (one.model, one.metric, one.document): one.score
-            for one in read_answers(context.folder / "results")
+            for one in answers_of(step, tmp_path / name, inputs, lines.append)
         }
         return scores, sum("answers are known" in line for line in lines)
 

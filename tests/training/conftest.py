@@ -1,17 +1,5 @@
-"""A Hub that cannot be reached."""
-
 import pytest
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch, tmp_path_factory):
-    """No test may reach for the Hub, or leave something in the user's cache."""
-    import datasets
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+from no_hub import no_hub  # noqa: F401
 
 
 @pytest.fixture(scope="session")

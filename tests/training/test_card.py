@@ -8,15 +8,28 @@ import subprocess
 import sys
 
 import pytest
+from datasets import Dataset, load_dataset
 from excerpts import DATA, read_jsonl
 from test_mixes import TEMPLATE, TOKENIZER, write_jsonl
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.ground.errors import DataError, MergeError
 from layerswap.training.expert.job import load_rows
 from layerswap.training.expert.save import read_training
 from layerswap.training.expert.trainer import train
 from layerswap.training.mix.build import build_mix
-from layerswap.training.mix.card import data_card, load_saved, save_mix
+from layerswap.training.mix.card import (
+    boundary_warning,
+    data_card,
+    ending_warning,
+    length_warning,
+    load_saved,
+    save_mix,
+    template_warning,
+    unknown_warning,
+)
 from layerswap.training.mix.schema import parse_mix
 
 RECIPE = """\
@@ -129,8 +142,6 @@ def test_the_card_counts_rows_and_drops(excerpts):
 
 
 def test_a_saved_mix_is_a_data_set_that_loads(excerpts, tmp_path):
-    from datasets import load_dataset
-
     out = save_mix(excerpts, tmp_path / "out", recipe=RECIPE)
     mix, train, validation = load_saved(out)
     assert mix == excerpts.mix
@@ -195,11 +206,6 @@ def test_items_that_share_five_words_with_training_are_counted_not_dropped(tmp_p
 
 
 def test_a_template_that_opens_answers_otherwise_in_evaluation_is_named():
-    from datasets import Dataset
-
-    from layerswap.checkpoint.loading import load_tokenizer
-    from layerswap.training.mix.card import template_warning
-
     tokenizer = load_tokenizer(TOKENIZER)
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     row = {"prompt": [{"role": "user", "content": "Q"}],
@@ -219,11 +225,6 @@ def test_a_template_that_opens_answers_otherwise_in_evaluation_is_named():
 
 
 def test_a_template_that_ends_no_answer_is_named():
-    from datasets import Dataset
-
-    from layerswap.checkpoint.loading import load_tokenizer
-    from layerswap.training.mix.card import ending_warning
-
     tokenizer = load_tokenizer(TOKENIZER)
     turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "s"}]
     tokenizer.chat_template = (
@@ -242,12 +243,6 @@ def test_a_template_that_ends_no_answer_is_named():
 
 
 def test_rows_that_a_trainer_cuts_are_counted():
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from layerswap.training.mix.card import length_warning, unknown_warning
-
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "?": 3}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
@@ -273,12 +268,6 @@ def test_rows_that_a_trainer_cuts_are_counted():
 
 
 def test_prompts_whose_last_token_runs_into_the_answer_are_counted():
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    from layerswap.training.mix.card import boundary_warning
-
     core = Tokenizer(models.BPE({"a": 0, " ": 1, "b": 2, " b": 3}, [(" ", "b")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
     spaced, safe = (Dataset.from_list([{"prompt": prompt, "completion": completion}] * 2)

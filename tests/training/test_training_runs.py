@@ -41,6 +41,12 @@ launch_training(json.loads(sys.argv[1]), Path(sys.argv[2]), launch, resume=False
 OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
+def spec_of(base, rows, **settings):
+    """A short training on the task, with these settings."""
+    usual = {"base": str(base), "data": data_files(rows, "task"), "hyperparameters": FAST}
+    return usual | settings
+
+
 def test_the_example_of_the_public_function_runs(tmp_path, base, rows, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base").symlink_to(base)
@@ -56,8 +62,7 @@ def test_the_example_of_the_public_function_runs(tmp_path, base, rows, monkeypat
 
 @pytest.mark.slow
 def test_a_file_a_mapping_and_a_specification_train_the_same(tmp_path, base, rows):
-    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 16,
-            "hyperparameters": FAST}  # fmt: skip
+    spec = spec_of(base, rows, limit=16)
     (tmp_path / "expert.yaml").write_text(yaml.safe_dump(spec))
     forms = (tmp_path / "expert.yaml", str(tmp_path / "expert.yaml"), spec, check_expert(spec))
     outs = [ls.train(form, tmp_path / f"{i}", seed=2) for i, form in enumerate(forms)]
@@ -81,10 +86,8 @@ def test_a_training_saves_by_time_and_logs_progress(tmp_path, base, rows, capfd,
     monkeypatch.setattr(sft.ProgressLines.__init__, "__defaults__", (0.0,))
     out = tmp_path / "out"
 
-    train({
-        "base": str(base), "data": data_files(rows, "task"), "limit": 96, "save_minutes": 1e-9,
-        "save_every": 48, "hyperparameters": FAST,
-    }, out, log=lines.append)  # fmt: skip
+    spec = spec_of(base, rows, limit=96, save_minutes=1e-9, save_every=48)
+    train(spec, out, log=lines.append)
     # By samples after steps 3 and 6 (the output itself); by time after every other step.
     assert steps == [[1], [2], [3], [3, 4], [3, 5]]
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["checkpoint-3"]
@@ -116,8 +119,7 @@ def test_the_first_interrupt_saves_a_checkpoint_to_resume_from(
 ):
     """Six steps, interrupted in one of them; what is resumed equals what was never stopped."""
     monkeypatch.setattr(sft.ProgressLines.__init__, "__defaults__", (0.0,))
-    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 96, "seed": 3,
-            "hyperparameters": FAST}  # fmt: skip
+    spec = spec_of(base, rows, limit=96, seed=3)
     whole, out, lines = train(spec, tmp_path / "whole"), tmp_path / "out", []
 
     def log(line):
@@ -154,8 +156,7 @@ def test_the_second_interrupt_and_a_lost_lease_stop_at_once():
 def test_two_trainings_never_share_a_folder(tmp_path, base, rows, monkeypatch):
     """The second one is refused; a process that lost the folder leaves it to the winner."""
     monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
-    spec = {"base": str(base), "data": data_files(rows, "task"), "limit": 16,
-            "hyperparameters": FAST}  # fmt: skip
+    spec = spec_of(base, rows, limit=16)
     out, winner = tmp_path / "out", Owner(where="elsewhere")
 
     def log(line):
@@ -174,9 +175,8 @@ def test_two_trainings_never_share_a_folder(tmp_path, base, rows, monkeypatch):
 @pytest.mark.slow
 def test_a_terminated_training_in_two_processes_ends_with_a_checkpoint(tmp_path, base, rows):
     """SIGTERM at the process that launched it, as a study does, stops all and saves."""
-    spec = {"base": str(base), "data": data_files(rows, "task"), "seed": 3,
-            "save_every": 320,
-            "hyperparameters": {**FAST, "max_steps": 10_000}}  # fmt: skip
+    fast = {**FAST, "max_steps": 10_000}
+    spec = spec_of(base, rows, seed=3, save_every=320, hyperparameters=fast)
     study = tmp_path / "study"
     study.mkdir()
     launcher = subprocess.Popen(
@@ -339,10 +339,8 @@ def test_bfloat16_is_the_default_where_it_is_faster(
     if not large:
         monkeypatch.setattr(hyperparameters, "LARGE", 50_000_000)
     lines = []
-    out = train({
-        "base": str(base), "data": data_files(rows, "task"), "limit": 4,
-        "hyperparameters": {"max_steps": 1, **given},
-    }, tmp_path / "out", log=lines.append)  # fmt: skip
+    spec = spec_of(base, rows, limit=4, hyperparameters={"max_steps": 1, **given})
+    out = train(spec, tmp_path / "out", log=lines.append)
     assert read_training(out)["hyperparameters"]["bf16"] == bf16
     assert any("bf16: false" in line for line in lines) == bf16
 
