@@ -240,12 +240,18 @@ def begin(browser, url, said):
     return page
 
 
-def save(page, folder, said):
-    """Save the answers by the keyboard, and close the page, which had nothing to say."""
+def saved(page, folder):
+    """Save the answers by the keyboard: the focus is on the button."""
     page.locator("#done").wait_for()
     with page.expect_download() as loaded:
-        page.keyboard.press("Enter")  # the focus is on the button
+        page.keyboard.press("Enter")
     loaded.value.save_as(folder / "back.jsonl")
+    return folder / "back.jsonl"
+
+
+def save(page, folder, said):
+    """Save the answers, and close the page, which had nothing to say."""
+    saved(page, folder)
     page.context.close()
     assert said == []
 
