@@ -104,7 +104,6 @@ START = b"GGUF" + struct.pack("<IQQ", 3, 2**60, 2**60)
 KEY = struct.pack("<Q", 1) + b"k"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

@@ -195,7 +195,6 @@ def test_fisher_refuses_in_one_line(fisher, texts, tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_composability_ranks_signals(layerswap, tmp_path):
     table = tmp_path / "merges.csv"
     lines = ["pair,mgsm_sw,[red]reading[/red],english[/x]"]  # as they are, not as markup

@@ -234,7 +234,6 @@ def test_a_cycle_through_others_is_found():
     ]
 
 
-@pytest.mark.slow
 def test_experts_nested_thousands_deep_are_one_line():
     nested = "\n".join(f"  e{i + 1}: {{soup: [e{i}, x]}}" for i in range(3000))
     text = f"experts:\n  e0: a\n  x: b\n{nested}\nsoup: {{experts: [e3000, x]}}"

@@ -195,7 +195,6 @@ def test_generation_settings_act_as_in_transformers(settings, tmp_path):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -144,7 +144,6 @@ def swaps(layers, **zones):
     return [swap_composition(layers, zones=z) for z in zone_grid(layers, **zones)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zones", "naive", "distinct"),
     [
@@ -348,7 +347,6 @@ def paligemma(root):
     return ls.swap(task=root / "task", language=root / "language", bottom=1, top=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 6])
 def test_requests_to_a_model_that_is_not_causal_are_scored_alone(batch_size, tmp_path):
     plans = paligemma(tmp_path).grid(bottom=[0, 1], top=[1])

@@ -122,7 +122,6 @@ DEMSAR = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_friedman_and_nemenyi_are_those_of_demsar():
     found = friedman(DEMSAR)
     ranks = dict(zip(found.treatments, found.mean_ranks, strict=True))
@@ -182,7 +181,6 @@ def test_equal_treatments_do_not_differ():
     assert found.p == 1.0
 
 
-@pytest.mark.slow
 def test_the_signal_that_orders_the_merges_comes_first():
     merged = [0.1, 0.2, 0.25, 0.3, 0.5, 0.6, 0.7, 0.9]
     rng = np.random.default_rng(1)

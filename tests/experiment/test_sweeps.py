@@ -137,7 +137,6 @@ CASES = [
 """Right answers by split and zones, and the zones that are to be saved and headed."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("scores", "zones"), CASES)
 @pytest.mark.parametrize("grid", [{"bottom": "0-2", "top": [0, 1]}, {"bottom": [0, 2], "top": 0}])
 def test_development_alone_decides_what_is_saved_and_headed(

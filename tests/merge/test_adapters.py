@@ -190,7 +190,6 @@ def test_a_smaller_rank_is_the_nearest_one(base, adapters, tmp_path):
     assert not config["rank_pattern"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "targets", "right"),
     [
@@ -271,7 +270,6 @@ def test_adapters_of_two_bases(base, adapters, tmp_path):
         ls.swap(task=adapters["plain"], language=other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -105,7 +105,6 @@ def test_the_local_cache_comes_first(hub, experts, tmp_path):
     assert weight_bytes(out) == weight_bytes(local.save(tmp_path / "local"))
 
 
-@pytest.mark.slow
 def test_offline_only_the_cache_is_asked(hub, experts, monkeypatch):
     open_checkpoint(TASK)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -129,7 +129,6 @@ def test_a_tied_head_that_one_source_stores_is_named(pair, tmp_path):
     assert sources["language"]["not_in_output"] == []
 
 
-@pytest.mark.slow
 def test_compositions_of_a_hybrid_score_as_each_alone(pair):
     if not pair.name.startswith("jamba"):
         pytest.skip("the engine's own tests have the others")

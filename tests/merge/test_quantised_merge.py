@@ -187,7 +187,6 @@ def test_what_does_not_fit_together(tmp_path):
     assert "bitsandbytes" in refusal(plan_of, other)
 
 
-@pytest.mark.slow
 def test_experts_in_one_tensor_of_four_bits(tmp_path):
     """MXFP4 of gpt-oss, against modules that transformers swaps in memory."""
     from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config

@@ -165,7 +165,6 @@ def test_a_gpu_that_is_not_there(files):
     assert "device 'cuda' cannot be used" in str(new(device="cuda").exception)
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_too_small(files, monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
     found = str(new().exception)

@@ -37,7 +37,6 @@ def ranks():
     return draw_ranks(friedman({n: [i + k / 9 for k in range(4)] for i, n in enumerate("abc")}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("draw", [stack, heat_map, intervals, ranks])
 def test_a_figure_is_well_formed_accessible_and_the_same_every_time(draw):
     drawing = draw()

@@ -252,7 +252,6 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "changes"), [(state, one) for state, all_ in WRONG.items() for one in all_], ids=str
 )
