@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -116,6 +117,14 @@ for _kind, _first, _pattern in (
         f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
     )
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
+
+
+@lru_cache(maxsize=1 << 12)
+def scalar(text: str) -> Any:
+    """Read a text as YAML reads a word without quotation marks: `yes` is true, and `01` is 1."""
+    loader: Any = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, text))
 
 
 def read_text(path: Path) -> str:

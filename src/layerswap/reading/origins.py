@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from layerswap.ground.errors import DataError, LayerswapError, one_line
 from layerswap.ground.strict import Strict
 from layerswap.ground.system import sorted_paths
-from layerswap.ground.yaml_file import nearest
+from layerswap.ground.yaml_file import nearest, scalar
 from layerswap.reading.datasets_inside import needs_script
 from layerswap.reading.files import (
     Layout,
@@ -145,14 +145,13 @@ def check_texts(values: Iterable[Any], column: str) -> None:
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:
     """Make a filter of rows from the values that `where` allows."""
     check_columns(origin.where, rows.column_names, "where")
-    allowed = {  # the values of a table are texts
-        column: [*values, *map(str, values),
-                 # JSON and Excel write truth values in their own way.
-                 *(form for value in values if isinstance(value, bool)
-                   for form in (str(value).lower(), str(value).upper()))]
-        for column, values in origin.where.items()
-    }  # fmt: skip
-    return lambda row: all(row[column] in values for column, values in allowed.items())
+
+    # A text matches what YAML reads in its place, such as true for yes.
+    def keeps(value: Any, allowed: list[Any]) -> bool:
+        read = scalar(value) if isinstance(value, str) else value
+        return value in allowed or repr(read) in map(repr, allowed)
+
+    return lambda row: all(keeps(row[column], values) for column, values in origin.where.items())
 
 
 def matching_files(folder: Path, pattern: str) -> list[str]:
@@ -233,25 +232,16 @@ def read_files(files: list[str], origin: Origin, count: int | None = None) -> Da
     delimiter = "\t" if tabs else origin.delimiter
     if form == "jsonl" or (form == "json" and all(map(holds_objects, files))):
         return read_json(files, count)
-    if form == "csv" and len(delimiter) == 1:
-        return read_table(files, Layout(delimiter, origin.header, origin.quotes), count)
+    if form == "csv":
+        quotes = origin.quotes and len(delimiter) == 1
+        return read_table(files, Layout(delimiter, origin.header, quotes), count)
     if form in ("text", "paragraphs"):
         return read_texts(files, count, paragraphs=form == "paragraphs")
     for file in files:
         check_start(file, binary=True)
         if unpacked(file) != Path(file):  # the library unpacks without a limit
             sum(1 for _ in lines_of(file))
-    options: dict[str, Any] = {"data_files": files}
-    if form == "csv":
-        # Words such as "NA" and "null" are texts here, not missing numbers.
-        options |= {
-            "sep": delimiter,
-            "keep_default_na": False,
-            "quoting": 0 if origin.quotes else 3,
-        }
-        if origin.header is not None:
-            options |= {"names": origin.header, "header": None}
-    return _load(form, origin, count, split="train", **options)
+    return _load(form, origin, count, split="train", data_files=files)
 
 
 def _load(
