@@ -19,7 +19,7 @@ from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.new.machine import choose_device
-from layerswap.new.tables import LOOK, Table, read_parallel, read_texts, short
+from layerswap.new.tables import Table, read_parallel, read_texts, short
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.training.mix.templates import parse_template, text_of
@@ -93,11 +93,13 @@ class LanguageInput:
             if table is not None:
                 texts = [row[column] for row in table.rows]
                 full = [text for text in texts if text_of(text, column)]
-                empty = f" ({len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
+                few = "at least " * (len(texts) < table.count)
+                empty = (
+                    f" ({few}{len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
+                )
                 form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
                 how = form.get(table.keys.get("format", ""), "")
-                count = "at least " * (len(texts) == LOOK) + f"{len(texts):,} texts{empty}"
-                lines += [f"{table.name}: {count} in {self.name}{how}"]
+                lines += [f"{table.name}: {table.count:,} texts{empty} in {self.name}{how}"]
                 lines += [f"  {short(text)!r}" for text in full[:1]]
         return lines
 
@@ -182,7 +184,7 @@ class Inputs:
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
         """Return the largest number of examples in a mix, and their mean length in tokens."""
         length = max(1, round(mean(self.tokens(text) for text in language.texts())))
-        weighed = [(len(table.rows), weight) for _, table, _, weight in language.templates()]
+        weighed = [(table.count, weight) for _, table, _, weight in language.templates()]
         whole = sum(weight for _, weight in weighed)
         return min(count * whole // weight for count, weight in weighed), length
 

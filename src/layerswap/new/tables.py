@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.ground.errors import DataError, LayerswapError, error_context
-from layerswap.reading.files import FORMATS, delimiter_of, lines_of, unpacked
+from layerswap.reading.files import FORMATS, delimiter_of, evenly_spaced, lines_of, unpacked
 from layerswap.reading.origins import Origin, check_texts, open_rows
 from layerswap.training.mix.templates import text_of
 
 LOOK = 100_000
-"""Largest number of rows that are read of one file."""
+"""Largest number of texts that are held in memory, evenly spaced over their file."""
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 Kind = Literal["messages", "pairs", "choices", "prompts", "answers", "labels"]
@@ -58,8 +58,9 @@ class Table:
 
     name: str  # as the user gave it
     columns: list[str]
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]]  # all of a task; of texts at most LOOK
     keys: dict[str, Any]  # paths are absolute
+    count: int = 0  # rows of the file
 
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of a source of a mix in `folder`."""
@@ -71,19 +72,19 @@ class Table:
         return keys
 
 
-def read_table(given: str, *, split: str = "train") -> Table:
-    """Read a table: a file, or a Hub data set as `OWNER/NAME` or `OWNER/NAME:CONFIG`."""
+def read_table(given: str, *, split: str = "train", most: int | None = None) -> Table:
+    """Read `most` rows of a file, or of a Hub data set (`OWNER/NAME` or `OWNER/NAME:CONFIG`)."""
     path, hub = Path(given).expanduser(), _HUB.fullmatch(given)
     if hub and not path.exists() and _ending(given) not in FORMATS:
         config = {"config": hub[2]} if hub[2] else {}
-        return _read(given, {"id": hub[1], **config, "split": split})
+        return _read(given, {"id": hub[1], **config, "split": split}, most)
     keys: dict[str, Any] = {"path": _absolute(given)}
     if _ending(given) in (".tsv", ".csv"):
         if len([*islice(filter(str.strip, lines_of(keys["path"])), 2)]) == 1:
             raise DataError(f"{given}: has a header and no rows")
         if _ending(given) == ".csv" and (delimiter := delimiter_of(keys["path"])) != ",":
             keys["delimiter"] = delimiter
-    return _read(given, keys)
+    return _read(given, keys, most)
 
 
 def read_texts(given: str) -> Table:
@@ -91,20 +92,20 @@ def read_texts(given: str) -> Table:
     path = Path(given).expanduser()
     is_table = FORMATS.get(_ending(given), "text") != "text"
     if is_table or ("/" in given and not path.exists() and not path.suffix):
-        table = read_table(given)
+        table = read_table(given, most=LOOK)
         if "text" not in table.columns:
             raise DataError(f"{given}: has no column `text`; it has {', '.join(table.columns)}")
         return _with_texts(table)
     blank = [not line.strip() for line in lines_of(_absolute(given))]
     paragraphs = sum(blank) > len(blank) / 10
     form = "paragraphs" if paragraphs else "text"
-    return _with_texts(_read(given, {"path": _absolute(given), "format": form}))
+    return _with_texts(_read(given, {"path": _absolute(given), "format": form}, LOOK))
 
 
 def read_parallel(files: tuple[str, str], names: tuple[str, str]) -> Table:
     """Read two files whose lines translate each other; columns are the two languages."""
     paths = map(_absolute, files)
-    return _read(" and ".join(files), {"parallel": dict(zip(names, paths, strict=True))})
+    return _read(" and ".join(files), {"parallel": dict(zip(names, paths, strict=True))}, LOOK)
 
 
 def _with_texts(table: Table) -> Table:
@@ -141,13 +142,14 @@ def _absolute(given: str) -> str:
     return str(path.absolute())
 
 
-def _read(given: str, keys: dict[str, Any]) -> Table:
+def _read(given: str, keys: dict[str, Any], most: int | None) -> Table:
     try:
         rows = open_rows(Origin(**keys), folder=Path()).rows
     except LayerswapError as error:
         here = any(part in str(error) for part in given.split(" and "))
         raise error if here else error.within(given) from None
-    return Table(given, rows.column_names, rows.select(range(min(LOOK, len(rows)))).to_list(), keys)
+    look = rows.select(evenly_spaced(range(len(rows)), most or len(rows)))
+    return Table(given, rows.column_names, look.to_list(), keys, len(rows))
 
 
 @dataclass(frozen=True)
