@@ -250,7 +250,8 @@ class Task:
                 "test_split": "test",
                 "num_fewshot": "${shots}",
                 "doc_to_text": ROLE.sub(r"{{\1}}", self.prompt),
-                "doc_to_target": f"{{{{{answer[0]}}}}}",
+                # A text that lm-eval reads as the position of a choice.
+                "doc_to_target": "{{label|int}}" if choices else f"{{{{{answer[0]}}}}}",
                 **(self._generating(size["written"]) if self.generates else self._choosing),
                 "metadata": {"version": 1},
             },

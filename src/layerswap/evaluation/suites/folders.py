@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,21 @@ class TaskFolder:
 
     def module(self, name: str, source: str) -> None:
         """Write a module with functions for the tasks of the folder."""
-        self._write(f"{name}.py", source)
+        self._write(f"{name}.py", source.encode())
 
     def rows(self, name: str, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, str]:
-        """Write the rows of a task as JSON Lines; return the file of each split."""
+        """Write the rows of a task as Parquet; return the file of each split.
+
+        From JSON the `datasets` library would read a date as a time, and so change the text.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.Table.from_pylist([*chain.from_iterable(splits.values())]).schema
         files = {}
         for split, rows in splits.items():
-            lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-            files[split] = str(self._write(f"{name}.{split}.jsonl", "\n".join(lines) + "\n"))
+            pq.write_table(pa.Table.from_pylist([*rows], schema), written := BytesIO())
+            files[split] = str(self._write(f"{name}.{split}.parquet", written.getvalue()))
         return files
 
     def task(self, name: str, config: Mapping[str, Any]) -> None:
@@ -151,15 +159,15 @@ class TaskFolder:
         Dumper.add_representer(str, represent)
         named = dict(config) if "group" in config else {"task": name, **config}
         text = yaml.dump(named, Dumper=Dumper, sort_keys=False, allow_unicode=True)
-        self._write(f"{name}.yaml", text)
+        self._write(f"{name}.yaml", text.encode())
 
-    def _write(self, name: str, text: str) -> Path:
+    def _write(self, name: str, content: bytes) -> Path:
         # Names come from files, and from rows.
         if "/" in name or not name.isprintable() or unusable_name(name):
             raise EvaluationError(f"{name!r:.80} cannot be the name of a task's file")
         path = self.root / name
-        if not path.exists() or path.read_text("utf-8") != text:
-            path.write_bytes(text.encode())
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
         WRITTEN.add(path.resolve())
         return path
 

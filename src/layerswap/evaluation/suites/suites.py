@@ -52,6 +52,8 @@ WITH_EXEMPLARS = "with_exemplars"
 """Key of a task whose contents are written only if the split of the exemplars is."""
 PLACEHOLDER = re.compile(r"(?<!\{)\$?\{(\w+)\}(?!\})")
 """A parameter; double braces are lm-eval's own. Files of earlier versions lack the dollar."""
+FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+"""A template of lm-eval that inserts a column."""
 
 Metric = Annotated[
     tuple[str, str],
@@ -473,7 +475,7 @@ def _write_task(
                 given[key] = value
             elif value["fewshot_split"] in written:
                 given |= value
-        config = filled(given, {**values, "files": files})
+        config = _by_column(filled(given, {**values, "files": files}), written)
         if "include" in config:
             config["include"] = lm_eval_file(config["include"])
         elif values["shots"] and EXEMPLARS.isdisjoint(config):
@@ -482,6 +484,29 @@ def _write_task(
         tasks.task(member, config)
     if group is not None:
         tasks.task(name, {"group": name, "task": list(members), **group.task})
+
+
+def _by_column(task: Mapping[str, Any], splits: Mapping[str, Rows]) -> dict[str, Any]:
+    """Name a column in place of a template that only inserts it.
+
+    lm-eval evaluates what a template renders if it looks like a number or a list, and takes numbers
+    as positions of choices. It does so still if an answer is none of the choices.
+    """
+    rows = [row for split in splits.values() for row in split]
+    named = dict(task)
+    for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
+        field = FIELD.fullmatch(str(task.get(key)))
+        kinds = list if key == "doc_to_choice" else str | list
+        if field and all(isinstance(row.get(field[1]), kinds) for row in rows):
+            named[key] = field[1]
+    target, choices = named.get("doc_to_target"), named.get("doc_to_choice")
+    if isinstance(target, str) and target != task["doc_to_target"] and choices is not None:
+        lists = (row.get(choices, ()) if isinstance(choices, str) else choices for row in rows)
+        if not all(row[target] in known for row, known in zip(rows, lists, strict=True)):
+            named["doc_to_target"] = task["doc_to_target"]
+    if named.get("dataset_path") == "json":
+        named["dataset_path"] = "parquet"
+    return named
 
 
 def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFolder) -> Rows:
@@ -528,7 +553,8 @@ def _labelled(benchmark: Benchmark, rows: Rows, where: str) -> Rows:
     return kept
 
 
-def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> str:
+def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, where: str) -> Any:
+    """Return a cell as a text, or as a list of texts."""
     column = next((column for column in columns if column in row), None)
     if column is None:
         raise EvaluationError(f"{where}: has no column {columns[-1]!r}")
@@ -539,7 +565,9 @@ def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, wh
         if not 0 <= value < len(table.label_numbers):
             raise EvaluationError(f"{where}: has an unknown label {value}")
         value = table.label_numbers[value]
-    return str(value).strip() if table.strip else str(value)
+    texts = [str(text).strip() if table.strip else str(text)
+             for text in (value if isinstance(value, list) else [value])]  # fmt: skip
+    return texts if isinstance(value, list) else texts[0]
 
 
 def _in_turns(rows: Rows, labels: list[str]) -> Rows:

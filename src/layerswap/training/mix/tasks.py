@@ -14,13 +14,12 @@ from typing import Any
 
 from layerswap.evaluation.languages import match, standard_tag
 from layerswap.evaluation.suites.folders import FUNCTION, DataFolder
-from layerswap.evaluation.suites.suites import Benchmark, Data, filled, parts_of, table_files
+from layerswap.evaluation.suites.suites import FIELD, Benchmark, Data, filled, parts_of, table_files
 from layerswap.ground.errors import RecipeError, error_context
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import nearest, validate
 from layerswap.reading.origins import NonEmpty
 
-_FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _OWN = "write prompt and completion instead of task"
 
 
@@ -156,7 +155,7 @@ def _is_text(value: Any) -> bool:
 
 def _plain(text: str, columns: Mapping[str, str]) -> str | None:
     """Translate a template that only inserts columns; None if it does more."""
-    parts = _FIELD.split(text)
+    parts = FIELD.split(text)
     if any(mark in part for part in parts[::2] for mark in ("{{", "{%", "{#")):
         return None
     parts[::2] = [part.replace("{", "{{").replace("}", "}}") for part in parts[::2]]
