@@ -8,6 +8,7 @@ metrics are lm-eval's.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import warnings
 from collections import Counter
@@ -39,6 +40,7 @@ from layerswap.evaluation.settings import (
     template_error,
 )
 from layerswap.evaluation.suites.folders import WRITTEN
+from layerswap.evaluation.suites.suites import FIELD
 from layerswap.evaluation.written import with_folder
 from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.types import Advance, Log
@@ -138,6 +140,7 @@ def load_tasks(
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         _check_exemplars(name, task)
+        _check_answers(name, task)
         if generation and task.get_config("output_type") == "generate_until":
             task.set_config(key="generation_kwargs", value=generation, update=True)
     return loaded
@@ -164,6 +167,18 @@ def _check_exemplars(name: str, task: Any) -> None:
             "show its own answer; name a split for them (fewshot_split in the task's file)",
             stacklevel=3,
         )
+
+
+def _check_answers(name: str, task: Any) -> None:
+    """Refuse right answers in digits that lm-eval takes as positions of other choices."""
+    field, choices = FIELD.fullmatch(str(task.config.doc_to_target)), task.config.doc_to_choice
+    column = field[1] if field and isinstance(choices, list) else ""
+    for answer in task.eval_docs[column] if column in task.features else ():
+        if str(answer).isdigit() and answer in choices and choices.index(answer) != int(answer):
+            raise EvaluationError(
+                f"{name}: lm-eval reads the answer {answer!r} as the position of a choice; write "
+                f"doc_to_target: {column}, without braces"
+            )
 
 
 @cache
@@ -241,6 +256,10 @@ def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None
         raise EvaluationError(f"no task {unknown!r}{nearest(unknown, sorted(index))}")
     configs = {name: getattr(index[name], "cfg", None) or {} for name in names}
     refuse_programs({n: config.get("unsafe_code", False) for n, config in configs.items()})
+    for name, choice in ((n, c) for n, config in configs.items()
+                         for c in config.get("doc_to_choice") or ()):  # fmt: skip
+        if not isinstance(choice, str):
+            raise EvaluationError(f"{name}: doc_to_choice: write texts in quotes; found {choice!r}")
 
 
 def task_names() -> list[str]:
@@ -282,17 +301,27 @@ def run_tasks(
     add_labels(result)
     for metric in ADDED.values():
         metric.add(result)
-    _add_texts(result, loaded["tasks"])
+    template = str(getattr(getattr(model, "tokenizer", None), "chat_template", None) or "")
+    for name, samples in result["samples"].items():
+        _add_questions(samples, loaded["tasks"][name], settings, template)
     return dict(result)
 
 
-def _add_texts(result: Mapping[str, Any], tasks: Mapping[str, Any]) -> None:
-    """Add each document's text to the samples of few-shot tasks."""
-    for name, samples in result["samples"].items():
-        if tasks[name].get_config("num_fewshot"):
-            for sample in samples:
-                asked = tasks[name].doc_to_text(sample["doc"])
-                sample.update({"text": asked} if isinstance(asked, str) else {})
+def _add_questions(samples: Any, task: Any, settings: PromptOptions, template: str) -> None:
+    """Add to samples how they are asked, a hash of what they ask, and its text with exemplars."""
+    shots = task.get_config("num_fewshot")
+    texts = vars(task).setdefault("texts_of_documents", {})  # lm-eval compiles templates each time
+    for sample in samples:
+        if sample["doc_id"] not in texts:
+            texts[sample["doc_id"]] = task.doc_to_text(sample["doc"])
+        text, choices = texts[sample["doc_id"]], [str(given[-1]) for given in sample["arguments"]]
+        if shots and isinstance(text, str):
+            sample["text"] = text
+        asked = text if isinstance(text, str) and text.strip() else sample["doc_hash"]
+        # The delimiter before a choice depends on the chat template.
+        whole = [asked, *(choice.strip() for choice in choices if len(choices) > 1)]
+        sample["document_hash"] = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
+        sample["prompts"] = settings.described(shots, template)
 
 
 def cut_prompts(model: Any, result: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -51,6 +52,17 @@ class PromptOptions(Extended):
         """True if few-shot examples are chat turns."""
         given = self.fewshot_as_multiturn
         return bool(self.apply_chat_template) if given is None else given
+
+    def described(self, shots: int, template: str) -> str:
+        """Describe how the prompts are made: all settings but defaults, the template by its hash.
+
+        Results record this, so that a comparison can say if models were asked differently.
+        """
+        used = {name: value for name, field in PromptOptions.model_fields.items()
+                if (value := getattr(self, name)) != field.default}  # fmt: skip
+        if self.apply_chat_template:
+            used["apply_chat_template"] = hashlib.sha256(template.encode()).hexdigest()[:8]
+        return ", ".join(f"{k}={v!r}" for k, v in {**used, "num_fewshot": shots}.items())
 
     def with_chat_template(self, tokenizer: Any, log: Log = lambda line: None) -> Any:
         """Copy a tokenizer with only the chat template that the prompts use.

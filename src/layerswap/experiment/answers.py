@@ -55,6 +55,8 @@ class Answer:
     text: str = ""  # the document as the task writes it; without exemplars, the whole prompt
     choices: int = 0  # number of answers to choose from; 0 for free answers
     weights: str = ""  # key of the model's weights
+    document_hash: str = ""  # of the text and the choices; equal in every chat template
+    prompts: str = ""  # the settings of the prompts, such as `num_fewshot=0`
     condition: Condition = CHECKPOINT
 
     @property
@@ -204,6 +206,7 @@ def answers_to(
     for sample in samples:
         name = sample["filter"]
         more: dict[str, Any] = {**shared, "document": int(sample["doc_id"]), "filter": name}
+        more |= {key: sample.get(key, "") for key in ("document_hash", "prompts")}
         if name == main[1]:
             more |= {
                 "question": _question(sample), "target": str(sample["target"]),

@@ -101,5 +101,5 @@ def answers_of_baselines(test: Sequence[Answer], found: Baselines) -> Iterator[A
             yield replace(
                 row, model=str(condition), condition=condition, score=float(score),
                 label=row.label if answer else "", predicted=str(answer), answer=str(answer),
-                weights=str(condition),
+                weights=str(condition), prompts="",
             )  # fmt: skip

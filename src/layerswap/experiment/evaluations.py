@@ -210,10 +210,12 @@ def _scores(
         if answers := classified_of([(row.label, row.predicted) for row in group]):
             for metric, interval in vars(answers.balanced).items():
                 add(*key, metric, interval)
+    main = {(row.task, row.filter) for row in rows if row.main}
     shares = files.grouped(
-        (row for row in rows if row.metric in (*ADDED, ANSWER, REASONING)),
+        (row for row in rows
+         if row.metric in (*ADDED, ANSWER, REASONING) and (row.task, row.filter) in main),
         lambda row: (row.model, row.task, row.metric),
-    )
+    )  # fmt: skip
     for (name, task_name, metric), group in shares.items():
         add(name, task_name, metric, _mean(group))
     return scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,6 +131,8 @@ def compare(
     if len(names) < 2:
         raise EvaluationError("a comparison needs two models; there is " + ", ".join(names))
     rows = list(dict.fromkeys(row for name in names for row in scores[name]))
+    named = {name: scores[name] for name in names}
+    notes = [note for row in rows for note in _differences(named, row)]
     table = {row: _compared([scores[name].get(row) for name in names], row) for row in rows}
     given = [cell.p for line in table.values() for cell in line if cell and cell.p is not None]
     corrected = iter(holm(given))
@@ -147,16 +150,16 @@ def compare(
             )
             for name, cell in zip(names, line, strict=True)
         ))  # fmt: skip
-    means = _means({name: scores[name] for name in names}, rows)
-    notes = tuple(_left_out(names, dict(zip(rows, cells, strict=True))))
-    return ComparedModels(tuple(names), tuple(rows), tuple(cells), tuple(means), notes)
+    means = _means(named, rows)
+    notes += _left_out(names, dict(zip(rows, cells, strict=True)))
+    return ComparedModels(tuple(names), tuple(rows), tuple(cells), tuple(means), tuple(notes))
 
 
 _Row = tuple[str, str, str]
 
 
 _Documents = dict[tuple[str, int], Answer]
-"""By task and document."""
+"""By hash and its repetition; without hashes by task and position."""
 
 
 def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]], set[str]]:
@@ -175,6 +178,11 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
                 documents.setdefault(_row(score), {})[score.task, score.document] = score
                 if score.condition.zones is not None:
                     flattered.add(score.model)
+    tables = [rows for places in read.values() for rows in places.values()]
+    by_position = {row for rows in tables for row, by in rows.items()
+                   if not all(answer.document_hash for answer in by.values())}  # fmt: skip
+    for rows in tables:
+        rows |= {row: _by_hash(rows[row]) for row in rows.keys() - by_position}
     by_model: dict[str, dict[_Row, _Documents]] = {}
     for name, places in read.items():
         if len(places) == 1 or _is_one(places):
@@ -187,12 +195,50 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
     return by_model, flattered
 
 
+def _by_hash(documents: _Documents) -> _Documents:
+    """Know documents by their texts, equal ones by the order of their right answers."""
+    seen = Counter[str]()
+    made = {}
+    for answer in sorted(documents.values(), key=lambda a: (a.target, a.task, a.document)):
+        made[answer.document_hash, seen[answer.document_hash]] = answer
+        seen[answer.document_hash] += 1
+    return made
+
+
+def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> Iterator[str]:
+    """Describe how models were asked differently; refuse documents with several right answers."""
+    where, common = " ".join(filter(None, row[:2])), _common(scores.values(), row)
+    first, ways = "", dict[str, str]()
+    for name, by in scores.items():
+        if row not in by or any(answer.is_baseline for answer in by[row].values()):
+            continue
+        first = first or name
+        pairs = [(by[row][key], scores[first][row][key]) for key in common]
+        if other := sum("" != a.target.strip() != b.target.strip() != "" for a, b in pairs):
+            raise EvaluationError(
+                f"{where}: the right answers to {other:,} of {len(common):,} documents differ "
+                f"between {first} and {name}; evaluate both on one version of the test"
+            )
+        if any(a.question != b.question and not a.document_hash == b.document_hash != ""
+               for a, b in pairs):  # fmt: skip
+            yield (
+                f"{where}: the documents of {first} and {name} are paired by position, because an "
+                "earlier version wrote the answers; check that both had the same test file"
+            )
+        how = {f"{a.prompts}, filter={a.filter!r}" for a in by[row].values() if a.prompts}
+        ways |= {name: " and ".join(sorted(how))} if how else {}
+    if len({*ways.values()}) > 1:
+        listed_ways = "; ".join(f"{name} by {how}" for name, how in ways.items())
+        yield f"{where}: the models were asked differently: {listed_ways}"
+
+
 def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> bool:
     """True if runs of one name had equal weights, and equal scores wherever both have a score."""
     weights = {weights for weights, _ in places}
-    first_scores: dict[tuple[_Row, tuple[str, int]], float] = {}
+    first: dict[tuple[_Row, tuple[str, int]], Answer] = {}
     same = all(
-        first_scores.setdefault((row, document), answer.score) == answer.score
+        (other := first.setdefault((row, document), answer)).score == answer.score
+        and (other.prompts == answer.prompts or "" in (other.prompts, answer.prompts))
         for rows in places.values() for row, by in rows.items() for document, answer in by.items()
     )  # fmt: skip
     return same and len(weights) == 1 and "" not in weights
@@ -249,7 +295,9 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
     """
     common = _common([{row: documents} for documents in models if documents], row)
     if not common:
-        raise EvaluationError(f"{' '.join(row)}: the models share no document")
+        raise EvaluationError(
+            f"{' '.join(row)}: the models share no document; their test files or prompts differ"
+        )
     first = None if models[0] is None else _values(models[0], common)
     reference = None if models[0] is None else _classified(models[0], common)
     cells: list[ScoreCell | None] = []
@@ -270,8 +318,10 @@ def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell 
 
 
 def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
-    """List the documents that all models of a row answered."""
-    return sorted(set.intersection(*(set(by[row]) for by in scores if row in by)))
+    """List the documents that all models answered in the first one's order, as translations."""
+    first, *others = [by[row] for by in scores if row in by]
+    shared = set(first).intersection(*others)
+    return sorted(shared, key=lambda key: (first[key].task, first[key].document))
 
 
 def _values(documents: _Documents, common: Sequence[tuple[str, int]]) -> npt.NDArray[np.float64]:
