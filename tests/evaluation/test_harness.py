@@ -613,6 +613,52 @@ def test_tasks_whose_answers_lm_eval_runs_are_refused_by_name(world, tmp_path):
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    ("labels", "choices", "why"),
+    [(["1", "2"], "['1', '2']", "lm-eval reads the answer '1' as the position of a choice; write "
+                                "doc_to_target: label, without braces"),
+     (["yes", "no"], "[yes, no]", "doc_to_choice: write texts in quotes; found True"),
+     ([0, 1], "['1', '2']", None), (["0", "1"], "['0', '1']", None)],
+)  # fmt: skip
+def test_choices_that_lm_eval_reads_as_something_else_are_refused(tmp_path, labels, choices, why):
+    rows = tmp_path / "test.jsonl"
+    rows.write_text("".join(json.dumps({"question": "a", "label": one}) + "\n" for one in labels))
+    text = RUNS_ANSWERS.format(name="own", test=rows).replace("{{answer}}", "{{label}}")
+    text = text.replace("generate_until", f"multiple_choice\ndoc_to_choice: {choices}")
+    (tmp_path / "own.yaml").write_text(
+        text.partition("process")[0].replace("unsafe_code: true", "")
+    )
+    if why is None:
+        assert harness.load_tasks(["own"], include=[tmp_path])["tasks"].keys() == {"own"}
+        return
+    with pytest.raises(EvaluationError, match=f"own: {re.escape(why)}"):
+        harness.load_tasks(["own"], include=[tmp_path])
+
+
+def test_a_document_is_known_by_its_text_in_every_prompt():
+    class Task:
+        def __init__(self, shots):
+            self.get_config = {"num_fewshot": shots}.get
+
+        def doc_to_text(self, document):
+            return document["q"]
+
+    def asked(shots=0, question="One?", delimiter=" ", template="", **settings):
+        arguments = [(f"<user>{question}", f"{delimiter}{choice}") for choice in ("yes", "no")]
+        sample = {"doc_id": 0, "doc": {"q": question}, "arguments": arguments, "doc_hash": "x"}
+        harness._add_questions([sample], Task(shots), PromptOptions(**settings), template)
+        return sample["document_hash"], sample["prompts"]
+
+    plain, how = asked()
+    assert how == "num_fewshot=0"
+    chat = {"apply_chat_template": True, "system_instruction": "Short."}
+    assert asked(3, delimiter="", template="t", **chat) == (
+        plain, "apply_chat_template='e3b98a4d', system_instruction='Short.', num_fewshot=3"
+    )  # fmt: skip
+    assert asked(template="u", **chat)[1] != asked(template="t", **chat)[1]
+    assert asked(question="Two?")[0] != plain
+
+
 @pytest.mark.slow
 def test_every_task_of_lm_eval_that_imports_a_runner_of_answers_is_refused():
     """Tasks whose files call `exec`, or start programs, by the source of lm-eval itself."""

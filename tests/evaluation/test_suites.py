@@ -443,6 +443,42 @@ def test_a_benchmark_of_ones_own_is_one_file(greetings, tasks):
         write_suite(str(greetings), ["en"], tasks, data=data)
 
 
+@pytest.mark.parametrize("labels", ["-1 0 1", "1 2 3 4 5", "01 02", "१ २", "[1] [2]", "True None"])
+def test_labels_are_texts_and_no_positions(greetings, tasks, labels):
+    names = labels.split()
+    lines = "".join(f"{100 + i}\t{label}\n" for i, label in enumerate([*names, names[0]]))
+    (greetings.parent / "greetings" / "sw.test.tsv").write_text("sentence\ttone\n" + lines)
+    text = greetings.read_text().replace("[polite, rude]", str(names))
+    greetings.write_text(text.replace('"{{text}}\\nThis is"', '"{{text}}"'))
+    (asked,) = write_suite(str(greetings), ["sw"], tasks, data=DataFolder(greetings.parent))
+    task = loaded([asked], tasks)[asked.name]
+    assert [task.doc_to_target(document) for document in task.eval_docs] == [*names, names[0]]
+    assert task.doc_to_choice(task.eval_docs[0]) == names
+    assert prompt_of(task, 1) == "101"
+    scored = [task.process_results(document, [(-i, False) for i in range(len(names))])["acc"]
+              for document in task.eval_docs]  # fmt: skip
+    assert scored == [1.0, *[0.0] * (len(names) - 1), 1.0]
+
+
+def test_answers_and_choices_reach_lm_eval_as_they_are(greetings, tasks):
+    text = greetings.read_text().replace("labels: [polite, rude]\n", "")
+    text = text.replace("{text: sentence, label: tone}", "[text, options, answer]")
+    text = text.replace(".tsv", ".jsonl").replace("{{label}}", "{{answer}}")
+    answers = ["2024-01-31", "[1, 2]", "07", "1e3", "2024-01-31 10:00", "true"]
+    rows = [{"text": str(i), "options": ["3", answer], "answer": answer}
+            for i, answer in enumerate(answers)]  # fmt: skip
+    file = greetings.parent / "greetings" / "sw.test.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = text.replace("multiple_choice", "generate_until")
+    written = "".join(line + "\n" for line in written.splitlines() if "doc_to_choice" not in line)
+    for form in (text.replace('"${labels}"', '"{{options}}"'), written):
+        greetings.write_text(form)
+        (asked,) = write_suite(str(greetings), ["sw"], tasks, data=DataFolder(greetings.parent))
+        task = loaded([asked], tasks)[asked.name]
+        assert [task.doc_to_target(document) for document in task.eval_docs] == answers
+    assert task.eval_docs[1]["options"] == ["3", "[1, 2]"]
+
+
 def test_no_document_is_shown_its_own_answer(greetings, tasks):
     """lm-eval draws exemplars among all documents of a test without another split."""
     rows = "".join(f"Neno {i}\t{('polite', 'rude')[i % 2]}\n" for i in range(6))

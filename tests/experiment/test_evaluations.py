@@ -8,6 +8,10 @@ from typer.testing import CliRunner
 
 import layerswap as ls
 from layerswap.cli import app
+from layerswap.evaluation.metrics import NORMALISED
+from layerswap.evaluation.suites.suites import WrittenTask
+from layerswap.experiment.answers import Answer
+from layerswap.experiment.evaluations import _scores
 
 TASK = "maembe_choose"
 
@@ -29,6 +33,16 @@ def test_an_evaluation_is_that_of_the_command(done, world, tmp_path):
     assert set(table.n) == {4}
     assert repr(done) == f"Evaluation of 2 models on 1 tasks in {done.folder}"
     assert done._repr_html_().startswith("<table")
+
+
+def test_one_metric_over_two_filters_is_not_averaged():
+    main = ("exact_match", "number")
+    rows = [Answer("m", "t", i, metric, name, score, main=(metric, name) == main)
+            for i in range(6) for metric in ("exact_match", NORMALISED)
+            for name, score in (("number", 1.0), ("flexible-extract", 0.0))]  # fmt: skip
+    results = {"m": {"results": {"t": {"exact_match,number": 1.0}}}}
+    scores = _scores(results, [WrittenTask("t", "t", "sw", main)], rows)
+    assert {row["metric"]: row["score"] for row in scores} == {"exact_match": 1.0, NORMALISED: 1.0}
 
 
 @pytest.mark.slow

@@ -90,6 +90,38 @@ def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
         assert str(answer) == {"prompts": "4", "answers": "4", "messages": "Hello"}[kind]
 
 
+def test_every_row_of_a_task_is_read_and_every_text_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("layerswap.new.tables.LOOK", 4)
+    rows = [(f"review {i}", ("awful", "good", "great")[i // 4]) for i in range(12)]
+    write_tsv(tmp_path / "t.tsv", ("text", "label"), rows)
+    task = read_task(str(tmp_path / "t.tsv"), {})
+    assert (len(task.complete), task.labels) == (12, ["awful", "good", "great"])
+    (tmp_path / "t.txt").write_text("".join(f"line {i}\n" for i in range(10)))
+    for given in ("t.txt", "t.tsv"):
+        texts = read_texts(str(tmp_path / given))
+        assert (len(texts.rows), texts.count) == (4, 10 if given == "t.txt" else 12)
+    assert texts.rows[-1]["text"] == "review 9"
+
+
+def test_choices_that_are_digits_are_told_by_their_position(tmp_path):
+    rows = [{"question": f"{i} + 1?", "choices": ["1", "2", "3"], "answer": str(i + 1)}
+            for i in range(3)]  # fmt: skip
+    task = Task(table(*rows), recognise(table(*rows), {}))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    lines = (json.dumps(target(task, one, "sw")) + "\n" for one in task.documents(rows))
+    (tmp_path / "data" / "sw.test.jsonl").write_text("".join(lines))
+    file = tmp_path / "benchmarks" / "x.yaml"
+    file.write_text(_dump(task.benchmark("x", ["sw"], {"documents": 3, "read": 9, "written": 1})))
+    tasks = TaskFolder(tmp_path / "tasks")
+    (written,) = write_suite(str(file), ["sw"], tasks, data=DataFolder(None))
+    from layerswap.evaluation.harness import load_tasks
+
+    loaded = load_tasks([written.name], include=[tasks.root])["tasks"][written.name]
+    assert [loaded.doc_to_target(one) for one in loaded.eval_docs] == [0, 1, 2]
+    assert loaded.doc_to_choice(loaded.eval_docs[0]) == ["1", "2", "3"]
+
+
 def test_a_pair_of_sentences_with_labels():
     rows, wanted = TABLES["pairs"]
     task = task_of(*rows)

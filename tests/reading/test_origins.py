@@ -13,6 +13,7 @@ from datasets import Dataset
 from refusals import one_line, refused
 
 from layerswap.ground.errors import DataError
+from layerswap.ground.yaml_file import parse_yaml
 from layerswap.reading import files
 from layerswap.reading.files import lines_of
 from layerswap.reading.files import rows_of as rows_of_file
@@ -300,6 +301,22 @@ def test_other_kinds_of_files_are_named(tmp_path, content, names, why, limit):
     for name in names.split():
         write_bytes(tmp_path, **{name: content})
         assert f"{name}: {why}" in why_refused(tmp_path, path=name, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [("[yes, maybe]", "yes maybe"), ("[no, 'maybe']", "no maybe"), ("yes", "yes"),
+     ("[01, x]", "01 x"), ("['yes']", "yes"), ("[true]", "yes"), ("['01', off]", "01 no")],
+)  # fmt: skip
+def test_where_reads_a_text_as_its_own_words_are_read(tmp_path, where, kept):
+    labels = ["yes", "no", "maybe", "01", "x", "<<", "1" * 2000]
+    write_bytes(tmp_path, a__txt="id ||| label\n" + "".join(f"07 ||| {one}\n" for one in labels))
+    text = f"{{path: a.txt, format: csv, delimiter: ' ||| ', where: {{label: {where}}}}}"
+    origin = Origin.model_validate(parse_yaml(text, "m.yaml")[0])
+    rows = open_rows(origin, folder=tmp_path).rows
+    assert {row["id"] for row in rows} == {"07"}
+    keep = where_filter(origin, rows)
+    assert {row["label"] for row in rows if keep(row)} == {*kept.split()}
 
 
 def test_a_parquet_file_of_another_name_is_read_by_its_format(tmp_path):

@@ -301,7 +301,7 @@ def run_tasks(
     add_labels(result)
     for metric in ADDED.values():
         metric.add(result)
-    template = str(getattr(getattr(model, "tokenizer", None), "chat_template", None) or "")
+    template = str(model.tokenizer.chat_template) if settings.apply_chat_template else ""
     for name, samples in result["samples"].items():
         _add_questions(samples, loaded["tasks"][name], settings, template)
     return dict(result)
@@ -317,10 +317,10 @@ def _add_questions(samples: Any, task: Any, settings: PromptOptions, template: s
         text, choices = texts[sample["doc_id"]], [str(given[-1]) for given in sample["arguments"]]
         if shots and isinstance(text, str):
             sample["text"] = text
-        asked = text if isinstance(text, str) and text.strip() else sample["doc_hash"]
-        # The delimiter before a choice depends on the chat template.
-        whole = [asked, *(choice.strip() for choice in choices if len(choices) > 1)]
-        sample["document_hash"] = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
+        asked = [text if isinstance(text, str) and text.strip() else sample["doc_hash"]]
+        if len(choices) > 1:  # the delimiter before them depends on the chat template
+            asked += map(str.strip, choices)
+        sample["document_hash"] = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
         sample["prompts"] = settings.described(shots, template)
 
 

@@ -54,10 +54,7 @@ class PromptOptions(Extended):
         return bool(self.apply_chat_template) if given is None else given
 
     def described(self, shots: int, template: str) -> str:
-        """Describe how the prompts are made: all settings but defaults, the template by its hash.
-
-        Results record this, so that a comparison can say if models were asked differently.
-        """
+        """Describe the prompts for results: settings but defaults, and the template's hash."""
         used = {name: value for name, field in PromptOptions.model_fields.items()
                 if (value := getattr(self, name)) != field.default}  # fmt: skip
         if self.apply_chat_template:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from layerswap.evaluation.statistics import (
     paired_test,
 )
 from layerswap.evaluation.suites.suites import has_variants
-from layerswap.experiment.answers import Answer, read_answers
+from layerswap.experiment.answers import Answer, grouped, read_answers
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike, listed
 
@@ -169,15 +168,19 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
     """
     read: dict[str, dict[tuple[str, Path], dict[_Row, _Documents]]] = {}
     flattered = set()
-    for run in runs:
-        for score in read_answers(run):
-            if score.main:
-                # Without a record of the weights, a model is one only within its run.
-                key = score.weights, run
-                documents = read.setdefault(score.model, {}).setdefault(key, {})
-                documents.setdefault(_row(score), {})[score.task, score.document] = score
-                if score.condition.zones is not None:
-                    flattered.add(score.model)
+    answers = [(run, answer) for run in runs for answer in read_answers(run) if answer.main]
+    hashes = {(run, answer.task, answer.document): answer.document_hash
+              for run, answer in answers if not answer.is_baseline}  # fmt: skip
+    for run, answer in answers:
+        place = answer.task, answer.document
+        # A baseline answers the documents of its run, perhaps in translation.
+        known = hashes.get((run, *place)) if answer.is_baseline else None
+        score = replace(answer, document_hash=known or answer.document_hash)
+        # Without a record of the weights, a model is one only within its run.
+        documents = read.setdefault(score.model, {}).setdefault((score.weights, run), {})
+        documents.setdefault(_row(score), {})[place] = score
+        if score.condition.zones is not None:
+            flattered.add(score.model)
     tables = [rows for places in read.values() for rows in places.values()]
     by_position = {row for rows in tables for row, by in rows.items()
                    if not all(answer.document_hash for answer in by.values())}  # fmt: skip
@@ -197,12 +200,9 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
 
 def _by_hash(documents: _Documents) -> _Documents:
     """Know documents by their texts, equal ones by the order of their right answers."""
-    seen = Counter[str]()
-    made = {}
-    for answer in sorted(documents.values(), key=lambda a: (a.target, a.task, a.document)):
-        made[answer.document_hash, seen[answer.document_hash]] = answer
-        seen[answer.document_hash] += 1
-    return made
+    ordered = sorted(documents.values(), key=lambda a: (a.target, a.task, a.document))
+    equal = grouped(ordered, lambda answer: answer.document_hash)
+    return {(text, n): answer for text, same in equal.items() for n, answer in enumerate(same)}
 
 
 def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> Iterator[str]:

@@ -121,10 +121,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 
 @lru_cache(maxsize=1 << 12)
 def scalar(text: str) -> Any:
-    """Read a text as YAML reads a word without quotation marks: `yes` is true, and `01` is 1."""
+    """Return the truth value or integer that YAML reads without quotation marks, else the text."""
     loader: Any = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
-    return loader.construct_object(yaml.ScalarNode(tag, text))
+    known = tag.endswith((":bool", ":int")) and len(text) <= MOST_DIGITS
+    return loader.construct_object(yaml.ScalarNode(tag, text)) if known else text
 
 
 def read_text(path: Path) -> str:

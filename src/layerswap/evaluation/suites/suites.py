@@ -489,8 +489,8 @@ def _write_task(
 def _by_column(task: Mapping[str, Any], splits: Mapping[str, Rows]) -> dict[str, Any]:
     """Name a column in place of a template that only inserts it.
 
-    lm-eval evaluates what a template renders if it looks like a number or a list, and takes numbers
-    as positions of choices. It does so still if an answer is none of the choices.
+    lm-eval evaluates rendered digits and lists, and takes digits as positions of choices; so it
+    still does where an answer is none of the choices.
     """
     rows = [row for split in splits.values() for row in split]
     named = dict(task)

@@ -1,0 +1,90 @@
+"""Models of several runs are compared on equal documents, whatever their order in a file."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+
+import layerswap as ls
+from layerswap.experiment.answers import Answer, write_answers
+from layerswap.experiment.conditions import TRANSLATE_TEST
+from layerswap.ground.errors import EvaluationError
+
+LABELS = ("yes", "no", "maybe")
+
+
+def answers(model, scores, **fields):
+    """Answers to as many documents as scores; document 1 repeats the text of 0."""
+    return [
+        Answer(model, "t", i, "acc", "none", score, main=True, benchmark="t", weights=model,
+               target=LABELS[i % 3], question=f"question {max(i, 1)}",
+               **{"document_hash": f"hash {max(i, 1)}", "prompts": "num_fewshot=0"} | fields)
+        for i, score in enumerate(scores)
+    ]  # fmt: skip
+
+
+def compared(folder, *runs):
+    for number, rows in enumerate(runs):
+        (folder / str(number)).mkdir(exist_ok=True)
+        write_answers(folder / str(number) / "answers.parquet", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few documents
+        found = ls.compare([folder / str(number) for number in range(len(runs))])
+    return found, [cell.against and cell.against.difference for cell in found.cells[0]]
+
+
+def reordered(rows):
+    return [replace(row, document=len(rows) - 1 - row.document) for row in rows]
+
+
+FIRST = answers("a", [1, 0, 0, 1, 0, 1])
+SECOND = answers("b", [1, 1, 0, 1, 1, 1])
+
+
+def test_documents_pair_by_what_they_ask(tmp_path):
+    found, differences = compared(tmp_path, FIRST, SECOND)
+    assert compared(tmp_path, FIRST, reordered(SECOND)) == (found, differences)
+    assert not found.notes
+    kept = reordered(SECOND)[:4]
+    found, _ = compared(tmp_path, FIRST, kept)
+    assert [cell.score.mean for cell in found.cells[0]] == [0.5, 0.75]
+    assert "compared on the 4 documents that all models have; a 6, b 4" in found.notes[0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"document_hash": "", "prompts": ""}])
+def test_documents_with_other_right_answers_are_refused(tmp_path, fields):
+    changed = [replace(row, target="no") if row.document < 2 else row
+               for row in answers("b", [1] * 6, **fields)]  # fmt: skip
+    with pytest.raises(EvaluationError, match=r"^t: the right answers to \d of 6 documents differ"):
+        compared(tmp_path, FIRST, changed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [({"prompts": "num_fewshot=0, apply_chat_template='5a2b'"},
+      "t: the models were asked differently: a by num_fewshot=0, filter='none'; "
+      "b by num_fewshot=0, apply_chat_template='5a2b', filter='none'"),
+     ({"filter": "strict"}, "b by num_fewshot=0, filter='strict'"),
+     ({"document_hash": "", "prompts": "", "question": "<user> question"},
+      "paired by position, because an earlier version wrote the answers"),
+     ({"document_hash": "", "prompts": ""}, "")],
+)  # fmt: skip
+def test_answers_to_other_prompts_have_a_note(tmp_path, fields, note):
+    found, differences = compared(tmp_path, FIRST, [replace(row, **fields) for row in SECOND])
+    assert [note in one for one in found.notes] == [True] * bool(note)
+    assert differences[1].mean == pytest.approx(1 / 3)
+
+
+def test_a_translation_is_the_document_at_its_position(tmp_path):
+    made = [replace(row, condition=TRANSLATE_TEST, document_hash=f"english {row.document}",
+                    target=row.target.upper()) for row in SECOND]  # fmt: skip
+    found, differences = compared(tmp_path, [*FIRST, *made])
+    assert (found.notes, differences[1].mean) == ((), pytest.approx(1 / 3))
+
+
+def test_one_model_asked_in_two_ways_is_two_models(tmp_path):
+    chat = [replace(row, prompts="apply_chat_template='5a2b', num_fewshot=0") for row in FIRST]
+    assert compared(tmp_path, FIRST, chat)[0].models == ("0/a", "1/a")
+    assert compared(tmp_path, FIRST, FIRST, SECOND)[0].models == ("a", "b")
