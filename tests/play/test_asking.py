@@ -12,7 +12,6 @@ from layerswap.cli import app
 from layerswap.ground.errors import DataError, LayerswapError
 from layerswap.new.tables import read_table, recognise
 from layerswap.play.questions import page_of, prefer_items, read_questions
-from layerswap.report.votes import read_judgements
 
 EVIL = '</script><img src=x onerror="document.title=1"><b>ሰላም</b>'
 
@@ -201,9 +200,9 @@ def test_votes_name_the_models_whatever_the_sides(texts):
     assert facts["pairs"][0]["share"] == {"mean": 1.0, "low": pytest.approx(0.5407, abs=1e-4),
                                           "high": 1.0, "n": 6}  # fmt: skip
     said = done("read", "study", "a.jsonl", "--out", "preferences.json")
-    assert "wrote preferences.json; in a study's folder" in said
-    (judged,) = read_judgements(texts)
-    assert (judged.title, judged.votes, judged.pairs[0].wins) == ("answers", 6, 6)
+    assert "wrote preferences.json" in said
+    judged = json.loads((texts / "preferences.json").read_text())
+    assert (judged["title"], judged["votes"], judged["pairs"][0]["wins"]) == ("answers", 6, 6)
     with pytest.raises(DataError, match=r"preferences\.json: exists already"):
         raise ask("read", "study", "a.jsonl", "--out", "preferences.json").exception
     write(texts / "skips.jsonl", [line | {"answer": "", "skipped": True} for line in lines])

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import shutil
-from dataclasses import asdict
 
 import pytest
 import yaml
@@ -13,10 +12,9 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from layerswap.cli import app
-from layerswap.evaluation.preferences import Vote, judge
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.sections import scored
-from layerswap.ground.errors import LayerswapError, RecipeError, StudyError
+from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.study import kinds
 from layerswap.study.journal import StudyJournal
@@ -121,22 +119,6 @@ def test_a_study_that_chooses_nothing_reports_all_documents(own):
     assert {row["n"] for row in rows.values()} == {30}
     assert "Nothing is chosen on documents" in page
     assert (own / "out" / "best" / "sw.yaml").is_file()
-
-    # Votes of speakers are a measure of their own.
-    tables = (own / "out" / "tables" / "tables.md").read_text()
-    votes = [Vote("ada", f"prompt {i}", ("swap", "task"), "swap") for i in range(9)]
-    found = judge(votes, ["swap", "task"], "moods of people")
-    (own / "out" / "preferences-sw.json").write_text(json.dumps(asdict(found)))
-    report = ["study", "report", str(own / "out")]
-    assert CliRunner().invoke(app, report).exit_code == 0
-    page = (own / "out" / "report.html").read_text()
-    assert "Preferred by speakers: moods of people" in page
-    assert "9 votes of 1 speakers on answers without names. Preferences are no accuracy" in page
-    assert "swap against task" in page
-    assert (own / "out" / "tables" / "tables.md").read_text() == tables
-    (own / "out" / "preferences.json").write_text('{"votes": 9}')
-    with pytest.raises(StudyError, match=r"preferences\.json: is no comparison by speakers"):
-        raise CliRunner().invoke(app, report).exception
 
 
 def write_encoder(folder):

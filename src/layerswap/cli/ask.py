@@ -91,17 +91,17 @@ def prefer(
 def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> None:
     """Check the answers of speakers, and print their agreement or preferences.
 
-    Writes a test into the file OUT, if it is given. OUT of votes in a study's folder, named
-    preferences.json, is shown by the study's report.
+    Writes a test into the file OUT, if it is given. Votes are written as JSON.
 
     Example: layerswap ask read topics answers-ada.jsonl answers-obi.jsonl --out topics-ig.tsv
 
     Options:
         answers: Files that speakers sent back.
-        out FILE: File to write: a test (TSV or .jsonl), or votes for a study's report.
+        out FILE: File to write: a test (TSV or .jsonl), or votes (JSON).
     """
     import json
 
+    from layerswap.cli.tables import vote_table
     from layerswap.evaluation.preferences import judge
     from layerswap.play.questions import (
         as_test,
@@ -112,7 +112,6 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
         write_new,
         write_test,
     )
-    from layerswap.report.votes import vote_table
 
     asked = read_questions(folder)
     lines, facts = read_answers(folder, answers)
@@ -127,7 +126,7 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
         texts.append(vote_table(judgement))
         if out is not None:
             write_new(out, json.dumps(asdict(judgement), ensure_ascii=False, indent=1))
-            texts.append(f"wrote {out}; in a study's folder, `layerswap study report` shows it")
+            texts.append(f"wrote {out}")
         output.finish("ask read", {**facts, **asdict(judgement)}, texts)
         return
     facts["agreement"], more = _agreement(lines) if asked["kind"] == "label" else ([], [])

@@ -56,7 +56,6 @@ from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Number, Table, slug, write_tables
-from layerswap.report.votes import read_judgements, vote_table
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import MAP_FOLDER, NUMBERS, EvaluateStep, TablesStep, further
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
@@ -239,13 +238,6 @@ class FinishedSteps:
             )
         for evaluated in self.results.benchmarks:
             yield from examples_of(evaluated, self.evaluations[evaluated.language] / RESULTS)
-        for judged in read_judgements(self.journal.root):
-            yield Section(
-                f"Preferred by speakers: {judged.title}",
-                f"{judged.votes:,} votes of {judged.speakers:,} speakers on answers without names. "
-                "Preferences are no accuracy and choose no model.",
-                table=vote_table(judged),
-            )
         yield self._asked()
         if losses := self._losses():
             yield Section("Losses of the trainings", figure=draw_losses(losses))
