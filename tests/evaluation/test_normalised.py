@@ -10,7 +10,9 @@ from layerswap.evaluation.metrics import NORMALISED, add_normalised, normalised
     [("Dar es Salaam.", "dar  es salaam", True), ("\uff11\uff12", "12", True),
      ("cafe\u0301", "caf\u00e9", True), ("STRASSE", "stra\u00dfe", True),
      ("\u0661", "1", False), ("12", "13", False), ("a-b", "a b", True), ("-3", "3", False),
-     ("\u22123.", "-3", True), ("1.5", "15", False), ("", "", True)],
+     ("\u22123.", "-3", True), ("1.5", "15", False), ("", "", True),
+     ("mba'e", "mbaꞌe", True), ("ng'ombe", "ngʼombe", True), ("ʻyanci", "'yanci", True),
+     ("neno", "ne\u00adno", True)],
 )  # fmt: skip
 def test_texts_that_differ_in_form_alone_are_equal(one, other, same):
     assert (normalised(one) == normalised(other)) is same

@@ -281,6 +281,9 @@ def test_bleu_is_sacrebleus_with_the_tokenizer_of_the_language():
     ja = [("彼は今日学校へ行きます", "彼は今日学校へ行った")]
     bleu = {target: flores.corpus_bleu(ja, target=target) for target in ("swh_Latn", "jpn_Jpan")}
     assert bleu["swh_Latn"] < 10 < bleu["jpn_Jpan"]
+    shan = "မိူင်းတႆးပဵၼ်မိူင်းဢၼ်မီးဝႆႉတီႈပွတ်းဢွၵ်ႇမိူင်းမၢၼ်ႈ"
+    by_letter = sacrebleu.corpus_bleu([shan[:-1]], [[shan]], tokenize="char").score
+    assert flores.corpus_bleu([(shan, shan[:-1])], target="shn_Mymr") == by_letter
     assert flores.corpus_chrf(pairs) == sacrebleu.corpus_chrf(written, [references]).score
 
 

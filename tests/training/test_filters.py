@@ -266,6 +266,21 @@ def test_characters_that_no_reader_sees_hide_no_item(hidden):
     assert units(item, "words") == units(other, "words")
 
 
+@pytest.mark.parametrize("mark", "’ʼʻꞌ`´ˈ\u2018ʾʹ＇")
+def test_an_apostrophe_that_is_written_otherwise_hides_no_item(mark):
+    item = "Che sy omba'apo heta ko'ãgagua ára ha'e ohayhu ñande retãme ko'ẽ guive"
+    index = ItemIndex()
+    index.add("test", [item])
+    assert index.find(item.replace("'", mark)) is not None
+    assert units(item.replace("'", mark), "words") == units(item, "words")
+
+
+@pytest.mark.parametrize("text", ["မိူင်းတႆးပဵၼ်မိူင်း", "ᥖᥭᥰ ᥖᥬᥲ ᥑᥨᥒᥰ", "ꦧꦱꦗꦮꦲꦶꦏꦸ", "ᬩᬲᬩᬮᬶ", "ភាសាខ្មែរ"])
+def test_scripts_without_spaces_are_known_by_unicode(text):
+    assert is_unspaced(text)
+    assert not is_unspaced(f"{text} and many more letters of another script")
+
+
 def test_short_items_are_found_where_a_line_is_one():
     index = ItemIndex()
     index.add("test", ["Simba yashinda mechi kubwa", "Habari!", "大会で優勝した"])

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from layerswap.reading.letters import folded
+
 NORMALISED = "exact_match_normalised"
 """Name of the metric of exact match after normalisation."""
 OPTION = re.compile(r"\W*[A-Za-z]\W*")
@@ -73,12 +75,11 @@ def _choice(sample: Mapping[str, Any]) -> tuple[tuple[str, ...], list[float], in
 
 
 def normalised(text: str) -> str:
-    """A text without case, punctuation, Unicode variants and runs of white space.
+    """A text without case, punctuation, variants of letters and runs of white space.
 
     A sign and a separator before a digit stay: -3 is not 3, and 1.5 is not 15.
     """
-    plain = unicodedata.normalize("NFKC", text).casefold().replace("\N{MINUS SIGN}", "-")
-    letters = unicodedata.normalize("NFKC", plain)
+    letters = folded(text.replace("\N{MINUS SIGN}", "-"))
     return " ".join("".join(
         " " if unicodedata.category(letter).startswith("P") and not after.isdigit() else letter
         for letter, after in zip(letters, [*letters[1:], " "], strict=False)

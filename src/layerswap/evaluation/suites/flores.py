@@ -8,10 +8,11 @@ from typing import Any
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
 from layerswap.ground.errors import EvaluationError
 from layerswap.reading.files import lines_of
+from layerswap.reading.letters import is_unspaced
 
 HUB = "facebook/flores"
-UNSPACED = {"jpn_Jpan", "tha_Thai", "lao_Laoo", "khm_Khmr", "mya_Mymr", "bod_Tibt", "dzo_Tibt"}
-"""Languages without spaces between words, for which BLEU counts characters."""
+UNSPACED = {"bod_Tibt", "dzo_Tibt"}
+"""Languages with a mark after each syllable, for which BLEU counts characters."""
 CHINESE = {"zho_Hans", "zho_Hant", "yue_Hant"}
 """Languages that sacrebleu has a tokenizer for."""
 
@@ -28,11 +29,16 @@ def results(doc: dict[str, Any], written: list[str]) -> dict[str, Any]:
 
 
 def corpus_bleu(pairs: list[Pair], *, target: str) -> float:
-    """Compute sacrebleu's corpus BLEU into a language, 0 to 100."""
+    """Compute sacrebleu's corpus BLEU into a language, 0 to 100.
+
+    It counts characters if the references have no spaces between words.
+    """
     import sacrebleu
 
-    tokenizer = "char" if target in UNSPACED else "zh" if target in CHINESE else "13a"
     references, written = zip(*pairs, strict=True)
+    unspaced = not target.endswith("_Latn") and is_unspaced("".join(references))
+    by_letter = target in UNSPACED or unspaced
+    tokenizer = "zh" if target in CHINESE else "char" if by_letter else "13a"
     return float(sacrebleu.corpus_bleu(written, [references], tokenize=tokenizer).score)
 
 

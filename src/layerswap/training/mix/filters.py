@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import unicodedata
 import warnings
 from collections import Counter
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.evaluation.identifier import NOTABLE
 from layerswap.ground.errors import DataError, EvaluationError
+from layerswap.reading.letters import UNSPACED, folded, is_unspaced
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.mathematics import math_probability
 from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
@@ -35,10 +35,6 @@ MINIMUM_UNITS = {"words": 8, "characters": 15}
 """The minimum n; within a text, a shorter item is indistinguishable from an ordinary phrase."""
 SHORTEST_LINE = {"words": 3, "characters": 6}
 """The shortest item that a line is compared with; a shorter one must be the whole example."""
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
-)
-"""Thai, Lao, Burmese, Khmer, kana and Han: scripts without spaces between words."""
 OVERLAP = 5
 """Words in a run that training text and a test item may not share unseen."""
 MixFilter = Callable[[MixExample], str | None]
@@ -338,7 +334,7 @@ class ItemIndex:
         if self._short and (short := self._find_short(text)):
             return short
         for unit, sizes in self._grams.items():
-            if not sizes or (unit == "characters" and not _UNSPACED.search(text)):
+            if not sizes or (unit == "characters" and not UNSPACED.search(text)):
                 continue
             parts = units(text, unit)
             for size in sorted(sizes, reverse=True):
@@ -385,12 +381,6 @@ def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) ->
     return sorted(shared)
 
 
-def folded(text: str) -> str:
-    """Fold a text so that texts which look alike are equal: NFKC, no case, no invisible marks."""
-    visible = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).casefold()
-    return unicodedata.normalize("NFKC", visible)
-
-
 def units(text: str, unit: str) -> list[str]:
     """Split a text into normalised words, or into normalised characters without spaces."""
     words = folded(text).translate(_SPACES).split()
@@ -403,12 +393,6 @@ def ngrams(parts: list[str], n: int, unit: str = "words") -> Iterable[str]:
     return (joint.join(parts[i : i + n]) for i in range(len(parts) - n + 1))
 
 
-def is_unspaced(text: str) -> bool:
-    """True if most letters of a text belong to a script without spaces between words."""
-    letters = sum(1 for character in text if character.isalpha())
-    return letters > 0 and 2 * len(_UNSPACED.findall(text)) > letters
-
-
 class _Spaces(dict[int, int]):
     """Maps all but letters, marks and digits to a space; grows as characters are met."""
 
@@ -419,17 +403,3 @@ class _Spaces(dict[int, int]):
 
 
 _SPACES = _Spaces()
-INVISIBLE = "\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0"
-"""Characters that a reader does not see, beside those of category Cf; and tatweel, which spaces."""
-
-
-class _Visible(dict[int, int | None]):
-    """Drops invisible characters, such as joiners and soft hyphens; grows as characters are met."""
-
-    def __missing__(self, code: int) -> int | None:
-        hidden = unicodedata.category(chr(code)) == "Cf" or re.match(f"[{INVISIBLE}]", chr(code))
-        self[code] = None if hidden else code
-        return self[code]
-
-
-_VISIBLE = _Visible()
