@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import tracemalloc
 
 import fsspec
@@ -246,8 +247,9 @@ def test_the_hub_is_asked_for_what_the_origin_names(tmp_path, monkeypatch):
 
 
 LATIN = (
-    "is not UTF-8 text but another encoding, such as Windows-1252 or Latin-1 (byte 0xe9); save the "
-    "file as UTF-8, such as by `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+    "is not UTF-8 text but another encoding (byte 0xe9); it reads 'café' in CP1252, 'cafй' in "
+    "CP1251, 'cafι' in CP1253, 'cafי' in CP1255; choose the right one, and save the file as UTF-8, "
+    "such as by `iconv -f CP1252 -t UTF-8 FILE > NEW`"
 )
 
 
@@ -265,8 +267,10 @@ def test_a_damaged_file_is_one_line(tmp_path, limit):
     for name, content in damaged.items():
         (tmp_path / name).write_bytes(content)
         why = "cannot be read"
-        if name.startswith("latin"):
+        if name.startswith("latin.csv"):
             why = f"{name}, line 2: {LATIN}"
+        elif name.startswith("latin"):
+            why = f"""{name}, line 2: {LATIN.partition("'")[0]}'xt": "café"}}' in CP1252"""
         elif name.startswith("empty"):
             why = f"{name}: is empty"
         elif name == "broken.jsonl":
@@ -586,3 +590,62 @@ def test_parallel_files_that_do_not_fit_are_refused(tmp_path, english, why, limi
         write_bytes(tmp_path, news__en=english)
     given = {"ig": "news.ig", "en": "news.en"}
     assert why_refused(tmp_path, parallel=given, limit=limit) == why.format(tmp=tmp_path)
+
+
+ROWS_OF_TWO = [{"text": f"text {i}", "label": "ab"[i]} for i in range(2)]
+TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+WHOLE = "is one object ({}), not a list of rows; save a list of objects, in pandas by `to_json("
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("a.json", {"version": "1.1", "data": ROWS_OF_TWO}, ROWS_OF_TWO),
+        ("a.jsonl", {"data": ROWS_OF_TWO}, [{"data": ROWS_OF_TWO}]),
+        ("a.json", {"train": ROWS_OF_TWO, "test": ROWS_OF_TWO}, WHOLE.format("train, test")),
+        ("a.json", {"text": {"0": "a", "1": "b"}}, WHOLE.format("text")),
+        ("a.json", {"columns": ["text"], "data": [["a"]]}, WHOLE.format("columns, data")),
+        ("a.json", ROWS_OF_TWO[0], ROWS_OF_TWO[:1]),
+        ("a.jsonl", f"{json.dumps(TURNS)}\n\n{json.dumps(TURNS)}\n", [{"messages": TURNS}] * 2),
+        ("a.json", [TURNS, TURNS], [{"messages": TURNS}] * 2),
+        ("a.json", "\n".join(json.dumps(row, indent=1) for row in ROWS_OF_TWO), ROWS_OF_TWO),
+    ],
+)  # fmt: skip
+def test_rows_are_found_in_the_shapes_that_people_have(tmp_path, name, content, wanted, limit):
+    for indent in (None, 1) if not isinstance(content, str) and name == "a.json" else (None,):
+        text = content if isinstance(content, str) else json.dumps(content, indent=indent)
+        (tmp_path / name).write_text(text)
+        if isinstance(wanted, str):
+            assert why_refused(tmp_path, path=name, limit=limit).startswith(f"a.json: {wanted}")
+        else:
+            assert rows_of(tmp_path, path=name, limit=limit) == wanted
+
+
+def test_caches_beside_saved_data_are_no_data(tmp_path):
+    Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
+    shutil.copy(next((tmp_path / "saved").glob("data-*")), tmp_path / "saved/cache-0.arrow")
+    assert rows_of(tmp_path, path="saved/*.arrow") == ROWS
+    for folder in ("saved", "."):
+        why = f"is a folder; give the files in it, such as {tmp_path}/saved/*.arrow"
+        assert why in why_refused(tmp_path, path=folder)
+
+
+LETTERS = {
+    "cp1251": "Богон матур кон, балалар уйный", "cp1256": "السلام عليكم ورحمة الله",
+    "cp1250": "Zażółć gęślą jaźń w mieście", "gb18030": "今天天气很好我们去公园",
+    "koi8-r": "сегодня хорошая погода", "tis-620": "วันนี้อากาศดีมาก",
+    "cp1252": "le garçon a été à l’école", "iso8859-6": "السلام عليكم",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", LETTERS)
+def test_a_text_is_shown_in_the_encodings_that_it_may_have(tmp_path, encoding):
+    start = '{"source": "a plain start of ASCII", "text": '
+    lines = "".join(f'{start}"{LETTERS[encoding]} {i}"}}\n' for i in range(9))
+    (tmp_path / "a.jsonl").write_bytes(lines.encode(encoding))
+    why = why_refused(tmp_path, path="a.jsonl")
+    readings = re.findall(r"'([^']*)' in ([A-Z0-9-]+)", why)
+    right = [name for text, name in readings if LETTERS[encoding][:20] in text]
+    assert any(lines.encode(encoding).decode(name) == lines for name in right)
+    assert why.endswith(f"`iconv -f {readings[0][1]} -t UTF-8 FILE > NEW`")

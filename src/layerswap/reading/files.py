@@ -10,9 +10,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, combinations, groupby, islice, zip_longest
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from layerswap.ground.errors import DataError, one_line
 from layerswap.ground.strict_json import mistaken
+from layerswap.reading.markup import markup_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -31,6 +33,8 @@ FORMATS = {
     ".arrow": "arrow", ".txt": "text",
 }  # fmt: skip
 """Format by file extension."""
+_SAMPLE = 1 << 16
+"""Bytes after a line by which its encoding is guessed."""
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 RATIO, FLOOR = 100, 1 << 26
@@ -84,16 +88,18 @@ def evenly_spaced(rows: Sequence[RowT], count: int) -> Sequence[RowT]:
 
 
 def check_start(file: str | Path, *, binary: bool) -> None:
-    """Refuse a Git LFS pointer or a web page; unless `binary`, also a binary file."""
+    """Refuse a Git LFS pointer or a web page; unless `binary`, also a binary file and XML."""
     path = Path(file)
     if not path.is_file():  # a pipe can be read once
         return
     with path.open("rb") as stream:
-        start = stream.read(200)
-    what = mistaken(start)
-    if not (what or binary):
+        start = stream.read(4000)
+    what = None
+    if not binary:
         what = next((why for magic, why in _BINARY.items() if start.startswith(magic)), None)
-    if what:
+        text = start.decode("utf-8-sig", "replace")
+        what = markup_of(text.splitlines()) if text.startswith("<") else what
+    if what := what or mistaken(start):
         raise DataError(f"{file}: {what}")
 
 
@@ -123,7 +129,15 @@ def lines_of(file: str | Path) -> Iterator[str]:
                 # An old Mac's file is one line to everybody else.
                 only_returns = number == 1 and not line.endswith(b"\n") and b"\r" in body
                 for part in body.split(b"\r") if only_returns else [body]:
-                    yield _decoded(part, f"{file}, line {number}", first=number == 1)
+                    try:
+                        text = part.decode("utf-8-sig" if number == 1 else "utf-8")
+                        byte = 0
+                    except UnicodeDecodeError as error:
+                        text, byte = "\0", part[error.start]
+                    if "\0" in text:
+                        why = _encodings(line + (whole or stream).read(_SAMPLE), byte)
+                        raise DataError(f"{file}, line {number}: is not UTF-8 text but {why}")
+                    yield text
     except DataError:
         raise
     except Exception as error:  # each compression has its own errors
@@ -135,34 +149,46 @@ def lines_of(file: str | Path) -> Iterator[str]:
         raise DataError(f"{file}: cannot be read ({reason})") from None
 
 
-def _decoded(line: bytes, where: str, *, first: bool) -> str:
-    try:
-        text = line.decode("utf-8-sig" if first else "utf-8")
-        if "\0" not in text:
-            return text
-        encoding = "UTF-16 without its mark, or no text at all"
-    except UnicodeDecodeError as error:
-        wide = first and line.startswith((b"\xff\xfe", b"\xfe\xff"))
-        byte = line[error.start]
-        other = f"another encoding, such as Windows-1252 or Latin-1 (byte 0x{byte:02x})"
-        encoding = "UTF-16" if wide else other
-    to = "iconv -f UTF-16" if "UTF-16" in encoding else "iconv -f WINDOWS-1252"
-    raise DataError(
-        f"{where}: is not UTF-8 text but {encoding}; save the file as UTF-8, such as by "
-        f"`{to} -t UTF-8 FILE > NEW`"
-    )
+def _encodings(sample: bytes, byte: int) -> str:
+    """Show a line of a sample in the encodings that it may have, most likely first."""
+    from charset_normalizer import from_bytes
+
+    line = max(sample.split(b"\n"), key=lambda line: len({*line} & {*range(128, 256)}))
+    line = re.sub(rb"^[\0-\x7f]*(?=[\0-\x7f]{9})", b"", line)  # the end of an ASCII start
+    found: dict[str, str] = {}
+    # Ties go to the encodings of Windows, first to that of western Europe.
+    for *_, name in sorted(
+        (round(match.chaos, 3), -round(match.coherence, 1), not name.startswith("cp125"),
+         name != "cp1252", name)
+        for match in from_bytes(sample)
+        for name in ["cp1252" if "cp1252" in match.could_be_from_charset else match.encoding]
+    ):  # fmt: skip
+        shown = line.decode(name, "replace").strip()[:40]
+        found.setdefault(shown, name.upper().replace("_", "-").replace("UTF-16-", "UTF-16"))
+    readings = ", ".join(f"{text!r} in {name}" for text, name in [*found.items()][:4])
+    what = f"another encoding (byte 0x{byte:02x}); it reads {readings}; choose the right one, and"
+    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+        found, what = {"": "UTF-16"}, "UTF-16;"
+    elif not byte:
+        what = "UTF-16 without its mark, or no text at all;"
+    return (f"{what} save the file as UTF-8, such as by "
+            f"`iconv -f {next(iter(found.values()), 'ENCODING')} -t UTF-8 FILE > NEW`")  # fmt: skip
 
 
 def check_text(file: str) -> None:
-    """Refuse an empty file, JSON and tables in place of plain text."""
+    """Refuse an empty file, and JSON, tables and markup in place of plain text."""
     by_name = FORMATS.get(unpacked(file).suffix.lower(), "text")
-    first = next((line for line in lines_of(file) if line.strip()), None)
+    lines = filter(str.strip, lines_of(file))
+    first = next(lines, None)
     if first is None:
         raise DataError(f"{file}: is empty")
     named = _json_of(first) or by_name
     if named != "text":
         hint = f"--set format={named}" if by_name != "text" else f"name it *.{named}"
-        raise DataError(f"{file}: is {named}, not plain text; give format: {named}, or {hint}")
+        raise DataError(f"{file}: is {named}, not plain text; give format: {named}, or {hint}, or "
+                        "save its texts alone")  # fmt: skip
+    if why := markup_of(chain([first], lines)):
+        raise DataError(f"{file}: {why}")
 
 
 def _json_of(line: str) -> str | None:
@@ -261,28 +287,54 @@ def _encoded(files: list[str], as_json: dict[str, bool]) -> Iterator[dict[str, A
         }
 
 
-def holds_objects(file: str) -> bool:
-    """True if a file holds JSON Lines, or one array of objects."""
-    start = next((line for line in lines_of(file) if line.strip()), "").lstrip()
-    return start.startswith("[") or _json_of(start) == "jsonl"
-
-
 def objects(files: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of files of JSON Lines, or of one array each."""
+    """Yield the objects of files of JSON Lines, or of one array each.
+
+    A list of objects in place of an object is a conversation, in `messages`.
+    """
     for file in files:
         for where, text in _values(file):
             try:
-                value = json.loads(text, parse_int=_integer)
+                rows = [*_decoded(text)]
                 if "\\u" in text:
-                    json.dumps(value, ensure_ascii=False).encode()
+                    json.dumps(rows, ensure_ascii=False).encode()
             except UnicodeEncodeError:
                 raise DataError(f"{where}: has a lone surrogate (\\ud800-\\udfff)") from None
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: is not JSON ({error})") from None
-            for row in value if where == file else [value]:
-                if not isinstance(row, dict):
+            for row in _rows_in(rows, file) if where == file else rows:
+                if not (isinstance(row, dict) or _are_objects(row)):
                     raise DataError(f"{where}: {row!s:.40} is not a JSON object")
-                yield row
+                yield row if isinstance(row, dict) else {"messages": row}
+
+
+def _decoded(text: str) -> Iterator[Any]:
+    """Decode JSON values with nothing but white space between."""
+    decoder, at = json.JSONDecoder(parse_int=_integer), 0
+    while rest := re.compile(r"\S").search(text, at):
+        value, at = decoder.raw_decode(text, rest.start())
+        yield value
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _rows_in(values: list[Any], file: str) -> list[Any]:
+    """Return the rows of a whole file: of its array, or of the one array in its object."""
+    whole = values[0] if len(values) == 1 else values
+    if isinstance(whole, list):
+        return whole
+    if not isinstance(whole, dict):
+        return values
+    inner = [value for value in whole.values() if isinstance(value, list | dict)]
+    lists = [value for value in inner if _are_objects(value)]
+    if inner and len(lists) != 1:
+        raise DataError(
+            f"{file}: is one object ({', '.join(whole):.60}), not a list of rows; save a list of "
+            "objects, in pandas by `to_json(FILE, orient='records')`, and each split in its file"
+        )
+    return [*lists[0]] if lists else values
 
 
 def _integer(digits: str) -> int | str:
@@ -292,16 +344,19 @@ def _integer(digits: str) -> int | str:
 
 
 def _values(file: str) -> Iterator[tuple[str, str]]:
-    """Yield each JSON value of a file and its place: the lines, or an array whole."""
+    """Yield the JSON of each line of a file and its place, or the file whole."""
     lines = ((number, line) for number, line in enumerate(lines_of(file), 1) if line.strip())
-    number, first = next(lines, (0, ""))
+    (number, first), second = next(lines, (0, "")), next(lines, None)
     if not number:
         raise DataError(f"{file}: is empty")
-    if first.lstrip().startswith("["):
-        yield file, "\n".join([first, *(line for _, line in lines)])
+    by_line = first.startswith("{") and unpacked(file).suffix.lower() != ".json"
+    with suppress(ValueError, RecursionError):
+        by_line = by_line or (second is not None and json.loads(first) is not None)
+    ahead = [(number, first), *([second] if second else [])]
+    if not by_line or first.strip() == "{":
+        yield file, "\n".join(line for _, line in chain(ahead, lines))
         return
-    yield f"{file}, line {number}", first
-    for number, line in lines:
+    for number, line in chain(ahead, lines):
         yield f"{file}, line {number}", line
 
 

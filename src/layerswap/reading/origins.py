@@ -18,7 +18,6 @@ from layerswap.reading.files import (
     Layout,
     check_start,
     format_of,
-    holds_objects,
     lines_of,
     read_json,
     read_parallel,
@@ -128,10 +127,16 @@ def check_columns(names: Iterable[str], columns: list[str], key: str) -> None:
         raise DataError(f"{key}: no column {name!r}{nearest(name, columns)}")
 
 
+def only(value: Any) -> Any:
+    """Return the item of a list of one, as annotation tools write a label; None for none."""
+    return (value or [None])[0] if isinstance(value, list) and len(value) < 2 else value
+
+
 def check_texts(values: Iterable[Any], column: str) -> None:
     """Refuse objects, lists and mixed types in a column of texts or numbers; nulls pass."""
     usual, first = "", 0
     for row, value in enumerate(values, start=1):
+        value = only(value)  # noqa: PLW2901
         kind = _KINDS.get(type(value), type(value).__name__)
         if value is None:
             continue
@@ -161,9 +166,13 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
         return [str(path)]
     root = Path(path.anchor)
     matching = root.glob(str(path.relative_to(root)))
-    files = sorted_paths(file for file in matching if file.is_file())
+    # The datasets library writes its caches beside the files of save_to_disk.
+    files = sorted_paths(
+        file for file in matching if file.is_file() and not file.match("cache-*.arrow")
+    )
     if not files:
-        inside = f"is a folder; give the files in it, such as {path / '*.parquet'}"
+        saved = next(path.rglob("data-*.arrow"), path / "x.parquet")
+        inside = f"is a folder; give the files in it, such as {saved.with_stem('*')}"
         raise DataError(f"{path}: {inside if path.is_dir() else 'no such file'}")
     return [str(file) for file in files]
 
@@ -230,7 +239,7 @@ def read_files(files: list[str], origin: Origin, count: int | None = None) -> Da
     form = origin.format or format_of(files[0])
     tabs = origin.delimiter == "," and unpacked(files[0]).suffix.lower() == ".tsv"
     delimiter = "\t" if tabs else origin.delimiter
-    if form == "jsonl" or (form == "json" and all(map(holds_objects, files))):
+    if form in ("jsonl", "json"):
         return read_json(files, count)
     if form == "csv":
         quotes = origin.quotes and len(delimiter) == 1

@@ -30,6 +30,7 @@ import yaml
 from layerswap.ground.errors import DataError, RecipeError
 from layerswap.ground.placeholders import fill
 from layerswap.ground.yaml_file import KeyPath, nearest
+from layerswap.reading.origins import only
 
 DatasetRow = Mapping[str, Any]
 _FIELD = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
@@ -113,7 +114,8 @@ def _field(row: DatasetRow, path: tuple[str, ...]) -> str:
 
 
 def text_of(value: Any, name: str) -> str:
-    """Convert a text or a number to a string, and a missing value to an empty string."""
+    """Convert a text or number, or a list of one, to a string, a missing value to an empty one."""
+    value = only(value)
     if isinstance(value, list | dict | bytes):
         raise DataError(f"{name} is not a text, but {value!s:.40}")
     missing = value is None or (isinstance(value, float) and isnan(value))

@@ -1,0 +1,95 @@
+"""Files with markup are named, and the command that a message prints takes their texts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from layerswap.ground.errors import DataError
+from layerswap.reading.files import check_text
+
+TEXTS = ["mvua kubwa inanyesha leo", "watoto wa mjini wanacheza", "samaki wako mtoni"] * 2
+
+
+def each(form):
+    """One piece of markup for each text."""
+    return "".join(form.format(text, i) for i, text in enumerate(TEXTS))
+
+
+XML = '<?xml version="1.0"?>\n'
+UNIT = (
+    '<tu><tuv xml:lang="en"><seg>text</seg></tuv>\n<tuv xml:lang="sw-TZ"><seg>{}</seg></tuv></tu>\n'
+)
+TIER = '<TIER TIER_ID="{}">{}</TIER>\n'
+VALUE = "<ALIGNABLE_ANNOTATION>\n<ANNOTATION_VALUE>{}</ANNOTATION_VALUE></ALIGNABLE_ANNOTATION>\n"
+PHRASE = (
+    '<phrase>\n<item type="txt" lang="swh">{}</item><item type="gls" lang="en">g</item></phrase>\n'
+)
+WORDS = "".join("".join(f"{word} O\n" for word in text.split()) + "\n" for text in TEXTS)
+TREES = "".join(
+    f"# sent_id = {i}\n# text = {text}\n"
+    + "".join(f"{n}\t{w}\t{w}\tX\t_\t_\t0\troot\t_\t_\n" for n, w in enumerate(text.split()))
+    + "\n"
+    for i, text in enumerate(TEXTS)
+)
+MARKED = {
+    "a TMX file": f'{XML}<tmx version="1.4">\n<body>\n{each(UNIT)}</body></tmx>',
+    "an ELAN file": f"\ufeff{XML}<ANNOTATION_DOCUMENT>\n{TIER.format('TIER', each(VALUE))}"
+    f"{TIER.format('gloss', VALUE.format('x'))}</ANNOTATION_DOCUMENT>",
+    "a FLEx text": f"\ufeff{XML}<document>\n{each(PHRASE)}</document>",
+    "text of WikiExtractor": each('<doc id="{1}" url="x" title="y">\n{0}\n\n</doc>\n'),
+    "XML": f"<corpus>\n{each('<s>{}</s>')}</corpus>\n",
+    "a TextGrid": 'File type = "ooTextFile"\n' + each('  xmax = 1\n  text = "{}"\n'),
+    "USFM": "\\id GEN Swahili\n\\h Mwanzo\n\\c 1\n\\p\n"
+    + each("\\v {1} {0} \\f + \\fr 1.1\\ft maelezo\\f*\n"),
+    "text with markers of Toolbox": "\\_sh v3.0 400 Text\n" + each("\\ref {1}\n\\tx {0}\n\\ft x\n"),
+    "a CHAT transcript": "@UTF8\n@Begin\n" + each("*CHI:\t{}\n%mor:\tx\n") + "@End\n",
+    "subtitles": each("{1}\r\n00:00:0{1},000 --> 00:00:09,000\r\n{0}\r\n\r\n"),
+    "subtitles, WebVTT": "WEBVTT\n\n" + each("00:0{1}.000 --> 00:09.000\n{0}\n\n"),
+    "CoNLL-U": TREES,
+    "a list of words with tags": WORDS,
+    "text with an identifier in each line": each("spk1-utt{1} {0}\n"),
+    "subtitles, SBV": each("0:00:0{1}.599,0:00:09.160\n{0}\n\n"),
+    "XML, in pieces": each("<s> {} </s>\n"),
+    "a table of 3 columns": each("{1}\tswh\t{0}\n"),
+    "a table of 3 columns, LJSpeech": each("LJ00{1}|{0}|x\n"),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_the_printed_command_takes_the_texts_of_a_file_with_markup(tmp_path, name):
+    (tmp_path / "FILE").write_bytes(MARKED[name].encode())
+    with pytest.raises(DataError) as caught:
+        check_text(str(tmp_path / "FILE"))
+    assert f"FILE: is {name.partition(', ')[0]}, not plain text; " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    command = re.search("`(.*)`", str(caught.value))[1].replace("CODE", "sw")
+    command = re.sub("^python ", f"{sys.executable} ", command)
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    taken = (line.strip() for line in (tmp_path / "NEW").read_text("utf-8").splitlines())
+    assert list(filter(None, taken)) == TEXTS
+    check_text(str(tmp_path / "NEW"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<3 sana\n", "<mtu> habari ya leo\n<mtu> nzuri\n", "WATU WOTE\nWANA HAKI SAWA\n",
+     "1. mvua\nmaji\tbaridi\n", "\tmvua\n\tkubwa\n", "2019 mvua\n" * 3 + "mwaka 2020\n",
+     "- Habari? --> Nzuri.\n", "# kichwa\n\nmaneno `x`\n", "@mtu habari\n"],
+)  # fmt: skip
+def test_plain_text_with_marks_is_plain_text(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    check_text(str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["<!DOCTYPE html>\n<p>404</p>", f"{XML}<html/>", f"{XML}<Error><Code>NoSuchKey</Code></Error>"],
+)
+def test_a_page_in_place_of_a_download_is_no_format(tmp_path, page):
+    (tmp_path / "a.txt").write_text(page)
+    with pytest.raises(DataError, match="this is a web page or XML, not the file; download"):
+        check_text(str(tmp_path / "a.txt"))
