@@ -24,6 +24,9 @@ def test_a_mix_is_built_with_its_card(layerswap, mix, tmp_path):
     result = layerswap.done("data", mix, "--out", tmp_path / "out")
     assert result.out.splitlines()[-1] == f"wrote {tmp_path / 'out'}: 18 rows, 2 held out"
     assert "exact duplicates" in result.out
+    shown = [line for line in result.out.splitlines() if line.startswith("  user 'Swali la ")]
+    assert len(shown) == 3
+    assert all("', assistant 'Jibu la " in line for line in shown)
     card = json.loads((tmp_path / "out" / "data_card.json").read_text())
     assert card["sources"]["rows"]["dropped"] == {"exact_duplicates": 1, "math": 1}
     assert (tmp_path / "out" / "mix.yaml").read_text() == mix.read_text()
@@ -46,6 +49,20 @@ def test_too_few_rows_are_said_and_no_error(layerswap, mix, tmp_path):
     mix.write_text(mix.read_text().replace("total: 100", "total: all"))
     result = layerswap("data", mix, "--out", tmp_path / "all")
     assert result.out.splitlines()[-1] == f"wrote {tmp_path / 'all'}: 18 rows, 2 held out"
+
+
+def test_another_language_than_the_source_names_is_said(layerswap, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"The committee will meet again in the town hall on day {i}.\n" for i in range(20)]
+    (tmp_path / "text.txt").write_text("".join(lines))
+    said = {"ug": "sees little ug", "nus": "does not know nus", "en": None}
+    for code, words in said.items():
+        result = layerswap("data", "text", "--set", f"language={code}", "--set", "path=text.txt",
+                           "--out", f"out/{code}")  # fmt: skip
+        assert result.code == 0, result.err
+        wanted = f"text: py3langid {words}; it takes 20 of these texts for en 100%"
+        assert (wanted in result.out.splitlines()) == (words is not None)
+        assert ("py3langid" in result.out) == (words is not None)
 
 
 def test_the_ready_recipes_are_listed_and_shown(layerswap):

@@ -259,10 +259,24 @@ def test_what_is_written(files, unmeasured):
     assert [line.partition(":")[0] for line in study.cautions] == [
         "The test in qaa has 20 documents", "qab has no test",
     ]  # fmt: skip
+    assert "py3langid does not know qaa; it takes" in done.output
     readme = (written / "README.md").read_text()
     assert "`qab`): **no test, so the study can prove nothing there.**" in readme
     assert "qaa`): 20 test documents; zones are chosen on 20 development documents" in readme
     assert "    problems-qaa.tsv: 20 test documents in qaa\n      prompt '" in readme
+
+
+def test_columns_of_texts_are_named_by_language(files, unmeasured):
+    pairs = [(f"line {i} in English", f"maneno {i} ya Kiswahili") for i in range(30)]
+    write_tsv(files / "pairs.tsv", ("src", "tgt"), pairs)
+    done = new("demo", "--parallel", "pairs.tsv", "pairs.tsv", "--columns", "sw=tgt,en=src",
+               text=None, language="sw")  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    sources = yaml.safe_load((files / "demo" / "mixes" / "sw.yaml").read_text())["sources"]
+    assert [source["text"] for source in sources.values()] == [
+        "{tgt}", "English: {src}\nSwahili: {tgt}", "Swahili: {tgt}\nEnglish: {src}"
+    ]  # fmt: skip
+    assert "  text 'maneno 2 ya Kiswahili'" in done.output
 
 
 def test_nothing_is_chosen_without_a_development_split(files, unmeasured):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 import unicodedata
 from dataclasses import replace
 
@@ -13,12 +14,13 @@ from refusals import refused
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
 from layerswap.ground.errors import DataError
-from layerswap.new.inputs import _code_of
 from layerswap.new.study import _dump
-from layerswap.new.tables import Table, read_parallel, read_table, read_texts, recognise
+from layerswap.new.tables import Table, code_of, read_parallel, read_table, read_texts, recognise
 from layerswap.new.tasks import Task, found_in, read_task, target
+from layerswap.reading.origins import open_rows
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import MixSource, parse_mix
+from layerswap.training.mix.templates import parse_template
 
 
 def table(*rows):
@@ -170,12 +172,13 @@ def test_a_task_has_a_name_that_every_system_can_have(file, name):
     assert Task(whole, recognise(whole, {})).name == name
 
 
-def test_what_was_recognised_is_shown_with_two_examples():
+def test_what_was_recognised_is_shown_with_three_rows_as_they_are_trained():
     task = task_of(*HEADLINES)
     assert found_in(task) == [
         "rows.jsonl: 6 rows, columns text=headline, label=category; labels health, sports",
-        "  text 'News 0', label 'sports'",
-        "  text 'News 1', label 'health'",
+        r"  prompt 'Text: News 0\nTopic:', answer ' sports'",
+        r"  prompt 'Text: News 1\nTopic:', answer ' health'",
+        r"  prompt 'Text: News 2\nTopic:', answer ' sports'",
     ]
 
 
@@ -363,6 +366,10 @@ def test_sharegpt_is_a_conversation(tmp_path):
         ({"question": "What?", "A": "x", "B": "y", "answer": "A"},
          "question=question,answer=answer"),
         ({"question": "What?", "option_a": "x", "answer": "A"}, "question=question,answer=answer"),
+        ({"instruction": "Add.", "output": "4", "history": [["a", "b"]]},
+         "prompt=instruction,answer=output"),
+        ({"messages": [{"role": "user", "content": "a"}], "system": "In Swahili."},
+         "messages=messages"),
     ],
 )  # fmt: skip
 def test_no_part_of_a_prompt_is_left_out_in_silence(row, own):
@@ -429,8 +436,8 @@ def test_rows_of_a_test_that_are_incomplete_repeated_or_trained_on(tmp_path):
     ],
 )  # fmt: skip
 def test_the_language_in_the_name_of_a_parallel_file(name, language):
-    assert _code_of(name, "ig") == language
-    assert _code_of(name, "ig-NG") == ("ig-NG" if language == "ig" else language)
+    assert code_of(name, "ig") == language
+    assert code_of(name, "ig-NG") == ("ig-NG" if language == "ig" else language)
 
 
 def test_signs_and_marks_tell_labels_apart(tmp_path):
@@ -470,3 +477,80 @@ def test_too_many_labels(tmp_path):
     write_tsv(tmp_path / "t.tsv", ("text", "label"), [(f"a{i}", f"l{i}") for i in range(60)])
     with pytest.raises(DataError, match="has 60 different labels in 60 rows; a task of labels"):
         read_task(str(tmp_path / "t.tsv"), {})
+
+
+def test_a_label_in_a_list_of_one_is_a_label(tmp_path):
+    rows = [{"text": f"a{i}", "label": ["xy"[i % 2]]} for i in range(6)]
+    (tmp_path / "t.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, rows))))
+    task = read_task(str(tmp_path / "t.jsonl"), {})
+    assert task.labels == ["x", "y"]
+    source = MixSource(**task.source(tmp_path))
+    maker = ExampleMaker(source, "x")
+    maker.check(open_rows(source, folder=tmp_path).rows)
+    assert maker.make(rows[0]).completion.strip() == "x"
+    rows[3]["label"] = ["x", "y"]
+    with pytest.raises(DataError, match="row 4: label is a list, not a text"):
+        recognise(table(*rows), {})
+
+
+def test_texts_with_several_labels_are_counted(tmp_path):
+    rows = [("a", "x"), ("A", "y"), ("b", "x"), ("b", "x"), ("c", "y"), ("d", "y")]
+    write_tsv(tmp_path / "t.tsv", ("text", "label"), rows)
+    write_tsv(tmp_path / "train.tsv", ("text", "label"), [(f"t{i}", "xy"[i % 2]) for i in range(9)])
+    said = "1 with several labels: keep one of each text"
+    assert f"  {said}" in found_in(read_task(str(tmp_path / "t.tsv"), {}))
+    task = read_task(str(tmp_path / "train.tsv"), {})
+    assert task.read_test(str(tmp_path / "t.tsv"), {}, [], "test")[1] == f" (2 repeated, {said})"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (
+            {"id": 1, "annotations": [], "data": {"text": "a"}},
+            "rows.jsonl: is an export of Label Studio; export it as CSV or JSON-MIN",
+        ),
+        (
+            {"row_idx": 1, "row": {"text": "a"}},
+            "(row with objects, whose keys must be columns)",
+        ),
+        ({"a headline of the news": 1, "b": 2}, "answer=COLUMN, or add a header line"),
+    ],
+)
+def test_columns_that_cannot_be_named_say_why(row, why):
+    with pytest.raises(DataError, match=re.escape(why)):
+        recognise(table(row, row), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "given", "fields"),
+    [
+        ("a.tsv", {"client_id": "ab{}", "sentence": "sw {}", "up_votes": "2"}, {}, ["sentence"]),
+        ("a.tsv", {"English": "en {}", "Swahili": "sw {}"}, {}, ["Swahili", "English"]),
+        ("a.jsonl", {"translation": {"en": "en {}", "sw": "sw {}"}}, {},
+         ["translation[sw]", "translation[en]"]),
+        ("a.tsv", {"src": "en {}", "tgt": "sw {}"}, {"sw": "tgt", "en": "src"}, ["tgt", "src"]),
+        ("a.tsv", {"src": "en {}", "tgt": "sw {}"}, {}, "give --columns sw=COLUMN, or add a head"),
+        ("a.tsv", {"text": "sw {}"}, {"sw": "txt"}, "no rule finds its texts in sw among text; gi"),
+        ("a.tsv", {"1000": "1{}", "swh": "swh", "a": "b"}, {}, "no rule finds its texts in sw am"),
+    ],
+)  # fmt: skip
+def test_columns_of_texts_are_found_by_name_or_language(tmp_path, name, row, given, fields):
+    rows = [json.loads(json.dumps(row).replace("{}", str(i))) for i in range(3)]
+    if name == "a.tsv":
+        write_tsv(tmp_path / name, list(row), [list(row.values()) for row in rows])
+    else:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = str(tmp_path / name)
+    if isinstance(fields, str):
+        with pytest.raises(DataError, match=re.escape(fields)):
+            read_texts(file, "sw", given)
+        return
+    read = read_texts(file, "sw", given)
+    assert [row["text"] for row in read.rows] == ["sw 0", "sw 1", "sw 2"]
+    assert read.template("{text}") == f"{{{fields[0]}}}"
+    if fields[1:]:
+        pairs = read_parallel((file, file), ("sw", "en"), given)
+        assert pairs.rows[1] == {"sw": "sw 1", "en": "en 1"}
+        template = parse_template(pairs.template("{en} = {sw}"), "plain")
+        assert template.render(rows[2]) == "en 2 = sw 2"

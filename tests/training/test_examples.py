@@ -127,3 +127,9 @@ def test_a_conversation_without_an_answer_or_with_a_gap_gives_no_example(value):
     assert make({"c": value}, messages=mapping) is None
     kept = make({"c": ["Hi", "Hello", "And then?"]}, messages=mapping)
     assert kept.turns == (("user", "Hi"), ("assistant", "Hello"))
+
+
+def test_a_system_column_beside_a_conversation_is_said():
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    with pytest.warns(UserWarning, match="source 'name': its column 'system' is not read; write"):
+        make({"chat": turns, "system": "In Swahili."}, messages={"column": "chat"})

@@ -91,6 +91,7 @@ TURNS = [{"role": "user", "content": "Ana"}, {"role": "assistant", "content": "B
             "row 2: completion mixes texts and lists of messages",
         ),
         ({"messages": TURNS}, "no chat template, and bad is made of messages"),
+        ({"messages": TURNS, "system": "In Swahili."}, "has a column system, which would change"),
         ({"messages": TURNS, "tools": [{"name": "f"}]}, "has a column tools, which would change"),
     ],
 )

@@ -54,7 +54,8 @@ def new(
         translated_test [CODE:]FILE: Test with its texts in English, by a translator: the same
             table, row by row. Repeatable.
         translated_task [CODE:]FILE: Task with its texts in a language, by a translator. Repeatable.
-        columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic.
+        columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic, and of
+            texts by language, such as sw=sentence.
         leave_out LABEL,...: Labels whose test rows are left out.
         seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
         encoder MODEL: Encoder for sentence vectors to compare with: folder or Hub id that

@@ -67,7 +67,7 @@ def _build(
     from layerswap.checkpoint import refuse_target
     from layerswap.cli.tables import mix_table
     from layerswap.training.mix.build import build_mix
-    from layerswap.training.mix.card import CARD, data_card, save_mix
+    from layerswap.training.mix.card import CARD, data_card, first_rows, save_mix
     from layerswap.training.mix.schema import mix_text, read_mix
     from layerswap.versions import need_extras
 
@@ -81,6 +81,8 @@ def _build(
     card = data_card(built)
     written = save_mix(built, out, recipe=text, card=card, overwrite=overwrite)
     output.say(mix_table(card))
+    for line in first_rows(built):
+        output.say(line)
     output.say(f"wrote {written}: {len(built.train):,} rows, {len(built.validation):,} held out")
     for warning in card["warnings"]:
         output.log(f"warning: {warning}")

@@ -8,6 +8,7 @@ identifies it, without network, on the text without numbers, code, formulas, mar
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -208,6 +209,19 @@ def known_language(language: str) -> str | None:
         return identified_code(language) if language else None
     except EvaluationError:
         return None
+
+
+def languages_seen(texts: Iterable[str], language: str) -> str | None:
+    """Describe the languages that py3langid sees in texts; None if half are in the language."""
+    from py3langid import rank
+
+    found = Counter(_language(text) for text in texts if _letters(text) >= FEWEST)
+    known = language if language in dict(rank("a")) else known_language(language)
+    if not found or (known is not None and 2 * found[known] >= found.total()):
+        return None
+    shares = (f"{code} {n / found.total():.0%}" for code, n in found.most_common(3))
+    return (f"py3langid {'does not know' if known is None else 'sees little'} {language}; it takes "
+            f"{found.total():,} of these texts for {', '.join(shares)}")  # fmt: skip
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -14,13 +13,15 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.evaluation.classifier import open_encoder
-from layerswap.evaluation.languages import language_name, standard_tag
+from layerswap.evaluation.languages import language_name, languages_seen, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
-from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
+from layerswap.ground.errors import DataError, RecipeError, StudyError
 from layerswap.new.machine import choose_device
-from layerswap.new.tables import Table, read_parallel, read_texts, short
+from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
+from layerswap.reading.files import evenly_spaced
+from layerswap.training.mix.examples import shown
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.training.mix.templates import parse_template, text_of
 
@@ -87,7 +88,7 @@ class LanguageInput:
             yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
 
     def found(self) -> list[str]:
-        """Describe each of its files in two lines, as `found_in_test` does."""
+        """Describe each of its files with its first texts, and with languages that seem others."""
         lines = []
         for table, column in ((self.text, "text"), (self.parallel, self.code)):
             if table is not None:
@@ -100,7 +101,9 @@ class LanguageInput:
                 form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
                 how = form.get(table.keys.get("format", ""), "")
                 lines += [f"{table.name}: {table.count:,} texts{empty} in {self.name}{how}"]
-                lines += [f"  {short(text)!r}" for text in full[:1]]
+                lines += [f"  {shown({'text': text})}" for text in full[:3]]
+                seen = languages_seen(map(str, evenly_spaced(full, SAMPLE)), self.code)
+                lines += [f"  {seen}"] * bool(seen)
         return lines
 
     def cautions(self) -> Iterator[str]:
@@ -193,6 +196,8 @@ def check_request(request: Request) -> Inputs:
     """Read and check a request."""
     if request.folder.exists():
         raise StudyError(f"{request.folder}: exists already; choose another name, or delete it")
+    columns, codes = request.columns, (*request.languages, TASK_LANGUAGE)
+    request = replace(request, columns={k: v for k, v in columns.items() if k not in codes})
     device = choose_device(request.device)
     if request.encoder is not None:
         open_encoder(request.encoder, "cpu")
@@ -206,7 +211,7 @@ def check_request(request: Request) -> Inputs:
         if not isinstance(task, Task):
             raise RecipeError(f"--leave-out needs a task file; {task} is a ready mix")
         _check_left_out(request, task, suite)
-    languages = [_language(request, code, task, suite) for code in request.languages]
+    languages = [_language(request, code, task, suite, columns) for code in request.languages]
     held: list[int] = []
     if isinstance(task, Task) and (suite is None or not all(one.proved for one in languages)):
         step = max(10, len(task.table.rows) // HELD_OUT)
@@ -269,7 +274,9 @@ def read_languages(given: Sequence[str]) -> dict[str, str | None]:
     return files
 
 
-def _language(request: Request, code: str, task: Task | str, suite: str | None) -> LanguageInput:
+def _language(
+    request: Request, code: str, task: Task | str, suite: str | None, columns: Mapping[str, str]
+) -> LanguageInput:
     text, pair = request.texts.get(code), request.parallel.get(code)
     if text is None and pair is None:
         raise RecipeError(
@@ -306,42 +313,23 @@ def _language(request: Request, code: str, task: Task | str, suite: str | None) 
             f"{request.developments[code]}: {shared:,} of its rows are also in the test, so "
             "a choice here would flatter its score; give other documents"
         )
-    parallel, other = _parallel(pair, code) if pair else (None, "")
-    read = None if text is None or ready else read_texts(text)
+    parallel, other = _parallel(pair, code, columns) if pair else (None, "")
+    read = None if text is None or ready else read_texts(text, code, columns)
     name = language_name(code)
     name = code if name.startswith("Unknown") else name
     return LanguageInput(code, name, ready, read, parallel, other, tests, remarks,
                          suite is not None or "test" in tests, in_language)  # fmt: skip
 
 
-def _parallel(pair: tuple[str, str], code: str) -> tuple[Table, str]:
+def _parallel(pair: tuple[str, str], code: str, columns: Mapping[str, str]) -> tuple[Table, str]:
     """Read a pair of files, one in the language and one in another, in either order."""
+    if pair[0] == pair[1] and is_table(pair[0]):
+        return read_parallel(pair, (code, "en"), columns), "en"
     if Path(pair[0]).exists() and Path(pair[0]).resolve() == Path(pair[1]).resolve():
         raise DataError(f"{pair[0]} and {pair[1]} are one file; give a text and its translation")
-    named = [_code_of(given, code) for given in pair]
+    named = [code_of(given, code) for given in pair]
     files = pair[::-1] if named[1] == code and named[0] != code else pair
     other = named[pair.index(files[1])] or "en"
     if other == code:
         raise DataError(f"{pair[0]} and {pair[1]} are both in {code}; give two languages")
     return read_parallel(files, (code, other)), other
-
-
-def _code_of(given: str, code: str) -> str | None:
-    """Return the language code at the end of a file's name, None without one.
-
-    Examples: `news.ig`, `news.ig.txt`, `en.txt`, `news_en.txt`, `ibo_Latn.devtest` or `igbo.txt`.
-    """
-    name = re.sub(r"(\.(txt|gz|dev|devtest|test|train))+$", "", Path(given).name)
-    stem = re.sub(r"_[A-Z][a-z]{3}$", "", name)
-    word = re.split(r"[._-]", stem)[-1].casefold()
-    if word == language_name(code).casefold():
-        return code
-    try:
-        tag = standard_tag(word) if len(word) in (2, 3) or word == "english" else None
-    except EvaluationError:
-        return None
-    if tag is not None and tag.partition("-")[0] == code.partition("-")[0]:
-        return code  # `pt` is a `pt-BR`
-    # Words of three letters such as `old` and `new` are codes too, so `texts_new` has no language.
-    alone = stem[: -len(word)][-1:] in ("", ".")
-    return tag if len(word) == 2 or stem != name or alone or tag == "en" else None

@@ -179,8 +179,8 @@ def _write_task(
 def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> None:
     total, tokens = inputs.rows_of(language)
     sources = {
-        name: {**table.source(folder / "mixes"), "text": template, "language": language.code,
-               "weight": weight, "seed": seed}
+        name: {**table.source(folder / "mixes"), "text": table.template(template),
+               "language": language.code, "weight": weight, "seed": seed}
         for seed, (name, table, template, weight) in enumerate(language.templates(), start=1)
     }  # fmt: skip
     mix = {

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
+from unicodedata import normalize
 
-from layerswap.ground.errors import DataError, LayerswapError, error_context
+from layerswap.evaluation.languages import language_name, standard_tag
+from layerswap.ground.errors import DataError, EvaluationError, LayerswapError, error_context
 from layerswap.reading.files import FORMATS, delimiter_of, evenly_spaced, lines_of, unpacked
-from layerswap.reading.origins import Origin, check_texts, open_rows
+from layerswap.reading.origins import Origin, check_texts, matching_files, open_rows
+from layerswap.training.mix.examples import PROMPT_COLUMNS
 from layerswap.training.mix.templates import text_of
 
 LOOK = 100_000
@@ -48,8 +51,6 @@ PROMPT_PARTS = re.compile(
     re.IGNORECASE,
 )
 """Column names of prompt parts in published tables (Alpaca, SQuAD, MMLU)."""
-SHOWN = 70
-"""Characters of a column that an example shows."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Table:
     rows: list[dict[str, Any]]  # all of a task; of texts at most LOOK
     keys: dict[str, Any]  # paths are absolute
     count: int = 0  # rows of the file
+    fields: Mapping[str, str] = field(default_factory=dict)  # of the file, by the table's columns
 
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of a source of a mix in `folder`."""
@@ -71,6 +73,10 @@ class Table:
             keys["parallel"] = {k: os.path.relpath(v, folder) for k, v in keys["parallel"].items()}
         return keys
 
+    def template(self, text: str) -> str:
+        """Return a template of the table's columns as one of the file's fields."""
+        return re.sub(r"{(.*?)}", lambda name: f"{{{self.fields.get(name[1], name[1])}}}", text)
+
 
 def read_table(given: str, *, split: str = "train", most: int | None = None) -> Table:
     """Read `most` rows of a file, or of a Hub data set (`OWNER/NAME` or `OWNER/NAME:CONFIG`)."""
@@ -80,30 +86,72 @@ def read_table(given: str, *, split: str = "train", most: int | None = None) -> 
         return _read(given, {"id": hub[1], **config, "split": split}, most)
     keys: dict[str, Any] = {"path": _absolute(given)}
     if _ending(given) in (".tsv", ".csv"):
-        if len([*islice(filter(str.strip, lines_of(keys["path"])), 2)]) == 1:
+        first = matching_files(Path(), given)[0]
+        if len([*islice(filter(str.strip, lines_of(first)), 2)]) == 1:
             raise DataError(f"{given}: has a header and no rows")
-        if _ending(given) == ".csv" and (delimiter := delimiter_of(keys["path"])) != ",":
+        if _ending(given) == ".csv" and (delimiter := delimiter_of(first)) != ",":
             keys["delimiter"] = delimiter
     return _read(given, keys, most)
 
 
-def read_texts(given: str) -> Table:
-    """Read texts: a table with a column `text`, or plain text by lines or by paragraphs."""
+def read_texts(given: str, code: str = "en", columns: Mapping[str, str] | None = None) -> Table:
+    """Read texts in a language: a column of a table, or plain text by lines or by paragraphs.
+
+    `columns` names columns by language.
+    """
     path = Path(given).expanduser()
-    is_table = FORMATS.get(_ending(given), "text") != "text"
-    if is_table or ("/" in given and not path.exists() and not path.suffix):
+    if is_table(given) or ("/" in given and not path.exists() and not path.suffix):
         table = read_table(given, most=LOOK)
-        if "text" not in table.columns:
-            raise DataError(f"{given}: has no column `text`; it has {', '.join(table.columns)}")
-        return _with_texts(table)
+        return _with_texts(_choose(table, {"text": code}, columns or {}))
     blank = [not line.strip() for line in lines_of(_absolute(given))]
     paragraphs = sum(blank) > len(blank) / 10
     form = "paragraphs" if paragraphs else "text"
     return _with_texts(_read(given, {"path": _absolute(given), "format": form}, LOOK))
 
 
-def read_parallel(files: tuple[str, str], names: tuple[str, str]) -> Table:
-    """Read two files whose lines translate each other; columns are the two languages."""
+def is_table(given: str) -> bool:
+    """True if a file's name is that of a table or of JSON."""
+    return FORMATS.get(_ending(given), "text") != "text"
+
+
+def _choose(table: Table, codes: Mapping[str, str], given: Mapping[str, str]) -> Table:
+    """Name columns of texts, by role with the language of each; a key of objects is one too."""
+    cells = table.rows[0].items()
+    inner = [f"{name}[{key}]" for name, cell in cells if isinstance(cell, dict) for key in cell]
+    fields = [*table.columns, *inner]
+    chosen: dict[str, str] = {}
+    for role, code in codes.items():
+        named = [name for name in fields if name.casefold() in NAMES.get(role, ())]
+        ends = {name: name.rpartition("[")[2].strip("]") for name in fields}
+        spoken = [name for name, end in ends.items() if code_of(end, code) == code]
+        found = [role] if role in fields else named or spoken
+        found = [given[code]] if code in given else found
+        numbers = code not in given and any(map(str.isdecimal, fields))
+        if numbers or len(found) != 1 or found[0] not in fields:
+            raise DataError(
+                f"{table.name}: no rule finds its texts in {code} among {', '.join(fields):.200}; "
+                f"give --columns {code}=COLUMN, or add a header line if these are the first row"
+            )
+        chosen[role] = found[0]
+        _check_name(table, found[0].partition("[")[0], "labels")
+
+    def cell_of(row: dict[str, Any], name: str) -> Any:
+        column, _, key = name.partition("[")
+        return (row[column] or {}).get(key[:-1]) if key else row[column]
+
+    rows = [{role: cell_of(row, name) for role, name in chosen.items()} for row in table.rows]
+    return replace(table, columns=[*chosen], rows=rows, fields=chosen)
+
+
+def read_parallel(
+    files: tuple[str, str], names: tuple[str, str], columns: Mapping[str, str] | None = None
+) -> Table:
+    """Read two files whose lines translate each other, or one table that is given twice.
+
+    Columns are the two languages; `columns` names those of a table.
+    """
+    if files[0] == files[1] and is_table(files[0]):
+        return _choose(read_table(files[0], most=LOOK), dict(zip(names, names, strict=True)), columns or {})
     paths = map(_absolute, files)
     return _read(" and ".join(files), {"parallel": dict(zip(names, paths, strict=True))}, LOOK)
 
@@ -136,10 +184,8 @@ def _check_texts(table: Table, column: str) -> None:
 
 
 def _absolute(given: str) -> str:
-    path = Path(given).expanduser()
-    if not path.is_file():
-        raise DataError(f"{given}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
-    return str(path.absolute())
+    matching_files(Path(), given)
+    return str(Path(given).expanduser().absolute())
 
 
 def _read(given: str, keys: dict[str, Any], most: int | None) -> Table:
@@ -165,7 +211,9 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
 
     `given` names columns by role, as `--columns` does. An error lists the table's columns.
     """
-    listed = f"its columns are {', '.join(table.columns)}"
+    listed = f"its columns are {', '.join(table.columns):.400}"
+    own = {normalize("NFC", column): column for column in table.columns}
+    given = {role: own.get(normalize("NFC", column), column) for role, column in given.items()}
     for role, column in given.items():
         if role not in NAMES:
             raise DataError(f"--columns: no role {role!r}; there are {', '.join(NAMES)}")
@@ -197,18 +245,29 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
     if kind:
         wanted = " and ".join(KINDS[kind])
         raise DataError(f"{table.name}: has no columns for {wanted} as the task has; {listed}")
-    raise DataError(
-        f"{table.name}: no rule recognises its columns; {listed}. Name them, such as "
-        "--columns text=COLUMN,label=COLUMN or --columns question=COLUMN,answer=COLUMN"
+    raise DataError(f"{table.name}: {_unrecognised(table)}")
+
+
+def _unrecognised(table: Table) -> str:
+    if {"annotations", "data"} <= {*table.columns}:
+        return "is an export of Label Studio; export it as CSV or JSON-MIN"
+    objects = [name for name in table.columns if isinstance(table.rows[0][name], dict)]
+    hint = f" ({', '.join(objects)} with objects, whose keys must be columns)" * bool(objects)
+    header = ", or add a header line" * any(name.count(" ") > 2 for name in table.columns)
+    return (
+        f"no rule recognises its columns; its columns are {', '.join(table.columns):.400}{hint}. "
+        "Name them, such as --columns text=COLUMN,label=COLUMN or --columns question=COLUMN,"
+        f"answer=COLUMN{header}"
     )
 
 
 def _check_parts(table: Table, shape: Shape) -> None:
     """Refuse a table with an unused column whose name is that of a prompt part."""
     for column in table.columns:
-        if column in shape.columns.values() or not PROMPT_PARTS.fullmatch(column):
+        is_part = shape.kind != "messages" and PROMPT_PARTS.fullmatch(column)
+        if column in shape.columns.values() or not (is_part or column in PROMPT_COLUMNS):
             continue
-        if shape.kind != "messages" and any(row[column] not in (None, "") for row in table.rows):
+        if any(row[column] not in (None, "", [], "[]") for row in table.rows):
             own = ",".join(f"{role}={name}" for role, name in shape.columns.items())
             raise DataError(
                 f"{table.name}: column {column!r} seems a part of the prompt, which would be "
@@ -226,15 +285,22 @@ def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:
     return [name for name in names if name not in given.values()]
 
 
-def examples(table: Table, shape: Shape, count: int = 2) -> list[str]:
-    """The first rows of a table by role, a line each."""
-    return [
-        ", ".join(f"{role} {short(row[column])!r}" for role, column in shape.columns.items())
-        for row in table.rows[:count]
-    ]
+def code_of(given: str, code: str) -> str | None:
+    """Return the language code at the end of a file's name, None without one.
 
-
-def short(value: Any) -> str:
-    """A value on one line, clipped."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    Examples: `news.ig`, `news.ig.txt`, `en.txt`, `news_en.txt`, `ibo_Latn.devtest` or `igbo.txt`.
+    """
+    name = re.sub(r"(\.(txt|gz|dev|devtest|test|train))+$", "", Path(given).name)
+    stem = re.sub(r"_[A-Z][a-z]{3}$", "", name)
+    word = re.split(r"[._-]", stem)[-1].casefold()
+    if word == language_name(code).casefold():
+        return code
+    try:
+        tag = standard_tag(word) if len(word) in (2, 3) or word == "english" else None
+    except EvaluationError:
+        return None
+    if tag is not None and tag.partition("-")[0] == code.partition("-")[0]:
+        return code  # `pt` is a `pt-BR`
+    # Words of three letters such as `old` and `new` are codes too, so `texts_new` has no language.
+    alone = stem[: -len(word)][-1:] in ("", ".")
+    return tag if len(word) == 2 or stem != name or alone or tag == "en" else None

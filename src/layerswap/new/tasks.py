@@ -14,9 +14,9 @@ from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, error_context
 from layerswap.ground.system import unusable_name
-from layerswap.new.tables import Shape, Table, examples, read_table, recognise, short
-from layerswap.training.mix.examples import conversation
-from layerswap.training.mix.filters import folded
+from layerswap.new.tables import Shape, Table, read_table, recognise
+from layerswap.reading.letters import folded
+from layerswap.training.mix.examples import conversation, shown
 from layerswap.training.mix.schema import Messages
 from layerswap.training.mix.tasks import templates
 from layerswap.training.mix.templates import parse_template, text_of
@@ -174,6 +174,7 @@ class Task:
         lost, known = len(table.rows) - len(complete), {*map(self._seen, kept)}
         remarks = [f"{lost:,} incomplete rows left out"] * bool(lost)
         remarks += [f"{len(kept) - len(known):,} repeated"] * (len(known) < len(kept))
+        remarks += self.disputed(kept)
         return kept, f" ({', '.join(remarks)})" * bool(remarks)
 
     def translation(self, given: str, columns: Mapping[str, str]) -> Task:
@@ -181,6 +182,14 @@ class Task:
         self.read_test(given, columns, (), "train")
         table = read_table(given)
         return Task(table, recognise(table, columns, self.shape.kind))
+
+    def disputed(self, documents: Sequence[Document]) -> list[str]:
+        """Say how many texts have several labels, as several annotators give them."""
+        labels: dict[str, set[str]] = {}
+        for document in documents if self.labelled else ():
+            labels.setdefault(self._seen(document), set()).add(document["label"])
+        count = sum(len(several) > 1 for several in labels.values())
+        return [f"{count:,} with several labels: keep one of each text"] * bool(count)
 
     def shared(self, documents: Sequence[Document], others: Sequence[Document]) -> int:
         """Count the documents whose question looks like a question of the others."""
@@ -300,7 +309,7 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
 
 
 def found_in(task: Task) -> list[str]:
-    """Describe in lines the recognised columns, the scoring and two examples."""
+    """Describe in lines the recognised columns, the scoring, and three rows as they are trained."""
     pairs = ", ".join(f"{role}={column}" for role, column in task.shape.columns.items())
     scored = (
         f"labels {', '.join(task.labels)}" if task.labels
@@ -312,17 +321,20 @@ def found_in(task: Task) -> list[str]:
     left_out = rows - len(task.complete)
     count = f"{rows:,} rows" + (f" ({left_out:,} incomplete, left out)" if left_out else "")
     lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
-    return lines + [f"  {line}" for line in examples(task.table, task.shape)]
+    lines += [f"  {line}" for line in task.disputed(task.complete)]
+    return lines + [
+        f"  {shown({'prompt': prompt, 'answer': answer})}" for prompt, answer in task.rows(9)[:3]
+    ]
 
 
 def found_in_test(
     given: str, split: str, documents: Sequence[Document], remark: str, name: str
 ) -> list[str]:
     """Describe a test or development file by its number of documents and its first document."""
-    first = ", ".join(f"{role} {short(value)!r}" for role, value in documents[0].items())
     use = {"test": "test documents", "dev": "development documents",
            "translated": "translations of the test"}[split]  # fmt: skip
-    return [f"{given}: {len(documents):,} {use} in {name}{remark}", f"  {first}"]
+    return [f"{given}: {len(documents):,} {use} in {name}{remark}",
+            f"  {shown(documents[0])}"]  # fmt: skip
 
 
 def target(task: Task, document: Document, language: str) -> Document:

@@ -30,6 +30,7 @@ from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training
 from layerswap.training.expert.spec import Data, ExpertSpec, Files
 from layerswap.training.expert.trainable import Part, trained_parts
 from layerswap.training.mix.card import CARD, SPLITS, boundary_warning, load_saved, template_warning
+from layerswap.training.mix.examples import PROMPT_COLUMNS
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.versions import need_extras, versions
 
@@ -314,7 +315,7 @@ def _trainer_columns(rows: Dataset) -> Dataset:
     if form is None:
         forms = "; ".join(" and ".join(form) for form in FORMS)
         raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {forms}")
-    for column in {"tools", "images", "chat_template_kwargs"} & {*rows.column_names}:
+    for column in (PROMPT_COLUMNS | {"images", "chat_template_kwargs"}) & {*rows.column_names}:
         if any(rows[column]):
             raise DataError(
                 f"has a column {column}, which would change the prompts and is not supported; "

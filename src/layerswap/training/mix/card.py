@@ -8,8 +8,10 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap.evaluation.languages import languages_seen
 from layerswap.ground.commit import atomic_folder
 from layerswap.ground.errors import DataError
+from layerswap.training.mix.examples import shown
 from layerswap.training.mix.filters import OVERLAP, overlap
 from layerswap.training.mix.schema import EvaluationSet, Mix, MixSource, parse_mix
 from layerswap.versions import versions
@@ -120,6 +122,17 @@ def data_card(built: BuiltMix) -> dict[str, Any]:
         ],
         "versions": versions(*_LIBRARIES),
     }
+
+
+def first_rows(built: BuiltMix) -> list[str]:
+    """Show three training rows by their parts, and sources that seem to be in other languages."""
+    rows = built.train.select(range(min(3, len(built.train))))
+    lines = [f"  {shown(row)}" for row in rows]
+    for name, source in built.mix.sources.items():
+        texts = [example.completion for example in built.examples if example.source == name]
+        seen = source.language and languages_seen(texts[:200], source.language)
+        lines += [f"{name}: {seen}"] * bool(seen)
+    return lines
 
 
 def _few_rows(built: BuiltMix) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.ground.errors import DataError
@@ -16,6 +17,10 @@ Turn = tuple[str, str]
 """A role (system, user, assistant) and its message."""
 SHAREGPT = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of roles; its messages have the keys `from` and `value`."""
+
+
+PROMPT_COLUMNS = {"system", "system_prompt", "history", "tools"}
+"""Columns beside a prompt or a conversation that change what a model is asked."""
 
 
 class MixExample(NamedTuple):
@@ -67,6 +72,9 @@ class ExampleMaker:
         columns = rows.column_names
         if self._source.messages is not None:
             check_columns(self.columns, columns, "messages.column")
+            for column in sorted(PROMPT_COLUMNS & {*columns}):
+                warnings.warn(f"source {self._name!r}: its column {column!r} is not read; write it "
+                              "into the messages, with the role system", stacklevel=2)  # fmt: skip
         for key, template in self._templates.items():
             check_columns(template.columns, columns, key)
             for column in sorted(template.texts):
@@ -118,6 +126,16 @@ def mix_rows(mix: Mix, examples: list[MixExample]) -> Dataset:
     values = [row(example) for example in examples]
     data = {name: [row[i] for row in values] for i, name in enumerate(names)}
     return Dataset.from_dict(data, features=Features(dict.fromkeys(names, value)))
+
+
+def shown(row: DatasetRow) -> str:
+    """Show the parts of a training row or document on one line, long ones without their middle."""
+    parts: list[tuple[str, str]] = []
+    for name, value in row.items():
+        turns = isinstance(value, list) and all(isinstance(turn, dict) for turn in value)
+        parts += [(t["role"], t["content"]) for t in value] if turns else [(name, str(value))]
+    cut = (text if len(text) <= 100 else f"{text[:60]} [...] {text[-40:]}" for _, text in parts)
+    return ", ".join(f"{name} {text!r}" for (name, _), text in zip(parts, cut, strict=True))
 
 
 def conversation(value: Any, mapping: Messages) -> tuple[Turn, ...]:
