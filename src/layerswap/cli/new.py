@@ -46,7 +46,7 @@ def new(
         language CODE[:FILE]: Language, and its text. Repeatable.
         text FILE: Text in the first language, or a ready mix.
         parallel FILE FILE: Translated text, line by line: a file in the first language, a file in
-            English.
+            English; or twice a table with both.
         task FILE: Examples of the task, mostly English, or a ready mix.
         test [CODE:]FILE: Test in a language, or a suite. Repeatable.
         development [CODE:]FILE: Labelled examples in a language. They choose zones and train a
