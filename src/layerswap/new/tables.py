@@ -151,7 +151,9 @@ def read_parallel(
     Columns are the two languages; `columns` names those of a table.
     """
     if files[0] == files[1] and is_table(files[0]):
-        return _choose(read_table(files[0], most=LOOK), dict(zip(names, names, strict=True)), columns or {})
+        return _choose(
+            read_table(files[0], most=LOOK), dict(zip(names, names, strict=True)), columns or {}
+        )
     paths = map(_absolute, files)
     return _read(" and ".join(files), {"parallel": dict(zip(names, paths, strict=True))}, LOOK)
 
