@@ -1,5 +1,25 @@
-"""`python -m layerswap` is the `layerswap` command."""
+"""`python -m layerswap` and the script `layerswap`: a Ctrl-C ends them also while modules load."""
 
-from layerswap.cli import main
+import os
+import signal
+from functools import partial
 
-main()
+
+def _stop(*_: object) -> None:
+    """End at once: an exception would be a traceback, or lost in a finaliser of a module."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+def main() -> None:
+    """Run the command line."""
+    first = signal.getsignal(signal.SIGINT)
+    if first is signal.default_int_handler:  # not in a background job, which ignores it
+        signal.signal(signal.SIGINT, _stop)
+    from layerswap.cli import main as run
+
+    run(partial(signal.signal, signal.SIGINT, first))
+
+
+if __name__ == "__main__":
+    main()

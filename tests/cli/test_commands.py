@@ -1,11 +1,13 @@
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import processes
@@ -17,6 +19,8 @@ from typer.main import get_command
 
 from layerswap.cli import app
 from layerswap.versions import __version__
+
+ROOT = Path(__file__).parents[2]
 
 
 def weights(folder):
@@ -244,6 +248,22 @@ def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted"
     assert not any(tmp_path.iterdir())
+
+
+def test_an_interrupt_while_modules_load_is_one_line(tmp_path):
+    """Also where the import of a library takes the exception for its own."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["layerswap"].partition(":")
+    (tmp_path / "typer.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt as error:\n    raise ImportError('half loaded') from error\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"}
+    starts = (["-c", f"from {module} import {function}; {function}()"], ["-m", "layerswap"])
+    for start in starts:
+        done = subprocess.run([sys.executable, *start, "--help"], env=environment, check=False,
+                              capture_output=True, text=True, cwd=tmp_path)  # fmt: skip
+        assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_an_interrupt_within_a_finaliser_is_not_lost():

@@ -27,6 +27,7 @@ from layerswap.ground.errors import LayerswapError, visible
 from layerswap.versions import missing_import
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from sys import UnraisableHookArgs
 
 
@@ -121,8 +122,8 @@ def _interrupt_again(dropped: UnraisableHookArgs) -> None:
         sys.__unraisablehook__(dropped)
 
 
-def main() -> None:
-    """Entry point of the `layerswap` command."""
+def main(loaded: Callable[[], object] = lambda: None) -> None:
+    """Run the `layerswap` command; `loaded` is called when its modules are there."""
     # Pydantic would read the metadata of every installed package, in search of its plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Threads that spin while they wait cost a third of the speed beside one other busy process, and
@@ -137,10 +138,14 @@ def main() -> None:
     system.interrupt_on(signal.SIGTERM)
     try:
         app = application(next(iter(sys.argv[1:]), None))
+        loaded()
         code = app(prog_name="layerswap", standalone_mode=False)
         if code == INTERRUPTED:
-            typer.echo("interrupted", err=True)
+            raise KeyboardInterrupt
         sys.exit(code)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)
     except LayerswapError as error:
         if output.settings.verbose:
             traceback.print_exc()
