@@ -2,11 +2,13 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from merging import save_adapter
 from test_output import COMMANDS
 from typer.main import get_command
 
@@ -117,8 +119,6 @@ def test_a_table_names_commands_that_exist():
 
 def parsed(line):
     """The command and the options of a line, as Typer reads them; fails if it cannot."""
-    import shlex
-
     command, words = get_command(app), shlex.split(line)
     name = []
     while hasattr(command, "commands"):
@@ -193,3 +193,38 @@ def test_the_next_command_is_on_standard_error(layerswap, experts, tmp_path, mon
     assert layerswap("plan", *experts.pair).err.endswith(" --out merged-2\n")
     for flag in ("--json", "--quiet"):
         assert layerswap("plan", *experts.pair, flag).err == ""
+
+
+@pytest.mark.parametrize("kind", ["full", "adapters"])
+def test_every_printed_command_can_be_run(
+    kind, layerswap, experts, with_tokenizer, tmp_path, monkeypatch
+):
+    """Typed as printed, and what these print too; a page and an upload are only planned."""
+    monkeypatch.chdir(tmp_path)
+    with_tokenizer(experts.base, "base")
+    for seed, name in enumerate(("task", "language")):
+        if kind == "full":
+            with_tokenizer(vars(experts)[name], name)
+        else:
+            folder = save_adapter(
+                tmp_path / name, Path("base"), seed, r=2, target_modules="all-linear"
+            )
+            config = folder / "adapter_config.json"
+            config.write_text(config.read_text().replace('"base"', '"moved"'))
+    left = ["merge --task task --language language --bottom 2 --base base --out merged"]
+    for line in left:  # grows
+        words = shlex.split(line)
+        if words[0] == "play":
+            words = ["plan", *words[1:]]
+        elif words[0] == "deploy":
+            words = words[:2]
+        elif "--push" in words:
+            words = words[: words.index("--push")]
+        elif words[0] == "ask":
+            continue
+        done = layerswap(*words)
+        assert done.code == 0, (line, done.err)
+        if words[0] != "plan" and "--overwrite" not in words:
+            left += re.findall("^next: layerswap (.*)", done.err, re.MULTILINE)
+    deployed = {"full": "merged", "adapters": "merged-full"}[kind]
+    assert [line.split()[1] for line in left if line.startswith("deploy")] == [deployed]

@@ -271,15 +271,19 @@ def _quickstart_uses(given: Given) -> list[str]:
 
 def _merge_uses(given: Given) -> list[str]:
     """The uses of a merged folder; a GGUF file and an uploaded model have none."""
+    from layerswap.checkpoint.adapter import ADAPTER_CONFIG
     from layerswap.merge.metadata import uses
 
     out, file = given["out"], given["file"]
     if given["push"] or not Path(out).is_dir():
         return []
-    names = [name for name in ("task_expert", "language_expert") if given[name]]
+    names = [name for name in ("base", "task_expert", "language_expert") if given.get(name)]
     experts = [word for name in names for word in (f"--{name.replace('_', '-')}", str(given[name]))]
     again = [] if given["overwrite"] else ["--overwrite"]
-    return uses(Path(out), [str(file)] if file else experts, push=[*sys.argv[1:], *again])
+    lines = uses(Path(out), [str(file)] if file else experts, push=[*sys.argv[1:], *again])
+    if (Path(out) / ADAPTER_CONFIG).is_file():  # `deploy` needs full weights; the last --out counts
+        lines[1] = shlex.join([*sys.argv[1:], "--bake", "--out", f"{out}-full"])
+    return lines
 
 
 NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
