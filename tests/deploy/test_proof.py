@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import gguf
 import pytest
 from deployed import LINES, TEMPLATE, save_chat_model, write_like
 
@@ -34,7 +35,7 @@ def test_an_equal_file_is_equal(folder, tmp_path):
     assert done.problems == []
     whole, coarse = done.proofs
     tried = [check.tried for check in whole.checks if check.name in ("tokens", "template")]
-    assert tried == [5 + 4 + 3, 4]  # the lines and the prompt, fixed texts, added tokens
+    assert tried == [5 + 4 + 3, 6]  # the lines and the prompt, fixed texts, added tokens
     assert {a.language for a in whole.agreements} == {"sw", "en"}
     for exact, rounded in zip(whole.agreements, coarse.agreements, strict=True):
         assert exact.same.mean == 1
@@ -61,25 +62,108 @@ def unshifted(tensors):
     return {name: v - 1 if "attn_norm" in name else v for name, v in tensors.items()}
 
 
+def one_element(tensors):
+    norm = tensors["blk.1.ffn_norm.weight"].copy()
+    norm[5] *= 1.5
+    return {**tensors, "blk.1.ffn_norm.weight": norm}
+
+
+def one_row(tensors):
+    down = tensors["blk.2.ffn_down.weight"].copy()
+    down[7] = 0
+    return {**tensors, "blk.2.ffn_down.weight": down}
+
+
+def entry(key, change):
+    """Change the value of an entry."""
+
+    def changed(writer):
+        value = writer.kv_data[0][key]
+        value.value = change(value.value)
+
+    return {"metadata": changed}
+
+
+def twisted(merges):
+    return [*merges[:-2], merges[-1], merges[-2]]
+
+
+def stops_elsewhere(writer):
+    """The end of a turn still ends an answer, but so does another token."""
+    writer.kv_data[0]["tokenizer.ggml.eos_token_id"].value = 5
+    writer.add_eot_token_id(1)
+
+
+def ending(condition):
+    return {"template": TEMPLATE.replace("if add", f"if {condition} and add")}
+
+
+FAULTS = {
+    "role": ({"template": TEMPLATE.replace("<|turn|>", "<|halt|>")}, "template: user: from"),
+    "space": ({"template": TEMPLATE.replace("'role'] }}\n", "'role'] }} ")}, "template: user"),
+    "many messages": (ending("messages|length < 40"), "template: user, .*: from"),
+    "more messages": (
+        ending("messages|length < 500"),
+        "metadata: chat template: the folder's, in place of the file's",
+    ),
+    "long message": (ending("messages[0]['content']|length < 999"), "template: user: from"),
+    "longer message": (
+        ending("messages[0]['content']|length < 9999"), "metadata: chat template: the folder's",
+    ),
+    "no template": ({"template": ""}, "metadata: chat template: the folder's, the file has none"),
+    "named template": (
+        {"metadata": lambda w: w.add_string("tokenizer.chat_template.tool_use", "{{ messages }}")},
+        "metadata: chat template tool_use: none",
+    ),
+    "bos": ({"bos": True}, "tokens: 'Answer in one.*: token 0.*adds a BOS that.*more texts"),
+    "eos added": ({"metadata": lambda w: w.add_add_eos_token(True)}, "tokens: "),
+    "another bos": (entry("tokenizer.ggml.bos_token_id", lambda _: 5), "metadata: .*bos_token_id"),
+    "stop": ({"eos": 0}, "stop: the answer goes on after '<|halt|>'"),
+    "two stops": (
+        {"metadata": stops_elsewhere}, "metadata: .*eos_token_id: 1 of the folder, in place of 5",
+    ),
+    "end of turn": ({"metadata": lambda w: w.add_eot_token_id(5)}, "metadata: .*eot_token_id: 5, "),
+    "temperature": (
+        {"metadata": lambda w: w.add_sampling_temp(0.1)}, "metadata: general.sampling.temp: none",
+    ),
+    "split": ({"pre": "llama-bpe"}, "tokens: .*another pre-tokenizer or other merges"),
+    "order of merges": (entry("tokenizer.ggml.merges", twisted), "metadata: .*merges: 2 differ"),
+    "lost merge": (
+        entry("tokenizer.ggml.merges", lambda merges: merges[:-1]), "metadata: .*merges: 1 differ",
+    ),
+    "special": (
+        entry("tokenizer.ggml.token_type", lambda kinds: [*kinds[:-1], 4]),
+        "metadata: .*token_type: 1 differ",
+    ),
+    "plain": (
+        entry("tokenizer.ggml.token_type", lambda kinds: [3, 3, 1, *kinds[3:]]),
+        "metadata: .*token_type: 1 differ",
+    ),
+    "swapped": ({"tensors": swapped}, "tensors: .*0.mlp.gate_proj.*: differs by up to"),
+    "norm": (
+        {"tensors": unshifted}, "tensors: model.layers.0.input_layernorm.weight: differs by",
+    ),
+    "rows": ({"tensors": rows}, "tensors: model.embed_tokens.weight: differs by up to"),
+    "one element": ({"tensors": one_element}, "tensors: model.layers.1.post_attention_layernorm"),
+    "one row": ({"tensors": one_row}, "tensors: model.layers.2.mlp.down_proj.weight: differs"),
+    "rope": (
+        {"rope": 500_000.0}, "metadata: rope.freq_base: 10000 of the folder, in place of 500000",
+    ),
+    "epsilon": (entry("llama.attention.layer_norm_rms_epsilon", lambda _: 0.01), "metadata: "),
+    "scaling": (
+        {"metadata": lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)},
+        "metadata: .*has rotary scaling",
+    ),
+    "rotated width": (entry("llama.rope.dimension_count", lambda _: 8), "likelihoods: |load: "),
+}  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"template": TEMPLATE.replace("<|turn|>", "<|halt|>")}, "template: user: from"),
-        ({"template": TEMPLATE.replace("'role'] }}\n", "'role'] }} ")}, "template: user"),
-        ({"bos": True}, "tokens: 'Answer in one.*: token 0.*adds a BOS that.*more texts"),
-        ({"eos": 0}, "stop: the answer goes on after '<|halt|>'"),
-        ({"pre": "llama-bpe"}, "tokens: .*another pre-tokenizer or other merges"),
-        ({"tensors": swapped}, "tensors: .*0.mlp.gate_proj.*: differs by up to"),
-        ({"tensors": unshifted}, "tensors: model.layers.0.input_layernorm.weight: differs by"),
-        ({"tensors": rows}, "tensors: model.embed_tokens.weight: differs by up to"),
-        ({"rope": 500_000.0}, "metadata: rope.freq_base: 10000 of the folder, in place of 500000"),
-    ],
-    ids=["role", "space", "bos", "stop", "split", "swapped", "norm", "rows", "rope"],
-)  # fmt: skip
-def test_a_fault_is_named(folder, tmp_path, change, named):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(folder, tmp_path, fault):
+    change, named = FAULTS[fault]
     file = write_like(folder, tmp_path / "wrong.gguf", **change)
-    found = problems(folder, file)
+    found = problems(folder, file, positions=4)
     assert any(re.match(named, line) for line in found), found
 
 

@@ -60,7 +60,7 @@ def save_chat_model(folder: Path, seed: int = 0, **config: Any) -> Path:
 def write_like(folder: Path, path: Path, *, kind: str = "F32", **changes: Any) -> Path:
     """The model as GGUF. `changes` of single entries: `bos`, `template`, `rope`, `tokens`, `pre`.
 
-    `tensors` is a function that changes the tensors.
+    `tensors` and `metadata` are functions that change the tensors and the writer's entries.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -94,6 +94,8 @@ def write_like(folder: Path, path: Path, *, kind: str = "F32", **changes: Any) -
     template = changes.get("template", TEMPLATE)
     if template:
         writer.add_chat_template(template)
+    if change := changes.get("metadata"):
+        change(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():

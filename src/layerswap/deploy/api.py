@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import open_checkpoint, refuse_target
 from layerswap.checkpoint.folder import fetch_checkpoint
-from layerswap.checkpoint.loading import load_generation_config, load_tokenizer
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.deploy.convert import LIKE, plan_conversion
+from layerswap.deploy.description import stops_of
 from layerswap.deploy.modelfile import modelfile
 from layerswap.deploy.proof import POSITIONS, Check, Material, Proof, Reference, end_of_turn, prove
 from layerswap.ground.commit import atomic_folder, write_json
@@ -110,17 +111,13 @@ def check_file(
 def check_folder(source: str) -> Deployed:
     """Check that a folder answers and stops in transformers and vLLM, without a GGUF file."""
     folder, _ = fetch_checkpoint(source, None)
-    open_checkpoint(source)
-    tokenizer, generation = load_tokenizer(folder), load_generation_config(folder)
-    end = end_of_turn(tokenizer)
-    stops = getattr(generation, "eos_token_id", None)
-    stops = stops if isinstance(stops, list) else [stops]
+    opened = open_checkpoint(source)
+    tokenizer = load_tokenizer(folder)
+    end, stops = end_of_turn(tokenizer), stops_of(tokenizer, opened)
     problems: tuple[str, ...] = ()
-    if end is not None and end not in (*stops, tokenizer.eos_token_id):
+    if end is not None and end not in stops:
         text = tokenizer.convert_ids_to_tokens(end)
-        problems = (
-            f"{text!r} ends a turn, but `eos_token_id` of generation_config.json is {stops}",
-        )
+        problems = (f"{text!r} ends a turn, but answers end at {sorted(stops)} (`eos_token_id`)",)
     note = "" if tokenizer.chat_template else "the folder has no chat template"
     proof = Proof(source, "safetensors", (Check("stop", 1, problems, note),))
     hint = "a GGUF file needs --like BASE.gguf and --out DIR: nearly every base exists as GGUF"

@@ -7,18 +7,20 @@ difference is a line.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, text_config
 from layerswap.checkpoint.gguf import Entry, number_entry, text_entry, texts_entry
 from layerswap.checkpoint.gguf_view import SETTINGS, as_gguf, check_family
-from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.checkpoint.loading import load_generation_config, load_tokenizer
 from layerswap.ground.errors import MergeError, error_context
-from layerswap.ground.strict_json import clipped
+from layerswap.ground.strict_json import clipped, read_json_object
 from layerswap.merge.gguf import DEFAULTS, REPLACED, REPLACED_PREFIXES, metadata_of
 from layerswap.merge.target import RECORD_KEY
 
@@ -34,8 +36,12 @@ TAKEN = {
 """Settings that a file may have from the folder; the others of `SETTINGS` decide shapes."""
 TEMPLATE = "tokenizer.chat_template"
 TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-SCORES = "tokenizer.ggml.scores"
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+SCORES, MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
+SAMPLING = "general.sampling."
+"""Begins the keys of sampling, which llama.cpp takes for its defaults."""
+SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+"""Their names in `generation_config.json`, where these differ."""
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """llama.cpp's types of tokens."""
 ADDED_SCORE = -1000.0
 """The score that llama.cpp's converter gives to added tokens."""
@@ -52,9 +58,18 @@ class Description:
 
     differences: list[str] = field(default_factory=list)  # notes that change a model's answers
 
-    def take(self, entry: Entry, note: str, *, differs: bool = False) -> None:
+    def take(self, entry: Entry, note: str, *, differs: bool = True) -> None:
         """Take an entry from the folder; `differs` if the answers of `like` are others."""
         self.entries[entry[0]] = entry
+        self.note(note, differs=differs)
+
+    def leave_out(self, key: str, note: str) -> None:
+        """Leave out an entry of `like` by which its answers are others."""
+        self.left_out.add(key)
+        self.note(note)
+
+    def note(self, note: str, *, differs: bool = True) -> None:
+        """Note a difference."""
         self.notes.append(note)
         if differs:
             self.differences.append(note)
@@ -77,7 +92,9 @@ def describe(
     tokenizer = load_tokenizer(folder.folder, named=folder.identity)
     rows = sources["token_embd.weight"][0].shape[0]
     _compare_tokens(tokenizer, folder, like, rows, description)
-    _compare_special_tokens(tokenizer, like, description)
+    _compare_merges(tokenizer, like, description)
+    _compare_special_tokens(tokenizer, folder, like, description)
+    _compare_sampling(folder, like, description)
     _compare_templates(tokenizer, like, description)
     return sources, description
 
@@ -132,12 +149,7 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
                 f"{like.source}: {gguf_key} is {stored:g}, but `{key}` of {folder.identity} is "
                 f"{value:g}; give a GGUF file of the same base"
             )
-        name = f"{architecture}.{gguf_key}"
-        entry = (
-            number_entry(name, int(value))
-            if isinstance(stored, int)
-            else _number_entry(name, float(value))
-        )
+        entry = _entry_like(f"{architecture}.{gguf_key}", value, stored)
         note = f"{gguf_key}: {value:g} of the folder, in place of {stored:g}"
         description.take(entry, note, differs=key != "max_position_embeddings")
     kind, known = (
@@ -154,7 +166,7 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
     if isinstance(factor, int | float) and isinstance(stored, float) and factor != stored:
         key = f"{architecture}.rope.scaling.factor"
         note = f"rope.scaling.factor: {factor:g} of the folder, in place of {stored:g}"
-        description.take(_number_entry(key, float(factor)), note, differs=True)
+        description.take(_entry_like(key, factor, stored), note)
 
 
 def _compare_tokens(
@@ -186,19 +198,20 @@ def _compare_tokens(
                 f"{like.source} {clipped(repr(stored), 40)}: not the same tokenizer"
             )
         changed[number] = f"[PAD{number}]" if text is None else text
-    if not changed and rows == len(tokens):
+    types = metadata.get(TOKEN_TYPES, [NORMAL] * len(tokens))[:rows]
+    wrong = _wrong_types(added, tokens, types) - {*changed}
+    if wrong:
+        description.note(f"{TOKEN_TYPES}: {len(wrong):,} differ from the folder's added tokens")
+    elif not changed and rows == len(tokens):
         return
     whole = [
         changed.get(number, tokens[number] if number < len(tokens) else "")
         for number in range(rows)
     ]
-    types = [
-        *metadata.get(TOKEN_TYPES, [1] * len(tokens))[:rows],
-        *[UNUSED] * max(0, rows - len(tokens)),
-    ]
-    for number in changed:
-        if number in added:
-            types[number] = CONTROL if added[number].special else USER_DEFINED
+    types = [*types, *[UNUSED] * max(0, rows - len(tokens))]
+    types = [NORMAL if number in wrong else kind for number, kind in enumerate(types)]
+    for number in added.keys() & {*changed, *wrong}:
+        types[number] = CONTROL if added[number].special else USER_DEFINED
     description.entries[TOKENS] = texts_entry(TOKENS, whole)
     description.entries[TOKEN_TYPES] = _list_entry(TOKEN_TYPES, _INT32, "i", types)
     if SCORES in metadata:
@@ -210,11 +223,20 @@ def _compare_tokens(
     named = [text for number, text in changed.items() if number in added]
     if named:
         shown = ", ".join(map(repr, named[:3])) + (f" and {len(named) - 3} more" * (len(named) > 3))
-        note = f"added tokens of the folder that {like.source} lacks: {shown}"
-        description.notes.append(note)
-        description.differences.append(note)
+        description.note(f"added tokens of the folder that {like.source} lacks: {shown}")
     if rows != len(tokens):
-        description.notes.append(f"{rows:,} rows of the folder, in place of {len(tokens):,}")
+        note = f"{rows:,} rows of the folder, in place of {len(tokens):,}"
+        description.note(note, differs=False)
+
+
+def _wrong_types(added: Any, tokens: Sequence[str], types: Sequence[int]) -> set[int]:
+    """Find added tokens of the folder that are plain in the file, and the reverse."""
+    return {
+        number
+        for number, (text, kind) in enumerate(zip(tokens, types, strict=False))
+        # Runs of spaces, which a converter may set apart, are split alike.
+        if (kind == NORMAL if number in added else kind in (CONTROL, USER_DEFINED)) and text.strip()
+    }
 
 
 def _is_used(metadata: Any, number: int) -> bool:
@@ -228,14 +250,61 @@ def _same_text(text: str, stored: str) -> bool:
     return text == stored or text.replace("\u2581", " ") == stored
 
 
-def _compare_special_tokens(tokenizer: Any, like: Checkpoint, description: Description) -> None:
+def _compare_merges(tokenizer: Any, like: Checkpoint, description: Description) -> None:
+    """Compare the merges of a BPE in their order; texts need not reach every one of them."""
+    stored = metadata_of(like).get(MERGES)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not isinstance(stored, list):
+        return
+    merges = json.loads(backend.to_str())["model"].get("merges", [])
+    # llama.cpp's converter shifts a space within a part, since one separates the parts.
+    texts = [merge if isinstance(merge, str) else " ".join(p.replace(" ", "\u0120") for p in merge)
+             for merge in merges]  # fmt: skip
+    if texts != stored:
+        wrong = sum(a != b for a, b in zip_longest(texts, stored))
+        note = f"{MERGES}: {wrong:,} differ from the folder's"
+        description.take(texts_entry(MERGES, texts), note)
+
+
+def stops_of(tokenizer: Any, folder: Checkpoint) -> set[int]:
+    """The tokens at which an answer of the folder ends."""
+    generation = load_generation_config(folder.folder, named=folder.identity)
+    settings = generation.to_dict() if generation else text_config(folder.config)
+    given = settings.get("eos_token_id")
+    ids = given if isinstance(given, list) else [given]
+    return {number for number in (*ids, tokenizer.eos_token_id) if number is not None}
+
+
+def _compare_sampling(folder: Checkpoint, like: Checkpoint, description: Description) -> None:
+    file, metadata = folder.folder / "generation_config.json", metadata_of(like)
+    given = read_json_object(file) if file.is_file() else {}
+    for key in metadata.spans:
+        if key.startswith(SAMPLING):
+            name, stored = key.removeprefix(SAMPLING), metadata[key]
+            value = given.get(SAMPLING_NAMES.get(name, name))
+            if not isinstance(value, int | float):
+                description.leave_out(key, f"{key}: none in the folder, in place of {stored}")
+            elif not math.isclose(value, stored, rel_tol=1e-5):
+                note = f"{key}: {value:g} of the folder, in place of {stored:g}"
+                description.take(_entry_like(key, value, stored), note)
+
+
+def _compare_special_tokens(
+    tokenizer: Any, folder: Checkpoint, like: Checkpoint, description: Description
+) -> None:
     metadata = metadata_of(like)
+    stops = stops_of(tokenizer, folder)
+    for name in ("eot", "eom"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        if (stored := metadata.get(key)) is not None and stored not in stops:
+            description.leave_out(key, f"{key}: {stored}, at which the folder does not stop")
     for name in ("bos", "eos", "unk", "pad"):
         key = f"tokenizer.ggml.{ {'unk': 'unknown', 'pad': 'padding'}.get(name, name) }_token_id"
         value = getattr(tokenizer, f"{name}_token_id")
         if value is not None and metadata.get(key) != value:
             note = f"{key}: {value} of the folder, in place of {metadata.get(key)}"
-            description.take(number_entry(key, value), note)
+            changes = name == "bos" or (name == "eos" and metadata.get(key) not in stops)
+            description.take(number_entry(key, value), note, differs=changes)
     ids = tokenizer("a").input_ids
     for name, first in (("bos", ids[:1]), ("eos", ids[-1:])):
         special, key = getattr(tokenizer, f"{name}_token_id"), f"tokenizer.ggml.add_{name}_token"
@@ -248,7 +317,7 @@ def _compare_special_tokens(tokenizer: Any, like: Checkpoint, description: Descr
             if stored is None:
                 description.entries[key] = entry
             else:
-                description.take(entry, note)
+                description.take(entry, note, differs=False)  # the tokens of texts show it
 
 
 def _compare_templates(tokenizer: Any, like: Checkpoint, description: Description) -> None:
@@ -256,28 +325,30 @@ def _compare_templates(tokenizer: Any, like: Checkpoint, description: Descriptio
     metadata = metadata_of(like)
     there = tokenizer.chat_template
     templates = there if isinstance(there, dict) else {"default": there} if there else {}
-    for key in metadata.spans:
-        if key.startswith(TEMPLATE):
+    keys = {TEMPLATE if name == "default" else f"{TEMPLATE}.{name}": name for name in templates}
+    for key in {key for key in metadata.spans if key.startswith(TEMPLATE)} - {*keys}:
+        if key == f"{TEMPLATE}s":  # the list of names
             description.left_out.add(key)
-    description.left_out -= {TEMPLATE} if "default" in templates else set()
-    for name, template in templates.items():
-        key = TEMPLATE if name == "default" else f"{TEMPLATE}.{name}"
-        stored = metadata.get(key)
-        entry = text_entry(key, template)
-        if stored == template:
+        else:
+            name = key.removeprefix(TEMPLATE).replace(".", " ")
+            note = f"chat template{name}: none, as in the folder; the file's is left out"
+            description.leave_out(key, note)
+    for key, name in keys.items():
+        stored, entry = metadata.get(key), text_entry(key, templates[name])
+        if stored == templates[name]:
             description.entries[key] = entry
         else:
             note = "in place of the file's" if stored else "the file has none"
             description.take(entry, f"chat template{f' {name}' * (name != 'default')}: "
                                     f"the folder's, {note}")  # fmt: skip
-    others = [name for name in templates if name != "default"]
-    if others:
+    if others := [name for name in templates if name != "default"]:
         description.entries[f"{TEMPLATE}s"] = texts_entry(f"{TEMPLATE}s", others)
-    if not templates and TEMPLATE in metadata:
-        description.notes.append("chat template: none, as in the folder; the file's is left out")
 
 
-def _number_entry(key: str, value: float) -> Entry:
+def _entry_like(key: str, value: float, stored: float) -> Entry:
+    """An entry of the stored kind: an integer, or a float32."""
+    if isinstance(stored, int):
+        return number_entry(key, int(value))
     return key, _FLOAT32, struct.pack("<f", value)
 
 

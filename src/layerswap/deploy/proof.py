@@ -21,7 +21,7 @@ from layerswap.checkpoint.gguf_view import as_transformers
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_floats
-from layerswap.deploy.description import describe
+from layerswap.deploy.description import describe, stops_of
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
 from layerswap.ground.types import Log
@@ -49,10 +49,14 @@ ROUNDING = {
 """Largest rounding error by type: the norm of the error of `PIECE` elements over their norm."""
 COARSE = 0.5
 """The same for types of four bits and fewer."""
+EXACT = 0.1
+"""Mean divergence in nats that no float type explains."""
 DIVERGENT = 3.0
 """Mean divergence in nats that no type explains; four bits cost up to 1.4 (docs/deploy.md)."""
 SYSTEM, USER, ANSWER = "Answer in one sentence.", "What is 2 + 3?", "2 + 3 is 5."
 """Messages that every chat template is tried with."""
+MANY = 50
+"""Repetitions of a message, and of a turn, for templates that depend on their lengths."""
 TRICKY = "It's 12345.67%:  x_1 = f(y)\n\n\tNdió मैं 日本語 తెలుగు"
 """Text that pre-tokenizers split differently: digits, spaces, line ends, letters and marks."""
 
@@ -93,7 +97,8 @@ class Proof:
     @property
     def problems(self) -> list[str]:
         """Every difference that a deployed file must not have."""
-        far = (agreement for agreement in self.agreements if agreement.divergence_nats > DIVERGENT)
+        most = EXACT if self.kind in ("F64", "F32", "F16", "BF16") else DIVERGENT
+        far = (agreement for agreement in self.agreements if agreement.divergence_nats > most)
         return [
             *(f"{check.name}: {line}" for check in self.checks for line in check.problems),
             *(f"likelihoods: {agreement.language}: {agreement.divergence_nats:.2f} nats from the "
@@ -157,7 +162,8 @@ def prove(
     try:
         with _served(file) as llama:
             log(f"{file.name}: comparing tokens, chat and the end of a turn")
-            checks += _behaviour(reference.tokenizer, llama, material)
+            stops = stops_of(reference.tokenizer, folder)
+            checks += _behaviour(reference.tokenizer, llama, material, stops)
             if positions and material.lines and is_pair:
                 log(f"{file.name}: comparing likelihoods in float32")
                 agreements = [
@@ -173,13 +179,15 @@ class _LoadError(EvaluationError):
     """llama.cpp refuses a file."""
 
 
-def _behaviour(tokenizer: Any, llama: Llama, material: Material) -> Iterator[Check]:
+def _behaviour(
+    tokenizer: Any, llama: Llama, material: Material, stops: set[int]
+) -> Iterator[Check]:
     """Compare tokens, chat and the end of a turn."""
     texts = [SYSTEM, USER, ANSWER, TRICKY, *_added_texts(tokenizer), *material.prompts]
     texts += [line for lines in material.lines.values() for line in lines]
     yield _tokens(tokenizer, llama, texts)
     yield _template(tokenizer, llama, _chats(tokenizer, material.prompts))
-    yield _stop(tokenizer, llama)
+    yield _stop(tokenizer, llama, stops)
 
 
 # --- what the file stores ---
@@ -348,6 +356,7 @@ def _chats(tokenizer: Any, prompts: Sequence[str]) -> list[list[dict[str, str]]]
     user = {"role": "user", "content": USER}
     turns = [user, {"role": "assistant", "content": ANSWER}, user]
     tried = [[user], turns, [{"role": "system", "content": SYSTEM}, user]]
+    tried += [turns[:2] * MANY + [user], [{"role": "user", "content": TRICKY * MANY}]]
     tried += [[{"role": "user", "content": prompt}] for prompt in prompts]
     accepted = []
     for chat in tried:
@@ -413,15 +422,19 @@ def end_of_turn(tokenizer: Any) -> int | None:
     return tokenizer.eos_token_id  # type: ignore[no-any-return]
 
 
-def _stop(tokenizer: Any, llama: Llama) -> Check:
-    """Make the model write the end of a turn, and see that the answer ends."""
-    token = end_of_turn(tokenizer)
-    if token is None:
+def _stop(tokenizer: Any, llama: Llama, stops: set[int]) -> Check:
+    """Make the model write each token that ends an answer, and see that the answer ends."""
+    turn = end_of_turn(tokenizer)
+    tokens = sorted(stops | ({turn} if turn is not None else set()))
+    if not tokens:
         return Check("stop", 0, note="the folder names no token that ends an answer")
-    if llama.ends(token):
-        return Check("stop", 1)
-    text = tokenizer.convert_ids_to_tokens(token)
-    return Check("stop", 1, (f"the answer goes on after {text!r}, the end of a turn",))
+    problems = (
+        f"the answer goes on after {tokenizer.convert_ids_to_tokens(token)!r}, "
+        + ("the end of a turn" if token == turn else "at which the folder stops")
+        for token in tokens
+        if not llama.ends(token)
+    )
+    return Check("stop", len(tokens), tuple(problems))
 
 
 def _agreement(
