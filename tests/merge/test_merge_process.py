@@ -2,9 +2,10 @@
 
 import json
 import shutil
+import sys
 
 import pytest
-from merging import swap_of, weight_bytes
+from merging import save_expert, swap_of, tiny_llama, weight_bytes
 from processes import run
 
 import layerswap as ls
@@ -25,6 +26,25 @@ def test_the_hash_seed_decides_nothing(experts, tmp_path):
     files = [{f.name: f.read_bytes() for f in (tmp_path / s).iterdir()} for s in "12"]
     assert files[0] == files[1]
     assert len(files[0]) > 5
+
+
+FEW_FILES = """
+import resource, sys, layerswap as ls
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, hard))
+task, language, out = sys.argv[1:]
+ls.verify(ls.swap(task=task, language=language, outside="task").save(out))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_more_files_than_a_process_may_open(tmp_path):
+    """macOS begins with 256 files, and a large mixture has more."""
+    pair = [save_expert(tmp_path / name, tiny_llama(), seed, shard="1KB")
+            for seed, name in enumerate(("task", "language"))]  # fmt: skip
+    assert len([*pair[0].glob("*.safetensors")]) > 30
+    run(FEW_FILES, *pair, tmp_path / "merged")
 
 
 COPIED = """

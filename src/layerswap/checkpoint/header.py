@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -258,6 +259,7 @@ def header_bytes(
     return len(text).to_bytes(8, "little") + text
 
 
+@cache
 def block_of(dtype: str) -> tuple[int, int]:
     """Return the elements and the bytes of the smallest whole-byte block of a dtype.
 

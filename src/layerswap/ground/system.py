@@ -29,6 +29,8 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
+OTHER_FILES = 100
+"""Files that a process opens beside those of weights: libraries, outputs, connections."""
 LINUX, WINDOWS = sys.platform == "linux", sys.platform == "win32"
 LARGEST_CALL = 1 << 30
 """Most bytes of one read or write: macOS and Windows refuse 2 GiB."""
@@ -255,6 +257,34 @@ def free_memory() -> int:
         import psutil  # type: ignore[import-untyped]
 
         return int(psutil.virtual_memory().available)
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files for so many more, as far as the system lets it.
+
+    macOS begins with 256; a large mixture of experts has more files of weights.
+    """
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + OTHER_FILES
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process until now, bytes."""
+    if WINDOWS:
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
 
 
 def keep_freed_memory() -> None:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class OutputTensor:
     inputs: Terms
     base: TensorInfo | None = None
 
-    @property
+    @cached_property
     def verbatim(self) -> bool:
         """True if its bytes are one source's bytes."""
         term = self.inputs[0][0]
@@ -67,7 +68,7 @@ class OutputTensor:
             return False
         return term.dtype == self.dtype
 
-    @property
+    @cached_property
     def copied(self) -> TensorInfo:
         """The one source tensor of a verbatim tensor."""
         return next(stored_tensors(self.inputs))
@@ -87,7 +88,7 @@ class OutputTensor:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Length in the output, in bytes."""
         return byte_length(self.dtype, self.shape)

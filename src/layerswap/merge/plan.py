@@ -176,6 +176,7 @@ class Plan:
     def blocks(self) -> list[Span]:
         """Whole blocks that the output can share with local sources; none if too few."""
         shared = self if self.layout == "shared" else replace(self, layout="shared")
+        vars(shared)["tensors"] = self.tensors  # they do not depend on the layout
         local = local_blocks(shared.shards)
         return local if sum(blocks.nbytes for blocks in local) >= SMALLEST_RUN else []
 

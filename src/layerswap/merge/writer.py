@@ -312,7 +312,9 @@ def _non_finite(chunk: Piece, evaluator: TermEvaluator) -> str:
 
 def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, Handle]:
     """Open files for reading until the stack closes."""
-    return {file: stack.enter_context(open_file(file)) for file in sorted(files, key=str)}
+    listed = sorted(files, key=str)
+    system.allow_open_files(len(listed))
+    return {file: stack.enter_context(open_file(file)) for file in listed}
 
 
 def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
