@@ -17,7 +17,9 @@ from layerswap.cli import app
 from layerswap.ground.errors import LayerswapError
 from layerswap.lab.assets import shipped
 from layerswap.new import folder, machine
+from layerswap.new.inputs import check_request
 from layerswap.new.machine import Measured
+from layerswap.new.study import Settings, expert
 from layerswap.study.plan import plan_study
 from layerswap.study.spec import read_study
 
@@ -183,6 +185,54 @@ def test_short_memory_takes_lora_or_says_so(files, monkeypatch, unmeasured):
     monkeypatch.setattr(folder, "memory_gb", lambda _: 0.0)
     with pytest.raises(LayerswapError, match=r"of memory with LoRA and 0\.0 GB are free"):
         folder.create(_request(files / "none"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "task", "language"),
+    [
+        (16, None, (16, None), (2, None)),
+        (4, "a step's 16 rows are computed 4 at a time, with an equal result", (4, 4), (1, 2)),
+        (1, "the experts are LoRA adapters", (8, 2), (1, 2)),
+    ],
+)
+def test_the_measured_memory_decides_on_the_batch(files, monkeypatch, rows, said, task, language):
+    """The same rows in a step, fewer at a time; LoRA where only single rows have room."""
+    tried = []
+
+    def measure(expert, *_):
+        tried.append("lora" in expert)
+        return Measured(1e6, 1e6, memory_gb=5.25, rows=8 if tried[-1] else rows)
+
+    monkeypatch.setattr(folder, "measure", measure)
+    lines = []
+    made = folder.create(_request(files / "demo"), lines.append)
+    assert str(made.costs).endswith(" and 5.2 GB of memory")
+    assert tried == [False, True][: 2 if rows == 1 else 1]
+    short = [line for line in lines if line.startswith("memory is short: ")]
+    assert len(short) == bool(said)
+    assert not said or said in short[0]
+    study = read_study(files / "demo" / "study.yaml")
+    for runs, expected in ((study.task.runs, task), (study.languages["qaa"].runs, language)):
+        given = runs[0].hyperparameters
+        names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+        assert tuple(map(given.get, names)) == expected
+
+
+@pytest.mark.slow
+def test_rows_grow_until_the_next_peak_would_not_fit(files, monkeypatch):
+    """Doubled rows add twice as much as the rows before; the first step has no moments yet."""
+    peaks = iter([1, 5, 6, 7, 9, *[9] * 9])
+    monkeypatch.setattr(machine, "peak_bytes", lambda device: next(peaks) * 10**9)
+    monkeypatch.setattr(machine, "free_bytes", lambda device: 11 * 10**9)
+    request = _request(files / "demo")
+    inputs = check_request(request)
+    tried = expert(inputs, Settings(1, lora=False))
+    row = inputs.longest_row(tried["hyperparameters"]["max_length"])
+    found = machine.measure(tried, row, "cpu")
+    assert (found.rows, found.memory_gb) == (4, 9.0)
+    assert min(found.train, found.read) > 0
+    lengths = [inputs.tokens("".join(row)) for row in inputs.task.rows(inputs.task_count)]
+    assert inputs.tokens("".join(row)) == max(lengths)
 
 
 def _request(name):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from layerswap.checkpoint.gguf import gguf_header_bytes, number_entry, read_gguf
+from layerswap.checkpoint.gguf import gguf_header_bytes, number_entry
 from layerswap.checkpoint.header import block_of, is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED
 from layerswap.deploy.description import Description, describe, entries_of
@@ -84,7 +82,6 @@ class Conversion:
         with atomic_file(target, is_ours=is_merged_gguf, overwrite=options.overwrite) as path:
             write_shard(path, shard, {}, options)
             os.truncate(path, shard.nbytes)
-            _check_names(read_gguf(path).tensors, self.tensors, target)
         return target
 
 
@@ -173,10 +170,3 @@ def _set_file_type(
         return
     if most in FILE_TYPES:
         description.entries[key] = number_entry(key, FILE_TYPES[most])
-
-
-def _check_names(
-    written: Mapping[str, Any], planned: tuple[OutputTensor, ...], target: Path
-) -> None:
-    if {*written} != {tensor.name for tensor in planned}:
-        raise MergeError(f"{target}: holds other tensors than planned; nothing was kept")

@@ -84,6 +84,16 @@ def free_bytes(device: torch.device) -> int:
     return system.free_memory()
 
 
+def peak_bytes(device: torch.device) -> int:
+    """Return the most memory that this process has had on a device, in bytes."""
+    import torch
+
+    module: Any = getattr(torch, device.type, None)
+    if hasattr(module, "max_memory_allocated"):
+        return int(module.max_memory_allocated(device))
+    return system.peak_memory()
+
+
 def _nbytes(tensors: Tensors) -> int:
     # Tied parameters are one tensor under several names.
     distinct = {id(tensor): tensor for tensor in tensors}.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_files
 from layerswap.new.tasks import Task, found_in, found_in_test
-from layerswap.study.estimate import Measured, StudyCosts, cost_study, write_speed
+from layerswap.study.estimate import BATCH, Measured, StudyCosts, cost_study, write_speed
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import read_study
@@ -65,12 +66,17 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         settings, costs, words = _fitting(inputs, folder)
         check_disk(target, costs.disk_gb)
         log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
-        speed = measure(expert(inputs, settings), inputs.task_rows, inputs.device,
-                        partial(_look, inputs, found, log))  # fmt: skip
+        settings, speed = _measured(inputs, settings, partial(_look, inputs, found, log))
+        ways = ["the experts are LoRA adapters"] * settings.lora
+        if settings.rows < BATCH:
+            ways.append(f"a step's {BATCH} rows are computed {settings.rows} at a time, with an "
+                        "equal result")  # fmt: skip
+        if ways:
+            log(f"memory is short: {'; '.join(ways)}")
         write_speed(speed, folder)
         costs, words = _planned(inputs, settings, folder, speed)
         if request.seeds is None and sum(costs.hours.values()) > HOUR:
-            settings = Settings(1, settings.lora)
+            settings = settings._replace(seeds=1)
             costs, words = _planned(inputs, settings, folder, speed)
         proofs = [{"code": language.code, "name": language.name,
                    "proof": _proof(inputs, language.code)}
@@ -80,6 +86,19 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         }  # fmt: skip
         (folder / "README.md").write_bytes(render("README.md", words).encode())
     return NewStudy(request.folder, settings.seeds, costs)
+
+
+def _measured(
+    inputs: Inputs, settings: Settings, look: Callable[[Any, Any], None]
+) -> tuple[Settings, Measured]:
+    """Measure full fine-tuning, and LoRA if memory has only room for single rows."""
+    tried = expert(inputs, settings)
+    row = inputs.longest_row(tried["hyperparameters"]["max_length"])
+    speed = measure(tried, row, inputs.device, look)
+    if speed.rows == 1 and not settings.lora:
+        settings = settings._replace(lora=True)
+        speed = measure(expert(inputs, settings), row, inputs.device)
+    return settings._replace(rows=speed.rows), speed
 
 
 def _look(inputs: Inputs, found: list[str], log: Log, model: Any, tokenizer: Any) -> None:

@@ -11,13 +11,12 @@ from statistics import mean
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
-from layerswap.checkpoint.loading import load_tokenizer
+from layerswap.checkpoint.loading import load_tokenizer, open_device, pick_device
 from layerswap.evaluation.classifier import open_encoder
 from layerswap.evaluation.languages import language_name, languages_seen, standard_tag
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, RecipeError, StudyError
-from layerswap.new.machine import choose_device
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.reading.files import evenly_spaced
@@ -184,6 +183,12 @@ class Inputs:
         texts = [text for language in self.languages for text in language.texts()][:SAMPLE]
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
+    def longest_row(self, most: int) -> tuple[str, str]:
+        """Return the prompt and completion of the task with most tokens, but fewer than `most`."""
+        rows = self.task.rows(self.task_count) if isinstance(self.task, Task) else self.task_rows
+        sizes = {row: self.tokens("".join(row)) for row in rows}
+        return max(rows, key=lambda row: (sizes[row] < most, sizes[row]))
+
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
         """Return the largest number of examples in a mix, and their mean length in tokens."""
         length = max(1, round(mean(self.tokens(text) for text in language.texts())))
@@ -198,7 +203,8 @@ def check_request(request: Request) -> Inputs:
         raise StudyError(f"{request.folder}: exists already; choose another name, or delete it")
     columns, codes = request.columns, (*request.languages, TASK_LANGUAGE)
     request = replace(request, columns={k: v for k, v in columns.items() if k not in codes})
-    device = choose_device(request.device)
+    device = pick_device(request.device)
+    open_device(device)
     if request.encoder is not None:
         open_encoder(request.encoder, "cpu")
     base, tokenizer = _open_base(request.base)

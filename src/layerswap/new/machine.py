@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,23 +13,19 @@ from typing import Any
 from layerswap.checkpoint.loading import (
     load_causal_lm,
     open_device,
-    pick_device,
     without_progress_bars,
 )
-from layerswap.engine.memory import free_bytes
+from layerswap.engine.memory import free_bytes, peak_bytes
+from layerswap.ground import system
 from layerswap.ground.errors import StudyError
-from layerswap.study.estimate import Measured
+from layerswap.study.estimate import BATCH, Measured
 
 STEPS = 3
-"""Steps of the measurement; the first one warms up and is not counted."""
-ROWS = 16
-
-
-def choose_device(given: str | None) -> str:
-    """The device of a study: the given one, if it works, else a GPU if there is one."""
-    if given is not None:
-        open_device(given)
-    return pick_device(given)
+"""Whole steps of the measurement; the first one warms up and is not counted."""
+TRIED = BATCH.bit_length()
+"""Most steps on fewer rows before them: two on one row, since the first makes the moments."""
+SHARE = 0.9
+"""Share of the memory that is free or this process's own that a training may take."""
 
 
 def memory_gb(device: str) -> float:
@@ -50,14 +46,15 @@ def check_disk(folder: Path, needed_gb: float) -> None:
 
 def measure(
     expert: dict[str, Any],
-    rows: Sequence[tuple[str, str]],
+    row: tuple[str, str],
     device: str,
     look: Callable[[Any, Any], None] = lambda model, tokenizer: None,
 ) -> Measured:
-    """Train a few steps of the real training on real rows, and read them; writes nothing.
+    """Train a few steps of the real training on copies of a row, and read them; writes nothing.
 
-    `expert` has the keys of an `EXPERT.yaml` without data. `look` gets the untrained model and its
-    tokenizer.
+    `expert` has the keys of an `EXPERT.yaml` without data, and `row` is the longest prompt with its
+    completion. Doubles the rows until the next peak of memory would not fit on the device. `look`
+    gets the untrained model and its tokenizer.
     """
     import torch
     from transformers import TrainerCallback
@@ -66,39 +63,59 @@ def measure(
     from layerswap.training.expert.spec import check_expert
     from layerswap.training.expert.trainer import make_trainer
 
-    class Clock(TrainerCallback):
-        """Notes the time and the tokens after every step."""
+    class Steps(TrainerCallback):
+        """Decides on the rows of each step by its peak, then notes time and tokens."""
 
         def __init__(self) -> None:
+            self.rows, self.whole, self.peaks = 1, False, list[int]()
             self.marks: list[tuple[float, int]] = []
+
+        def run(self, model: Any, inputs: Any, *args: Any) -> Any:
+            """Accumulate the gradients of a whole batch, or compute those of a part."""
+            for start in range(0, BATCH if self.whole else self.rows, self.rows):
+                part = {key: values[start : start + self.rows] for key, values in inputs.items()}
+                loss, self.ids = one_pass(model, part, *args), part["input_ids"]
+            return loss
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if torch.accelerator.is_available():
                 torch.accelerator.synchronize()
-            self.marks.append((time.perf_counter(), trainer.tokens))
+            if self.whole:
+                self.marks.append((time.perf_counter(), trainer.tokens))
+                control.should_training_stop = len(self.marks) == STEPS
+                return
+            self.peaks.append(peak_bytes(place))
+            if len(self.peaks) == 1:  # the optimiser has no moments yet
+                return
+            rise = self.peaks[-1] - self.peaks[-2] if len(self.peaks) > 2 else 0
+            fits = self.peaks[-1] + 2 * rise <= room
+            self.rows *= 2 if fits else 1
+            self.whole = not fits or self.rows == BATCH
 
-    repeated = [rows[i % len(rows)] for i in range(STEPS * ROWS)]
+    place = open_device(device)
+    room = SHARE * (free_bytes(place) + peak_bytes(place))
+    if device == "cpu":
+        system.keep_freed_memory()
     with TemporaryDirectory() as folder, without_progress_bars():
         data = Path(folder) / "rows.jsonl"
-        pairs = [{"prompt": prompt, "completion": text} for prompt, text in repeated]
-        data.write_bytes(("\n".join(map(json.dumps, pairs)) + "\n").encode())
-        hyperparameters = {**expert["hyperparameters"], "max_steps": STEPS,
-                           "per_device_train_batch_size": ROWS}  # fmt: skip
+        line = json.dumps(dict(zip(("prompt", "completion"), row, strict=True)))
+        data.write_text((TRIED + STEPS) * BATCH * f"{line}\n", "utf-8")
+        hyperparameters = {**expert["hyperparameters"], "max_steps": TRIED + STEPS,
+                           "per_device_train_batch_size": BATCH}  # fmt: skip
         spec = check_expert({**expert, "data": {"train": str(data)},
                              "hyperparameters": hyperparameters})  # fmt: skip
         job = plan_training(spec, Path(folder) / "expert")
         frozen = spec.lora and device != "cpu"
         model = load_causal_lm(job.base.folder, dtype="auto" if frozen else "float32",
                                named=job.base.source)  # fmt: skip
-        trainer, clock = make_trainer(job, model, lambda line: None), Clock()
+        trainer, steps = make_trainer(job, model, lambda line: None), Steps()
         look(trainer.model.eval(), job.tokenizer)
-        trainer.add_callback(clock)
+        trainer.add_callback(steps)
+        one_pass, trainer.training_step = trainer.training_step, steps.run
         trainer.train()
-        (first, before), (last, after) = clock.marks[0], clock.marks[-1]
-        texts = [prompt + text for prompt, text in repeated[:ROWS]]
-        batch = job.tokenizer(texts, return_tensors="pt", padding=True, truncation=True,
-                              max_length=hyperparameters["max_length"])  # fmt: skip
-        ids = batch["input_ids"].to(next(trainer.model.parameters()).device)
+        (first, before), (last, after) = steps.marks[0], steps.marks[-1]
+        memory = peak_bytes(place) / 1e9
+        ids = steps.ids.to(place)
         with torch.inference_mode():
             started = time.perf_counter()
             trainer.model.eval()(ids, logits_to_keep=1)
@@ -106,4 +123,4 @@ def measure(
                 torch.accelerator.synchronize()
             seconds = time.perf_counter() - started
     train, read = (after - before) / max(last - first, 1e-6), ids.numel() / max(seconds, 1e-6)
-    return Measured(train, read, device)
+    return Measured(train, read, device, memory_gb=memory, rows=steps.rows)

@@ -15,6 +15,7 @@ import yaml
 from layerswap.compose.presets import default_zones
 from layerswap.new.inputs import SAMPLE, TASK_LANGUAGE, Inputs, LanguageInput
 from layerswap.new.tasks import Task, target
+from layerswap.study.estimate import BATCH
 
 ENGLISH = "-english"
 """Ends the name of the benchmark for languages without a test."""
@@ -32,6 +33,7 @@ class Settings(NamedTuple):
 
     seeds: int
     lora: bool
+    rows: int = BATCH  # of the task, computed at a time
 
 
 def expert(inputs: Inputs, settings: Settings) -> dict[str, Any]:
@@ -265,13 +267,20 @@ def _hyperparameters(inputs: Inputs, settings: Settings) -> tuple[dict[str, Any]
     task = {
         "learning_rate": ADAPTER_RATE if settings.lora else of_task,
         "num_train_epochs": 3 if inputs.task_count < FEW_ROWS else 2,
-        "per_device_train_batch_size": 16, **shared, "max_length": min(inputs.longest, longest),
+        **_batch(BATCH, settings.rows), **shared, "max_length": min(inputs.longest, longest),
     }  # fmt: skip
     language = {
         "learning_rate": ADAPTER_RATE if settings.lora else of_language, "num_train_epochs": 1,
-        "per_device_train_batch_size": 2, **shared, "max_length": min(inputs.longest, 256),
+        **_batch(2, 2 * settings.rows // BATCH or 1), **shared,
+        "max_length": min(inputs.longest, 256),
     }  # fmt: skip
     return task, language
+
+
+def _batch(rows: int, at_once: int) -> dict[str, int]:
+    """A step on `rows` rows, computed in parts if memory is short."""
+    parts = {"gradient_accumulation_steps": rows // at_once} if at_once < rows else {}
+    return {"per_device_train_batch_size": at_once, **parts}
 
 
 def _rates(billions: float) -> tuple[float, float, float, str]:

@@ -53,14 +53,23 @@ OTHER = BenchmarkSize(documents=1000, read=300, written=128)
 """Assumed size of a task that is no benchmark of ours."""
 
 
+BATCH = 16
+"""Rows of a step of the task in a study that `layerswap new` writes."""
+
+
 @dataclass(frozen=True)
 class Measured:
-    """Speed of a base in training and in reading, tokens/s, and where it was measured."""
+    """Speed of a base in training and in reading, tokens/s, and where it was measured.
+
+    `memory_gb` is the peak of a training, which computes `rows` rows of the task at a time.
+    """
 
     train: float
     read: float
     device: str = ""
     machine: str = ""
+    memory_gb: float = 0.0
+    rows: int = BATCH
 
 
 @dataclass(frozen=True)
@@ -69,13 +78,15 @@ class StudyCosts:
 
     hours: Mapping[str, float]  # by step that trains or evaluates
     disk_gb: float  # of all trainings, with the checkpoints of those that run
-    memory_gb: float  # of the largest step, without activations
+    memory_gb: float  # of the largest step
     speed: str  # in words
+    measured: bool = True  # the memory; otherwise it is that of the weights and their moments
 
     def __str__(self) -> str:
+        least = "" if self.measured else "at least "
         return (
             f"about {duration(3600 * sum(self.hours.values()))} {self.speed}, "
-            f"{self.disk_gb:,.1f} GB of disk and {self.memory_gb:,.1f} GB of memory"
+            f"{self.disk_gb:,.1f} GB of disk and {least}{self.memory_gb:,.1f} GB of memory"
         )
 
 
@@ -128,7 +139,7 @@ def cost_study(
     return StudyCosts(
         {name: (STARTING + s) / 3600 for name, s in seconds.items() if name not in done},
         _disk(spec, trainings, {name: seen for name, (seen, _) in examples.items()}, billions),
-        billions * max(memory), words,
+        max(billions * max(memory), speed.memory_gb), words, measured is not None,
     )  # fmt: skip
 
 

@@ -233,7 +233,7 @@ def _run(trainer: Any, asked: Event, log: Log) -> None:
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     # The logged loss skips NaN, so check the weights: all of them, because the part that is frozen
     # at the end of alternating turns has trained too.
-    if not all(p.isfinite().all() for p in trainer.model.parameters()):
+    if not all(_is_finite(p) for p in trainer.model.parameters()):
         raise TrainingError("the weights hold NaN or infinity; try a lower learning rate")
 
 
@@ -256,9 +256,14 @@ def _load_model(job: TrainingJob) -> PreTrainedModel:
         )
     model = load_causal_lm(job.base.folder, dtype=dtype, named=job.base.source, **options)
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not parameter.isfinite().all():
+        if parameter.is_floating_point() and not _is_finite(parameter):
             raise TrainingError(f"{job.base.source}: tensor {name!r} holds NaN or infinity")
     return model
+
+
+def _is_finite(parameter: Any) -> bool:
+    """True without NaN and infinity; `isfinite` would make copies, of an embedding in gigabytes."""
+    return bool(parameter.detach().norm().isfinite())
 
 
 def _lora_config(job: TrainingJob, model: PreTrainedModel) -> Any:
