@@ -24,8 +24,8 @@ STEPS = 3
 """Whole steps of the measurement; the first one warms up and is not counted."""
 TRIED = BATCH.bit_length()
 """Most steps on fewer rows before them: two on one row, since the first makes the moments."""
-SHARE = 0.9
-"""Share of the memory that is free or this process's own that a training may take."""
+SHARE = 0.8
+"""Share of the memory, free or this process's own, for the trial: a whole training takes more."""
 
 
 def memory_gb(device: str) -> float:
