@@ -89,11 +89,11 @@ def main() -> None:
                          "--steps", str(given.steps), "--estimate", scratch]  # fmt: skip
                 output = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout
                 found = json.loads(output.splitlines()[-1])
-                peak = peak_gb([sys.executable, "-m", "layerswap", "train",
-                                str(folder / "expert.yaml"), "--out", str(folder / "out")])  # fmt: skip
-                estimated = found["memory_gb"]
-                print(f"| {Path(base)} | {way} | {found['rows']} x {found['tokens']} | "
-                      f"{estimated:.2f} | {peak:.2f} | {estimated / peak:.2f} |", flush=True)  # fmt: skip
+                trained = ["train", str(folder / "expert.yaml"), "--out", str(folder / "out")]
+                peak = peak_gb([sys.executable, "-m", "layerswap", *trained])
+                rows, estimated = f"{found['rows']} x {found['tokens']}", found["memory_gb"]
+                cells = [base, way, rows, f"{estimated:.2f}", f"{peak:.2f}"]
+                print(f"| {' | '.join(cells)} | {estimated / peak:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

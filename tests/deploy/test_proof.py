@@ -124,7 +124,7 @@ FAULTS = {
     ),
     "end of turn": ({"metadata": lambda w: w.add_eot_token_id(5)}, "metadata: .*eot_token_id: 5, "),
     "temperature": (
-        {"metadata": lambda w: w.add_sampling_temp(0.1)}, "metadata: general.sampling.temp: None in",
+        {"metadata": lambda w: w.add_sampling_temp(0.1)}, "metadata: general.sampling.temp: None",
     ),
     "split": ({"pre": "llama-bpe"}, "tokens: .*another pre-tokenizer or other merges"),
     "order of merges": (entry("tokenizer.ggml.merges", twisted), "metadata: .*merges: 2 differ"),

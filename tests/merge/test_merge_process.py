@@ -9,6 +9,8 @@ from merging import save_expert, swap_of, tiny_llama, weight_bytes
 from processes import run
 
 import layerswap as ls
+from layerswap.compose.recipe import check_recipe
+from layerswap.merge import api
 
 SEEDED = """
 import sys, layerswap as ls
@@ -26,6 +28,15 @@ def test_the_hash_seed_decides_nothing(experts, tmp_path):
     files = [{f.name: f.read_bytes() for f in (tmp_path / s).iterdir()} for s in "12"]
     assert files[0] == files[1]
     assert len(files[0]) > 5
+
+
+def test_a_large_plan_says_so(experts, monkeypatch):
+    lines = []
+    for many in (40, 39):
+        monkeypatch.setattr(api, "MANY", many)
+        swap = {"experts": {name: str(experts[name]) for name in ("task", "language")}, "swap": {}}
+        api.make_plan(check_recipe(swap, where="plan"), log=lines.append)
+    assert lines == ["planning 39 tensors"]
 
 
 FEW_FILES = """

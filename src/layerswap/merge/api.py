@@ -50,6 +50,10 @@ class OutputSettings(TypedDict, total=False):
     max_shard_size: str
 
 
+MANY = 20_000
+"""Tensors from which a plan takes seconds, and says so."""
+
+
 def make_plan(
     recipe: Recipe | PathLike,
     *,
@@ -68,7 +72,7 @@ def make_plan(
         in_place: leave Hub weights outside the local cache where they are; saving the plan reads
             only the spans that it takes. Magnitude weights need whole
             files, which are downloaded.
-        log: called with a line for each download.
+        log: called with a line for each download, and for a plan of many tensors.
 
     Raises:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
@@ -83,6 +87,9 @@ def make_plan(
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe))
     sources = open_sources(recipe, in_place=in_place)
+    count = max(len(checkpoint.tensors) for checkpoint in sources.experts.values())
+    if log is not None and count >= MANY:
+        log(f"planning {count:,} tensors")
     if recipe.weights == "magnitude":
         sources = sources.on_disk(log or (lambda line: None))
     if follow_training:

@@ -99,7 +99,7 @@ def measure(
     with TemporaryDirectory() as folder, without_progress_bars():
         data = Path(folder) / "rows.jsonl"
         line = json.dumps(dict(zip(("prompt", "completion"), row, strict=True)))
-        data.write_text((TRIED + STEPS) * BATCH * f"{line}\n", "utf-8")
+        data.write_bytes((TRIED + STEPS) * BATCH * f"{line}\n".encode())
         hyperparameters = {**expert["hyperparameters"], "max_steps": TRIED + STEPS,
                            "per_device_train_batch_size": BATCH}  # fmt: skip
         spec = check_expert({**expert, "data": {"train": str(data)},
