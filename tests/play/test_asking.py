@@ -172,11 +172,23 @@ def test_a_file_has_one_speaker_and_no_time_to_come(texts):
          "has 3, s0 and s1; split it"),
         ([{"time": "9999-01-01T00:00:00Z"}] * 3, "b.jsonl, answer 1: time: is in the future"),
         ([{"time": "zzzz"}] * 3, "b.jsonl, answer 1: time: "),
+        ([{"time": "9999-12-31T23:59:59-14:00"}] * 3, "b.jsonl, answer 1: time: is in no calendar"),
+        ([{"speaker": "  "}] * 3, "b.jsonl, answer 1: speaker: needs 1 to 60 characters"),
     ):  # fmt: skip
         write(texts / "b.jsonl", [line | c for line, c in zip(other, changes, strict=True)])
         with pytest.raises(LayerswapError) as caught:
             raise ask("read", "study", "a.jsonl", "b.jsonl").exception
         assert str(caught.value).startswith(said)
+    with pytest.raises(
+        DataError, match=r"none\.jsonl: cannot be read \(No such file or directory\)$"
+    ):
+        raise ask("read", "study", "none.jsonl").exception
+    for out, said in (
+        ("x.json", "a test is one of .tsv, .csv, .jsonl"),
+        ("no/x.tsv", "wrote no/x.tsv"),
+    ):
+        done = ask("read", "study", "a.jsonl", "--out", out)
+        assert said in f"{done.output}{done.exception}"
     write(texts / "b.jsonl", other)
     done = ask("read", "study", "a.jsonl", "b.jsonl")
     assert "41 answers, 0 of them given twice (speakers: 1, files: 2)\n" in done.output

@@ -45,8 +45,8 @@ def new(
         base MODEL: Base: a folder or a Hub id (owner/name@revision).
         language CODE[:FILE]: Language, and its text. Repeatable.
         text FILE: Text in the first language, or a ready mix.
-        parallel FILE FILE: Translated text, line by line: a file in the first language, a file in
-            English; or twice a table with both.
+        parallel FILE FILE: Translated lines: a file in the first language, one in English. Or a
+            table twice.
         task FILE: Examples of the task, mostly English, or a ready mix.
         test [CODE:]FILE: Test in a language, or a suite. Repeatable.
         development [CODE:]FILE: Labelled examples in a language. They choose zones and train a

@@ -24,6 +24,7 @@ from pydantic import AfterValidator, Field
 
 from layerswap.checkpoint import atomic_folder, read_json_object
 from layerswap.evaluation.preferences import Vote, latest
+from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import DataError
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import validate
@@ -32,19 +33,33 @@ from layerswap.reading.files import check_text, lines_of, objects, rows_of
 from layerswap.report.tables import is_formula
 from layerswap.training.mix.filters import overlap
 
+TESTS = (".tsv", ".csv", ".jsonl")
+"""Endings of the files of a test."""
 QUESTIONS, KEY, PAGE = "ask.json", "key.json", "ask.html"
 PAGE_VERSION = 1
 MOST_LABELS = 9
 """Labels of a question: each is one key."""
+LONGEST_NAME = 60
+"""Characters of a speaker's name, as on the page."""
 Kind = Literal["label", "answer", "prefer"]
 Item = dict[str, Any]
 
 
 def _past(time: datetime) -> datetime:
-    time = (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    try:
+        time = (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is in no calendar; correct it, or delete the line") from None
     if time > datetime.now(UTC) + timedelta(days=1):  # a clock may be wrong by hours
         raise ValueError("is in the future; correct it, or delete the line")
     return time
+
+
+def _named(name: str) -> str:
+    name = " ".join(name.casefold().split())
+    if not 1 <= len(name) <= LONGEST_NAME:
+        raise ValueError(f"needs 1 to {LONGEST_NAME} characters")
+    return name
 
 
 class Answer(Strict):
@@ -52,7 +67,7 @@ class Answer(Strict):
 
     study: str
     page: int
-    speaker: Annotated[str, AfterValidator(lambda name: " ".join(name.casefold().split()))]
+    speaker: Annotated[str, AfterValidator(_named)]
     item: str
     answer: str | int | None
     time: Annotated[datetime, Field(strict=False), AfterValidator(_past)]
@@ -240,6 +255,8 @@ def _answers(file: Path) -> list[dict[str, Any]]:
     try:
         return list(objects([str(file)]))
     except DataError as error:
+        if not file.is_file():
+            raise
         raise DataError(
             f"{error}; the file was cut or changed on its way: ask for it again as an attachment, "
             "or delete the damaged lines to keep the others"
@@ -272,7 +289,11 @@ def as_test(
 def write_test(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Write a test as JSON Lines by its name, or as TSV unless a spreadsheet would run a cell."""
     out = io.StringIO()
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() not in TESTS:
+        raise DataError(f"{path}: a test is one of {', '.join(TESTS)}; give it such a name")
+    if not rows:
+        raise DataError("no text has a majority, or every question was skipped; no test is written")
+    if path.suffix.lower() == ".jsonl":
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     elif formulas := [cell for row in rows for cell in row.values() if is_formula(cell)]:
         raise DataError(f"{path}: a spreadsheet would run cells ({len(formulas):,}), such as "
@@ -287,7 +308,8 @@ def write_new(path: Path, text: str) -> None:
     """Write a file that must not exist yet."""
     if path.exists():
         raise DataError(f"{path}: exists already; choose another name, or delete it")
-    _write(path, text)
+    with atomic_file(path, is_ours=lambda file: False) as partial:
+        _write(partial, text)
 
 
 def read_key(folder: Path) -> dict[str, Any]:

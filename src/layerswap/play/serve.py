@@ -194,6 +194,9 @@ class Served:
     """A page that a thread serves at `url`; a notebook shows it."""
 
     def __init__(self, player: Player, port: int | None = None) -> None:
+        # Lazy modules of transformers cannot be imported by two threads at once.
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
         self._socket = open_socket(0 if port is None else port)
         self.url = url_of(self._socket)
         self._server = make_server(player, frames=NOTEBOOKS)
