@@ -77,6 +77,20 @@ def test_answers_to_other_prompts_have_a_note(tmp_path, fields, note):
     assert differences[1].mean == pytest.approx(1 / 3)
 
 
+def test_runs_in_folders_of_one_name_are_told_apart_and_development_documents_left_out(tmp_path):
+    chose = [replace(row, task="t_dev", document_hash=f"dev {row.document}") for row in FIRST]
+    other = [replace(row, weights="other") for row in answers("a", [1] * 6)]
+    for name, rows in (("p", FIRST + chose), ("q", other)):
+        (tmp_path / name / "results").mkdir(parents=True)
+        write_answers(tmp_path / name / "results" / "answers.parquet", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few documents
+        found = ls.compare([tmp_path / "p" / "results", tmp_path / "q" / "results"])
+    assert found.models == ("p/results/a", "q/results/a")
+    assert [cell.score.mean for cell in found.cells[0]] == [0.5, 1]
+    assert [cell.documents for cell in found.cells[0]] == [6, 6]
+
+
 def test_a_translation_is_the_document_at_its_position(tmp_path):
     made = [replace(row, condition=TRANSLATE_TEST, document_hash=f"english {row.document}",
                     target=row.target.upper()) for row in SECOND]  # fmt: skip

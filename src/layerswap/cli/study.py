@@ -155,6 +155,7 @@ def run_file(
     study = FinishedSteps(read_journal(root))
     page = study.write()
     output.say(study.results.summary)
+    output.say(study.verdict)
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
     if above := study_surpassing(study.results.benchmarks, root):
         output.say(above)

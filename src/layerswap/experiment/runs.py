@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.checkpoint.hub import local_name
 from layerswap.evaluation.statistics import (
     Balanced,
     Classified,
@@ -23,7 +22,7 @@ from layerswap.evaluation.statistics import (
     paired_over_groups,
     paired_test,
 )
-from layerswap.evaluation.suites.suites import has_variants
+from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, grouped, read_answers
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike, listed
@@ -168,7 +167,7 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
     """
     read: dict[str, dict[tuple[str, Path], dict[_Row, _Documents]]] = {}
     flattered = set()
-    answers = [(run, answer) for run in runs for answer in read_answers(run) if answer.main]
+    answers = [(run, answer) for run in runs for answer in _tested(run)]
     hashes = {(run, answer.task, answer.document): answer.document_hash
               for run, answer in answers if not answer.is_baseline}  # fmt: skip
     for run, answer in answers:
@@ -187,6 +186,7 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
     for rows in tables:
         rows |= {row: _by_hash(rows[row]) for row in rows.keys() - by_position}
     by_model: dict[str, dict[_Row, _Documents]] = {}
+    folders = _names([*dict.fromkeys(runs)])
     for name, places in read.items():
         if len(places) == 1 or _is_one(places):
             merged = by_model.setdefault(name, {})
@@ -194,8 +194,24 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
                 for row, by_document in rows.items():
                     merged.setdefault(row, {}).update(by_document)
         else:
-            by_model |= {f"{local_name(run)}/{name}": rows for (_, run), rows in places.items()}
+            by_model |= {f"{folders[run]}/{name}": rows for (_, run), rows in places.items()}
     return by_model, flattered
+
+
+def _tested(run: Path) -> Iterator[Answer]:
+    """The main answers of a run, without a published development split, which chose its models."""
+    answers = read_answers(run)
+    chosen_on = development_tasks(answer.task for answer in answers)
+    return (answer for answer in answers if answer.main and answer.task not in chosen_on)
+
+
+def _names(runs: Sequence[Path]) -> dict[Path, str]:
+    """Short names of runs: the last part of the folder, with as many before as tell them apart."""
+    parts = {run: run.absolute().parts for run in runs}
+    length = 1
+    while len({path[-length:] for path in parts.values()}) < len({*parts.values()}):
+        length += 1
+    return {run: "/".join(path[-length:]) for run, path in parts.items()}
 
 
 def _by_hash(documents: _Documents) -> _Documents:

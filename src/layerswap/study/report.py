@@ -149,12 +149,16 @@ class FinishedSteps:
             if step.kind == kind and step.name in self.records
         }
 
+    @property
+    def verdict(self) -> str:
+        """The road to take, in words."""
+        return verdicts_in_words({r.heading: r.over_pairs for r in self.results.benchmarks})
+
     def report(self) -> Report:
         """The content of the page."""
         left = [step.name for step in self.journal.graph if step.name not in self.records]
-        found = {result.heading: result.over_pairs for result in self.results.benchmarks}
         lead = [
-            verdicts_in_words(found),
+            self.verdict,
             study_surpassing(self.results.benchmarks, self.journal.root),
             selected_in_words(self.results.benchmarks),
             self.settings.description,
@@ -453,7 +457,7 @@ def _sentence(result: BenchmarkResult) -> str:
         which = "the same" if result.english.parallel else "other"
         parts.append(
             f"In English, on {which} documents, the task expert reaches "
-            f"{scored(result.english.score)}: a translator could give as much."
+            f"{scored(result.english.score)}."
         )
     return " ".join(parts)
 
