@@ -5,12 +5,14 @@ import json
 import re
 import shutil
 import tracemalloc
+from importlib.metadata import version
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from packaging.version import Version
 from refusals import one_line, refused
 
 from layerswap.ground.errors import DataError
@@ -639,8 +641,14 @@ LETTERS = {
 }  # fmt: skip
 
 
+FIRST_RIGHT = {"koi8-r": "3.5.3", "tis-620": "3.5.3"}
+"""Versions of charset-normalizer whose guesses hold these encodings, in nine short lines."""
+
+
 @pytest.mark.parametrize("encoding", LETTERS)
 def test_a_text_is_shown_in_the_encodings_that_it_may_have(tmp_path, encoding):
+    if Version(version("charset-normalizer")) < Version(FIRST_RIGHT.get(encoding, "0")):
+        pytest.skip("earlier versions guess others")
     start = '{"source": "a plain start of ASCII", "text": '
     lines = "".join(f'{start}"{LETTERS[encoding]} {i}"}}\n' for i in range(9))
     (tmp_path / "a.jsonl").write_bytes(lines.encode(encoding))
