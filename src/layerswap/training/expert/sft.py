@@ -29,6 +29,8 @@ from layerswap.training.expert.hyperparameters import rows_of_step
 from layerswap.training.expert.save import checkpoints, forget_older_states
 from layerswap.training.expert.trl_inside import OpenTrainer
 
+TOKENS = frozenset({"input_ids", "labels"})
+"""Columns of a prepared row; rows that are tokens already have them too."""
 _FILLER = {"labels": [IGNORED], "seq_lengths": [1]}
 """Columns of a row of one token without a label."""
 
@@ -378,12 +380,13 @@ class ExpertTrainer(OpenTrainer):
 def _join(sets: Sequence[Dataset], raw: Sequence[Dataset] = (), fill: int = 0) -> Dataset:
     """Concatenate prepared data sets, and append `fill` padding rows without labels.
 
-    Columns of the `raw` data sets are left out, and those that a set lacks.
+    Columns of the `raw` data sets are left out, unless they are tokens already, and those that a
+    set lacks.
     """
-    texts = {name for rows in raw for name in rows.column_names}
+    texts = {name for rows in raw for name in rows.column_names} - TOKENS
     shared = set.intersection(*(set(rows.column_names) for rows in sets))
     columns = [name for name in sets[0].column_names if name in shared - texts]
-    if not {"input_ids", "labels"}.issubset(columns):
+    if not TOKENS.issubset(columns):
         raise TrainingError(f"TRL prepared rows with {', '.join(columns)}; {ADVICE}")
     joined = [rows.select_columns(columns) for rows in sets]
     start = sets[0][0]["input_ids"][:1] if len(sets[0]) else [0]  # no row is left: refused later
