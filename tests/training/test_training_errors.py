@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from merging import refusal
 from safetensors.torch import load_file, save_file
 from small_experts import data_files, train_expert
@@ -133,6 +134,11 @@ def test_a_base_with_nan_is_not_trained(tmp_path, base, rows):
     message = refusal(train_expert, tmp_path, spoilt, data=data_files(rows, "task"))
     assert message == f"{spoilt}: tensor {name!r} holds NaN or infinity"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("value", "finite"), [(6e4, True), (float("inf"), False)])
+def test_large_weights_of_float16_are_finite(value, finite):
+    assert trainer._is_finite(torch.full((9,), value, dtype=torch.float16)) is finite
 
 
 SPEAKER = "{% for m in messages %}{{ m.content }}{% endfor %}"

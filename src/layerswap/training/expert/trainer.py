@@ -263,7 +263,7 @@ def _load_model(job: TrainingJob) -> PreTrainedModel:
 
 def _is_finite(parameter: Any) -> bool:
     """True without NaN and infinity; `isfinite` would make copies, of an embedding in gigabytes."""
-    return bool(parameter.detach().norm().isfinite())
+    return bool(parameter.detach().norm(float("inf")).isfinite())
 
 
 def _lora_config(job: TrainingJob, model: PreTrainedModel) -> Any:
