@@ -227,7 +227,7 @@ def ray_of(nodes, head, *, started):
 
 @pytest.mark.parametrize(("kind", "key"), [
     ("train", "resources.train"), ("english", "resources.evaluate"),
-    ("vectors", "resources.evaluate"), ("tables", ""),
+    ("translated", "resources.evaluate"), ("vectors", "resources.evaluate"), ("tables", ""),
 ])  # fmt: skip
 def test_a_request_that_ray_cannot_meet_names_its_key(kind, key):
     """A cluster may get a node, but not a Ray that was started here."""
