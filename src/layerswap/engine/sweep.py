@@ -191,11 +191,10 @@ class Sweep(VirtualModel):
 
     def _check_tables(self, tokens: int) -> None:
         """Refuse texts at whose length rotary tables depend on the other texts of a batch."""
-        learns = learns_positions(self.model, model_max_length(self.model) or 0)
-        if tokens <= self._one_table or learns or not self.layers:
+        if tokens <= self._one_table:
             return
-        one = self.runner.stack.has_one_table
-        if not one(tokens):
+        learns = learns_positions(self.model, model_max_length(self.model) or 0)
+        if self.layers and not learns and not (one := self.runner.stack.has_one_table)(tokens):
             limit = bisect_left(range(2, tokens), True, key=lambda length: not one(length)) + 1
             raise EvaluationError(
                 f"a text of {tokens:,} tokens is beyond the {limit:,} up to which "
