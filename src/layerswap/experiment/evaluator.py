@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from layerswap.evaluation.harness import (
     evaluate,
@@ -23,9 +23,6 @@ from layerswap.ground.types import Advance, Log
 from layerswap.ground.yaml_file import nearest
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 DEVELOPMENT: Final = "development"
 TEST: Final = "test"
