@@ -1,4 +1,4 @@
-"""`python -m layerswap` and the script `layerswap`: a Ctrl-C ends them also while modules load."""
+"""Entry point of `python -m layerswap` and the script; Ctrl-C works while modules load."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ def _stop(*_: object) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the `layerswap` command."""
     first = signal.getsignal(signal.SIGINT)
     if first is signal.default_int_handler:  # not in a background job, which ignores it
         signal.signal(signal.SIGINT, _stop)

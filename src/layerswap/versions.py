@@ -28,7 +28,7 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
 }  # fmt: skip
 """Packages that each extra installs, by their import names."""
 PUBLISHED = False
-"""True once a package index has layerswap; until then pip installs it from a clone."""
+"""True if a package index has layerswap; otherwise pip installs it from a clone."""
 
 
 def need_extras(purpose: str, *extras: Extra) -> None:

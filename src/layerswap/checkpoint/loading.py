@@ -172,8 +172,8 @@ def _check_kernels() -> None:
     _forget_kernels(config)
     if unknown or "owner/kernel" in vars(config).values():
         raise CheckpointError(
-            "this version of transformers may run kernels that a configuration names; use one "
-            "that docs/support.md names"
+            "this version of transformers may run kernels that a configuration names; use a "
+            "version that docs/support.md names"
         )
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from layerswap.play.player import Prompt
 
 LENGTH = 64
-"""Most tokens of an answer to begin with."""
+"""Default maximum of tokens in an answer."""
 OFFERED = 200
-"""Most prompts of the lab to offer."""
+"""Number of the lab's prompts on the page."""
 
 
 class Shown(commands.OptionGroup):

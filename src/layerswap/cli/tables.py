@@ -89,7 +89,7 @@ def mix_table(card: Mapping[str, Any]) -> Table:
 
 
 def vote_table(judgement: Judgement) -> Table:
-    """The table of the pairs of models."""
+    """Preferences of speakers, a row for each pair of models."""
     rows: list[list[Any]] = [
         [f"{pair.first} against {pair.second}", pair.wins, pair.losses, pair.ties, pair.both_bad,
          pair.share] for pair in judgement.pairs

@@ -38,7 +38,7 @@ TEMPLATE = "tokenizer.chat_template"
 TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 SCORES, MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
 SAMPLING = "general.sampling."
-"""Begins the keys of sampling, which llama.cpp takes for its defaults."""
+"""Prefix of the sampling settings that llama.cpp uses by default."""
 SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 """Their names in `generation_config.json`, where these differ."""
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -59,12 +59,12 @@ class Description:
     differences: list[str] = field(default_factory=list)  # notes that change a model's answers
 
     def take(self, entry: Entry, note: str, *, differs: bool = True) -> None:
-        """Take an entry from the folder; `differs` if the answers of `like` are others."""
+        """Take an entry from the folder; `differs` if the entry changes the answers."""
         self.entries[entry[0]] = entry
         self.note(note, differs=differs)
 
     def leave_out(self, key: str, note: str) -> None:
-        """Leave out an entry of `like` by which its answers are others."""
+        """Leave out an entry of `like` that changes its answers."""
         self.left_out.add(key)
         self.note(note)
 
@@ -267,7 +267,7 @@ def _compare_merges(tokenizer: Any, like: Checkpoint, description: Description) 
 
 
 def stops_of(tokenizer: Any, folder: Checkpoint) -> set[int]:
-    """The tokens at which an answer of the folder ends."""
+    """Return the stop tokens of the folder, by its generation settings and its tokenizer."""
     generation = load_generation_config(folder.folder, named=folder.identity)
     settings = generation.to_dict() if generation else text_config(folder.config)
     given = settings.get("eos_token_id")
@@ -343,7 +343,7 @@ def _compare_templates(tokenizer: Any, like: Checkpoint, description: Descriptio
 
 
 def _entry_like(key: str, value: float, stored: float) -> Entry:
-    """An entry of the stored kind: an integer, or a float32."""
+    """Return an entry of the stored value's type, an integer or a float32."""
     if isinstance(stored, int):
         return number_entry(key, int(value))
     return key, _FLOAT32, struct.pack("<f", value)

@@ -50,13 +50,13 @@ ROUNDING = {
 COARSE = 0.5
 """The same for types of four bits and fewer."""
 EXACT = 0.1
-"""Mean divergence in nats that no float type explains."""
+"""Largest mean divergence of a float type, in nats."""
 DIVERGENT = 3.0
-"""Mean divergence in nats that no type explains; four bits cost up to 1.4 (docs/deploy.md)."""
+"""Largest mean divergence of any type, in nats; four bits cost up to 1.4 (docs/deploy.md)."""
 SYSTEM, USER, ANSWER = "Answer in one sentence.", "What is 2 + 3?", "2 + 3 is 5."
 """Messages that every chat template is tried with."""
 MANY = 50
-"""Repetitions of a message, and of a turn, for templates that depend on their lengths."""
+"""Repetitions of a message or a turn, for templates that depend on length."""
 TRICKY = "It's 12345.67%:  x_1 = f(y)\n\n\tNdió मैं 日本語 తెలుగు"
 """Text that pre-tokenizers split differently: digits, spaces, line ends, letters and marks."""
 
@@ -423,7 +423,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
 
 
 def _stop(tokenizer: Any, llama: Llama, stops: set[int]) -> Check:
-    """Make the model write each token that ends an answer, and see that the answer ends."""
+    """Check that each stop token ends an answer of the model."""
     turn = end_of_turn(tokenizer)
     tokens = sorted(stops | ({turn} if turn is not None else set()))
     if not tokens:

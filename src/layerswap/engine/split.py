@@ -121,7 +121,7 @@ class SplitModel:
         return reason_of(act) is None
 
     def has_one_table(self, tokens: int) -> bool:
-        """True if no layer reads a text otherwise because another one has this many tokens.
+        """True if a text of this many tokens changes no rotary table of a shorter text.
 
         With dynamic NTK scaling and LongRoPE, rotary tables depend on the longest text of a batch.
         """
@@ -209,7 +209,7 @@ class SplitModel:
 
 
 def tree_map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Apply a function to the leaves of equal trees of tuples, lists and dictionaries."""
+    """Apply a function to the leaves of trees of one structure (tuples, lists, dictionaries)."""
     if isinstance(first, tuple | list):
         parts = zip(first, *others, strict=True)
         return type(first)(tree_map(function, *same) for same in parts)

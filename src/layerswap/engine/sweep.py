@@ -80,7 +80,7 @@ class Sweep(VirtualModel):
     _decodes_jointly: bool | None = None  # None until checked
     _shares_prefixes: bool | None = None
     _batches: bool | None = None
-    _one_table = 0  # most tokens of a text that leaves rotary tables as they are
+    _one_table = 0  # largest length found that changes no rotary table of other texts
 
     @cached_property
     def runner(self) -> Runner:

@@ -170,7 +170,7 @@ def _check_exemplars(name: str, task: Any) -> None:
 
 
 def _check_answers(name: str, task: Any) -> None:
-    """Refuse right answers in digits that lm-eval takes as positions of other choices."""
+    """Refuse digits as right answers where lm-eval reads them as positions of choices."""
     field, choices = FIELD.fullmatch(str(task.config.doc_to_target)), task.config.doc_to_choice
     column = field[1] if field and isinstance(choices, list) else ""
     for answer in task.eval_docs[column] if column in task.features else ():
@@ -308,7 +308,7 @@ def run_tasks(
 
 
 def _add_questions(samples: Any, task: Any, settings: PromptOptions, template: str) -> None:
-    """Add to samples how they are asked, a hash of what they ask, and its text with exemplars."""
+    """Add the prompt settings and the document hash to samples, and the text if few-shot."""
     shots = task.get_config("num_fewshot")
     texts = vars(task).setdefault("texts_of_documents", {})  # lm-eval compiles templates each time
     for sample in samples:

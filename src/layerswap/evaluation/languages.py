@@ -212,7 +212,7 @@ def known_language(language: str) -> str | None:
 
 
 def languages_seen(texts: Iterable[str], language: str) -> str | None:
-    """Describe the languages that py3langid sees in texts; None if half are in the language."""
+    """Describe the languages that py3langid finds in texts; None if half are in `language`."""
     from py3langid import rank
 
     found = Counter(_language(text) for text in texts if _letters(text) >= FEWEST)

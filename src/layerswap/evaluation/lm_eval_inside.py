@@ -24,7 +24,7 @@ def refuse_programs(marks: Mapping[str, Any]) -> None:
 
 
 def exemplars_of(name: str, task: Any) -> Any:
-    """The settings of a task's exemplars: their `split` or `samples`, or neither."""
+    """Return the settings of a task's exemplars, with `split` and `samples`."""
     exemplars = task.get_config("fewshot_config")
     if not hasattr(exemplars, "split") or not hasattr(exemplars, "samples"):
         raise EvaluationError(f"{name}: this lm-eval does not tell where exemplars come from")

@@ -54,7 +54,7 @@ class PromptOptions(Extended):
         return bool(self.apply_chat_template) if given is None else given
 
     def described(self, shots: int, template: str) -> str:
-        """Describe the prompts for results: settings but defaults, and the template's hash."""
+        """Return the prompt settings that are not defaults, and the hash of the template."""
         used = {name: value for name, field in PromptOptions.model_fields.items()
                 if (value := getattr(self, name)) != field.default}  # fmt: skip
         if self.apply_chat_template:

@@ -199,14 +199,14 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
 
 
 def _tested(run: Path) -> Iterator[Answer]:
-    """The main answers of a run, without a published development split, which chose its models."""
+    """Return a run's main answers, without the published development split for its choices."""
     answers = read_answers(run)
     chosen_on = development_tasks(answer.task for answer in answers)
     return (answer for answer in answers if answer.main and answer.task not in chosen_on)
 
 
 def _names(runs: Sequence[Path]) -> dict[Path, str]:
-    """Short names of runs: the last part of the folder, with as many before as tell them apart."""
+    """Return the shortest ends of the runs' paths that differ from each other."""
     parts = {run: run.absolute().parts for run in runs}
     length = 1
     while len({path[-length:] for path in parts.values()}) < len({*parts.values()}):
@@ -215,14 +215,14 @@ def _names(runs: Sequence[Path]) -> dict[Path, str]:
 
 
 def _by_hash(documents: _Documents) -> _Documents:
-    """Know documents by their texts, equal ones by the order of their right answers."""
+    """Key documents by the hash of their text; equal texts are numbered by right answer."""
     ordered = sorted(documents.values(), key=lambda a: (a.target, a.task, a.document))
     equal = grouped(ordered, lambda answer: answer.document_hash)
     return {(text, n): answer for text, same in equal.items() for n, answer in enumerate(same)}
 
 
 def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> Iterator[str]:
-    """Describe how models were asked differently; refuse documents with several right answers."""
+    """Describe different prompts of models; refuse documents whose right answers differ."""
     where, common = " ".join(filter(None, row[:2])), _common(scores.values(), row)
     first, ways = "", dict[str, str]()
     for name, by in scores.items():

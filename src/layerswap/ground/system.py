@@ -260,7 +260,7 @@ def free_memory() -> int:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files for so many more, as far as the system lets it.
+    """Raise this process's limit of open files by `count`, at most to the hard limit.
 
     macOS begins with 256; a large mixture of experts has more files of weights.
     """
@@ -276,7 +276,7 @@ def allow_open_files(count: int) -> None:
 
 
 def peak_memory() -> int:
-    """Largest resident memory of this process until now, bytes."""
+    """Return the peak resident memory of this process, in bytes."""
     if WINDOWS:
         import psutil
 

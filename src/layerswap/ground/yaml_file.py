@@ -121,7 +121,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 
 @lru_cache(maxsize=1 << 12)
 def scalar(text: str) -> Any:
-    """Return the truth value or integer that YAML reads without quotation marks, else the text."""
+    """Parse an unquoted YAML scalar as a boolean or an integer; return other texts."""
     loader: Any = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
     known = tag.endswith((":bool", ":int")) and len(text) <= MOST_DIGITS

@@ -262,7 +262,7 @@ def _config(plan: Plan) -> dict[str, Any]:
 
 
 def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without references to code in a repository, classes, kernels or folders."""
+    """Remove references to code, classes, kernels and local folders from a configuration."""
     clean = {key: without_code(v) if isinstance(v, dict) else v for key, v in config.items()
              if not (key.endswith("name_or_path") and Path(str(v)).is_absolute())}  # fmt: skip
     clean.pop("auto_map", None)
@@ -340,7 +340,7 @@ def _card_name(checkpoint: Checkpoint) -> str:
 
 
 def for_upload(folder: Path) -> dict[str, str]:
-    """The documents of an output that name local folders, with the last part of each path alone."""
+    """Return the documents of an output that name local folders, without the paths to them."""
     files = [folder / RECORD, folder / ADAPTER_CONFIG]
     texts = {file.name: file.read_text("utf-8") for file in files if file.is_file()}
     record = json.loads(texts[RECORD])

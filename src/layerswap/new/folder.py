@@ -91,7 +91,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
 def _measured(
     inputs: Inputs, settings: Settings, look: Callable[[Any, Any], None]
 ) -> tuple[Settings, Measured]:
-    """Measure full fine-tuning, and LoRA if memory has only room for single rows."""
+    """Measure full fine-tuning, then LoRA if the memory holds only one row."""
     tried = expert(inputs, settings)
     row = inputs.longest_row(tried["hyperparameters"]["max_length"])
     speed = measure(tried, row, inputs.device, look)

@@ -184,7 +184,7 @@ class Inputs:
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
     def longest_row(self, most: int) -> tuple[str, str]:
-        """Return the prompt and completion of the task with most tokens, but fewer than `most`."""
+        """Return the task's longest row below `most` tokens: its prompt and its completion."""
         rows = self.task.rows(self.task_count) if isinstance(self.task, Task) else self.task_rows
         sizes = {row: self.tokens("".join(row)) for row in rows}
         return max(rows, key=lambda row: (sizes[row] < most, sizes[row]))

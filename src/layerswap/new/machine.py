@@ -23,9 +23,9 @@ from layerswap.study.estimate import BATCH, Measured
 STEPS = 3
 """Whole steps of the measurement; the first one warms up and is not counted."""
 TRIED = BATCH.bit_length()
-"""Most steps on fewer rows before them: two on one row, since the first makes the moments."""
+"""Largest number of steps on fewer rows; on one row two, as the first creates the moments."""
 SHARE = 0.8
-"""Share of the memory, free or this process's own, for the trial: a whole training takes more."""
+"""Share of the available memory for the trial; a whole training takes more."""
 
 
 def memory_gb(device: str) -> float:
@@ -71,7 +71,7 @@ def measure(
             self.marks: list[tuple[float, int]] = []
 
         def run(self, model: Any, inputs: Any, *args: Any) -> Any:
-            """Accumulate the gradients of a whole batch, or compute those of a part."""
+            """Compute the gradients of a whole batch in parts, or those of one part."""
             for start in range(0, BATCH if self.whole else self.rows, self.rows):
                 part = {key: values[start : start + self.rows] for key, values in inputs.items()}
                 loss, self.ids = one_pass(model, part, *args), part["input_ids"]

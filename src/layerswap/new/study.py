@@ -124,7 +124,7 @@ def _encoder(given: str | None, folder: Path) -> str | None:
 
 
 def _translated(inputs: Inputs) -> dict[str, dict[str, str]]:
-    """The files that a translator made, by language."""
+    """Return the translator's files, by language."""
     tests = {
         language.code: {"test": f"data/{language.code}.translated.jsonl"}
         for language in inputs.languages
@@ -278,7 +278,7 @@ def _hyperparameters(inputs: Inputs, settings: Settings) -> tuple[dict[str, Any]
 
 
 def _batch(rows: int, at_once: int) -> dict[str, int]:
-    """A step on `rows` rows, computed in parts if memory is short."""
+    """Return the batch size and the gradient accumulation of a step on `rows` rows."""
     parts = {"gradient_accumulation_steps": rows // at_once} if at_once < rows else {}
     return {"per_device_train_batch_size": at_once, **parts}
 

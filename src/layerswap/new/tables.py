@@ -74,7 +74,7 @@ class Table:
         return keys
 
     def template(self, text: str) -> str:
-        """Return a template of the table's columns as one of the file's fields."""
+        """Replace the table's column names in a template by the file's field names."""
         return re.sub(r"{(.*?)}", lambda name: f"{{{self.fields.get(name[1], name[1])}}}", text)
 
 
@@ -110,12 +110,12 @@ def read_texts(given: str, code: str = "en", columns: Mapping[str, str] | None =
 
 
 def is_table(given: str) -> bool:
-    """True if a file's name is that of a table or of JSON."""
+    """True if a file's ending is that of a table or of JSON."""
     return FORMATS.get(_ending(given), "text") != "text"
 
 
 def _choose(table: Table, codes: Mapping[str, str], given: Mapping[str, str]) -> Table:
-    """Name columns of texts, by role with the language of each; a key of objects is one too."""
+    """Select the column of texts for each role and language; keys of objects count as columns."""
     cells = table.rows[0].items()
     inner = [f"{name}[{key}]" for name, cell in cells if isinstance(cell, dict) for key in cell]
     fields = [*table.columns, *inner]

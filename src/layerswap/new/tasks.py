@@ -178,13 +178,13 @@ class Task:
         return kept, f" ({', '.join(remarks)})" * bool(remarks)
 
     def translation(self, given: str, columns: Mapping[str, str]) -> Task:
-        """Read the task's rows in another language; refuse what a test refuses."""
+        """Read the task's rows in another language, with the checks of a test."""
         self.read_test(given, columns, (), "train")
         table = read_table(given)
         return Task(table, recognise(table, columns, self.shape.kind))
 
     def disputed(self, documents: Sequence[Document]) -> list[str]:
-        """Say how many texts have several labels, as several annotators give them."""
+        """Count the texts with different labels, such as those of several annotators, in a line."""
         labels: dict[str, set[str]] = {}
         for document in documents if self.labelled else ():
             labels.setdefault(self._seen(document), set()).add(document["label"])
@@ -309,7 +309,7 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
 
 
 def found_in(task: Task) -> list[str]:
-    """Describe in lines the recognised columns, the scoring, and three rows as they are trained."""
+    """List the recognised columns, the scoring, and three training rows."""
     pairs = ", ".join(f"{role}={column}" for role, column in task.shape.columns.items())
     scored = (
         f"labels {', '.join(task.labels)}" if task.labels

@@ -60,7 +60,7 @@ class OfComposition(PageRequest):
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts in a file: JSON Lines of `prompt` and `answer` or of `text`, or plain lines."""
+    """Read prompts: plain lines, or JSON Lines with `text`, or with `prompt` and `answer`."""
     return [(example.prompt, example.text) if example.prompt else (example.text, None)
             for example in read_examples(path)]  # fmt: skip
 

@@ -292,7 +292,7 @@ def write_test(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     if path.suffix.lower() not in TESTS:
         raise DataError(f"{path}: a test is one of {', '.join(TESTS)}; give it such a name")
     if not rows:
-        raise DataError("no text has a majority, or every question was skipped; no test is written")
+        raise DataError("no text has a majority of answers, so no test is written")
     if path.suffix.lower() == ".jsonl":
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     elif formulas := [cell for row in rows for cell in row.values() if is_formula(cell)]:

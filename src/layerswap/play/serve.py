@@ -32,7 +32,7 @@ HERE = "127.0.0.1"
 LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
 PATIENCE = 20.0
-"""Seconds for a connection's first request to begin, and for a request's body to come."""
+"""Timeout of a connection's first request and of a request's body, in seconds."""
 
 
 def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlette:

@@ -38,7 +38,7 @@ _SAMPLE = 1 << 16
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 RATIO, FLOOR = 100, 1 << 26
-"""Most bytes of a compressed file once unpacked: by its size, or this many if that is less."""
+"""Limits of an unpacked file: bytes for each compressed byte, and bytes that are always allowed."""
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 _SHEET = "save it as CSV or plain text in UTF-8"
 _REMEDIES = {".zip": "unpack the archive", **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET)}
@@ -150,7 +150,7 @@ def lines_of(file: str | Path) -> Iterator[str]:
 
 
 def _encodings(sample: bytes, byte: int) -> str:
-    """Show a line of a sample in the encodings that it may have, most likely first."""
+    """Show a line of a sample in its likely encodings, the likeliest first."""
     from charset_normalizer import from_bytes
 
     line = max(sample.split(b"\n"), key=lambda line: len({*line} & {*range(128, 256)}))

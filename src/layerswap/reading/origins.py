@@ -127,7 +127,7 @@ def check_columns(names: Iterable[str], columns: list[str], key: str) -> None:
 
 
 def only(value: Any) -> Any:
-    """Return the item of a list of one, as annotation tools write a label; None for none."""
+    """Unwrap a list of one item, as annotation tools write labels; None for an empty list."""
     return (value or [None])[0] if isinstance(value, list) and len(value) < 2 else value
 
 

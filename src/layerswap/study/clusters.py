@@ -296,7 +296,7 @@ def first_of_kinds(steps: Sequence[Step]) -> dict[str, Step]:
 
 
 def resources_key(kind: str) -> str:
-    """The key of a study that sets the resources of a kind of step; empty if they are fixed."""
+    """Return the study's key for the resources of a kind of step; empty if they are fixed."""
     kind = "evaluate" if kind in ("english", "translated", "vectors") else kind
     return f"resources.{kind}" if kind in get_args(StepKind) else ""
 

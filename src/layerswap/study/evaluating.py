@@ -353,7 +353,7 @@ class EvaluateStep(Kind, LanguageModels):
 
 
 def further(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
-    """Folders of the steps that evaluate baselines, by language; `folders` has them by step."""
+    """Return the folders of the baseline steps by language, from folders by step."""
     found: dict[str, list[Path]] = {}
     for name, folder in folders.items():
         kind, _, language = name.partition("/")

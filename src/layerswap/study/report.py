@@ -344,7 +344,7 @@ def merge_models(
 
 
 def _worth(root: Path, language: str) -> str:
-    """The labels that the selected model is worth, for its card; empty without such a result."""
+    """Return the selected model's worth in labels, for its card; empty without a result."""
     numbers = read_journal(root).folder("tables") / NUMBERS
     facts = json.loads(numbers.read_text("utf-8")) if numbers.is_file() else {}
     for benchmark, verdict in facts.get("verdicts", {}).get(language, {}).items():

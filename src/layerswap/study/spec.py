@@ -127,7 +127,7 @@ class Experts(Strict):
 
 
 class Translated(Strict):
-    """What a translator made for one language."""
+    """A translator's files for one language."""
 
     test: NonEmpty | None = None  # a table: the test documents in English, in their order
     task: Data | None = None  # the data of the task in the language, or a mix of them

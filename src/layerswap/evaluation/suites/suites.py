@@ -487,7 +487,7 @@ def _write_task(
 
 
 def _by_column(task: Mapping[str, Any], splits: Mapping[str, Rows]) -> dict[str, Any]:
-    """Name a column in place of a template that only inserts it.
+    """Replace templates that only insert a column by the name of the column.
 
     lm-eval evaluates rendered digits and lists, and takes digits as positions of choices; so it
     still does where an answer is none of the choices.
@@ -529,7 +529,7 @@ def _read(benchmark: Benchmark, table: Data, code: str, split: str, data: DataFo
 
 
 def _documents(benchmark: Benchmark, table: Data, rows: Rows, where: str) -> Rows:
-    """The rows of a table by columns of the task."""
+    """Return the rows of a table with the columns of the task."""
     if not rows:
         raise EvaluationError(f"{where}: has no rows")
     read = [

@@ -30,7 +30,7 @@ from layerswap.training.expert.save import checkpoints, forget_older_states
 from layerswap.training.expert.trl_inside import OpenTrainer
 
 TOKENS = frozenset({"input_ids", "labels"})
-"""Columns of a prepared row; rows that are tokens already have them too."""
+"""Columns of tokenised rows."""
 _FILLER = {"labels": [IGNORED], "seq_lengths": [1]}
 """Columns of a row of one token without a label."""
 
@@ -131,7 +131,7 @@ class AlternatingTurns(TrainerCallback):
 
 
 class Promises(TrainerCallback):
-    """Checks that the Trainer uses what `ExpertTrainer` overrides, which a version may rename."""
+    """Checks that the Trainer calls the methods that `ExpertTrainer` overrides."""
 
     def __init__(self, trainer: ExpertTrainer) -> None:
         self.trainer, self.first = trainer, True

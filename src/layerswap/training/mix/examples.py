@@ -129,7 +129,7 @@ def mix_rows(mix: Mix, examples: list[MixExample]) -> Dataset:
 
 
 def shown(row: DatasetRow) -> str:
-    """Show the parts of a training row or document on one line, long ones without their middle."""
+    """Format a training row or document on one line; long parts lose their middle."""
     parts: list[tuple[str, str]] = []
     for name, value in row.items():
         turns = isinstance(value, list) and all(isinstance(turn, dict) for turn in value)
