@@ -119,6 +119,10 @@ BAD = {
         {}, ("--translated-test", "two.tsv"), "two.tsv: has 2 documents, and the test has 20; "
         "translate each of them, in the same order",
     ),
+    "a column of plain text": (
+        {}, ("--columns", "qaa=sentence"),
+        "--columns qaa=sentence: no file of text in qaa has columns",
+    ),
     "a translation without a test": (
         {"test": None}, ("--translated-test", "problems-qaa.tsv"),
         "problems-qaa.tsv: needs a --test file",

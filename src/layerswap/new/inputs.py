@@ -321,6 +321,10 @@ def _language(
         )
     parallel, other = _parallel(pair, code, columns) if pair else (None, "")
     read = None if text is None or ready else read_texts(text, code, columns)
+    if code in columns and not any(table and table.fields for table in (read, parallel)):
+        raise RecipeError(
+            f"--columns {code}={columns[code]}: no file of text in {code} has columns"
+        )
     name = language_name(code)
     name = code if name.startswith("Unknown") else name
     return LanguageInput(code, name, ready, read, parallel, other, tests, remarks,
