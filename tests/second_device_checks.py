@@ -126,17 +126,17 @@ def test_evaluation(experts, engine):
 
 @pytest.mark.parametrize("given", [None, DEVICE])
 def test_play(given):
-    from play_pages import DEFAULT, open_lab_pair
-
+    from layerswap.lab.assets import shipped
+    from layerswap.lab.quickstart import lab_plan
     from layerswap.play.player import Player, Question
 
     answers = {}
     for device in ("cpu", given):
-        player = Player(open_lab_pair()[0], device=device)
+        player = Player(lab_plan(shipped(), "furo"), device=device)
         player.load()
         question = Question(page="", prompt="Tom pomi fesi 6. deka fesi Tom?",
-                            compositions=["task", "soup", DEFAULT], length=6)  # fmt: skip
-        *_, answered, _ = player.ask(question)
+                            compositions=["task", "soup", "swap.1.1.0.0.blend"], length=6)  # fmt: skip
+        *_, answered = player.ask(question)
         answers[device] = {name: one["tokens"] for name, one in answered["answers"].items()}
     assert answers["cpu"] == answers[given]
 
