@@ -91,9 +91,34 @@ def test_without_development_documents_no_text_is_answered_by_a_classifier_that_
     found = baselines(labels, texts, None, split._replace(development=np.arange(0),
                                                           test=np.arange(120)))  # fmt: skip
     assert 0.3 < found.scores[CROSS_VALIDATED].mean() < 0.7
-    positions = np.concatenate([asked for _, asked in cross_validation(120)])
-    assert sorted(positions) == list(range(120))
-    assert all(not set(known) & set(asked) for known, asked in cross_validation(120))
+    folds = cross_validation(texts, labels)
+    assert sorted(np.concatenate([asked for _, asked in folds])) == list(range(120))
+    assert all(not set(known) & set(asked) for known, asked in folds)
+
+
+@pytest.mark.parametrize("share", [0, 0.5], ids=["cross-validated", "on a development split"])
+def test_documents_in_another_order_give_the_classifier_the_same_answers(share):
+    texts, labels = headlines(240, noise=0.5)
+    texts[:30], labels[:20] = texts[30:60], labels[30:50]  # repeated, ten with two labels
+    split = split_documents(240, share) if share else split_documents(240, 0.5)._replace(
+        development=np.arange(0), test=np.arange(240))  # fmt: skip
+    order = np.random.default_rng(1).permutation(240)
+    moved = split._replace(**{part: np.flatnonzero(np.isin(order, documents))
+                              for part, documents in split._asdict().items()})  # fmt: skip
+    as_given = baselines(labels, texts, None, split).labelled
+    shuffled = baselines(labels[order], [texts[i] for i in order], None, moved).labelled
+    for size, answers in as_given.curve.items():
+        by_document = dict(zip(split.test, answers.predicted.T, strict=True))
+        moved_to = dict(zip(order[moved.test], shuffled.curve[size].predicted.T, strict=True))
+        assert all((by_document[i] == moved_to[i]).all() for i in split.test), size
+
+
+def test_each_fold_has_every_label_and_all_copies_of_a_text():
+    texts = [f"text {number // 2}" for number in range(120)]
+    labels = np.array(["rare" if number < 20 else "common" for number in range(120)])
+    for _, asked in cross_validation(texts, labels):
+        assert (labels[asked] == "rare").sum() == 4
+        assert len({texts[i] for i in asked}) == len(asked) / 2
 
 
 @pytest.mark.parametrize(

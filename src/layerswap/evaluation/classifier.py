@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,22 @@ MOST = 1000
 """Most labels that a classifier is trained on; it takes seconds with as many."""
 
 
-def cross_validation(count: int) -> Folds:
-    """Splits positions at random into folds; each fold is answered by the others."""
-    order = np.random.default_rng(0).permutation(count)
-    parts = np.array_split(order, min(FOLDS, count))
-    return [(np.setdiff1d(order, part), part) for part in parts]
+def in_text_order(texts: Texts, labels: Labels) -> npt.NDArray[np.int64]:
+    """Returns positions in a random order that depends on the texts, not on their order."""
+    hashes = [sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
+    return np.array(sorted(range(len(texts)), key=lambda i: (hashes[i], labels[i])), np.int64)
+
+
+def cross_validation(texts: Texts, labels: Labels) -> Folds:
+    """Splits documents into folds that are answered by the others, with every label in each.
+
+    Equal texts share a fold. The same documents in another order have the same folds.
+    """
+    order = in_text_order(texts, labels)
+    label_of = {texts[i]: labels[i] for i in order}
+    folds = {text: i % FOLDS for i, text in enumerate(sorted(label_of, key=label_of.__getitem__))}
+    fold = np.array([folds[texts[i]] for i in order])
+    return [(order[fold != i], order[fold == i]) for i in sorted({*folds.values()})]
 
 
 @dataclass(frozen=True, eq=False)

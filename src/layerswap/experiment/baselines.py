@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.evaluation.classifier import LabelledTexts, Labels, cross_validation
+from layerswap.evaluation.classifier import LabelledTexts, Labels, cross_validation, in_text_order
 from layerswap.experiment.answers import Answer
 from layerswap.experiment.compare import DocumentSplit, Values
 from layerswap.experiment.conditions import CHANCE, COMMONEST, CROSS_VALIDATED, ON_LABELS, Condition
@@ -78,10 +78,13 @@ def _labelled(labels: Labels, texts: Sequence[str], split: DocumentSplit) -> Lab
     if not written or len(taught) < FEWEST or len(set(labels[taught].tolist())) < 2:
         return None
     order = np.concatenate(split)
-    folds = [(np.arange(known), np.arange(known, len(order)))]
-    return LabelledTexts(
-        [texts[i] for i in order], labels[order], folds if known else cross_validation(len(order))
-    )
+    of, right = [texts[i] for i in order], labels[order]
+    if known:
+        asked = np.arange(known, len(order))
+        return LabelledTexts(of, right, [(in_text_order(of[:known], right[:known]), asked)])
+    if len({*of}) < 2:
+        return None
+    return LabelledTexts(of, right, cross_validation(of, right))
 
 
 def baselines_of(development: Sequence[Answer], test: Sequence[Answer]) -> Baselines:
