@@ -134,8 +134,12 @@ def test_play(given):
     for device in ("cpu", given):
         player = Player(lab_plan(shipped(), "furo"), device=device)
         player.load()
-        question = Question(page="", prompt="Tom pomi fesi 6. deka fesi Tom?",
-                            compositions=["task", "soup", "swap.1.1.0.0.blend"], length=6)  # fmt: skip
+        question = Question(
+            page="",
+            prompt="Tom pomi fesi 6. deka fesi Tom?",
+            compositions=["task", "soup", "swap.1.1.0.0.blend"],
+            length=6,
+        )
         *_, answered = player.ask(question)
         answers[device] = {name: one["tokens"] for name, one in answered["answers"].items()}
     assert answers["cpu"] == answers[given]
