@@ -169,7 +169,7 @@ def test_a_merge_passes_through_few_modules(tmp_path):
     walked = modules_run("merge", f"--out={out}", *experts)
     assert (out / "model.safetensors").is_file()
     assert "layerswap.merge.writer" in walked
-    assert len(walked) <= 32, walked
+    assert len(walked) <= 36, walked
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_sweep_passes_through_few_modules(world, tmp_path):
     walked = modules_run("sweep", write_sweep(world, tmp_path / "sweep.yaml"), f"--out={out}")
     assert (out / "board.json").is_file()
     assert "layerswap.engine.sweep" in walked
-    assert len(walked) <= 68, walked
+    assert len(walked) <= 72, walked
 
 
 def test_every_module_is_within_reach():

@@ -4,12 +4,9 @@ A checkpoint is opened by its JSON and its headers, without torch.
 """
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
-from layerswap.checkpoint.folder import (
-    Checkpoint,
-    is_adapter,
-    open_checkpoint,
-    open_configuration,
-)
+from layerswap.checkpoint.checkpoint import Checkpoint
+from layerswap.checkpoint.folder import open_checkpoint, open_configuration
+from layerswap.checkpoint.given import is_adapter
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.names import text_config
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors

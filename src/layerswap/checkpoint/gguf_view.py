@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from layerswap.checkpoint.folder import Checkpoint
+from layerswap.checkpoint.checkpoint import Checkpoint
 from layerswap.checkpoint.header import RowOrder, TensorInfo, Translated, byte_length
 from layerswap.checkpoint.names import text_config
 from layerswap.checkpoint.read import gguf_package

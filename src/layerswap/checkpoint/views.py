@@ -11,16 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
-from layerswap.checkpoint.folder import (
-    CONV1D_TYPES,
-    LAYER_COUNTS,
-    Checkpoint,
-    fetch_checkpoint,
-    is_adapter,
-    open_checkpoint,
-    renamed_like,
-)
+from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint, renamed_like
+from layerswap.checkpoint.configuration import LAYER_COUNTS
+from layerswap.checkpoint.folder import open_checkpoint
 from layerswap.checkpoint.gguf_view import as_transformers
+from layerswap.checkpoint.given import fetch_checkpoint, is_adapter
 from layerswap.checkpoint.header import Requantised, is_gguf
 from layerswap.checkpoint.names import canonical, method_of, renaming, text_config, with_text
 from layerswap.checkpoint.places import Pattern, Place, place, restacked_names

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import open_checkpoint, refuse_target
-from layerswap.checkpoint.folder import fetch_checkpoint
+from layerswap.checkpoint.given import fetch_checkpoint
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.deploy.convert import LIKE, plan_conversion
 from layerswap.deploy.description import stops_of

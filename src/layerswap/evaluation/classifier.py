@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.checkpoint.folder import fetch_checkpoint
+from layerswap.checkpoint.given import fetch_checkpoint
 from layerswap.evaluation.statistics import LEVEL, Classified, resampled_counts
 from layerswap.ground.errors import EvaluationError, error_context, one_line
 from layerswap.versions import need_extras

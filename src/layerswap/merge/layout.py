@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
-from layerswap.checkpoint.folder import INDEX, SINGLE
+from layerswap.checkpoint.given import INDEX, SINGLE
 from layerswap.checkpoint.header import Translated, byte_length
 from layerswap.checkpoint.names import method_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES, equal, same_bytes

@@ -11,7 +11,7 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, fingerprints, read_json_object
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
-from layerswap.checkpoint.folder import CONFIG
+from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
 from layerswap.checkpoint.loading import IMPLEMENTATIONS, SPELLINGS

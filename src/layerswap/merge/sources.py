@@ -21,17 +21,10 @@ from layerswap.checkpoint import (
     read_header,
     read_json_object,
 )
-from layerswap.checkpoint.folder import (
-    INDEX,
-    SINGLE,
-    downloaded,
-    fetch_checkpoint,
-    is_folder,
-    quantisation_in,
-    renamed_like,
-    without_unshared,
-)
+from layerswap.checkpoint.checkpoint import renamed_like, without_unshared
+from layerswap.checkpoint.folder import downloaded, quantisation_in
 from layerswap.checkpoint.gguf_view import as_transformers
+from layerswap.checkpoint.given import INDEX, SINGLE, fetch_checkpoint, is_folder
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID
 from layerswap.checkpoint.read import FLOAT_DTYPES

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, read_header, read_json_object
-from layerswap.checkpoint.folder import CONFIG
 from layerswap.checkpoint.gguf import read_gguf
+from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.compose import Recipe
 from layerswap.compose.recipe import check_recipe

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, read_json_object
-from layerswap.checkpoint.folder import CONFIG
+from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.hub import TRAINING, local_name
 from layerswap.ground.commit import sync_tree, write_json
 from layerswap.ground.errors import TrainingError

@@ -1,0 +1,149 @@
+"""A checkpoint's configuration, and the shapes and places of its tensors by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from layerswap.checkpoint.adapter import ZERO3
+from layerswap.checkpoint.given import CONFIG, is_adapter, other_kind
+from layerswap.checkpoint.header import TensorInfo
+from layerswap.checkpoint.names import method_of, predicting, text_config, weight_of
+from layerswap.checkpoint.places import (
+    Numbered,
+    Pattern,
+    Place,
+    place_by_number,
+    place_tensors,
+)
+from layerswap.ground.errors import CheckpointError
+from layerswap.ground.strict_json import quoted, read_json_object
+
+PLAIN_TYPES = ("llama", "mistral", "qwen2", "gemma", "gemma2", "gemma3_text")
+"""Model types whose matrices have the shapes of Llama's, and whose `head_dim` has no default."""
+
+LAYER_COUNTS = (
+    "decoder_layers", "num_decoder_layers",  # BART: the other counts are its encoder's
+    "num_hidden_layers", "n_layer", "num_layers", "n_layers",
+)  # fmt: skip
+"""Configuration keys for the number of layers, the decoder's own first."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read `config.json`; refuse a folder of another kind, and a configuration of no model."""
+    if is_adapter(folder):
+        raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder}: no {CONFIG}; {other_kind(folder)}")
+    config = read_json_object(folder / CONFIG, infinities=True)
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"{folder / CONFIG}: architectures is {quoted(names)}, not a list of class names"
+        )
+    if not isinstance(config.get("model_type") or "", str):
+        raise CheckpointError(
+            f"{folder / CONFIG}: model_type is {quoted(config['model_type'])}, not a name"
+        )
+    return config
+
+
+def check_shapes(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
+    """Refuse empty tensors, and matrices of another shape than the configuration says."""
+    weights = ((name, info) for name, info in tensors.items() if name.endswith("weight"))
+    empty = [name for name, info in weights if 0 in info.shape]
+    if empty:
+        raise CheckpointError(
+            f"{len(empty)} of {len(tensors)} tensors have no elements, such as {quoted(empty[0])} "
+            f"of shape {list(tensors[empty[0]].shape)}; {ZERO3}"
+        )
+    expected = expected_shapes(config)
+    for name, info in tensors.items() if expected else ():
+        shape = expected.get(re.sub(r".*\.layers\.\d+\.", "", name))
+        if shape is not None and info.dtype in ("U8", "I8"):
+            raise CheckpointError(
+                f"{quoted(name)} is {info.dtype}, as quantised weights are; use the unquantised "
+                "checkpoint"
+            )
+        if shape is not None and info.shape != shape:
+            raise CheckpointError(
+                f"{quoted(name)} is {list(info.shape)}, but by {CONFIG} it is {list(shape)}; the "
+                "file is a part of a sharded model, or the configuration is another model's"
+            )
+
+
+def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the shapes of a layer's matrices by their names in it, for plain families."""
+    keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    given = (config.get(key) for key in keys)
+    sizes = [size for size in given if type(size) is int and size > 0]
+    if config.get("model_type") not in PLAIN_TYPES or len(sizes) < len(keys):
+        return {}
+    width, inner, heads, kv = sizes
+    head = config.get("head_dim") or width // heads
+    queries, keys_values = (heads * head, width), (kv * head, width)
+    return {
+        "self_attn.q_proj.weight": queries,
+        "self_attn.k_proj.weight": keys_values,
+        "self_attn.v_proj.weight": keys_values,
+        "self_attn.o_proj.weight": queries[::-1],
+        "mlp.gate_proj.weight": (inner, width),
+        "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+    }
+
+
+def configured_layers(config: Mapping[str, Any]) -> int | None:
+    """Return the number of layers by the configuration; None if it has none."""
+    text = text_config(config)
+    for key in LAYER_COUNTS:
+        if type(text.get(key)) is int:
+            return int(text[key])
+    kinds = text.get("layers_block_type")  # Nemotron-H has no other count
+    return len(kinds) if isinstance(kinds, list) and kinds else None
+
+
+def place_all(
+    names: Collection[str],
+    predicted: frozenset[str],
+    config: Mapping[str, Any],
+    patterns: Sequence[Pattern],
+) -> tuple[dict[str, Place], Numbered | None]:
+    """Place all tensors by patterns and tables; otherwise by the only list of layers.
+
+    Tensors of multi-token prediction have no layer.
+    """
+    quantised = method_of(config) is not None
+    weights = {n: weight_of(n) if quantised else n for n in names if n not in predicted}
+    stored = [*dict.fromkeys(weights.values())]
+    places, numbered = _place_stored(stored, config, configured_layers(config), patterns)
+    other = Place(None, "other")
+    return {name: places.get(weights.get(name, name), other) for name in names}, numbered
+
+
+def _place_stored(
+    names: Sequence[str],
+    config: Mapping[str, Any],
+    layers: int | None,
+    patterns: Sequence[Pattern],
+) -> tuple[dict[str, Place], Numbered | None]:
+    try:
+        return place_tensors(names, layers=layers, patterns=patterns), None
+    except CheckpointError:
+        # An encoder-decoder's configuration does not say whose layers it counts.
+        if layers is None or config.get("is_encoder_decoder"):
+            raise
+        placed = place_by_number(names, layers=layers, patterns=patterns)
+        if placed is None:
+            raise
+        return placed
+
+
+def predicted_names(
+    names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
+) -> frozenset[str]:
+    """Find the tensors of multi-token prediction that no pattern places."""
+    found = predicting(names, configured_layers(config))
+    return frozenset(n for n in found if not any(pattern.place(n) for pattern in patterns))
