@@ -2,7 +2,7 @@
 
     python -m research.answers train PUBLISHED OUT --base GEMMA      # inputs and experts, in order
     python -m research.answers evaluate PUBLISHED OUT --base GEMMA   # every model that is trained
-    python -m research.answers                                       # prints tables; --write
+    python -m research.answers                                       # tables and figure
 
 Fixed before anything ran: the models of `recipes`, the settings below and the documents of
 `articles`. Nothing is chosen, so development documents are not asked. PUBLISHED is as in
@@ -19,23 +19,40 @@ order, and what is not reached by the end of the time is left out and named on t
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import layerswap as ls
+from layerswap.evaluation.identifier import learn_identifier
+from layerswap.evaluation.statistics import (
+    Values,
+    mean_over_groups,
+    paired_difference,
+    paired_over_groups,
+)
+from layerswap.report import Drawing, draw_intervals
 from layerswap.training.mix.filters import overlap
 from research import languages as design
-from research.inputs import table, translations, write_jsonl
+from research.inputs import table as rows_in
+from research.inputs import write_jsonl
+from research.markdown import Table, per_cent, points, table
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "answers"
+FIGURE = HERE.parent / "docs" / "images" / "answers"
 LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "en": "English"}
 CODES = {"sw": "swa", "ha": "hau", "en": "eng"}
+MAFAND = {"sw": "swa", "ha": "hau", "yo": "yor"}
+FEWEST = 8
+"""Letters below which no language is identified."""
 ORDER = ("task-1", "sw-1", "ha-1", "joint-sw-1", "joint-ha-1", "middle-1", "task-2")
 """Experts in the order of their training."""
 SEED = 20261128
@@ -51,6 +68,8 @@ WRITTEN = 40
 """Most tokens of an answer."""
 DENSITY = 0.075
 """Of TIES: a fifth of the trained weights, as on the other pages."""
+DTYPE = "bfloat16"
+"""Of the models that are asked."""
 PROMPT = "Article: {text}\nHeadline:"
 HYPERPARAMETERS = {"learning_rate": 5e-5, "num_train_epochs": 1, **design.SCHEDULE}
 BATCHES = {"task": 4, "language": 2, "joint": 8}
@@ -65,6 +84,7 @@ class Article(NamedTuple):
 
     @property
     def prompt(self) -> str:
+        """What a model is asked."""
         return PROMPT.format(text=self.text)
 
 
@@ -93,7 +113,7 @@ def articles(published: Path, code: str, base: Path) -> tuple[list[Article], lis
     splits = ("dev", "test", "fewshot50") if code == "en" else ("test",)
     found: dict[str, str] = {}
     for split in splits:
-        for row in table(published / "masakhanews" / f"{CODES[code]}.{split}.tsv"):
+        for row in rows_in(published / "masakhanews" / f"{CODES[code]}.{split}.tsv"):
             headline, text = (" ".join(row[name].split()) for name in ("headline", "text"))
             # Some articles begin with their headline, or have no text.
             if headline and len(text) >= 200 and headline.casefold() not in text.casefold():
@@ -178,6 +198,10 @@ MIDDLE, MIDDLE_SWAP = "task expert of the middle layers", "swap with the middle 
 SECOND, SECOND_SWAP = "task expert, seed 2", "swap, seed 2"
 LEAD, TRUE = "lead: the first sentence", "true headline"
 SHOTS = frozenset({BASE_SHOTS, LANGUAGE_SHOTS})
+MODELS = (TRUE, LEAD, BASE, BASE_SHOTS, LANGUAGE, LANGUAGE_SHOTS, TASK, SWAP, SOUP, TIES, JOINT,
+          MIDDLE, MIDDLE_SWAP, SECOND, SECOND_SWAP)  # fmt: skip
+"""Models in the order of the tables."""
+DRAWN = (LEAD, BASE_SHOTS, LANGUAGE, LANGUAGE_SHOTS, SWAP, SOUP, TIES, JOINT)
 CHUNK = 20
 """Articles that are asked together."""
 
@@ -218,7 +242,7 @@ def recipes(out: Path, base: Path, code: str) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def ask(published: Path, out: Path, base: Path, code: str, dtype: str) -> None:
+def ask(published: Path, out: Path, base: Path, code: str) -> None:
     """Write every model's answers to the articles of a language into OUT, where they lack."""
     from layerswap.compose.recipe import check_recipe
     from layerswap.merge import make_plan
@@ -226,7 +250,7 @@ def ask(published: Path, out: Path, base: Path, code: str, dtype: str) -> None:
     found = recipes(out, base, code)
     names = list(found)
     plans = [make_plan(check_recipe(recipe, where=name)) for name, recipe in found.items()]
-    sweep = ls.Sweep(plans, dtype=dtype)
+    sweep = ls.Sweep(plans, dtype=DTYPE)
     shots = "".join(
         f"{one.prompt} {one.headline}\n\n" for one in articles(published, "en", base)[0][:2]
     )
@@ -250,8 +274,8 @@ def ask(published: Path, out: Path, base: Path, code: str, dtype: str) -> None:
                 for member, answers in zip(members, written, strict=True):
                     for document, one in zip(numbers, answers, strict=True):
                         text = tokenizer(base).decode(one.tokens, skip_special_tokens=True)
-                        row = {"model": names[member], "document": document,
-                               "answer": text.partition("\n")[0].strip(), "ended": one.reason}  # fmt: skip
+                        answer = text.partition("\n")[0].strip()
+                        row = {"model": names[member], "document": document, "answer": answer}
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
             print(f"{code}: articles {start} to {numbers[-1]}, {len(members)} models", flush=True)
 
@@ -261,28 +285,197 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+# --- measures ---
+
+
+class Measured(NamedTuple):
+    """An answer's measures in 0..1, but for its words."""
+
+    chrf: float  # chrF++ of the sentence (Popović, 2017)
+    rouge: float  # F of ROUGE-L on words
+    language: float  # 1 if it is identified as the article's language
+    english: float
+    copied: float  # 1 if it stands in the article, word for word
+    words: float
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+(?:['’][^\W_]+)*", text.casefold())
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of five words or more; the whole text if none ends."""
+    ends = [found.start() for found in re.finditer(r"(?<=[.!?])(?=\s|[^\W\d_a-z])", text)]
+    return next((text[:end] for end in ends if len(words_of(text[:end])) >= 5), text)
+
+
+def stands_in(answer: str, text: str) -> bool:
+    """True for an answer of three words or more that is a run of the text's words."""
+    own, words = (f" {' '.join(words_of(one))} " for one in (answer, text))
+    return len(words_of(answer)) >= 3 and own in words
+
+
+def measure(answer: str, article: Article, code: str, found: str) -> Measured:
+    """Measure an answer to an article in `code`; `found` is the language identified in it."""
+    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenizers import Tokenizer
+    from sacrebleu.metrics import CHRF
+
+    class Words(Tokenizer):  # type: ignore[misc]
+        def tokenize(self, text: str) -> list[str]:
+            return words_of(text)
+
+    scorer = RougeScorer(["rougeL"], tokenizer=Words())
+    return Measured(
+        CHRF(word_order=2).sentence_score(answer, [article.headline]).score / 100,
+        scorer.score(article.headline, answer)["rougeL"].fmeasure,
+        float(found == code),
+        float(found == "en"),
+        float(stands_in(answer, article.text)),
+        float(len(words_of(answer))),
+    )
+
+
+def identify(published: Path) -> Callable[[str], str]:
+    """Return what tells a text's language; nothing for a few letters.
+
+    It is learned from MAFAND's training sentences in English, Swahili, Hausa and Yoruba.
+    """
+    folder = published / "lafand_mt"
+    files = {own: folder / f"en-{long}.train.{long}" for own, long in MAFAND.items()}
+    made = learn_identifier({"en": folder / "en-swa.train.en", **files})
+    print(*(made.describe(own) for own in made.languages), sep="\n")
+
+    def tell(text: str) -> str:
+        if sum(map(str.isalpha, text)) < FEWEST:
+            return ""
+        return made.languages[int(made.probabilities([text])[0].argmax())]
+
+    return tell
+
+
+def record(published: Path, out: Path, base: Path) -> None:
+    """Measure every answer in OUT, the true headlines and the first sentences."""
+    RECORDED.mkdir(exist_ok=True)
+    tell = identify(published)
+    for code in LANGUAGES:
+        rows = [(row["model"], row["document"], row["answer"])
+                for row in read_jsonl(out / f"answers-{code}.jsonl")]  # fmt: skip
+        if not rows:
+            continue
+        asked = articles(published, code, base)[1]
+        for document, article in enumerate(asked):
+            rows.append((LEAD, document, first_sentence(article.text)))
+            rows.append((TRUE, document, article.headline))
+        with (RECORDED / f"{code}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["model", "document", *Measured._fields])
+            for model, document, answer in sorted(rows):
+                of = measure(answer, asked[document], code, tell(answer))
+                writer.writerow([model, document, *(f"{value:.4g}" for value in of)])
+
+
+# --- tables ---
+
+
+@cache
+def recorded(code: str) -> dict[str, dict[str, Values]]:
+    """Every model's measures, by name, of the articles of a language that all models answered."""
+    with (RECORDED / f"{code}.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found: dict[str, dict[int, dict[str, str]]] = {}
+    for row in rows:
+        found.setdefault(row["model"], {})[int(row["document"])] = row
+    return {
+        model: {name: np.array([float(by[i][name]) for i in sorted(by)])
+                for name in Measured._fields}
+        for model in MODELS if len(by := found.get(model, {})) == len(found[TRUE])
+    }  # fmt: skip
+
+
+def asked_languages() -> list[str]:
+    """The languages with recorded answers, without English."""
+    return [code for code in LANGUAGES if code != "en" and (RECORDED / f"{code}.csv").is_file()]
+
+
+def values(codes: Sequence[str], model: str, measure: str) -> list[Values]:
+    return [recorded(code)[model][measure] for code in codes]
+
+
+def rows_of(codes: Sequence[str]) -> list[list[str]]:
+    """Every model's measures, means over languages, with the chrF++ minus the task expert's."""
+    rows = []
+    for model in MODELS:
+        if not all(model in recorded(code) for code in codes):
+            continue
+        own, expert = (values(codes, one, "chrf") for one in (model, TASK))
+        apart = points(paired_over_groups(own, expert)) if model != TASK else ""
+        rouge = mean_over_groups(values(codes, model, "rouge")).mean
+        shares = [mean_over_groups(values(codes, model, name)).mean
+                  for name in ("language", "english", "copied")]  # fmt: skip
+        words = mean_over_groups(values(codes, model, "words")).mean
+        cells = [f"{100 * one:.1f}" for one in (rouge, *shares)]
+        rows.append([model, per_cent(mean_over_groups(own)), apart, *cells, f"{words:.1f}"])
+    return rows
+
+
+HEAD = ("chrF++", "minus the task expert", "ROUGE-L", "% in the language", "% in English",
+        "% copied", "words")  # fmt: skip
+
+
+def tables() -> dict[str, Table]:
+    """The tables by name."""
+    codes = asked_languages()
+    by_language = [[LANGUAGES[code], *row] for code in codes for row in rows_of([code])]
+    return {
+        "answers": table(
+            [f"mean of {' and '.join(map(LANGUAGES.get, codes))}", *HEAD], rows_of(codes)
+        ),
+        "answers by language": table(["language", "model", *HEAD], by_language, words=2),
+        "answers in English": table(["English", *HEAD], rows_of(["en"])),
+    }
+
+
+def draw() -> Drawing:
+    """Draw every model's chrF++ minus the task expert's, by language."""
+    rows = []
+    for code in asked_languages():
+        found = recorded(code)
+        for model in DRAWN:
+            if model in found:
+                apart = paired_difference(found[model]["chrf"], found[TASK]["chrf"])
+                rows.append((f"{LANGUAGES[code]}: {model}", apart))
+    return draw_intervals(rows, measure="chrF++ minus the task expert", differences=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
+    from research.figures import save_svg
+
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command")
-    for name in ("train", "evaluate"):
+    names = {"train": ORDER, "evaluate": [*LANGUAGES]}
+    for name, every in names.items():
         command = commands.add_parser(name)
         command.add_argument("published", type=Path, help="folder of the published files")
         command.add_argument("out", type=Path, help="folder of inputs, experts and answers")
         command.add_argument("--base", type=Path, required=True, help="folder of Gemma 3 270M")
-        several = {"nargs": "*", "choices": ORDER if name == "train" else [*LANGUAGES]}
-        command.add_argument("--names", **several, help="experts or languages; all by default")
-        if name == "evaluate":
-            command.add_argument("--dtype", default="bfloat16")
+        command.add_argument("--names", nargs="*", choices=every, default=every,
+                             help="experts or languages; all by default")  # fmt: skip
     given = parser.parse_args(arguments)
+    if given.command is None:
+        print(*tables().values(), sep="\n\n")
+        save_svg(draw(), FIGURE)
+        return
     for folder in (given.published, given.base):
         if not folder.is_dir():
             parser.error(f"{folder}: no such folder")
     base = given.base.absolute()
     if given.command == "train":
-        train(given.published, given.out, base, given.names or ORDER)
-    elif given.command == "evaluate":
-        for code in given.names or LANGUAGES:
-            ask(given.published, given.out, base, code, given.dtype)
+        train(given.published, given.out, base, given.names)
+    else:
+        for code in given.names:
+            ask(given.published, given.out, base, code)
+        record(given.published, given.out, base)
 
 
 if __name__ == "__main__":
