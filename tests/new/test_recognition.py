@@ -45,6 +45,8 @@ TABLES = {
     "prompts": ([{"prompt": "2 + 2 =", "completion": "4"}], "2 + 2 = 4"),
     "answers": ([{"question": "Two and two?", "answer": "It is #### 4"}],
                 "Question: Two and two?\nAnswer: It is #### 4"),
+    "passages": ([{"context": "A river.", "question": "What?", "answer": "A river"}],
+                 "A river.\nQuestion: What?\nAnswer: A river"),
     "choices": ([{"question": "Red?", "choices": ["yes", "no"], "answer": "B"}],
                 "Question: Red?\nAnswer: no"),
     "messages": ([{"messages": [{"role": "user", "content": "Hi {x}"},
@@ -89,7 +91,8 @@ def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
                                              loaded.doc_to_choice(asked).index(answer)]  # fmt: skip
         assert f"{prompt} {answer}" == wanted
     else:
-        assert str(answer) == {"prompts": "4", "answers": "4", "messages": "Hello"}[kind]
+        assert str(answer) == {"prompts": "4", "answers": "4", "messages": "Hello",
+                               "passages": "A river"}[kind]  # fmt: skip
 
 
 def test_every_row_of_a_task_is_read_and_every_text_is_counted(tmp_path, monkeypatch):
@@ -135,19 +138,29 @@ def test_a_pair_of_sentences_with_labels():
 def test_numbers_are_scored_as_numbers_and_texts_as_texts():
     numbers = table({"question": "a", "answer": "So 1,200."}, {"question": "b", "answer": "7"})
     texts = table({"question": "a", "answer": "Abuja"})
+    long = table({"question": "a", "answer": "Rain fell in Abuja all night."})
+    thai = table({"question": "a", "answer": "ฝนตกหนักทั้งคืนในเมือง"})
     size = {"documents": 1, "read": 9, "written": 16}
-    found = [Task(one, recognise(one, {})) for one in (numbers, texts)]
-    assert [one.numeric for one in found] == [True, False]
-    metrics = [one.benchmark("x", ["sw"], size)["metric"] for one in found]
-    assert metrics == [["exact_match", "number"], ["exact_match", "whole"]]
+    found = [Task(one, recognise(one, {})) for one in (numbers, texts, long, thai)]
+    assert [one.numeric for one in found] == [True, False, False, False]
+    written = [one.benchmark("x", ["sw"], size) for one in found]
+    assert [one["metric"] for one in written] == [
+        ["exact_match", "number"], ["token_f1", "whole"], *[["chrf++", "whole"]] * 2
+    ]  # fmt: skip
+    assert [one["task"]["metadata"]["written"] for one in written] == [
+        [], ["token_f1"], *[["chrf++", "rouge_l"]] * 2
+    ]  # fmt: skip
     assert target(found[0], {"question": "a", "answer": "So 1,200."}, "en")["answer"] == "1200"
 
 
 @pytest.mark.parametrize(
     ("answers", "numeric"),
-    [(["1/2", "5/8", "12"], True), (["It is 1,200", "so 12."], True), (["10:30", "7:30"], False),
+    [(["1/2", "5/8", "12"], True), (["It is 1,200", "it is 12."], True), (["10:30", "7:30"], False),
      (["1963-12-12", "2001-05-12"], False), (["A1", "B1"], False), (["2:3", "4:3"], False),
-     (["5 × 10^3", "7 × 10^3"], False), (["2³", "2⁴"], False), ([".5", "\u200f۵\u200f"], True)],
+     (["5 × 10^3", "7 × 10^3"], False), (["2³", "2⁴"], False), ([".5", "\u200f۵\u200f"], True),
+     (["3 March 1990", "4 June 1990"], False), (["Genesis 1", "Exodus 1", "Exodus 2"], False),
+     (["3 Mai 1990", "4 Mai 1990"], False), (["block A room 1", "block B room 1"], False),
+     (["0, 1, 7", "1, 2, 7"], False), (["1 200", "3 200"], True), (["#### 4", "8"], True)],
 )  # fmt: skip
 def test_dates_times_and_codes_are_texts(answers, numeric):
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
@@ -199,7 +212,7 @@ def test_two_columns_for_one_role_need_a_choice():
              "question=COLUMN,answer=COLUMN"),
         ({"text": "baz"}, "rows.jsonl: has no column 'baz'; its columns are foo, bar"),
         ({"texts": "foo"}, "--columns: no role 'texts'; there are text, label, prompt, question, "
-                           "answer, messages, premise, hypothesis, choices"),
+                           "answer, messages, premise, hypothesis, choices, context"),
     ],
 )  # fmt: skip
 def test_columns_that_no_rule_recognises(given, message):
@@ -361,7 +374,7 @@ def test_sharegpt_is_a_conversation(tmp_path):
     [
         ({"instruction": "Add.", "input": "2 + 2", "output": "4"},
          "prompt=instruction,answer=output"),
-        ({"context": "A river.", "question": "What?", "answer": "it"},
+        ({"background": "A river.", "question": "What?", "answer": "it"},
          "question=question,answer=answer"),
         ({"question": "What?", "A": "x", "B": "y", "answer": "A"},
          "question=question,answer=answer"),

@@ -638,6 +638,7 @@ LETTERS = {
     "cp1250": "Zażółć gęślą jaźń w mieście", "gb18030": "今天天气很好我们去公园",
     "koi8-r": "сегодня хорошая погода", "tis-620": "วันนี้อากาศดีมาก",
     "cp1252": "le garçon a été à l’école", "iso8859-6": "السلام عليكم",
+    "mac-roman": "le garçon a été à l’école",
 }  # fmt: skip
 
 
@@ -656,4 +657,6 @@ def test_a_text_is_shown_in_the_encodings_that_it_may_have(tmp_path, encoding):
     readings = re.findall(r"'([^']*)' in ([A-Z0-9-]+)", why)
     right = [name for text, name in readings if LETTERS[encoding][:20] in text]
     assert any(lines.encode(encoding).decode(name) == lines for name in right)
+    if encoding in ("mac-roman", "iso8859-6", "cp1251"):  # the remedy names the first
+        assert lines.encode(encoding).decode(readings[0][1]) == lines
     assert why.endswith(f"`iconv -f {readings[0][1]} -t UTF-8 FILE > NEW`")

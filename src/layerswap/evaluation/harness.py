@@ -31,7 +31,7 @@ from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.languages import answer_of
 from layerswap.evaluation.lm_eval_inside import exemplars_of, is_too_long, refuse_programs
-from layerswap.evaluation.metrics import ADDED, add_labels
+from layerswap.evaluation.metrics import ADDED, add_labels, add_written, written_metrics
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
     EvaluationSettings,
@@ -141,6 +141,7 @@ def load_tasks(
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         _check_exemplars(name, task)
         _check_answers(name, task)
+        written_metrics(name, task)
         if generation and task.get_config("output_type") == "generate_until":
             task.set_config(key="generation_kwargs", value=generation, update=True)
     return loaded
@@ -301,6 +302,7 @@ def run_tasks(
     add_labels(result)
     for metric in ADDED.values():
         metric.add(result)
+    add_written(result, loaded["tasks"], model)
     template = str(model.tokenizer.chat_template) if settings.apply_chat_template else ""
     for name, samples in result["samples"].items():
         _add_questions(samples, loaded["tasks"][name], settings, template)

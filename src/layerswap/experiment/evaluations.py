@@ -19,7 +19,7 @@ from layerswap.evaluation.harness import (
 )
 from layerswap.evaluation.identifier import identifying
 from layerswap.evaluation.languages import ANSWER, REASONING, Speaks
-from layerswap.evaluation.metrics import ADDED
+from layerswap.evaluation.metrics import ADDED, BESIDE
 from layerswap.evaluation.response_cache import (
     AnswerStore,
     composition_key,
@@ -213,7 +213,8 @@ def _scores(
     main = {(row.task, row.filter) for row in rows if row.main}
     shares = files.grouped(
         (row for row in rows
-         if row.metric in (*ADDED, ANSWER, REASONING) and (row.task, row.filter) in main),
+         if row.metric in (*ADDED, *BESIDE, ANSWER, REASONING) and not row.main
+         and (row.task, row.filter) in main),
         lambda row: (row.model, row.task, row.metric),
     )  # fmt: skip
     for (name, task_name, metric), group in shares.items():

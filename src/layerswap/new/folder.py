@@ -56,7 +56,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
             remark = language.remarks[split]
             found += found_in_test(given, split, documents, remark, language.name)
         found += found_in(language.task) if language.task else []
-        inputs.cautions.extend(language.cautions())
+        inputs.cautions.extend([*language.cautions(), *inputs.unwritable(language)])
     found += inputs.cautions
     for line in found:
         log(line)

@@ -14,6 +14,7 @@ from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer, open_device, pick_device
 from layerswap.evaluation.classifier import open_encoder
 from layerswap.evaluation.languages import language_name, languages_seen, standard_tag
+from layerswap.evaluation.metrics import normalised
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, RecipeError, StudyError
@@ -183,6 +184,34 @@ class Inputs:
         texts = [text for language in self.languages for text in language.texts()][:SAMPLE]
         return [("Text:", f" {text}") for text in texts or ["a text of usual length"]]
 
+    @cached_property
+    def most_written(self) -> int:
+        """The most tokens that a model may write for an answer of the task or of a test."""
+        assert isinstance(self.task, Task)
+        asked = self.task.pairs([document for _, test in self.task.tests for document in test])
+        prompts, answers = zip(*self.task_rows, *asked, strict=True)
+        longest = max(map(self.tokens, answers))
+        room = self.longest - max(map(self.tokens, prompts))
+        return max(16, min(2 * longest, max(longest, 512), room))
+
+    def unwritable(self, language: LanguageInput) -> Iterator[str]:
+        """Count the right answers that the base cannot write, in sentences for the report."""
+        task, test = self.task, language.tests.get("test", ())
+        if not (isinstance(task, Task) and task.generates and test) or task.numeric:
+            return
+        codes = {answer: self.tokenizer(answer, verbose=False)["input_ids"]
+                 for _, answer in task.pairs(test)}  # fmt: skip
+        long = sum(len(ids) > self.most_written for ids in codes.values())
+        lost = sum(normalised(self.tokenizer.decode(ids, skip_special_tokens=True))
+                   != normalised(answer) for answer, ids in codes.items())  # fmt: skip
+        of_them = f"of the {len(codes):,} right answers in {language.name}"
+        if long:
+            yield (f"No model can write {long:,} {of_them}: they have more than the "
+                   f"{self.most_written:,} tokens left after the longest prompt.")  # fmt: skip
+        if lost:
+            yield (f"No model can write {lost:,} {of_them}: the base's tokenizer lacks some of "
+                   "their letters.")  # fmt: skip
+
     def longest_row(self, most: int) -> tuple[str, str]:
         """Return the task's longest row below `most` tokens: its prompt and its completion."""
         rows = self.task.rows(self.task_count) if isinstance(self.task, Task) else self.task_rows
@@ -218,6 +247,11 @@ def check_request(request: Request) -> Inputs:
             raise RecipeError(f"--leave-out needs a task file; {task} is a ready mix")
         _check_left_out(request, task, suite)
     languages = [_language(request, code, task, suite, columns) for code in request.languages]
+    if isinstance(task, Task):
+        task = replace(task, tests=[
+            (TASK_LANGUAGE if split == "translated" else language.code, documents)
+            for language in languages for split, documents in language.tests.items()
+        ])  # fmt: skip
     held: list[int] = []
     if isinstance(task, Task) and (suite is None or not all(one.proved for one in languages)):
         step = max(10, len(task.table.rows) // HELD_OUT)

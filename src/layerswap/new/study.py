@@ -150,7 +150,7 @@ def _write_task(
     end = "" if any(language.tests for language in inputs.languages) else ENGLISH
     benchmark = None if inputs.suite else f"../benchmarks/{inputs.task_name}{end}.yaml"
     source, count = task.source(folder / "mixes", benchmark), len(task.table.rows)
-    if held_out:
+    if held_out or task.table.changed:
         rows = [row for i, row in enumerate(task.table.rows) if i not in {*held_out}]
         file = folder / "data" / f"{name}.train.jsonl"
         _write_rows(file, rows)
@@ -220,9 +220,8 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
     for code in (*unproved, *english):
         rows = (target(task, document, "en") for document in held)
         _write_rows(data / f"{code}.test.jsonl", rows)
-    prompts, answers = zip(*inputs.task_rows, strict=True)
+    prompts = [prompt for prompt, _ in inputs.task_rows]
     tokens = max(1, round(sum(map(inputs.tokens, prompts)) / len(prompts)))
-    longest = min(512, max(16, 2 * max(map(inputs.tokens, answers))))
     codes_of = {task.name: [*(language.code for language in tested), *english],
                 task.name + ENGLISH: unproved}  # fmt: skip
     why = {
@@ -236,7 +235,7 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
         if codes:
             count = max([len(language.tests["test"]) for language in tested] if name == task.name
                         else [len(held)])  # fmt: skip
-            size = {"documents": count, "read": tokens, "written": longest}
+            size = {"documents": count, "read": tokens, "written": inputs.most_written}
             text = f"{why[name]}\n{_dump(task.benchmark(name, codes, size))}"
             (folder / "benchmarks" / f"{name}.yaml").write_bytes(text.encode())
     if tested and unproved:
@@ -249,10 +248,10 @@ def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
     sets = {
         f"{language.code}-{split}": {
             "path": f"../data/{language.code}.{split}.jsonl",
-            "columns": [next(iter(documents[0]))],
+            "columns": inputs.task.own_texts(documents),
         }
         for language in inputs.languages
-        if code in (None, language.code)
+        if code in (None, language.code) and isinstance(inputs.task, Task)
         for split, documents in language.tests.items()
     }
     filters = {"exact_duplicates": True}

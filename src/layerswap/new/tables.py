@@ -22,24 +22,26 @@ LOOK = 100_000
 """Largest number of texts that are held in memory, evenly spaced over their file."""
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
-Kind = Literal["messages", "pairs", "choices", "prompts", "answers", "labels"]
+Kind = Literal["messages", "pairs", "choices", "passages", "prompts", "answers", "labels"]
 NAMES: dict[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "headline", "title", "tweet", "review", "content", "utterance"),
     "label": ("label", "category", "topic", "sentiment", "class", "intent"),
     "prompt": ("prompt", "instruction"),
     "question": ("question", "problem", "query", "inputs"),
-    "answer": ("answer", "completion", "response", "output", "solution", "targets", "answerkey",
-               "answer_key"),
+    "answer": ("answer", "answers", "completion", "response", "output", "solution", "targets",
+               "answerkey", "answer_key"),
     "messages": ("messages", "conversation", "conversations"),
     "premise": ("premise", "sentence1"),
     "hypothesis": ("hypothesis", "sentence2"),
     "choices": ("choices", "options", "endings"),
+    "context": ("context", "passage", "paragraph"),
 }  # fmt: skip
 """Names of a column, by its role."""
 KINDS: dict[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
     "pairs": ("premise", "hypothesis", "label"),
     "choices": ("question", "choices", "answer"),
+    "passages": ("context", "question", "answer"),
     "prompts": ("prompt", "answer"),
     "answers": ("question", "answer"),
     "labels": ("text", "label"),
@@ -63,6 +65,7 @@ class Table:
     keys: dict[str, Any]  # paths are absolute
     count: int = 0  # rows of the file
     fields: Mapping[str, str] = field(default_factory=dict)  # of the file, by the table's columns
+    changed: bool = False  # true if the rows are not as in the file
 
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of a source of a mix in `folder`."""

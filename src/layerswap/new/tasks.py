@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
+from layerswap.evaluation.metrics import WRITTEN
 from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, error_context
 from layerswap.ground.system import unusable_name
-from layerswap.new.tables import Shape, Table, read_table, recognise
-from layerswap.reading.letters import folded
+from layerswap.new.tables import NAMES, Shape, Table, read_table, recognise
+from layerswap.reading.letters import folded, is_unspaced
 from layerswap.training.mix.examples import conversation, shown
 from layerswap.training.mix.schema import Messages
 from layerswap.training.mix.tasks import templates
@@ -25,13 +29,22 @@ PROMPTS = {
     "labels": "Text: {text}\n",  # and the label's noun, as the suites have it
     "pairs": "Premise: {premise}\nHypothesis: {hypothesis}\n",
     "choices": "Question: {question}\nAnswer:",
+    "passages": "{context}\nQuestion: {question}\nAnswer:",
     "answers": "Question: {question}\nAnswer:",
     "prompts": "{prompt}",
     "messages": "{prompt}",
 }
 """Prompts with the roles of the columns; the answer follows after a space."""
 NOUNS = {"topic": "Topic", "category": "Topic", "sentiment": "Sentiment", "intent": "Intent"}
-MOST_LABELS = 50
+MOST_LABELS = 200
+SCORED = {
+    "token_f1": "the F1 of the answer's words (token_f1), as questions with short answers are",
+    "chrf++": "chrF++, the likeness of texts (0 to 100); ROUGE-L stands beside it",
+}
+SHORT = {False: 4, True: 10}
+"""Most words of a short answer, and most characters in a script without spaces (median)."""
+WORKED = 8
+"""Words from which on an answer that ends in a number is a worked solution (median)."""
 LETTERS = "ABCDEFGHIJ"
 ENGLISH = re.compile(r"[-_.](?:en|eng|english|train)$", re.IGNORECASE)
 ROLE = re.compile(r"{(\w+)}")
@@ -59,6 +72,7 @@ class Task:
 
     table: Table
     shape: Shape
+    tests: Sequence[tuple[str, Sequence[Document]]] = ()  # language codes and documents
 
     @cached_property
     def name(self) -> str:
@@ -104,11 +118,35 @@ class Task:
         return not (self.labelled or self.shape.kind == "choices")
 
     @cached_property
+    def answers(self) -> list[tuple[str, list[str]]]:
+        """The answers of the task and of each test, with their language's code."""
+        groups = [("en", self.complete), *self.tests] if self.generates else []
+        return [(code, [document["answer"] for document in group]) for code, group in groups]
+
+    @cached_property
     def numeric(self) -> bool:
-        """True if every answer ends with a number, which alone is then compared."""
-        return self.generates and all(
-            is_number(document.get("answer", ""), "en") for document in self.complete
-        )
+        """True if every answer is a number, or a worked solution that ends in one."""
+        return self.generates and all(_are_numbers(answers, code) for code, answers in self.answers)
+
+    @cached_property
+    def metric(self) -> str:
+        """The metric of the headline score."""
+        if self.numeric or not self.generates:
+            return "exact_match" if self.generates else "acc"
+        scored = [answer for _, answers in self.answers[bool(self.tests) :] for answer in answers]
+        by_letter = is_unspaced("".join(scored))
+        sizes = [len(answer) if by_letter else len(answer.split()) for answer in scored]
+        return "token_f1" if median(sizes) <= SHORT[by_letter] else "chrf++"
+
+    def own_texts(self, documents: Sequence[Document]) -> list[str]:
+        """List the roles whose texts are not to be trained on: the question, and long answers.
+
+        Texts that most documents share, such as stock answers, are left out.
+        """
+        left_out = {"label"} if self.metric == "chrf++" else {"label", "answer"}
+        first, *others = (role for role in documents[0] if role not in left_out)
+        counts = {role: len({str(document[role]) for document in documents}) for role in others}
+        return [first, *(role for role, count in counts.items() if 2 * count > len(documents))]
 
     @cached_property
     def composed(self) -> bool:
@@ -136,8 +174,11 @@ class Task:
 
     def rows(self, count: int) -> list[tuple[str, str]]:
         """Return prompts and completions of the first rows, formatted as in training."""
-        rows = self.documents(self.table.rows[:count])
-        return [(self._ask(document), f" {_answer(document)}") for document in rows]
+        return self.pairs(self.documents(self.table.rows[:count]))
+
+    def pairs(self, documents: Sequence[Document]) -> list[tuple[str, str]]:
+        """Return the prompts and completions of documents."""
+        return [(self._ask(document), f" {_answer(document)}") for document in documents]
 
     def read_test(
         self, given: str, columns: Mapping[str, str], leave_out: Sequence[str], split: str
@@ -146,7 +187,9 @@ class Task:
 
         Returns its documents, and a remark on incomplete or repeated rows, empty without any.
         """
-        table = read_table(given, split=split.replace("translated", "test"))
+        table = with_references(
+            read_table(given, split=split.replace("translated", "test")), columns
+        )
         shape = recognise(table, columns, self.shape.kind)
         with error_context(given):
             complete = self.documents(table.rows, shape)
@@ -180,7 +223,7 @@ class Task:
     def translation(self, given: str, columns: Mapping[str, str]) -> Task:
         """Read the task's rows in another language, with the checks of a test."""
         self.read_test(given, columns, (), "train")
-        table = read_table(given)
+        table = with_references(read_table(given), columns)
         return Task(table, recognise(table, columns, self.shape.kind))
 
     def disputed(self, documents: Sequence[Document]) -> list[str]:
@@ -190,6 +233,14 @@ class Task:
             labels.setdefault(self._seen(document), set()).add(document["label"])
         count = sum(len(several) > 1 for several in labels.values())
         return [f"{count:,} with several labels: keep one of each text"] * bool(count)
+
+    def collisions(self) -> Iterator[str]:
+        """Count different answers that are scored as equal, in a line for each table."""
+        for code, answers in self.answers if self.numeric else ():
+            numbers = {answer: last_number(answer, code) for answer in answers}
+            if more := len(numbers) - len({*numbers.values()}):
+                yield (f"{more:,} of {len(numbers):,} different answers in {code} end in the "
+                       "number of another one, and count as equal to it")  # fmt: skip
 
     def shared(self, documents: Sequence[Document], others: Sequence[Document]) -> int:
         """Count the documents whose question looks like a question of the others."""
@@ -241,7 +292,7 @@ class Task:
             "source": self.table.name,
             "licence": "not known",
             "languages": [*languages],
-            "metric": ["exact_match" if self.generates else "acc", self._filter],
+            "metric": [self.metric, self._filter],
             "size": {**size, "written": size["written"] if self.generates else 0},
             "task_name": f"{name}_${{code}}_${{shots}}shot",
             "splits": ["test"],
@@ -262,7 +313,7 @@ class Task:
                 # A text that lm-eval reads as the position of a choice.
                 "doc_to_target": "{{label|int}}" if choices else f"{{{{{answer[0]}}}}}",
                 **(self._generating(size["written"]) if self.generates else self._choosing),
-                "metadata": {"version": 1},
+                "metadata": {"version": 1, **self._written},
             },
         }
 
@@ -275,6 +326,14 @@ class Task:
         return "number" if self.numeric else "whole" if self.generates else "none"
 
     @property
+    def _written(self) -> dict[str, list[str]]:
+        """The metrics of written answers, the headline's first."""
+        if not self.generates:
+            return {}
+        others = ["rouge_l"] if self.metric == "chrf++" else []
+        return {"written": [self.metric, *others] if self.metric in WRITTEN else others}
+
+    @property
     def _choosing(self) -> dict[str, Any]:
         metric = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
         return {"output_type": "multiple_choice", "metric_list": [metric],
@@ -283,7 +342,7 @@ class Task:
     def _generating(self, tokens: int) -> dict[str, Any]:
         metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True,
                   "ignore_case": True}  # fmt: skip
-        several = any("\n" in document["answer"] for document in self.complete)
+        several = any("\n" in answer for _, answers in self.answers for answer in answers)
         number = {"function": "custom", "filter_fn": "!function numbers_${code}.numbers"}
         kept = number if self.numeric else {"function": "remove_whitespace"}
         until = ["\nQuestion:"] if several else ["\n"]
@@ -297,7 +356,7 @@ class Task:
 
 def read_task(given: str, columns: Mapping[str, str]) -> Task:
     """The task of a table."""
-    table = read_table(given)
+    table = with_references(read_table(given), columns)
     task = Task(table, recognise(table, columns))
     if len(table.rows) < 2:
         raise DataError(f"{given}: has one row; the task expert trains on its rows, give more")
@@ -315,13 +374,13 @@ def found_in(task: Task) -> list[str]:
         f"labels {', '.join(task.labels)}" if task.labels
         else "choices" if not task.generates
         else "scored by the last number of the answer" if task.numeric
-        else "scored by the text of the answer"
+        else f"scored by {SCORED[task.metric]}"
     )  # fmt: skip
     rows = len(task.table.rows)
     left_out = rows - len(task.complete)
     count = f"{rows:,} rows" + (f" ({left_out:,} incomplete, left out)" if left_out else "")
     lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
-    lines += [f"  {line}" for line in task.disputed(task.complete)]
+    lines += [f"  {line}" for line in (*task.disputed(task.complete), *task.collisions())]
     return lines + [
         f"  {shown({'prompt': prompt, 'answer': answer})}" for prompt, answer in task.rows(9)[:3]
     ]
@@ -341,12 +400,62 @@ def target(task: Task, document: Document, language: str) -> Document:
     """Reduce a numeric answer to its number; compose the letters (NFC) of others as in training."""
     if not task.generates:
         return document
-    answer = document["answer"]
-    if task.numeric and (number := last_number(answer, language)):
-        answer = number
+    answers = document.get("references", [document["answer"]])
+    if task.numeric:
+        answers = [last_number(answer, language) or answer for answer in answers]
     elif task.composed:
-        answer = unicodedata.normalize("NFC", answer)
+        answers = [unicodedata.normalize("NFC", answer) for answer in answers]
+    answer = answers if "references" in document else answers[0]
     return {**document, "answer": answer}
+
+
+def with_references(table: Table, columns: Mapping[str, str]) -> Table:
+    """Read several right answers to a question: a list, or the spans of SQuAD, TyDi and AfriQA.
+
+    The column keeps the first of them, on which a model trains; `references` has all.
+    """
+    for column in table.columns:
+        if column.casefold() not in NAMES["answer"] and column != columns.get("answer"):
+            continue
+        cells = [_listed(row[column], column) for row in table.rows]
+        if any(isinstance(cell, list) for cell in cells):
+            several = any(isinstance(cell, list) and len(cell) > 1 for cell in cells)
+            answers = [
+                cell if isinstance(cell, list) else [text_of(cell, column)] for cell in cells
+            ]
+            rows = [
+                {**row, column: (texts or [""])[0]} | ({"references": texts} if several else {})
+                for row, texts in zip(table.rows, answers, strict=True)
+            ]
+            table = replace(table, rows=rows, changed=True)
+    return table
+
+
+def _listed(cell: Any, column: str) -> Any:
+    """Return the different texts of a list or of spans; another cell as it is."""
+    if isinstance(cell, Mapping) and isinstance(cell.get("text"), list):
+        cell = cell["text"]
+    if column == "answers" and isinstance(cell, str) and cell.startswith("["):
+        with suppress(ValueError, SyntaxError):  # AfriQA writes Python's lists as texts
+            cell = literal_eval(cell)
+    if isinstance(cell, list):
+        return [*dict.fromkeys(text for one in cell if (text := text_of(one, column)))]
+    return cell
+
+
+def _are_numbers(answers: Sequence[str], language: str) -> bool:
+    """True if answers are numbers alone, or end in one after a mark that they share.
+
+    Answers that are short and differ where their numbers do not, as verses of a book, are texts.
+    """
+    if not all(is_number(answer, language) for answer in answers):
+        return False
+    numbers = {answer: last_number(answer, language) for answer in answers}
+    words = {answer: answer.split() for answer in answers}
+    marks = {parts[-2] for answer, parts in words.items()
+             if len(parts) > 1 and last_number(parts[-1], language) == numbers[answer]}  # fmt: skip
+    worked = median(map(len, words.values())) > WORKED
+    return not marks or (len(marks) == 1 and (worked or len({*numbers.values()}) == len(numbers)))
 
 
 def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> None:
@@ -367,12 +476,20 @@ def _spelling(text: str) -> str:
 def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
     if shape.kind == "messages":
         turns = conversation(row[shape.columns["messages"]], Messages(column="messages"))
+        if len(turns) > 2:
+            raise DataError(
+                f"{len(turns) - 1} messages stand before the answer, and a test has one prompt; "
+                "join them in one message, or train on them by `layerswap train`"
+            )
         prompt = "\n".join(content for _, content in turns[:-1])
         return {"prompt": prompt, "answer": turns[-1][1] if turns else ""}
     cells = {role: row[column] for role, column in shape.columns.items()}
     texts = {role: text_of(cell, role) for role, cell in cells.items() if role != "choices"}
     if shape.kind != "choices":
-        return texts
+        more = (
+            {"references": row["references"]} if "references" in row and "answer" in cells else {}
+        )
+        return {**texts, **more}
     choices, answer = _choices(cells["choices"]), texts["answer"]
     at = _position(answer, cells["choices"], coding) if choices and answer else None
     return {

@@ -161,10 +161,14 @@ def _encodings(sample: bytes, byte: int) -> str:
         (round(match.chaos, 3), -round(match.coherence, 1), not name.startswith("cp125"),
          name != "cp1252", name)
         for match in from_bytes(sample)
-        for name in ["cp1252" if "cp1252" in match.could_be_from_charset else match.encoding]
+        for name in [next((usual for usual in ("cp1252", "mac_roman")
+                           if usual in match.could_be_from_charset), match.encoding)]
+        # `iconv` lacks the other encodings of old Macs, which explain anything.
+        if name == "mac_roman" or not name.startswith("mac_")
     ):  # fmt: skip
         shown = line.decode(name, "replace").strip()[:40]
-        found.setdefault(shown, name.upper().replace("_", "-").replace("UTF-16-", "UTF-16"))
+        named = name.upper().replace("_", "-").replace("UTF-16-", "UTF-16")
+        found.setdefault(shown, named.replace("MAC-ROMAN", "MACINTOSH"))
     readings = ", ".join(f"{text!r} in {name}" for text, name in [*found.items()][:4])
     what = f"another encoding (byte 0x{byte:02x}); it reads {readings}; choose the right one, and"
     if sample.startswith((b"\xff\xfe", b"\xfe\xff")):

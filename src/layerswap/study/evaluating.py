@@ -17,7 +17,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.presets import zone_grid
 from layerswap.compose.recipe import check_recipe
 from layerswap.evaluation.languages import same_language
-from layerswap.evaluation.metrics import ADDED
+from layerswap.evaluation.metrics import ADDED, written_metrics
 from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
@@ -222,6 +222,7 @@ class EvaluateStep(Kind, LanguageModels):
         for name, task in load_tasks(self.own_tasks, include=self.include)["tasks"].items():
             metrics = list(task.aggregation())
             metrics += [name for name, added in ADDED.items() if added.needs in metrics]
+            metrics += written_metrics(name, task) or []
             filters = [
                 entry["name"] for entry in task.get_config("filter_list") or [{"name": "none"}]
             ]

@@ -166,7 +166,9 @@ def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None
             keep = where_filter(origin, rows)
             check_columns(origin.columns, rows.column_names, "columns")
         rows = rows.select_columns(sorted({*origin.columns, *origin.where}))
-        index.add(name, (str(row[c]) for row in rows if keep(row) for c in origin.columns))
+        cells = (row[column] for row in rows if keep(row) for column in origin.columns)
+        index.add(name, (str(text) for cell in cells
+                         for text in (cell if isinstance(cell, list) else [cell])))  # fmt: skip
     return index
 
 
