@@ -1,6 +1,6 @@
 """Fit and measure the detector of mathematics (`layerswap.training.mix.mathematics`).
 
-    python bench/math_filter.py DATA          # the table of docs/data.md
+    python bench/math_filter.py DATA          # the numbers of docs/training.md
     python bench/math_filter.py DATA --fit    # the weights, from the other half of the data
 
 DATA holds folders of public data sets as their repositories publish them: gsm8k, mgsm, afriqa_sw,

@@ -1,24 +1,33 @@
-"""Fills pages of the site: the commands, the benchmarks, the result, and names in Python."""
+"""Makes parts of the site: the home page, the commands, and names in Python."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-COMMANDS, BENCHMARKS, RESULT = "{{ commands }}", "{{ benchmarks }}", "{{ result }}"
+COMMANDS = "{{ commands }}"
 ROOT = Path(__file__).parent.parent
-BENCH = ROOT / "bench"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Make the home page from the README."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, "index.md", content=home()))
+    return files
+
+
+def home() -> str:
+    """The README with links of the site; files outside `docs` are named without a link."""
+    readme = (ROOT / "README.md").read_text("utf-8").replace("](docs/", "](")
+    return re.sub(r"\[([^]]+)\]\((?:bench/\S+|[A-Z]+\.\w+)\)", r"\1", readme)
 
 
 def on_page_markdown(markdown: str, **rest: Any) -> str:
-    """Put what belongs there where a page has a mark."""
+    """Put the commands where a page has the mark, and users' names on documented objects."""
     if COMMANDS in markdown:
         return markdown.replace(COMMANDS, _commands())
-    if BENCHMARKS in markdown:
-        return markdown.replace(BENCHMARKS, _benchmarks())
-    if RESULT in markdown:
-        return markdown.replace(RESULT, _result())
-    return re.sub(r"^::: (layerswap\S+)\n    options: \{", _named, markdown, flags=re.MULTILINE)
+    return re.sub(r"^::: (layerswap\S+)$", _named, markdown, flags=re.MULTILINE)
 
 
 def _named(found: re.Match[str]) -> str:
@@ -29,16 +38,8 @@ def _named(found: re.Match[str]) -> str:
     for public, home in _HOME.items():
         module, _, there = home.partition(":")
         if module.split(".")[0] == room and (there or public) == name:
-            return f"{found[0]}heading: ls.{public}, toc_label: ls.{public}, "
+            return f"{found[0]}\n    options: {{heading: ls.{public}, toc_label: ls.{public}}}"
     return found[0]
-
-
-def _result() -> str:
-    """The README's answer to "Does it work?", with links of the site."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(r"<!-- result -->\n(.*?)<!-- end -->", readme, re.DOTALL)
-    assert found, "README.md has no result"
-    return found[1].replace("](docs/", "](")
 
 
 def _commands() -> str:
@@ -68,16 +69,3 @@ def _summaries(command: Any, path: str) -> Iterator[tuple[str, str]]:
     for name, one in getattr(command, "commands", {}).items():
         yield f"{path} {name}", " ".join((one.help or "").split("\n\n")[0].split())
         yield from _summaries(one, f"{path} {name}")
-
-
-def _benchmarks() -> str:
-    """The files that the scripts in `bench/` write and name, with links that hold in the site."""
-    text = (BENCH / "RESULTS.md").read_text("utf-8").replace("../docs/", "")
-    names = list(dict.fromkeys(re.findall(r"\(results/([\w-]+\.md)\)", text)))
-    for name in names:
-        text += "\n" + (BENCH / "results" / name).read_text("utf-8")
-    for name in names:
-        heading = (BENCH / "results" / name).read_text("utf-8").splitlines()[0]
-        anchor = re.sub(r"[^\w ]", "", heading).strip().lower().replace(" ", "-")
-        text = re.sub(rf"\((results/)?{name}\)", f"(#{anchor})", text)
-    return re.sub(r"^#", "##", text, flags=re.MULTILINE)

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from research.questions import Question
 
-app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs/questions.md.")
+app = typer.Typer(no_args_is_help=True, help="Experiments on the lab behind docs/lab.md.")
 
 
 @app.command()

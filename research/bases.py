@@ -113,7 +113,7 @@ def table() -> list[dict[str, str]]:
 
 
 def summary() -> str:
-    """The table of docs/questions.md."""
+    """The table of docs/when.md."""
     rows = table()
     english = {row["base"]: int(row["tokens"]) for row in rows if row["code"] == "eng"}
     lines = ["| base | languages | tokens, times English (median) | spelt in bytes | asked | "

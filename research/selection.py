@@ -1,11 +1,11 @@
 """Selecting the model to save on development documents, from the recorded scores.
 
-    python -m research.selection        # the table of docs/questions.md
+    python -m research.selection        # the table of docs/evaluation.md
     python -m research.selection lab    # ask the lab's pairs anew, and record their regrets
 
 A study saves the model that is best on development documents, of all merges and experts. How far is
 it from the best on the test documents, and how far are other rules? Prints the table of
-docs/questions.md: four data sets, each of three or ten languages, and every pair of the lab.
+docs/evaluation.md: four data sets, each of three or ten languages, and every pair of the lab.
 """
 
 from __future__ import annotations

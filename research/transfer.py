@@ -1,4 +1,4 @@
-"""The tables of docs/real.md and docs/dose.md, and the README's chart, from recorded scores.
+"""The tables of docs/real.md and docs/when.md, and the README's chart, from recorded scores.
 
     python -m research.transfer                  # prints them; nothing is trained or evaluated
     python -m research.transfer --write          # writes them, and the README's chart
@@ -50,7 +50,7 @@ from research.selection import select
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = tuple(DOCS / f"{name}.md" for name in ("real", "dose", "outer", "when"))
+PAGES = tuple(DOCS / f"{name}.md" for name in ("real", "when"))
 LABELS, PROBABILITIES = "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {

@@ -21,7 +21,7 @@ from layerswap.training.expert.spec import Lora, check_expert
 from layerswap.training.mix.schema import parse_mix
 
 DOCS = Path(__file__).parent.parent / "docs"
-ROAD, PAGE = DOCS / "how-to.md", DOCS / "by-hand.md"
+ROAD, PAGE = DOCS / "laptop.md", DOCS / "gpu.md"
 FILES = {
     match[1]: match[0].partition("\n")[2]
     for match in re.finditer(r"# (\S+\.yaml)\n.*?(?=^```)", PAGE.read_text("utf-8"), re.M | re.S)

@@ -1,4 +1,4 @@
-"""The table on bases in docs/questions.md is that of the recorded counts."""
+"""The table on bases in docs/when.md is that of the recorded counts."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_table_is_the_recorded_one():
-    text = (DOCS / "questions.md").read_text("utf-8")
+    text = (DOCS / "when.md").read_text("utf-8")
     assert f"<!-- bases -->\n{summary()}\n<!-- end -->" in text
     assert sum(int(row["unknown"]) for row in table()) == 0
 

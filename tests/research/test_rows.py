@@ -59,7 +59,7 @@ def test_the_numbers_of_the_page_are_the_recorded_ones():
 
 
 def test_the_correlations_of_the_page_are_those_of_the_table():
-    text = " ".join((DOCS / "questions.md").read_text("utf-8").split())
+    text = " ".join((DOCS / "lab.md").read_text("utf-8").split())
     table = (DOCS / "tables" / "lab-signals.csv").read_text("utf-8")
     shown = ["+0.77 [+0.33, +0.97]", "+0.36 [-0.46, +0.86]", "+0.87 [+0.32, +1.00]",
              "+0.81 [+0.24, +0.99]", "+0.68 [+0.19, +0.92]", "-0.26 [-0.90, +0.58]"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The table of docs/questions.md on the model to save has the computed numbers."""
+"""The table of docs/evaluation.md on the model to save has the computed numbers."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from research.selection import by_study, main, select
 
 from layerswap.experiment.conditions import CHOSEN, DEFAULT
 
-PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 1
-"""Version of the JSON that commands print; see docs/reference/json.md."""
+"""Version of the JSON that commands print; see docs/reference/cli.md."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def suggest(command: str) -> None:
 
 
 def finish(command: str, facts: Mapping[str, Any], texts: Sequence[object] = ()) -> None:
-    """Print the result of a command: `facts` with --json (docs/reference/json.md), else `texts`."""
+    """Print the result of a command: `facts` with --json (docs/reference/cli.md), else `texts`."""
     if settings.json:
         from layerswap.versions import __version__
 

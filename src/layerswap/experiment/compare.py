@@ -91,7 +91,7 @@ def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
 
     All merges and experts of a study compete, not only swaps; `NOT_SAVED` do not. Ties go to
     the default swap, then to the chosen one. Test scores play no part. The regret of this rule
-    and of others is in docs/questions.md.
+    and of others is in docs/evaluation.md.
     """
     competing = [model for model in scores if model.method not in NOT_SAVED and model != FLATTERED]
     ordered = sorted(competing, key=lambda model: (model != DEFAULT, model != CHOSEN))

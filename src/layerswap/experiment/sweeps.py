@@ -2,7 +2,7 @@
 
 With a screen there are two stages: all candidates are scored on a random part of the development
 documents, and the best few on all of them. On the lab this rule was as good as item-response
-screening and successive halving at the same price (docs/questions.md).
+screening and successive halving at the same price (docs/tables/tried.csv).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one model in memory: answers and merges of compositions, event by event.
 
-An event is a JSON object with a `type`; docs/play.md lists them. Generators run in one thread.
+An event is a JSON object with a `type`. Generators run in one thread.
 """
 
 from __future__ import annotations

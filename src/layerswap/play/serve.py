@@ -1,4 +1,4 @@
-"""Serves the page: JSON routes and a stream of events per page, which docs/play.md lists."""
+"""Serves the page: JSON routes, and server-sent events for each page."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The detector is a logistic model over 18 counts that a person can check by hand. Most counts are
 independent of language: numbers, expressions, equations that hold. The others count words that ask
 for an amount and words of arithmetic relations in English, Swahili, Bengali, Telugu and Japanese.
-`bench/math_filter.py` fits the weights and measures them; `docs/data.md` has the table.
+`bench/math_filter.py` fits the weights and measures them; `docs/training.md` has the results.
 """
 
 from __future__ import annotations
