@@ -1,5 +1,6 @@
 """What the modules called `*_inside` rely on in other libraries; each test names one promise."""
 
+import json
 import os
 
 import pytest
@@ -118,3 +119,25 @@ def test_lm_eval_tells_where_exemplars_come_from(monkeypatch):
     task.set_config("fewshot_config", None)
     with pytest.raises(EvaluationError, match="t: this lm-eval does not tell where exemplars come"):
         _check_exemplars("t", task)
+
+
+def test_ray_tells_which_nodes_no_autoscaler_started(monkeypatch):
+    """What its monitor wrote on a cluster by hand, and with an autoscaler (Ray 2.60)."""
+    kv = pytest.importorskip("ray.experimental.internal_kv")
+    from layerswap.study.ray_inside import is_fixed
+
+    def wrote(types):
+        told = {"autoscaler_report": {"node_type_mapping": types}}
+        monkeypatch.setattr(
+            kv, "_internal_kv_get", lambda key, namespace: json.dumps(told).encode()
+        )
+
+    nodes = [{"NodeID": "a1", "Labels": {}}, {"NodeID": "b2", "Labels": {}}]
+    wrote({"a1": "node_a1", "b2": "node_b2"})
+    assert is_fixed(nodes)
+    assert not is_fixed([*nodes, {"NodeID": "c3", "Labels": {}}])  # not seen yet
+    assert not is_fixed([{"NodeID": "a1", "Labels": {"ray.io/node-group": "workers"}}])
+    wrote({"a1": "ray.head.default", "b2": "node_b2"})
+    assert not is_fixed(nodes)
+    monkeypatch.setattr(kv, "_internal_kv_get", lambda key, namespace: None)
+    assert not is_fixed(nodes)  # a version that tells nothing

@@ -15,7 +15,7 @@ from cluster_steps import functions, graph
 from layerswap.ground import lease
 from layerswap.ground.errors import StudyError
 from layerswap.ground.lease import Owner, held, living_owner
-from layerswap.study import clusters, on_ray, trainings
+from layerswap.study import clusters, on_ray, ray_inside, trainings
 from layerswap.study import journal as journal_module
 from layerswap.study.journal import INDEX, StudyJournal
 from layerswap.study.on_ray import OnRay
@@ -87,8 +87,17 @@ def test_failures_on_ray_are_one_line_and_stop_only_their_followers(cluster, tmp
     assert summary.records["train/0"].state == "done"
 
     # A request that no node can meet, and a worker that does not see the folder.
-    executor.check(list(graph(1, gpus=4)), lines.append)
-    assert "no node of the Ray cluster has 1 CPU, 4 GPU, 0.2 GB of memory" in lines[0]
+    executor.check(list(graph(1)), lines.append)
+    wrong = (
+        "no node of the Ray cluster has 1 CPU, 4 GPU, 0.2 GB of memory .*; add a node, or change"
+    )
+    for _ in range(30):  # Ray's monitor writes what it sees some seconds after the start
+        if ray_inside.is_fixed(executor._ray.nodes()):
+            break
+        time.sleep(1)
+    with pytest.raises(StudyError, match=wrong):
+        executor.check(list(graph(1, gpus=4)), lines.append)
+    assert not lines
     hidden = tmp_path / "hidden"
     journal = StudyJournal(hidden, graph(1)).open()
     (hidden / INDEX).unlink()
@@ -229,17 +238,40 @@ def ray_of(nodes, head, *, started):
     ("train", "resources.train"), ("english", "resources.evaluate"),
     ("translated", "resources.evaluate"), ("vectors", "resources.evaluate"), ("tables", ""),
 ])  # fmt: skip
-def test_a_request_that_ray_cannot_meet_names_its_key(kind, key):
-    """A cluster may get a node, but not a Ray that was started here."""
+def test_a_request_that_ray_cannot_meet_names_its_key(kind, key, monkeypatch):
+    """An autoscaler may add a node; nobody does to a fixed cluster, or to a Ray started here."""
     nodes = [{"Alive": True, "Resources": {"CPU": 2.0, "memory": 2.0**30}}]
     step = Step("s", kind, {}, resources=Resources(cpus=4, memory_gb=1))
     lines = []
+    monkeypatch.setattr(ray_inside, "is_fixed", lambda nodes: False)
     ray_of(nodes, "", started=False).check([step], lines.append)
     none = "no node of the Ray cluster has 4 CPU, 1 GB of memory (largest: 2 CPU, 1 GB of memory)"
     change = f", or change {key}" if key else ""
     assert lines == [f"note: {none}; {kind} steps wait until one joins{change}"]
     with pytest.raises(StudyError, match=f"^{re.escape(none)}; change {key or 'the machine'}$"):
         ray_of(nodes, "", started=True).check([step], lines.append)
+    monkeypatch.setattr(ray_inside, "is_fixed", lambda nodes: True)
+    with pytest.raises(StudyError, match=f"^{re.escape(none)}; add a node{change}$"):
+        ray_of(nodes, "", started=False).check([step], lines.append)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["noted by Ray", "given", "in the environment"])
+def test_a_ray_cluster_that_has_ended_is_one_line(how, tmp_path, monkeypatch):
+    """Ray itself waits for minutes, and ends this process."""
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if how == "in the environment":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    elif how == "noted by Ray":
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+    said = "has ended, but Ray still names it.*ray stop" if how == "noted by Ray" else "check the a"
+    with pytest.raises(StudyError, match=said):
+        OnRay(address if how == "given" else None)
 
 
 def test_rays_head_that_ended_is_one_line(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from layerswap.ground.errors import StudyError, one_line
 from layerswap.ground.types import Log
-from layerswap.study import clusters
+from layerswap.study import clusters, ray_inside
 from layerswap.study.clusters import (
     RETRIES,
     ClusterExecutor,
@@ -42,6 +43,8 @@ class OnRay(ClusterExecutor):
             raise StudyError(f"--on ray needs Ray; {install('ray')}") from None
         self._started = False  # True if the cluster is this machine alone
         for where in () if ray.is_initialized() else [address] if address else ["auto", "local"]:
+            if where != "local":
+                _check_answers(where)
             try:
                 ray.init(address=where, include_dashboard=False, log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -55,21 +58,24 @@ class OnRay(ClusterExecutor):
         self._head, self._answered = ray.get_runtime_context().gcs_address, time.monotonic()
 
     def check(self, steps: Sequence[Step], log: Log) -> None:
-        """Log requests that no node of a cluster can meet; refuse them if Ray was started here."""
-        every: list[dict[str, Any]] = self._ray.nodes()
-        nodes = [node["Resources"] for node in every if node["Alive"]]
+        """Refuse requests that no node can meet; log them if an autoscaler may add one."""
+        nodes: list[dict[str, Any]] = [node for node in self._ray.nodes() if node["Alive"]]
+        amounts = [node["Resources"] for node in nodes]
         for kind, step in first_of_kinds(steps).items():
             asked = _request(step)
-            if not any(all(node.get(key, 0) >= asked[key] for key in asked) for node in nodes):
-                largest = ", ".join(f"{shown(key, max(node.get(key, 0) for node in nodes))}"
-                                    for key in asked)  # fmt: skip
-                wanted = ", ".join(shown(key, number) for key, number in asked.items())
-                none = f"no node of the Ray cluster has {wanted} (largest: {largest})"
-                key = clusters.resources_key(kind)
-                if self._started:
-                    raise StudyError(f"{none}; change {key or 'the machine'}")
-                change = f", or change {key}" if key else ""
-                log(f"note: {none}; {kind} steps wait until one joins{change}")
+            if any(all(node.get(key, 0) >= asked[key] for key in asked) for node in amounts):
+                continue
+            largest = ", ".join(f"{shown(key, max(node.get(key, 0) for node in amounts))}"
+                                for key in asked)  # fmt: skip
+            wanted = ", ".join(shown(key, number) for key, number in asked.items())
+            none = f"no node of the Ray cluster has {wanted} (largest: {largest})"
+            key = clusters.resources_key(kind)
+            if self._started:
+                raise StudyError(f"{none}; change {key or 'the machine'}")
+            change = f", or change {key}" if key else ""
+            if ray_inside.is_fixed(nodes):
+                raise StudyError(f"{none}; add a node{change}")
+            log(f"note: {none}; {kind} steps wait until one joins{change}")
 
     def adopt(self, journal: StudyJournal, step: Step) -> None:
         """Return None: Ray ends the tasks of a driver that ends."""
@@ -101,10 +107,7 @@ class OnRay(ClusterExecutor):
         return {handle: self._ending(handle) for handle in ready}
 
     def _answers(self) -> bool:
-        host, _, port = self._head.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=clusters.POLL).close()
-        except OSError:
+        if not _listens(self._head):
             return False
         self._answered = time.monotonic()
         return True
@@ -125,6 +128,29 @@ class OnRay(ClusterExecutor):
         for handle in handles:
             self._ray.cancel(handle, force=True)
         return f"cancelled on Ray: {', '.join(handles.values())}"
+
+
+def _check_answers(given: str) -> None:
+    """Refuse a cluster that does not answer, for which Ray would wait minutes."""
+    address = ray_inside.address_of(given)
+    if address is None or "://" in address or _listens(address):
+        return
+    if given != "auto" or os.environ.get("RAY_ADDRESS"):
+        raise StudyError(f"no Ray cluster answers at {address}; check the address, or start one")
+    raise StudyError(
+        f"the Ray cluster at {address} has ended, but Ray still names it as the one of this "
+        "machine; run `ray stop`, which forgets it, or `ray start --head`"
+    )
+
+
+def _listens(address: str) -> bool:
+    """True if something listens at `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=clusters.POLL).close()
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _request(step: Step) -> dict[str, float]:
