@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -188,6 +189,33 @@ def test_a_client_that_does_not_go_on_is_let_go(served, client, monkeypatch, sen
     assert raw(served, sent)[:13] == answer
     events = client.run("ask", prompt="x", compositions=["task"], length=1)
     assert events[-1]["type"] == "done"  # a stream stays open
+
+
+@pytest.mark.parametrize(("method", "path", "media", "status"), [
+    ("POST", "/api/ask", "application/json", 408), ("POST", "/api/ask", "text/plain", 403),
+    ("GET", "/", "application/json", 200),
+])  # fmt: skip
+def test_a_body_that_drips_ends_with_its_answer(served, monkeypatch, method, path, media, status):
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+    port = int(served.url.rpartition(":")[2][:-1])
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}"
+                           "\r\nContent-Length: 999\r\n\r\n[".encode())  # fmt: skip
+        connection.settimeout(0.25)
+        got = b""
+        for _ in range(40):
+            try:
+                data = connection.recv(1 << 16)
+            except OSError as error:
+                data = None if isinstance(error, TimeoutError) else b""
+            if data == b"":
+                break
+            got += data or b""
+            with suppress(ConnectionError):
+                connection.sendall(b" ")
+        else:
+            pytest.fail("the connection is still open")
+    assert got.startswith(f"HTTP/1.1 {status} ".encode()), got
 
 
 # --- compositions as texts ---

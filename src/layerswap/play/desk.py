@@ -69,6 +69,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.pages: dict[str, asyncio.Queue[Event | None]] = {}
+        self.awaited = set[asyncio.Timeout]()  # of requests whose bodies are not whole
         self.thread = ThreadPoolExecutor(1, "layerswap-play")
         self._jobs: list[Job] = []
         self._numbers, self._added = count(1), asyncio.Event()

@@ -117,29 +117,33 @@ async def _read(request: Request, request_type: type[PageRequest], desk: Desk) -
     """Read and check the body of an open page's request."""
     from starlette.exceptions import HTTPException
 
-    data = await read_body(request)
+    data = await read_body(request, desk)
     body = validate(request_type, data, where="request", expected="a request is an object")
     if body.page not in desk.pages:
         raise HTTPException(409, "this page's stream has ended; reload it")
     return body
 
 
-async def read_body(request: Request) -> Any:
+async def read_body(request: Request, desk: Desk) -> Any:
     """Read the JSON of a request, up to a size limit."""
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 
     content = b""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PATIENCE) as limit:
+            desk.awaited.add(limit)
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > LARGEST_BODY:
                     raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
         return json.loads(content)
-    except TimeoutError:
+    except (TimeoutError, ClientDisconnect):
         raise HTTPException(408, f"the request is not whole after {PATIENCE:.0f} s") from None
     except (ValueError, RecursionError):
         raise RecipeError("the request is not JSON") from None
+    finally:
+        desk.awaited.discard(limit)
 
 
 def colours() -> str:
@@ -182,6 +186,8 @@ def make_server(player: Player, *, frames: str = "'none'") -> uvicorn.Server:
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             desk.send(None)  # otherwise shutdown waits for open streams
+            for limit in desk.awaited:
+                limit.reschedule(0)
             await super().shutdown(sockets)
 
     return Server(
