@@ -425,23 +425,30 @@ def _parse(name: str) -> _Name:
     return _Name(None, None, rest)
 
 
+@lru_cache(1 << 14)
 def _is_index(word: str) -> bool:
     # One spelling per index, so that two names cannot mean the same layer by accident.
     return re.fullmatch(r"0|[1-9][0-9]{0,4}", word) is not None
 
 
 def _by_tables(name: _Name) -> Place | None:
-    owner, inside = (name.rest[0], name.rest[1:]) if name.rest else ("", [])
-    owners = OUTSIDE if name.layer is None else OWNERS
-    for role in (role for role, words in owners.items() if owner in words):
-        if name.layer is not None:
+    role = _role(tuple(name.rest), in_layer=name.layer is not None)
+    return None if role is None else Place(name.layer, role)
+
+
+@lru_cache(1 << 14)  # layers have the same names inside
+def _role(words: tuple[str, ...], *, in_layer: bool) -> str | None:
+    owner, *inside = words or ("",)
+    for role in (
+        role for role, owned in (OWNERS if in_layer else OUTSIDE).items() if owner in owned
+    ):
+        if in_layer:
             recognised = all(word in INSIDE[role] or _is_index(word) for word in inside)
         else:
             # The layout inside a tower does not matter: every tensor in it is `other`.
             recognised = role == "other" or OUTSIDE_LEAVES.issuperset(inside)
         if recognised:
-            routes = role == "mlp" and not ROUTERS.isdisjoint(name.rest)
-            return Place(name.layer, "router" if routes else role)
+            return "router" if role == "mlp" and not ROUTERS.isdisjoint(words) else role
     return None
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -463,14 +464,19 @@ def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int)
     return _same_parts(first, second, _sample_starts(size, blocks, length), length)
 
 
-def sample_is_zero(info: TensorInfo, blocks: int, nbytes: int) -> bool:
-    """True if evenly spread blocks of a stored tensor contain only zero bytes."""
+def zero_samples(infos: Iterable[TensorInfo], blocks: int, nbytes: int) -> Iterator[TensorInfo]:
+    """Find the stored tensors of which evenly spread blocks contain only zero bytes."""
+    for file, group in groupby(infos, key=lambda info: info.file):
+        with open_file(file) as handle:
+            yield from (info for info in group if _is_zero(handle, info, blocks, nbytes))
+
+
+def _is_zero(handle: Handle, info: TensorInfo, blocks: int, nbytes: int) -> bool:
     block = bytearray(min(nbytes, info.nbytes))
-    with open_file(info.file) as handle:
-        for start in _sample_starts(info.nbytes, blocks, len(block)):
-            read_into(handle, info.offset + start, memoryview(block), info.file)
-            if any(block):
-                return False
+    for start in _sample_starts(info.nbytes, blocks, len(block)):
+        read_into(handle, info.offset + start, memoryview(block), info.file)
+        if any(block):
+            return False
     return True
 
 

@@ -72,9 +72,9 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
         raise CheckpointError(f"{index}: has no weight_map")
     if len(weight_map) > MOST_INDEXED:
         raise CheckpointError(f"{index}: lists more than {MOST_INDEXED:,} tensors")
-    names = sorted({_shard_name(value, index) for value in weight_map.values()})
-
-    listed = Counter(weight_map.values())
+    files = weight_map.values()
+    listed = Counter(file if isinstance(file, str) else None for file in files)
+    names = sorted(_shard_name(file, index) for file in listed)
 
     def read(name: str) -> dict[str, TensorInfo]:
         try:

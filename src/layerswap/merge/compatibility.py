@@ -18,7 +18,7 @@ from layerswap.checkpoint.read import (
     first_floats,
     same_bytes,
     same_sample,
-    sample_is_zero,
+    zero_samples,
 )
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
@@ -515,17 +515,13 @@ def zero_notes(experts: Mapping[str, Checkpoint]) -> list[str]:
             continue
         if expert.adapter is not None:
             deltas = [low.b for low in expert.low_rank.values() if not expert.adapter.saved]
-            if deltas and all(map(_seems_zero, deltas)):
+            if deltas and len([*zero_samples(deltas, SAMPLES, SAMPLE_BYTES)]) == len(deltas):
                 notes += [f"{name} is an adapter of zeros: its training changed nothing"]
             continue
-        zeros = (tensor for tensor, info in _matrices(expert) if _seems_zero(info))
-        for tensor in islice(zeros, 1):
-            notes += [f"{name} seems to hold only zeros in {tensor!r}; check how it was saved"]
+        stored = (info for _, info in _matrices(expert) if type(info) is TensorInfo)
+        for zero in islice(zero_samples(stored, SAMPLES, SAMPLE_BYTES), 1):
+            notes += [f"{name} seems to hold only zeros in {zero.name!r}; check how it was saved"]
     return notes
-
-
-def _seems_zero(info: TensorInfo) -> bool:
-    return type(info) is TensorInfo and sample_is_zero(info, SAMPLES, SAMPLE_BYTES)
 
 
 def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
