@@ -15,7 +15,7 @@ import torch
 from refusals import one_line, refused
 from safetensors.torch import save_file
 
-from layerswap.checkpoint import Checkpoint, Place, TensorInfo, adapt, read_adapter
+from layerswap.checkpoint import Checkpoint, Place, TensorInfo, open_expert, read_adapter
 from layerswap.checkpoint.adapter import MORE_THAN_LORA, STARTS, match_tensors
 from layerswap.ground.errors import CheckpointError
 
@@ -229,14 +229,14 @@ def frame(tmp_path: Path, shape: tuple[int, ...], **config) -> Checkpoint:
 
 
 def test_a_base_of_another_width(tmp_path):
-    adapter = read_adapter(write_adapter(tmp_path / "a", pair()))
-    message = refused(CheckpointError, adapt, frame(tmp_path, (5, 4)), adapter, source="mine")
-    assert message == f"mine: changes '{UP}.weight' of shape [5, 3]; in base it is [5, 4]"
+    folder = str(write_adapter(tmp_path / "a", pair()))
+    message = refused(CheckpointError, open_expert, folder, frame(tmp_path, (5, 4)))
+    assert message == f"{folder}: changes '{UP}.weight' of shape [5, 3]; in base it is [5, 4]"
 
 
 def test_an_adapted_head_where_it_is_tied(tmp_path):
     # PEFT adds the tied module to the weights and not to the targets.
     config = {"target_modules": ["up_proj"], "ensure_weight_tying": True}
-    adapter = read_adapter(write_adapter(tmp_path / "a", {**pair(), **pair("lm_head")}, **config))
+    folder = write_adapter(tmp_path / "a", {**pair(), **pair("lm_head")}, **config)
     with pytest.raises(CheckpointError, match="changes 'lm_head', but embedding and head are one"):
-        adapt(frame(tmp_path, (5, 3), tie_word_embeddings=True), adapter, source="mine")
+        open_expert(str(folder), frame(tmp_path, (5, 3), tie_word_embeddings=True))

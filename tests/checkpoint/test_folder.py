@@ -16,8 +16,7 @@ from handmade import (
 from merging import save_tensors
 from refusals import one_line, refused
 
-from layerswap.checkpoint import text_config
-from layerswap.checkpoint.folder import open_checkpoint
+from layerswap.checkpoint import open_checkpoint, text_config
 from layerswap.ground.errors import CheckpointError
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -80,7 +80,7 @@ def test_a_file_is_read_as_the_package_reads_it(tmp_path):
     reader = gguf.GGUFReader(path)
     for field in reader.fields.values():
         if not field.name.startswith("GGUF."):
-            assert checkpoint.gguf[field.name] == field.contents()
+            assert checkpoint.metadata[field.name] == field.contents()
 
 
 def test_every_kind_of_metadata(tmp_path):

@@ -7,7 +7,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 from refusals import one_line
 
-from layerswap.checkpoint.folder import open_checkpoint
+from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.given import fetch_checkpoint
 from layerswap.checkpoint.hub import ALLOWED_FILES
 from layerswap.ground.errors import CheckpointError

@@ -7,7 +7,7 @@ import pytest
 from handmade import EMBEDDING, NORM, QUERY, framed, write_config, write_index, write_weights
 from refusals import refused
 
-from layerswap.checkpoint.folder import open_checkpoint
+from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.header import MAX_TENSORS, read_header
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS
 from layerswap.ground.errors import CheckpointError

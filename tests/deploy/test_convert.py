@@ -66,7 +66,7 @@ def test_what_differs_is_taken_from_the_folder_and_said(pair, tmp_path):
         "tokenizer.ggml.add_bos_token: false as in the folder, in place of true",
         "chat template: the folder's, in place of the file's",
     )
-    written = open_checkpoint(str(plan.write(tmp_path / "model.gguf", MergeOptions()))).gguf
+    written = open_checkpoint(str(plan.write(tmp_path / "model.gguf", MergeOptions()))).metadata
     assert written is not None
     assert written["llama.rope.freq_base"] == 10_000
     assert written["tokenizer.ggml.eos_token_id"] == 1
@@ -87,7 +87,7 @@ def test_tokens_that_fine_tuning_added(pair, tmp_path):
         f"added tokens of the folder that {like} lacks: 'mwalimu'",
         f"320 rows of the folder, in place of {rows}",
     )
-    written = open_checkpoint(str(plan.write(tmp_path / "model.gguf", MergeOptions()))).gguf
+    written = open_checkpoint(str(plan.write(tmp_path / "model.gguf", MergeOptions()))).metadata
     assert written is not None
     tokens, types = (written[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
     assert tokens[rows : rows + 2] == ["mwalimu", f"[PAD{rows + 1}]"]

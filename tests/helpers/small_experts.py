@@ -2,7 +2,7 @@
 
 import torch
 
-from layerswap.checkpoint import adapt, open_checkpoint, read_adapter
+from layerswap.checkpoint import open_checkpoint, open_expert
 from layerswap.training.expert.spec import check_expert
 from layerswap.training.expert.trainer import train
 
@@ -31,4 +31,4 @@ def changed(folder, base):
 
 
 def open_adapter(folder, base):
-    return adapt(open_checkpoint(str(base)), read_adapter(folder), source=str(folder))
+    return open_expert(str(folder), open_checkpoint(str(base)))

@@ -341,7 +341,7 @@ def test_a_model_with_an_adapter_of_its_own_is_one_expert(base, adapters, tmp_pa
 def test_an_adapter_needs_a_model_to_be_added_to(adapters):
     plain, other = str(adapters["plain"]), str(adapters["rslora"])
     recipe = {"experts": {"a": {"source": plain, "adapter": other}}, "soup": {"experts": ["a"]}}
-    with pytest.raises(LayerswapError, match="a: adapter: the source is an adapter itself"):
+    with pytest.raises(LayerswapError, match=r"a: adapter: .*plain is an adapter itself; give"):
         recipe_plan(recipe)
 
 

@@ -6,7 +6,7 @@ from gguf_files import all_of, k_mix, split, tensors_of, write_gguf
 from merging import recipe_plan, refusal, weight_bytes
 
 import layerswap as ls
-from layerswap.checkpoint.folder import open_checkpoint
+from layerswap.checkpoint import open_checkpoint
 
 TASK, LANGUAGE = "org/quantised/task.gguf", "org/quantised/language.gguf"
 
@@ -54,7 +54,7 @@ def test_a_swap_of_gguf_files_on_the_hub_fetches_only_its_spans(quantised, files
 
 def test_commands_that_read_whole_files_download_them(quantised, files, tmp_path):
     opened = open_checkpoint(TASK)
-    assert opened.gguf is not None
+    assert opened.form == "gguf"
     (file,) = opened.files
     assert file.read_bytes() == files["task"].read_bytes()
     in_cache = open_checkpoint(TASK, in_place=True)

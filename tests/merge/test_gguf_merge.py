@@ -303,7 +303,7 @@ def test_files_that_do_not_fit_together(files, tmp_path):
     plan = ls.swap(task=files["task"], language=templated)
     assert "tokenizer.chat_template: only language has this; copied" in plan.notes
     out = ls.open_checkpoint(plan.save(tmp_path / "templated.gguf"))
-    assert out.gguf["tokenizer.chat_template"] == "{{ x }}"
+    assert out.metadata["tokenizer.chat_template"] == "{{ x }}"
     same = ls.swap(task=files["task"], language=files["task"], outside="task").notes
     assert same == [
         "task and language have the same weights: no composition of them changes anything"

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from merging import change_tensors, swap_of, weight_bytes
 
 import layerswap as ls
-from layerswap.checkpoint.folder import open_checkpoint
+from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import CheckpointError, MergeError
 from layerswap.merge import make_plan

@@ -5,13 +5,12 @@ A checkpoint is opened by its JSON and its headers, without torch.
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
 from layerswap.checkpoint.checkpoint import Checkpoint
-from layerswap.checkpoint.folder import open_checkpoint, open_configuration
 from layerswap.checkpoint.given import is_adapter
 from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
+from layerswap.checkpoint.kinds import open_checkpoint, open_configuration, open_expert
 from layerswap.checkpoint.names import text_config
 from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
 from layerswap.checkpoint.read import fingerprint, fingerprints, sha256_of
-from layerswap.checkpoint.views import adapt, open_expert
 from layerswap.ground.commit import atomic_folder, refuse_target
 from layerswap.ground.strict_json import parse_json, read_json_object
 
@@ -25,7 +24,6 @@ __all__ = [
     "Pattern",
     "Place",
     "TensorInfo",
-    "adapt",
     "atomic_folder",
     "fingerprint",
     "fingerprints",

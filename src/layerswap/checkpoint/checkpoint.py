@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from layerswap.checkpoint.adapter import Adapter, LowRank
+from layerswap.checkpoint.adapter import LowRank
 from layerswap.checkpoint.configuration import configured_layers
-from layerswap.checkpoint.gguf import Metadata
-from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.names import method_of, quantised_names, renaming, text_config
-from layerswap.checkpoint.places import Numbered, Place, count_layers
-from layerswap.checkpoint.read import as_torch, narrowed, open_file, read_floats, read_tensor
+from layerswap.checkpoint.given import Given, fetch_checkpoint
+from layerswap.checkpoint.header import TensorInfo, Translated
+from layerswap.checkpoint.loading import filled_config
+from layerswap.checkpoint.names import method_of, renaming, text_config
+from layerswap.checkpoint.places import Numbered, Pattern, Place, count_layers
+from layerswap.checkpoint.read import (
+    FLOAT_DTYPES,
+    as_torch,
+    narrowed,
+    open_file,
+    read_floats,
+    read_tensor,
+    zero_samples,
+)
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
-from layerswap.ground.errors import CheckpointError
+from layerswap.ground.errors import CheckpointError, MergeError
 
 if TYPE_CHECKING:
     import torch
@@ -31,18 +40,18 @@ CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
 class Checkpoint:
     """One checkpoint, with no tensor loaded.
 
+    Each kind of input is a subclass in a module of its own, listed in `checkpoint.kinds`. It opens
+    what a person gave, checks itself and the others, reads its tensors under the others' names, and
+    says what cannot be done with it.
+
     Attributes:
         source: name that the user gave: a folder, a file, or a Hub id.
         revision: the Hub commit, None for a local folder.
         folder: folder with the files.
         config: the content of `config.json`.
-        tensors: every tensor by name, in the order of files and of bytes within a file. With an
-            adapter they are its base's; `low_rank` is added to them.
+        tensors: every tensor by name, in the order of files and of bytes within a file.
         places: the place of every tensor.
-        adapter: the adapter, if the checkpoint is one over its base.
-        low_rank: the adapter's low-rank deltas, by tensor.
-        gguf: the metadata of a GGUF file; `folder` is then that file, and `config` comes from its
-            header.
+        low_rank: low-rank deltas that are added to tensors, by their names.
         numbered: how layers were identified when names do not reveal every role; else None.
         ignored: tensors that transformers does not load: of multi-token prediction, and buffers.
         notes: remarks on how the files were read.
@@ -54,15 +63,20 @@ class Checkpoint:
         (64,)
     """
 
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """Settings of a recipe that this kind cannot follow, as `key` or `key=value`, with reasons."""
+    no_adapter: ClassVar[str | None] = None
+    """Why no adapter can be added to this kind; None if it can."""
+    needs_base: ClassVar[bool] = False
+    """True if it is no model without its base."""
+
     source: str
     revision: str | None
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     places: Mapping[str, Place]
-    adapter: Adapter | None = None
     low_rank: Mapping[str, LowRank] = field(default_factory=dict)
-    gguf: Metadata | None = None
     numbered: Numbered | None = None
     ignored: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -78,18 +92,24 @@ class Checkpoint:
 
     @property
     def files(self) -> list[WeightFile]:
-        """The weight files; for an adapter, without the base's."""
-        tensors = [*self.tensors.values()]
-        tensors += [info for low in self.low_rank.values() for info in (low.a, low.b)]
-        if self.adapter is not None:
-            lows = self.adapter.modules.values()
-            tensors = [*(low.a for low in lows), *self.adapter.saved.values()]
-        return sorted({tensor.file for tensor in tensors}, key=str)
+        """The weight files that the source itself has."""
+        return sorted({info.file for info in self.own.values()}, key=str)
 
     @property
     def all_files(self) -> list[WeightFile]:
-        """All weight files; for an adapter, with the base's."""
+        """All weight files that its tensors are read from."""
         return sorted({*self.files, *(info.file for info in self.tensors.values())}, key=str)
+
+    @property
+    def own(self) -> Mapping[str, TensorInfo]:
+        """What the source itself stores, by name; an adapter lacks its base's tensors."""
+        lows = {i.name: i for low in self.low_rank.values() for i in (low.a, low.b)}
+        return {**self.tensors, **lows} if lows else self.tensors
+
+    @property
+    def changed(self) -> Collection[str]:
+        """Names of the tensors that the source itself gives or changes."""
+        return self.tensors
 
     @property
     def in_place(self) -> bool:
@@ -109,10 +129,10 @@ class Checkpoint:
             and not any(word in name for word in ("position", "wpe"))
         )
 
-    @cached_property
+    @property
     def quantised(self) -> frozenset[str]:
-        """Names of the tensors of quantised weights, which can only be copied."""
-        return quantised_names(self.tensors) if method_of(self.config) else frozenset()
+        """Names of the tensors that can only be copied."""
+        return frozenset()
 
     @property
     def vocabulary_size(self) -> int:
@@ -169,6 +189,162 @@ class Checkpoint:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    # --- what each kind does in its own way ---
+
+    @property
+    def form(self) -> str:
+        """The form of the output if all sources have this one."""
+        return "safetensors"
+
+    @classmethod
+    def takes(cls, given: Given) -> bool:
+        """True for an input of this kind."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, given: Given) -> Self:
+        """Open an input of this kind.
+
+        Raises:
+            CheckpointError: it is incomplete, ambiguous or damaged, or has tensors that no layout
+                places.
+        """
+        raise NotImplementedError
+
+    @property
+    def named_base(self) -> tuple[str | None, str | None]:
+        """The base that the source names, and its revision."""
+        return None, None
+
+    def over(self, base: Checkpoint, patterns: Sequence[Pattern] = ()) -> Checkpoint:
+        """Return the model that the source is over its base."""
+        return self
+
+    def check(self, name: str) -> None:
+        """Refuse weights and a configuration that contradict each other."""
+        roleless = self.numbered.roleless if self.numbered else ()
+        if any(self.places[tensor].layer is None for tensor in roleless):
+            return  # head and embedding may have other names
+        writes = any("CausalLM" in str(c) for c in self.config.get("architectures") or ())
+        if writes and self.tensors and not self.heads and self.tied is False:
+            raise MergeError(
+                f"{name} has no head, but its config does not tie it to the embedding "
+                "(tie_word_embeddings is false): the output's head would be random"
+            )
+        rows = {
+            tensor: info.shape[0]
+            for tensor, info in self.tensors.items()
+            if self.places[tensor].role == "embedding" and len(info.shape) == 2
+        }
+        size = text_config(self.config).get("vocab_size")
+        if rows and isinstance(size, int) and size not in rows.values():
+            tensor, count = next(iter(rows.items()))
+            raise MergeError(
+                f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows"
+            )
+
+    def check_beside(self, name: str, other: Checkpoint, other_name: str) -> None:
+        """Refuse a source that is stored in a way that this one cannot be merged with."""
+        methods = [method_of(c.config) for c in (self, other)]
+        if methods[0] != methods[1]:
+            named = [f"is quantised ({m})" if m else "is not quantised" for m in methods]
+            raise MergeError(
+                f"{name} {named[0]} and {other_name} {named[1]}; give checkpoints in one form"
+            )
+
+    def check_tokens(self, name: str, like: Checkpoint) -> None:
+        """Refuse other tokens than a checkpoint of another kind has."""
+
+    def matched(self, like: Checkpoint) -> Checkpoint:
+        """Return the checkpoint with another's names for tensors that are the same."""
+        new = renaming(self.places.keys(), like.places.keys())
+        if not new:
+            return self
+        first = min(new)
+        note = (
+            f"{len(new)} names of {self.identity} are read as in {like.identity} "
+            f"({first!r} as {new[first]!r}), as transformers reads them"
+        )
+        return replace(
+            self,
+            tensors={new.get(n, n): info for n, info in self.tensors.items()},
+            places={new.get(n, n): place for n, place in self.places.items()},
+            low_rank={new.get(n, n): low for n, low in self.low_rank.items()},
+            ignored=frozenset(new.get(n, n) for n in self.ignored),
+            notes=(*self.notes, note),
+        )
+
+    @property
+    def filled(self) -> Mapping[str, Any] | None:
+        """The configuration with the defaults of its class; None if they are unknown."""
+        return filled_config(self.config)
+
+    @property
+    def tokenizer_folder(self) -> Path | None:
+        """The folder of its tokenizer; None if that is compared in another way."""
+        return self.folder
+
+    def zeros(self) -> str | None:
+        """Say that the weights, or some of them, seem to be only zeros; None if they are not."""
+        stored = (info for _, info in self.matrices() if type(info) is TensorInfo)
+        zero = next(zero_samples(stored), None)
+        if zero is None:
+            return None
+        return f"seems to hold only zeros in {zero.name!r}; check how it was saved"
+
+    def downloaded(self) -> Checkpoint:
+        """Return the checkpoint with its weights on the disk."""
+        if not self.in_place:
+            return self
+        folder = self.download()
+
+        def here(info: TensorInfo) -> TensorInfo:
+            file = folder / info.file.name
+            if isinstance(info, Translated):
+                return replace(info, file=file, stored=here(info.stored))
+            return replace(info, file=file)
+
+        return replace(self, tensors={n: here(i) for n, i in self.tensors.items()})
+
+    def download(self) -> Path:
+        """Download the weights; return their folder."""
+        return fetch_checkpoint(self.source, self.revision)[0]
+
+    # --- heads and embeddings ---
+
+    @property
+    def tied(self) -> Any:
+        """`tie_word_embeddings` of the configuration; None if it has no such key."""
+        text = text_config(self.config)
+        return self.config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+
+    @property
+    def heads(self) -> set[str]:
+        """The matrices of the head; a tied head may have a bias of its own."""
+        return {
+            name
+            for name, place in self.places.items()
+            if place.role == "head"
+            and (name not in self.tensors or len(self.tensors[name].shape) > 1)
+        }
+
+    @property
+    def embeddings(self) -> list[TensorInfo]:
+        """The embeddings, and tensors of unknown role that may be one."""
+        roleless = self.numbered.roleless if self.numbered else ()
+        return [
+            self.tensors[name]
+            for name, place in self.places.items()
+            if place.role == "embedding" or (name in roleless and place.layer is None)
+        ]
+
+    def matrices(self) -> Iterator[tuple[str, TensorInfo]]:
+        """Yield names and headers of the float matrices in the layers."""
+        for name, info in self.tensors.items():
+            layer = self.places[name].layer
+            if layer is not None and len(info.shape) == 2 and info.dtype in FLOAT_DTYPES:
+                yield name, info
+
 
 def without_unshared(
     experts: Mapping[str, Checkpoint], base: Checkpoint | None
@@ -198,27 +374,5 @@ def _without(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
         tensors={n: info for n, info in checkpoint.tensors.items() if n not in gone},
         places={n: place for n, place in checkpoint.places.items() if n not in gone},
         ignored=checkpoint.ignored - gone,
-        notes=(*checkpoint.notes, note),
-    )
-
-
-def renamed_like(checkpoint: Checkpoint, like: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with another's names for tensors that transformers reads as the same."""
-    if checkpoint.gguf is not None or like.gguf is not None or not like.tensors:
-        return checkpoint
-    new = renaming(checkpoint.places.keys(), like.places.keys())
-    if not new:
-        return checkpoint
-    first = min(new)
-    note = (
-        f"{len(new)} names of {checkpoint.identity} are read as in {like.identity} "
-        f"({first!r} as {new[first]!r}), as transformers reads them"
-    )
-    return replace(
-        checkpoint,
-        tensors={new.get(n, n): info for n, info in checkpoint.tensors.items()},
-        places={new.get(n, n): place for n, place in checkpoint.places.items()},
-        low_rank={new.get(n, n): low for n, low in checkpoint.low_rank.items()},
-        ignored=frozenset(new.get(n, n) for n in checkpoint.ignored),
         notes=(*checkpoint.notes, note),
     )

@@ -18,7 +18,7 @@ from layerswap.checkpoint.checkpoint import Checkpoint
 from layerswap.checkpoint.header import RowOrder, TensorInfo, Translated, byte_length
 from layerswap.checkpoint.names import text_config
 from layerswap.checkpoint.read import gguf_package
-from layerswap.ground.errors import CheckpointError, error_context
+from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted
 
 
@@ -75,21 +75,6 @@ NOT_OF_TRANSFORMERS = re.compile(r"rope_(freqs|factors_long|factors_short)\.weig
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
-def as_transformers(
-    checkpoint: Checkpoint, like: Checkpoint, *, settings: bool = True
-) -> Checkpoint:
-    """View a GGUF file under another checkpoint's names, shapes, dtypes and configuration.
-
-    With `settings`, both must have the same hyperparameters.
-    """
-    with error_context(checkpoint.source):
-        family = check_family(checkpoint, like)
-        if settings:
-            _check_settings(checkpoint.config, text_config(like.config))
-        tensors = _translate(checkpoint, like, family)
-    return replace(checkpoint, config=like.config, tensors=tensors, places=like.places)
-
-
 def check_family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
     """Find the conversion of a GGUF file to a transformers model, or refuse the pair."""
     kind = str(text_config(like.config).get("model_type"))
@@ -106,7 +91,8 @@ def check_family(checkpoint: Checkpoint, like: Checkpoint) -> Family:
     return FAMILIES[kind]
 
 
-def _check_settings(header: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def check_settings(header: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse hyperparameters of a GGUF file that differ from a `config.json`'s."""
     rope = config.get("rope_parameters")
     config = {**(rope if isinstance(rope, dict) else {}), **config}
     for key, gguf_key in SETTINGS.items():
@@ -119,7 +105,7 @@ def _check_settings(header: Mapping[str, Any], config: Mapping[str, Any]) -> Non
             )
 
 
-def _translate(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict[str, TensorInfo]:
+def translated(checkpoint: Checkpoint, like: Checkpoint, family: Family) -> dict[str, TensorInfo]:
     """Find every tensor of `like` in the GGUF file; refuse tensors that only one of them has."""
     tensors: dict[str, TensorInfo] = {}
     used = set()

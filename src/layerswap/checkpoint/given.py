@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PICKLED_ADAPTER
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID, PROCESSOR_FILES, download
+from layerswap.checkpoint.places import Pattern
+from layerswap.checkpoint.remote import WeightFile, find_weights
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import MAX_JSON_BYTES, open_source, read_json_object
 
@@ -36,6 +41,48 @@ NOT_SAFETENSORS = {
 }
 """Patterns of weights in other formats, with the message for each."""
 HUB_PAGE = re.compile(rf"https?://(?:huggingface\.co|hf\.co)/(?P<id>{HUB_ID.pattern})")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a person gave for a checkpoint.
+
+    Attributes:
+        source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub, with
+            `/file.gguf` behind it for a GGUF file.
+        revision: Hub branch, tag or commit.
+        patterns: places of tensors with names that no built-in layout covers.
+        in_place: do not download weights that are not in the local cache.
+        whole: a full model is needed, not an adapter.
+        plain: weights that can be computed with are needed.
+    """
+
+    source: str
+    revision: str | None = None
+    patterns: Sequence[Pattern] = ()
+    in_place: bool = False
+    whole: bool = False
+    plain: bool = False
+
+    @cached_property
+    def fetched(self) -> tuple[Path, str | None]:
+        """The folder, and its commit if it is from the Hub."""
+        return fetch_checkpoint(self.source, self.revision, weights=not self._from_hub)
+
+    @property
+    def name(self) -> str:
+        """The name without the revision, which is recorded apart."""
+        return self.source.partition("@")[0] if self.fetched[1] else self.source
+
+    @property
+    def find(self) -> Callable[[str], WeightFile]:
+        """Finds a weight file by its name, in the folder or on the Hub."""
+        folder, commit = self.fetched
+        return find_weights(self.name, folder, commit) if self._from_hub else folder.joinpath
+
+    @property
+    def _from_hub(self) -> bool:
+        return self.in_place and not is_folder(self.source) and not offline()
 
 
 def fetch_checkpoint(

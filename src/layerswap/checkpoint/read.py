@@ -458,13 +458,15 @@ def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> b
     return _same_parts(first, second, range(0, size, length), length)
 
 
-def same_sample(first: TensorInfo, second: TensorInfo, blocks: int, nbytes: int) -> bool:
+def same_sample(first: TensorInfo, second: TensorInfo, blocks: int = 4, nbytes: int = 4096) -> bool:
     """True if two tensors have the same dtype and shape, and agree in evenly spread blocks."""
     size, length = _compared_size(first, second, nbytes)
     return _same_parts(first, second, _sample_starts(size, blocks, length), length)
 
 
-def zero_samples(infos: Iterable[TensorInfo], blocks: int, nbytes: int) -> Iterator[TensorInfo]:
+def zero_samples(
+    infos: Iterable[TensorInfo], blocks: int = 4, nbytes: int = 4096
+) -> Iterator[TensorInfo]:
     """Find the stored tensors of which evenly spread blocks contain only zero bytes."""
     for file, group in groupby(infos, key=lambda info: info.file):
         with open_file(file) as handle:
@@ -502,7 +504,7 @@ def _equal(first: TensorInfo, second: TensorInfo, *versions: tuple[int, ...]) ->
         return False
     if versions[0] == versions[1] and first.offset == second.offset:
         return True
-    return same_sample(first, second, 4, 4096) and same_bytes(first, second)
+    return same_sample(first, second) and same_bytes(first, second)
 
 
 def _compared_size(first: TensorInfo, second: TensorInfo, nbytes: int) -> tuple[int, int]:

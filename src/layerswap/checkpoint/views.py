@@ -1,4 +1,4 @@
-"""Views of checkpoints: layers in a new order, and adapters over their base.
+"""Views of checkpoints: layers in a new order, and matrices in 4 bits.
 
 A view is a `Checkpoint` whose tensors are read from the files of others. Nothing is converted
 beforehand.
@@ -10,18 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
-from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint, renamed_like
+from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
 from layerswap.checkpoint.configuration import LAYER_COUNTS
-from layerswap.checkpoint.folder import open_checkpoint
-from layerswap.checkpoint.gguf_view import as_transformers
-from layerswap.checkpoint.given import fetch_checkpoint, is_adapter
-from layerswap.checkpoint.header import Requantised, is_gguf
-from layerswap.checkpoint.names import canonical, method_of, renaming, text_config, with_text
-from layerswap.checkpoint.places import Pattern, Place, place, restacked_names
+from layerswap.checkpoint.header import Requantised
+from layerswap.checkpoint.names import canonical, text_config, with_text
+from layerswap.checkpoint.places import restacked_names
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.ground.errors import CheckpointError, MergeError, error_context
-from layerswap.ground.strict_json import quoted
+from layerswap.ground.errors import CheckpointError, MergeError
 
 # --- layers in a new order ---
 
@@ -122,55 +117,6 @@ def _check_kinds(
         raise MergeError(f"{source}: moving layers changes the kind of layer {layer} (`{key}`)")
 
 
-# --- adapters over their base ---
-
-
-def adapt(
-    base: Checkpoint,
-    adapter: Adapter,
-    *,
-    source: str,
-    revision: str | None = None,
-    patterns: Sequence[Pattern] = (),
-) -> Checkpoint:
-    """View an adapter over its base as one checkpoint.
-
-    Over a base without tensors (`open_configuration`) it can only be composed with other adapters.
-    """
-    with error_context(source):
-        _refuse_tied(base, adapter)
-        if base.tensors and method_of(base.config) is not None:
-            raise CheckpointError(
-                f"its base {base.identity} is quantised; give the unquantised base (--base), or "
-                "merge adapters alone into an adapter"
-            )
-        if base.tensors:
-            weights = match_tensors(adapter, base.tensors)
-            new = renaming(adapter.saved.keys(), base.tensors.keys())
-            saved = {new.get(name, name): info for name, info in adapter.saved.items()}
-            adapter = replace(adapter, saved=saved)
-        else:
-            weights = {path: f"{path}.weight" for path in adapter.modules}
-        low_rank = {weights[path]: low for path, low in adapter.modules.items()}
-        places = base.places or _module_places({*low_rank, *adapter.saved}, patterns)
-        low_rank = {
-            name: replace(low, transposed=_is_transposed(adapter, low, places[name], base))
-            for name, low in low_rank.items()
-        }
-        size = _new_size(base, adapter)
-        for name, shape in (
-            *((name, low.shape) for name, low in low_rank.items()),
-            *((name, saved.shape) for name, saved in adapter.saved.items()),
-        ):
-            _check_shape(name, shape, base, size)
-    config = base.config if size is None else with_text(base.config, {"vocab_size": size})
-    tensors = {**base.tensors, **adapter.saved}
-    return Checkpoint(
-        source, revision, adapter.folder, config, tensors, places, adapter, low_rank,
-        ignored=base.ignored,
-    )  # fmt: skip
-
-
 def as_4_bits(base: Checkpoint, *, double: bool) -> Checkpoint:
     """View the matrices of a base's layers through 4-bit rounding, as QLoRA trains over them.
 
@@ -194,85 +140,3 @@ def as_4_bits(base: Checkpoint, *, double: bool) -> Checkpoint:
         for name, info in base.tensors.items()
     }  # fmt: skip
     return replace(base, tensors=tensors)
-
-
-def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:
-    """True if a weight is stored as [in, out].
-
-    The type of the base's layer decides, as in PEFT. A wrong `fan_in_fan_out` would transpose a
-    square delta unnoticed.
-    """
-    if where.layer is not None:
-        return base.config.get("model_type") in CONV1D_TYPES
-    return low.transposed and (
-        where.role == "embedding" or not adapter.config.get("fan_in_fan_out")
-    )
-
-
-def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
-    text = text_config(base.config)
-    if not base.config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
-        return
-    for path in (*adapter.modules, *(name.removesuffix(".weight") for name in adapter.saved)):
-        where = place(f"{path}.weight")
-        if where is not None and where.role in ("embedding", "head"):
-            raise CheckpointError(
-                f"changes {path!r}, but embedding and head are one tensor here (tied); merge it "
-                "into its base with PEFT's merge_and_unload first"
-            )
-
-
-def _new_size(base: Checkpoint, adapter: Adapter) -> int | None:
-    """Return the vocabulary size of an adapter that stores whole embeddings, otherwise None."""
-    names = base.vocabulary_tensors
-    rows = {adapter.saved[name].shape[:1] for name in names if name in adapter.saved}
-    if not names or not adapter.saved.keys() >= {*names} or len(rows) != 1:
-        return None
-    return next(iter(rows))[0]
-
-
-def _check_shape(
-    name: str, shape: tuple[int, ...], base: Checkpoint, size: int | None = None
-) -> None:
-    if not base.tensors:
-        return
-    if size is not None and name in base.vocabulary_tensors:
-        shape = (base.vocabulary_size, *shape[1:])
-    if name not in base.tensors:
-        raise CheckpointError(f"changes {quoted(name)}, which the base does not have")
-    expected = base.tensors[name].shape
-    if shape != expected:
-        raise CheckpointError(
-            f"changes {name!r} of shape {list(shape)}; in {base.identity} it is {list(expected)}"
-        )
-
-
-def _module_places(names: set[str], patterns: Sequence[Pattern]) -> dict[str, Place]:
-    places = {}
-    for name in sorted(names):
-        where = place(name, patterns)
-        if where is None:
-            raise CheckpointError(
-                f"cannot tell the layer and role of {quoted(name)}; place it with `patterns` in "
-                "the recipe"
-            )
-        places[name] = where
-    return places
-
-
-def open_expert(
-    source: str, base: Checkpoint, *, revision: str | None = None, patterns: Sequence[Pattern] = ()
-) -> Checkpoint:
-    """Open a source: a full checkpoint, or an adapter over `base`.
-
-    If the base is safetensors, a GGUF file is viewed with the base's names.
-    """
-    if is_gguf(source):
-        opened = open_checkpoint(source, revision=revision, patterns=patterns)
-        return opened if base.gguf is not None else as_transformers(opened, base)
-    folder, commit = fetch_checkpoint(source, revision)
-    if not is_adapter(folder):
-        opened = open_checkpoint(source, revision=revision, patterns=patterns)
-        return renamed_like(opened, base)
-    name = source.partition("@")[0] if commit else source
-    return adapt(base, read_adapter(folder), source=name, revision=commit, patterns=patterns)

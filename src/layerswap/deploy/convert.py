@@ -10,12 +10,13 @@ from pathlib import Path
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from layerswap.checkpoint.gguf import gguf_header_bytes, number_entry
+from layerswap.checkpoint.gguf_file import metadata_of
 from layerswap.checkpoint.header import block_of, is_gguf
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED
 from layerswap.deploy.description import Description, describe, entries_of
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import MergeError
-from layerswap.merge.gguf import FALLBACKS, metadata_of
+from layerswap.merge.gguf import FALLBACKS
 from layerswap.merge.layout import OutputTensor, Shard
 from layerswap.merge.target import MergeOptions, check_space, is_merged_gguf
 from layerswap.merge.terms import Gathered, Run
@@ -105,7 +106,7 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
             "llama-quantize makes others, such as Q4_K_M, from the file"
         )
     folder = open_checkpoint(source)
-    if folder.gguf is not None:
+    if folder.form == "gguf":
         raise MergeError(f"{source}: is a GGUF file already; deploy takes a folder")
     model = open_checkpoint(like, in_place=True)
     sources, description = describe(folder, model)

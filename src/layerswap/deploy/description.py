@@ -17,11 +17,12 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, text_config
 from layerswap.checkpoint.gguf import Entry, number_entry, text_entry, texts_entry
+from layerswap.checkpoint.gguf_file import DEFAULTS, metadata_of
 from layerswap.checkpoint.gguf_view import SETTINGS, as_gguf, check_family
 from layerswap.checkpoint.loading import load_generation_config, load_tokenizer
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import clipped, read_json_object
-from layerswap.merge.gguf import DEFAULTS, REPLACED, REPLACED_PREFIXES, metadata_of
+from layerswap.merge.gguf import REPLACED, REPLACED_PREFIXES
 from layerswap.merge.target import RECORD_KEY
 
 TAKEN = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from layerswap.checkpoint.gguf_view import as_transformers
+from layerswap.checkpoint.gguf_file import GGUFFile
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_floats
@@ -204,13 +204,13 @@ def _stored(folder: Checkpoint, opened: Checkpoint) -> Iterator[Check]:
     """Compare metadata and tensors, without running either."""
     try:
         _, description = describe(folder, opened)
-        view = as_transformers(opened, folder, settings=False)
+        assert isinstance(opened, GGUFFile), "a GGUF file is proved"
+        view = opened.as_transformers(folder, settings=False)
     except LayerswapError as error:
         yield Check("metadata", 1, (str(error),))
         return
     others = "; ".join(note for note in description.notes if note not in description.differences)
-    entries = len(opened.gguf.spans if opened.gguf else ())
-    yield Check("metadata", entries, tuple(description.differences), others)
+    yield Check("metadata", len(opened.metadata.spans), tuple(description.differences), others)
     floats = [name for name, info in folder.tensors.items() if info.dtype in FLOAT_DTYPES]
     wrong = []
     for name in floats:

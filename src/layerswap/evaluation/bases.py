@@ -289,7 +289,7 @@ def _located(source: str, *, weights: bool) -> tuple[str, str | None]:
     """Return a base's local folder, and the name of its GGUF file."""
     from pathlib import Path
 
-    from layerswap.checkpoint.folder import open_checkpoint
+    from layerswap.checkpoint import open_checkpoint
     from layerswap.checkpoint.given import fetch_checkpoint
     from layerswap.checkpoint.header import is_gguf
 

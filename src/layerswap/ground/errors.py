@@ -97,3 +97,9 @@ def visible(text: str) -> str:
         else c
         for c in text
     )
+
+
+def shortened(value: object) -> str:
+    """Write a value on one line of at most 60 characters."""
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return visible(text if len(text) <= 60 else text[:57] + "...")

@@ -17,11 +17,10 @@ from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike
 from layerswap.merge.compatibility import check_together
 from layerswap.merge.folder import FolderFormat
-from layerswap.merge.gguf import GGUFFormat, check_vocabularies, refuse_for_gguf
+from layerswap.merge.gguf import GGUFFormat
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
 from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of, with_base
-from layerswap.merge.tokenizers import align
 from layerswap.merge.trained import trained_partition
 from layerswap.methods.rows import Axis
 
@@ -103,15 +102,12 @@ def make_plan(
     sources = sources.without_unshared().untied()
     together = with_base(sources.experts, sources.base)
     stamps = stamps_of(together.values())
-    form = _format(recipe, sources)
-    if form.name == "adapter" and len({c.vocabulary_size for c in together.values()}) > 1:
-        raise RecipeError("adapters with vocabularies of their own need full weights: bake: true")
-    # Vocabularies of GGUF files cannot be aligned.
-    alignment = None if form.name == "gguf" else align(recipe, together, sources.base)
-    _refuse_for_quantised(recipe, together)
+    form = FORMATS[sources.form]()
+    _refuse_settings(recipe, form.cannot)
+    alignment = form.aligned(recipe, together, sources.base)
+    for name, checkpoint in together.items():
+        _refuse_settings(recipe, checkpoint.cannot, f"{name} ")
     drop = check_together(together, aligned=alignment is not None)
-    if form.name == "gguf":
-        check_vocabularies(together)
     first = next(iter(sources.experts.values()))
     skip = drop.union(first.vocabulary_tensors if alignment else ())
     magnitude = _measured_weights(recipe, sources, skip)
@@ -119,7 +115,7 @@ def make_plan(
     depth = first.layers
     composition = recipe.resolve(depth, magnitude, places)
     if composition.taken is not None:
-        if form.name != "safetensors" or any(e.fisher for e in recipe.experts.values()):
+        if not form.moves_layers or any(e.fisher for e in recipe.experts.values()):
             raise RecipeError("moving layers needs safetensors, bake: true, and no Fisher")
         sources = sources.restacked(composition.taken)
     fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
@@ -130,28 +126,18 @@ def make_plan(
     )  # fmt: skip
 
 
-def _format(recipe: Recipe, sources: Sources) -> Format:
-    """Choose the output format; refuse settings of another format."""
-    if recipe.rank is not None and not sources.adapters_only:
-        raise RecipeError("rank: applies only when adapters merge into an adapter; remove it")
-    opened = with_base(sources.experts, sources.base).values()
-    if all(checkpoint.gguf is not None for checkpoint in opened):
-        refuse_for_gguf(recipe)
-        return GGUFFormat()
-    if recipe.blend_type is not None:
-        raise RecipeError("blend_type: applies only to GGUF merges; remove it")
-    return AdapterFormat() if sources.adapters_only else FolderFormat()
+FORMATS: Mapping[str, type[Format]] = {
+    form.name: form for form in (FolderFormat, AdapterFormat, GGUFFormat)
+}
 
 
-def _refuse_for_quantised(recipe: Recipe, checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse settings that need arithmetic on quantised weights."""
-    for name, checkpoint in checkpoints.items():
-        for key, given in (
-            ("dtype", recipe.dtype is not None),
-            ("weights", recipe.weights == "magnitude"),
-        ):
-            if given and checkpoint.quantised:
-                raise RecipeError(f"{key}: {name} is quantised, so its tensors can only be copied")
+def _refuse_settings(recipe: Recipe, cannot: Mapping[str, str], whose: str = "") -> None:
+    """Refuse settings of a recipe that a form of output, or a kind of input, does not have."""
+    for setting, why in cannot.items():
+        key, _, value = setting.partition("=")
+        given = getattr(recipe, key)
+        if given == value if value else given != Recipe.model_fields[key].default:
+            raise RecipeError(f"{key}: {whose}{why}")
 
 
 def _measured_weights(

@@ -6,24 +6,21 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
-from layerswap.checkpoint.loading import filled_config
-from layerswap.checkpoint.names import PROVENANCE, method_of, settings_of, with_text
+from layerswap.checkpoint.names import with_text
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import (
-    FLOAT_DTYPES,
     first_floats,
     same_bytes,
     same_sample,
-    zero_samples,
 )
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
-from layerswap.ground.errors import MergeError, visible
+from layerswap.ground.errors import MergeError, shortened
 from layerswap.ground.strict_json import INFINITIES
 
 OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
@@ -52,8 +49,6 @@ in another way. Keys of dropout, which only training uses, may differ too."""
 
 WINDOWS = {"sliding_window", "max_window_layers"}
 """Settings without effect under `use_sliding_window: false`; models of Qwen differ in them."""
-ROPE_TABLES = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight")
-"""Matches the tables of a GGUF file that scale positions."""
 FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+\.")
 """Names of a mixture's experts, as one tensor for all or as tensors of each."""
 
@@ -69,9 +64,9 @@ def check_together(
     """
     first, *others = checkpoints
     for other in others:
-        _check_quantisation({name: checkpoints[name] for name in (first, other)})
+        checkpoints[first].check_beside(first, checkpoints[other], other)
     for name, checkpoint in checkpoints.items():
-        _check_itself(name, checkpoint)
+        checkpoint.check(name)
     drop = _tied_heads(checkpoints)
     for other in others:
         pair = {name: checkpoints[name] for name in (first, other)}
@@ -83,7 +78,7 @@ def check_together(
 def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> None:
     """Refuse different sources for head and embedding if both are one tensor."""
     head, embedding = composition[Place(None, "head")], composition[Place(None, "embedding")]
-    heads = _heads(reference) - drop
+    heads = reference.heads - drop
     if not heads and head != embedding:
         raise MergeError(
             f"the head cannot take {head} and the embedding {embedding}: they are one tensor "
@@ -137,11 +132,11 @@ def tied_notes(
 ) -> list[str]:
     """A note on a blended embedding that is the head too; `equal` are the tensors not blended."""
     blended = {place.role for name, place in reference.places.items() if name not in equal}
-    head = _heads(reference) - drop
+    head = reference.heads - drop
     embedding = composition[Place(None, "embedding")]
     if head or "embedding" not in blended or len(embedding.experts) < 2:
         return []
-    if reference.adapter is not None:
+    if reference.needs_base:
         return []  # An adapter does not change the base's tied embedding.
     return [
         "embedding and head are one tensor (tied), so the blend changes both input and output; "
@@ -149,35 +144,11 @@ def tied_notes(
     ]
 
 
-def _check_itself(name: str, checkpoint: Checkpoint) -> None:
-    """Refuse weights and a configuration that contradict each other."""
-    text, places = text_config(checkpoint.config), checkpoint.places
-    writes = any("CausalLM" in str(c) for c in checkpoint.config.get("architectures") or ())
-    headless = checkpoint.tensors and not _heads(checkpoint)
-    roleless = checkpoint.numbered.roleless if checkpoint.numbered else ()
-    if any(places[tensor].layer is None for tensor in roleless):
-        return  # head and embedding may have other names
-    if writes and headless and _tied(checkpoint.config) is False:
-        raise MergeError(
-            f"{name} has no head, but its config does not tie it to the embedding "
-            "(tie_word_embeddings is false): the output's head would be random"
-        )
-    rows = {
-        tensor: info.shape[0]
-        for tensor, info in checkpoint.tensors.items()
-        if places[tensor].role == "embedding" and len(info.shape) == 2
-    }
-    size = text.get("vocab_size")
-    if rows and isinstance(size, int) and size not in rows.values():
-        tensor, count = next(iter(rows.items()))
-        raise MergeError(f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows")
-
-
 def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
     for key, values, given in _compared(pair):
         if values and values[0] != values[1] and (None not in values or key in OFF_IF_NONE):
             each = ", ".join(
-                f"{_short(value)}{'' if known else ' by default'} in {name}"
+                f"{shortened(value)}{'' if known else ' by default'} in {name}"
                 for name, value, known in zip(pair, values, given, strict=True)
             )
             lost = [name for name, known in zip(pair, given, strict=True) if not known]
@@ -191,22 +162,6 @@ def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
 
 def _language_type(checkpoint: Checkpoint) -> Any:
     return text_config(checkpoint.config).get("model_type")
-
-
-def _check_quantisation(pair: Mapping[str, Checkpoint]) -> None:
-    """Refuse a pair that is quantised in two ways, or of which only one is quantised."""
-    (a_name, a), (b_name, b) = pair.items()
-    methods = [method_of(c.config) for c in (a, b)]
-    if methods[0] != methods[1]:
-        named = [f"is quantised ({method})" if method else "is not quantised" for method in methods]
-        raise MergeError(
-            f"{a_name} {named[0]} and {b_name} {named[1]}; give checkpoints in one form"
-        )
-    first, second = (settings_of(c.config) or {} for c in (a, b))
-    for key in sorted({*first} & {*second} - PROVENANCE):
-        if first[key] != second[key]:
-            each = f"{_short(first[key])} in {a_name}, {_short(second[key])} in {b_name}"
-            raise MergeError(f"quantization_config.{key} differs: {each}")
 
 
 def _compared(pair: Mapping[str, Checkpoint]) -> Iterator[tuple[str, list[Any], list[bool]]]:
@@ -227,7 +182,7 @@ def _compared(pair: Mapping[str, Checkpoint]) -> Iterator[tuple[str, list[Any], 
 
 def _filled(pair: Mapping[str, Checkpoint]) -> list[list[dict[str, Any]]]:
     """The settings with their classes' defaults; empty if those are unknown."""
-    configs = [None if c.gguf else filled_config(c.config) for c in pair.values()]
+    configs = [checkpoint.filled for checkpoint in pair.values()]
     views = zip(pair.values(), configs, strict=True)
     return [[*_settings(replace(c, config=full))] for c, full in views if full and all(configs)]
 
@@ -235,7 +190,7 @@ def _filled(pair: Mapping[str, Checkpoint]) -> list[list[dict[str, Any]]]:
 def default_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
     """Note the settings that only one configuration gives, if their defaults are unknown."""
     first, *others = checkpoints
-    for other in others if checkpoints[first].gguf is None else ():
+    for other in others:
         pair = {name: checkpoints[name] for name in (first, other)}
         keys = [key for key, values, _ in _compared(pair) if not values]
         if keys:
@@ -277,11 +232,6 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
         (a_name, b_name, set(b.tensors) - set(a.tensors) - drop),
     ):
         if missing:
-            if rope := sorted(name for name in missing if ROPE_TABLES.fullmatch(name)):
-                raise MergeError(
-                    f"{has} stores {rope[0]!r} and {lacks} does not, so they scale positions "
-                    "differently; convert both with one version of convert_hf_to_gguf.py"
-                )
             _check_fused(a_name, set(a.tensors) - set(b.tensors), b_name, set(b.tensors))
             _check_fused(b_name, set(b.tensors) - set(a.tensors), a_name, set(a.tensors))
             why = _relation(a, b)
@@ -292,10 +242,7 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
         if name not in drop and info.shape[skip:] != b.tensors[name].shape[skip:]:
             shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
             kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
-            remedy = "; rows of GGUF files cannot be aligned, so merge the safetensors" * (
-                kind == "vocabularies" and a.gguf is not None
-            )
-            raise MergeError(f"{kind} differ: {name!r} is {shapes}{remedy}")
+            raise MergeError(f"{kind} differ: {name!r} is {shapes}")
 
 
 def _relation(a: Checkpoint, b: Checkpoint) -> str:
@@ -318,8 +265,8 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
 
     None for weights that are read in place, and without common matrices of numbers.
     """
-    others = dict(_matrices(b))
-    common = [n for n, i in _matrices(a) if n in others and others[n].shape == i.shape]
+    others = dict(b.matrices())
+    common = [n for n, i in a.matrices() if n in others and others[n].shape == i.shape]
     distances = {}
     for name in [] if a.in_place or b.in_place else common[:: max(1, len(common) // SAMPLES)]:
         size = min(a.tensors[name].elements, SAMPLE_ELEMENTS)
@@ -327,14 +274,6 @@ def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
         if norm := math.hypot(*second):
             distances[name] = math.dist(first, second) / norm
     return min(distances.items(), key=lambda pair: pair[1], default=None)
-
-
-def _matrices(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
-    """Yield names and headers of the float matrices in the layers."""
-    for name, info in checkpoint.tensors.items():
-        layer = checkpoint.places[name].layer
-        if layer is not None and len(info.shape) == 2 and info.dtype in FLOAT_DTYPES:
-            yield name, info
 
 
 def _first_elements(checkpoint: Checkpoint, name: str, size: int) -> Sequence[float]:
@@ -373,16 +312,16 @@ def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
     """Find the heads that a checkpoint ties to its embedding; stored heads must be copies."""
     # The base of adapters may be open without its tensors.
     checkpoints = {name: c for name, c in checkpoints.items() if c.tensors}
-    heads = {name: _heads(checkpoint) for name, checkpoint in checkpoints.items()}
+    heads = {name: checkpoint.heads for name, checkpoint in checkpoints.items()}
     stored = set().union(*heads.values())
     if not stored:
         return frozenset()
-    tied = [name for name, c in checkpoints.items() if not heads[name] or _tied(c.config)]
+    tied = [name for name, c in checkpoints.items() if not heads[name] or c.tied]
     if not tied:
         return frozenset()
     for name, checkpoint in checkpoints.items():
         for head in heads[name]:
-            if not any(same_bytes(checkpoint.tensors[head], e) for e in _embeddings(checkpoint)):
+            if not any(same_bytes(checkpoint.tensors[head], e) for e in checkpoint.embeddings):
                 raise MergeError(
                     f"{name} has a head of its own ({head!r}) but the config of {name} ties it to "
                     "the embedding; set tie_word_embeddings to false if the head is meant"
@@ -398,11 +337,11 @@ def untied(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
 
     The head of a tied checkpoint is a copy of its embedding.
     """
-    full = {name: c for name, c in checkpoints.items() if c.tensors and any(_embeddings(c))}
-    tied = {name for name, c in full.items() if not _heads(c) or _tied(c.config)}
+    full = {name: c for name, c in checkpoints.items() if c.tensors and any(c.embeddings)}
+    tied = {name for name, c in full.items() if not c.heads or c.tied}
     own = [name for name in full if name not in tied and not _has_copy(full[name])] if tied else []
-    heads = _heads(full[own[0]]) if own else set()
-    if len(heads) != 1 or not all(_has_copy(c) for n, c in full.items() if n in tied and _heads(c)):
+    heads = full[own[0]].heads if own else set()
+    if len(heads) != 1 or not all(_has_copy(c) for n, c in full.items() if n in tied and c.heads):
         return dict(checkpoints)
     (head,) = heads
     return {n: _untied(c, head, own[0]) if n in tied else c for n, c in checkpoints.items()}
@@ -410,13 +349,13 @@ def untied(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
 
 def _has_copy(checkpoint: Checkpoint) -> bool:
     """True if the stored heads are copies of an embedding."""
-    stored = [checkpoint.tensors[head] for head in _heads(checkpoint)]
-    return all(any(same_bytes(h, e) for e in _embeddings(checkpoint)) for h in stored)
+    stored = [checkpoint.tensors[head] for head in checkpoint.heads]
+    return all(any(same_bytes(h, e) for e in checkpoint.embeddings) for h in stored)
 
 
 def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:
-    embedding = next(iter(_embeddings(checkpoint)))
-    given = {} if _heads(checkpoint) else {head: replace(embedding, name=head)}
+    embedding = next(iter(checkpoint.embeddings))
+    given = {} if checkpoint.heads else {head: replace(embedding, name=head)}
     note = f"its head is tied to the embedding, unlike {other}'s; it gets a copy of its embedding"
     own = {"tie_word_embeddings": False}
     return replace(
@@ -425,31 +364,6 @@ def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:
         tensors={**checkpoint.tensors, **given},
         places={**checkpoint.places, **{name: Place(None, "head") for name in given}},
         notes=(*checkpoint.notes, note),
-    )
-
-
-def _tied(config: Mapping[str, Any]) -> Any:
-    """`tie_word_embeddings` of a configuration; None if it has no such key."""
-    return config.get("tie_word_embeddings", text_config(config).get("tie_word_embeddings"))
-
-
-def _heads(checkpoint: Checkpoint) -> set[str]:
-    """The matrices of the head; a tied head may have a bias of its own."""
-    return {
-        name
-        for name, place in checkpoint.places.items()
-        if place.role == "head"
-        and (name not in checkpoint.tensors or len(checkpoint.tensors[name].shape) > 1)
-    }
-
-
-def _embeddings(checkpoint: Checkpoint) -> Iterable[Any]:
-    """The embeddings, and tensors of unknown role that may be one."""
-    roleless = checkpoint.numbered.roleless if checkpoint.numbered else ()
-    return (
-        checkpoint.tensors[name]
-        for name, place in checkpoint.places.items()
-        if place.role == "embedding" or (name in roleless and place.layer is None)
     )
 
 
@@ -475,11 +389,6 @@ def _rope(config: Mapping[str, Any]) -> dict[str, object]:
     return flat
 
 
-def _short(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return visible(text if len(text) <= 60 else text[:57] + "...")
-
-
 def some_tensors(names: Iterable[str]) -> str:
     """Name the first of some tensors, and count the others."""
     first, *rest = sorted(names)
@@ -489,8 +398,8 @@ def some_tensors(names: Iterable[str]) -> str:
 SAMPLE_ELEMENTS, FARTHEST = 1 << 13, 1.2
 """Elements of a sampled matrix, and the largest relative distance of fine-tuning: independent
 matrices differ by 141%, and the sampled deltas of full fine-tuning by a few percent."""
-SAMPLES, SAMPLE_BYTES = 4, 4096
-"""Number and length of the blocks of each tensor that are compared to find copies."""
+SAMPLES = 4
+"""Number of matrices that are compared."""
 
 
 def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> list[str]:
@@ -509,19 +418,8 @@ def copy_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> li
 
 def zero_notes(experts: Mapping[str, Checkpoint]) -> list[str]:
     """Note adapters of zeros, and each expert's first matrix of zeros."""
-    notes = []
-    for name, expert in experts.items():
-        if expert.in_place:
-            continue
-        if expert.adapter is not None:
-            deltas = [low.b for low in expert.low_rank.values() if not expert.adapter.saved]
-            if deltas and len([*zero_samples(deltas, SAMPLES, SAMPLE_BYTES)]) == len(deltas):
-                notes += [f"{name} is an adapter of zeros: its training changed nothing"]
-            continue
-        stored = (info for _, info in _matrices(expert) if type(info) is TensorInfo)
-        for zero in islice(zero_samples(stored, SAMPLES, SAMPLE_BYTES), 1):
-            notes += [f"{name} seems to hold only zeros in {zero.name!r}; check how it was saved"]
-    return notes
+    found = {name: expert.zeros() for name, expert in experts.items() if not expert.in_place}
+    return [f"{name} {note}" for name, note in found.items() if note]
 
 
 def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
@@ -529,20 +427,11 @@ def same_weights(first: Checkpoint, second: Checkpoint) -> bool:
 
     Compares a few blocks of every tensor, or the Hub's hashes of weights that are read in place.
     """
-    tensors = _own_tensors(first), _own_tensors(second)
-    if (first.adapter is None) != (second.adapter is None):
-        return False
+    tensors = first.own, second.own
     if not tensors[0] or tensors[0].keys() != tensors[1].keys():
         return False
     hashes = [[f.etag for f in c.files if isinstance(f, RemoteFile)] for c in (first, second)]
     if any(hashes):
         return hashes[0] == hashes[1]
     pairs = ((info, tensors[1][name]) for name, info in tensors[0].items())
-    return all(same_sample(*pair, SAMPLES, SAMPLE_BYTES) for pair in pairs)
-
-
-def _own_tensors(checkpoint: Checkpoint) -> Mapping[str, TensorInfo]:
-    """The matrices of an adapter, or the tensors of a full checkpoint."""
-    if checkpoint.adapter is None:
-        return checkpoint.tensors
-    return {i.name: i for low in checkpoint.low_rank.values() for i in (low.a, low.b)}
+    return all(same_sample(*pair) for pair in pairs)

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from layerswap.checkpoint import atomic_folder, read_header
 from layerswap.checkpoint.loading import (
@@ -54,6 +54,11 @@ class FolderFormat(Format):
     """A folder with safetensors files, which transformers and vLLM load."""
 
     name = "safetensors"
+    cannot: ClassVar[Mapping[str, str]] = {
+        "rank": "applies only when adapters merge into an adapter; remove it",
+        "blend_type": "applies only to GGUF merges; remove it",
+    }
+    moves_layers = True
 
     def shards(self, plan: Plan) -> list[Shard]:
         """The output files, each up to the largest size of a shard."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint import BLOCKS, Checkpoint, TensorInfo, parse_json
 from layerswap.checkpoint.gguf import (
     Entry,
-    Metadata,
     gguf_header_bytes,
     number_entry,
     read_gguf,
     text_entry,
     texts_entry,
 )
+from layerswap.checkpoint.gguf_file import metadata_of
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_package
 from layerswap.compose import Recipe
 from layerswap.ground.commit import PARTIAL, atomic_file
-from layerswap.ground.errors import MergeError, RecipeError
-from layerswap.ground.strict_json import clipped
+from layerswap.ground.errors import MergeError
+from layerswap.merge.folder import FolderFormat
 from layerswap.merge.layout import OutputTensor, Shard, unblendable, widest
 from layerswap.merge.metadata import record
 from layerswap.merge.plan import Format, Plan, fetch_notes
@@ -47,21 +46,24 @@ REPLACED = ("general.name", "general.finetune", "general.tags", "general.languag
             "general.quantization_version", RECORD_KEY)  # fmt: skip
 REPLACED_PREFIXES = ("general.base_model.", "split.")
 TEMPLATE = "tokenizer.chat_template"
-VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges")
-"""Keys that two files must agree on: the text of each row of the embedding."""
-COMPUTED = re.compile(
-    r"rope\.(freq|scaling)|sliding_window|softcap|scale|expert|head_count_kv|epsilon"
-)
-"""Hyperparameters that change what a model computes, by their names after the architecture's."""
-DEFAULTS = {"rope.freq_base": 10_000.0, "rope.scaling.factor": 1.0, "expert_weights_scale": 1.0,
-            "logit_scale": 1.0}  # fmt: skip
-"""llama.cpp's values if a file has no such key; nothing, zero or `none` for the others."""
 
 
 class GGUFFormat(Format):
     """One GGUF file, which llama.cpp and Ollama load."""
 
     name = "gguf"
+    cannot = {
+        "rank": FolderFormat.cannot["rank"],
+        "tokenizer": "vocabularies of GGUF files cannot be aligned",
+        "dtype": "is for safetensors; set blend_type (--blend-type) for a GGUF output",
+        "max_shard_size": "a GGUF output is one file; remove it",
+    }
+
+    def aligned(
+        self, recipe: Recipe, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
+    ) -> None:
+        """None: vocabularies of GGUF files cannot be aligned."""
+        return
 
     def check(self, plan: Plan) -> None:
         """Also refuse blends of quantised tensors without the package that reads them."""
@@ -124,64 +126,6 @@ class GGUFFormat(Format):
     def load(self, plan: Plan) -> PreTrainedModel:
         """Refuse: transformers would dequantise the model."""
         raise MergeError("a plan over GGUF files cannot be loaded here; save it for llama.cpp")
-
-
-def metadata_of(checkpoint: Checkpoint) -> Metadata:
-    """The metadata of an open GGUF file."""
-    assert checkpoint.gguf is not None, "a plan over GGUF files holds another checkpoint"
-    return checkpoint.gguf
-
-
-def refuse_for_gguf(recipe: Recipe) -> None:
-    """Refuse settings of a recipe that GGUF files do not support."""
-    for key, why in (
-        ("tokenizer", "vocabularies of GGUF files cannot be aligned"),
-        ("dtype", "is for safetensors; set blend_type (--blend-type) for a GGUF output"),
-        ("rank", "is for adapters; remove it for a GGUF output"),
-    ):
-        if getattr(recipe, key) is not None:
-            raise RecipeError(f"{key}: {why}")
-    if recipe.max_shard_size != "5GB":
-        raise RecipeError("max_shard_size: a GGUF output is one file; remove it")
-
-
-def check_vocabularies(checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse GGUF files whose tokens differ: their embedding rows mean different things."""
-    names = list(checkpoints)
-    first = metadata_of(checkpoints[names[0]])
-    for name in names[1:]:
-        other = metadata_of(checkpoints[name])
-        for key in VOCABULARY:
-            if first.stored(key) != other.stored(key):
-                difference = _difference(first.get(key), other.get(key))
-                raise MergeError(f"tokenizers of {names[0]} and {name} differ: {key} {difference}")
-        _check_one_sided(names[0], first, name, other)
-
-
-def _check_one_sided(a_name: str, a: Metadata, b_name: str, b: Metadata) -> None:
-    """Refuse a hyperparameter that only one file has, unless its value is llama.cpp's default."""
-    for key in sorted(set(a.spans) ^ set(b.spans)):
-        _, _, name = key.partition(".")
-        if key.split(".")[0] != a.get("general.architecture") or not COMPUTED.search(name):
-            continue
-        has, lacks, metadata = (a_name, b_name, a) if key in a else (b_name, a_name, b)
-        default = DEFAULTS.get(name)
-        if name == "attention.head_count_kv":
-            default = metadata.get(key.removesuffix("_kv"))
-        if metadata[key] not in (default, 0, "none", False):
-            value = clipped(repr(metadata[key]), 40)
-            raise MergeError(f"{key} is {value} in {has}, but {lacks} has none")
-
-
-def _difference(first: Any, second: Any) -> str:
-    where = "is"
-    if isinstance(first, list) and isinstance(second, list):
-        if len(first) != len(second):
-            return f"has {len(first)} and {len(second)} entries"
-        pairs = enumerate(zip(first, second, strict=True))
-        at = next(i for i, (left, right) in pairs if left != right)
-        first, second, where = first[at], second[at], f"{at} is"
-    return f"{where} {clipped(repr(first), 40)} and {clipped(repr(second), 40)}"
 
 
 def read_gguf_record(path: Path) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import LowRank, Place, TensorInfo, atomic_folder, header_bytes
+from layerswap.checkpoint import Checkpoint, LowRank, Place, TensorInfo, atomic_folder, header_bytes
+from layerswap.checkpoint.adapted import adapter_of
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY, saved_name
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm
 from layerswap.checkpoint.names import without_training_words
@@ -23,8 +24,9 @@ from layerswap.checkpoint.read import (
     read_tensor,
     widened,
 )
+from layerswap.compose import Recipe
 from layerswap.compose.blend import Operation
-from layerswap.ground.errors import MergeError
+from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading
 from layerswap.merge.layout import Shard
 from layerswap.merge.metadata import recorded_source, write_adapter_documents
@@ -32,6 +34,7 @@ from layerswap.merge.plan import Plan
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
 from layerswap.merge.terms import blend
+from layerswap.merge.tokenizers import Alignment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +104,18 @@ class AdapterFormat(FolderFormat):
     """
 
     name = "adapter"
+    cannot = {"blend_type": FolderFormat.cannot["blend_type"]}
+    moves_layers = False
+
+    def aligned(
+        self, recipe: Recipe, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
+    ) -> Alignment | None:
+        """Refuse vocabularies of several sizes, whose rows an adapter cannot align."""
+        if len({checkpoint.vocabulary_size for checkpoint in checkpoints.values()}) > 1:
+            raise RecipeError(
+                "adapters with vocabularies of their own need full weights: bake: true"
+            )
+        return super().aligned(recipe, checkpoints, base)
 
     def shards(self, plan: Plan) -> list[Shard]:
         """Empty: an adapter is computed and written whole."""
@@ -175,7 +190,7 @@ def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
 
 def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:
     """Every tensor that the output replaces whole, with its inputs."""
-    adapters = {n: c.adapter for n, c in plan.used.items() if c.adapter is not None}
+    adapters = {name: adapter_of(c) for name, c in plan.used.items()}
     adapted = {name for c in plan.used.values() for name in c.low_rank}
     for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
         if name in adapted:  # a copy of the base's embedding, stored with its adapter
@@ -257,20 +272,19 @@ def _key(path: str, low: LowRank, side: str) -> str:
 
 def _in_memory(plan: Plan, name: str) -> str:
     """The name in memory of a tensor that is saved whole; on disk it may have another prefix."""
-    adapters = (c.adapter for c in plan.used.values() if c.adapter and name in c.adapter.saved)
-    return saved_name(next(adapters).saved[name].name)
+    adapters = map(adapter_of, plan.used.values())
+    return next(saved_name(a.saved[name].name) for a in adapters if name in a.saved)
 
 
 def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
     """`adapter_config.json`, with alpha equal to the rank, so that every scaling is 1."""
-    assert plan.reference.adapter is not None
     assert plan.base is not None
     # Readers without patterns (vLLM) take r as the largest rank, and alpha / r as 1.
     most = max(ranks.values(), default=1)
     usual = Counter(ranks.values())
     patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}
     return {
-        **plan.reference.adapter.config,
+        **adapter_of(plan.reference).config,
         # As in the record, from which `verify` writes it again.
         "base_model_name_or_path": recorded_source(plan.base),
         "revision": plan.base.revision,

@@ -167,9 +167,8 @@ LICENCE = re.compile(r"[\w.+-]{1,60}")
 
 def licence_of(checkpoint: Checkpoint) -> str | None:
     """The licence in a checkpoint's own card; None without a readable one."""
-    folder = checkpoint.adapter.folder if checkpoint.adapter else checkpoint.folder
     try:
-        with open_source(folder / "README.md") as file:
+        with open_source(checkpoint.folder / "README.md") as file:
             buffer = bytearray(LONGEST_FRONT)
             text = buffer[: system.read_at(file, memoryview(buffer), 0)].decode("utf-8", "replace")
         head, front, _ = text.replace("\r\n", "\n").split("---\n", 2)

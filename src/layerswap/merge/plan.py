@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from layerswap.checkpoint import Checkpoint, Place
-from layerswap.checkpoint.folder import downloaded
 from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
@@ -57,7 +56,7 @@ from layerswap.merge.target import (
     refuse_output,
 )
 from layerswap.merge.terms import merged_tensors, stored_tensors
-from layerswap.merge.tokenizers import Alignment
+from layerswap.merge.tokenizers import Alignment, align
 from layerswap.merge.writer import shareable_bytes
 
 if TYPE_CHECKING:
@@ -250,8 +249,8 @@ class Plan:
         """
         if not any(checkpoint.in_place for checkpoint in self.opened.values()):
             return self
-        experts = {name: downloaded(checkpoint) for name, checkpoint in self.experts.items()}
-        base = downloaded(self.base) if self.base else None
+        experts = {name: checkpoint.downloaded() for name, checkpoint in self.experts.items()}
+        base = self.base.downloaded() if self.base else None
         sources = [*with_base(experts, base).values(), *fisher_sources(self.fishers).values()]
         return replace(self, experts=experts, base=base, stamps=stamps_of(sources))
 
@@ -465,6 +464,15 @@ class Format(ABC):
     """Output format: its tensors, files, writer and loader."""
 
     name: str
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """Settings of a recipe that the format does not have, with reasons."""
+    moves_layers: ClassVar[bool] = False
+
+    def aligned(
+        self, recipe: Recipe, checkpoints: Mapping[str, Checkpoint], base: Checkpoint | None
+    ) -> Alignment | None:
+        """Align the rows of the checkpoints to one vocabulary; None if they share it."""
+        return align(recipe, checkpoints, base)
 
     def check(self, plan: Plan) -> None:
         """Refuse a composition that the format cannot hold."""

@@ -9,24 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from layerswap.checkpoint import (
-    Adapter,
     Checkpoint,
     TensorInfo,
-    adapt,
     fingerprint,
-    is_adapter,
-    open_checkpoint,
     open_configuration,
-    read_adapter,
     read_header,
     read_json_object,
 )
-from layerswap.checkpoint.checkpoint import renamed_like, without_unshared
-from layerswap.checkpoint.folder import downloaded, quantisation_in
-from layerswap.checkpoint.gguf_view import as_transformers
-from layerswap.checkpoint.given import INDEX, SINGLE, fetch_checkpoint, is_folder
-from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.adapted import with_adapter
+from layerswap.checkpoint.checkpoint import without_unshared
+from layerswap.checkpoint.given import INDEX, SINGLE, Given, fetch_checkpoint, is_folder
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID
+from layerswap.checkpoint.kinds import open_any
+from layerswap.checkpoint.quantised import quantisation_in
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.views import as_4_bits, restack
 from layerswap.compose import Recipe
@@ -36,7 +31,6 @@ from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import quoted
 from layerswap.ground.types import Log
 from layerswap.merge.compatibility import untied
-from layerswap.merge.tokenizers import check_gguf_vocabulary
 from layerswap.merge.trained import with_revision
 
 Stamp = tuple[int, int, int]
@@ -51,6 +45,14 @@ class Sources:
     base: Checkpoint | None
     adapters_only: bool
 
+    @property
+    def form(self) -> str:
+        """The form of the output: that of all sources, or else safetensors."""
+        forms = {checkpoint.form for checkpoint in with_base(self.experts, self.base).values()}
+        if self.adapters_only:
+            return "adapter"
+        return forms.pop() if len(forms) == 1 else "safetensors"
+
     def on_disk(self, log: Log) -> Sources:
         """Return the sources with all weights downloaded."""
 
@@ -58,7 +60,7 @@ class Sources:
             if checkpoint.in_place:
                 size = checkpoint.nbytes / 1e9
                 log(f"magnitude weights read whole models: downloading {size:.2f} GB of {name}")
-            return downloaded(checkpoint)
+            return checkpoint.downloaded()
 
         experts = {name: whole(name, checkpoint) for name, checkpoint in self.experts.items()}
         return replace(self, experts=experts, base=self.base and whole("base", self.base))
@@ -99,38 +101,25 @@ class _Opener:
     in_place: bool
 
     def open(self) -> Sources:
-        opened: dict[str, tuple[Adapter | Checkpoint, str | None]] = {}
+        opened: dict[str, Checkpoint] = {}
         for name in self.recipe.experts_in_order:
             expert = self.recipe.experts[name]
             if expert.source is not None:
                 with error_context(name):
-                    opened[name] = self._open_expert(expert, expert.source)
-        adapters = {name: a for name, (a, _) in opened.items() if isinstance(a, Adapter)}
+                    opened[name] = self._open(expert, expert.adapter)
+        adapters = {name: c for name, c in opened.items() if c.needs_base}
         only = len(adapters) == len(opened) and not self.recipe.bake
-        elsewhere = any(opened[name][1] for name in adapters)
-        base = self._open_base(adapters, only, from_elsewhere=elsewhere)
-        if adapters and base is not None and base.gguf is not None:
-            raise MergeError("base: adapters cannot be added to a GGUF file; give its safetensors")
+        base = self._open_base(adapters, only)
         if self.recipe.base_as is not None and not adapters:
             raise MergeError("base_as: no expert is an adapter; leave base_as out")
         over = self._trained_over(base, only=only)
         if len(adapters) == len(opened):
             base = over
-        experts: dict[str, Checkpoint] = {}
-        for name, (source, commit) in opened.items():
-            if isinstance(source, Checkpoint):
-                experts[name] = source
-                continue
+        for name, checkpoint in adapters.items():
             assert over is not None, "adapters were opened without their base"
-            given = str(self.recipe.experts[name].source)
             with error_context(name):
-                experts[name] = self._adapt(
-                    over,
-                    source,
-                    (given.partition("@")[0] if commit else "") or given,
-                    commit,
-                )
-        return Sources(*_in_one_layout(experts, base), only)
+                opened[name] = checkpoint.over(over, self.recipe.place_patterns)
+        return Sources(*_in_one_layout(opened, base), only)
 
     def _trained_over(self, base: Checkpoint | None, *, only: bool) -> Checkpoint | None:
         """The base that adapters are added to: as it is, or in 4 bits."""
@@ -141,97 +130,58 @@ class _Opener:
         with error_context("base"):
             return as_4_bits(base, double=self.recipe.base_as == "nf4-double")
 
-    def _open_expert(self, expert: Expert, source: str) -> tuple[Checkpoint | Adapter, str | None]:
-        """An adapter or a full checkpoint, and its commit if it is from the Hub."""
-        _refuse_unfinished(source, Path(source))
-        folder, commit = Path(source), None
-        if not is_gguf(folder):
-            folder, commit = fetch_checkpoint(source, expert.revision, weights=not self.in_place)
-        _refuse_unfinished(source, folder.resolve())
-        if is_adapter(folder):
-            if expert.adapter is not None:
-                raise MergeError(
-                    "adapter: the source is an adapter itself; give the model as the source"
-                )
-            if self.in_place and commit:
-                folder, commit = fetch_checkpoint(source, commit)
-            return read_adapter(folder), commit
-        model = self._open(expert, (folder, commit))
-        if expert.adapter is None:
-            return model, commit
-        return self._with_adapter(model, expert.adapter), commit
-
-    def _with_adapter(self, model: Checkpoint, adapter: str) -> Checkpoint:
-        """A full checkpoint with an adapter added to it, as one full checkpoint."""
-        if model.gguf is not None:
-            raise MergeError("adapter: cannot be added to a GGUF file")
-        folder, _ = fetch_checkpoint(adapter)
-        if not is_adapter(folder):
-            raise MergeError(f"adapter: {adapter} is not a LoRA adapter")
-        adapted = self._adapt(model, read_adapter(folder), model.source, None)
-        # The record names the model as the source; the recipe in it names the adapter.
-        return replace(adapted, revision=model.revision, folder=model.folder, adapter=None)
-
-    def _adapt(
-        self, base: Checkpoint, adapter: Adapter, source: str, commit: str | None
-    ) -> Checkpoint:
-        patterns = self.recipe.place_patterns
-        return adapt(base, adapter, source=source, revision=commit, patterns=patterns)
-
-    def _open_base(
-        self, adapters: Mapping[str, Adapter], only: bool, *, from_elsewhere: bool
-    ) -> Checkpoint | None:
+    def _open_base(self, adapters: Mapping[str, Checkpoint], only: bool) -> Checkpoint | None:
         recipe = self.recipe
         if recipe.base is not None and recipe.base.source is not None:
             entry, context = recipe.base, "base"
         elif adapters:
-            entry = _named_base(adapters, from_elsewhere=from_elsewhere)
-            context = "the base that the adapters name"
+            entry, context = _named_base(adapters), "the base that the adapters name"
         else:
             return None
         with error_context(context):
-            _refuse_unfinished(str(entry.source), Path(str(entry.source)))
+            source = str(entry.source)
+            _refuse_unfinished(source, Path(source))
             if only and recipe.weights != "magnitude" and not _has_weights(entry):
-                return open_configuration(str(entry.source), revision=entry.revision)
-            return self._open(entry)
+                return open_configuration(source, revision=entry.revision)
+            return self._open(entry, whole=True)
 
-    def _open(self, expert: Expert, fetched: tuple[Path, str | None] | None = None) -> Checkpoint:
-        return open_checkpoint(
-            str(expert.source),
-            revision=expert.revision,
-            patterns=self.recipe.place_patterns,
-            in_place=self.in_place,
-            quantised=True,
-            fetched=fetched,
-        )
+    def _open(
+        self, entry: Expert, adapter: str | None = None, *, whole: bool = False
+    ) -> Checkpoint:
+        """A source of any kind, with an adapter added to it if one is given."""
+        source, patterns = str(entry.source), self.recipe.place_patterns
+        _refuse_unfinished(source, Path(source))
+        given = Given(source, entry.revision, patterns, self.in_place, whole)
+        opened = open_any(given)
+        _refuse_unfinished(source, opened.folder.resolve())
+        if adapter is None:
+            return opened
+        with error_context("adapter"):
+            return with_adapter(opened, adapter, patterns)
 
 
 def _in_one_layout(
     experts: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
-    """Give all checkpoints the names of the recipe's first safetensors; translate GGUF files."""
+    """Give all checkpoints the names of the recipe's first safetensors."""
     opened = [*experts.values(), *([base] if base is not None else [])]
-    like = next((c for c in opened if c.gguf is None and c.tensors), None)
+    like = next((c for c in opened if c.form == "safetensors" and c.tensors), None)
     if like is None:
         return dict(experts), base
 
-    def translated(name: str, checkpoint: Checkpoint) -> Checkpoint:
-        if like.quantised and checkpoint.gguf is not None:
-            raise MergeError(f"{name} is a GGUF file, and others are quantised safetensors")
-        if checkpoint.gguf is None:
-            return renamed_like(checkpoint, like)
+    def matched(name: str, checkpoint: Checkpoint) -> Checkpoint:
         with error_context(name):
-            view = as_transformers(checkpoint, like)
-        check_gguf_vocabulary(name, checkpoint, like)
+            view = checkpoint.matched(like)
+        view.check_tokens(name, like)
         return view
 
-    named = {name: translated(name, checkpoint) for name, checkpoint in experts.items()}
-    return named, None if base is None else translated("base", base)
+    named = {name: matched(name, checkpoint) for name, checkpoint in experts.items()}
+    return named, None if base is None else matched("base", base)
 
 
-def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Expert:
+def _named_base(adapters: Mapping[str, Checkpoint]) -> Expert:
     """Find the one base that all adapters name; only a Hub id is fetched unasked."""
-    named = {name: (a.base, a.base_revision) for name, a in adapters.items()}
+    named = {name: adapter.named_base for name, adapter in adapters.items()}
     for name, (base, _) in named.items():
         if base is None:
             raise MergeError(f"{name}: the adapter names no base; give one with `base` (--base)")
@@ -248,6 +198,7 @@ def _named_base(adapters: Mapping[str, Adapter], *, from_elsewhere: bool) -> Exp
     source, revision = named[first]
     name = str(source).partition("@")[0]
     # A folder is what PEFT writes for a base on the disk; a downloaded adapter cannot know any.
+    from_elsewhere = any(adapter.revision for adapter in adapters.values())
     if not (HUB_ID.fullmatch(name) or (is_folder(str(source)) and not from_elsewhere)):
         raise MergeError(
             f"{first}: the adapter names the base {quoted(source)}, which is neither a Hub id nor "
@@ -348,7 +299,7 @@ def _open(source: str, expert: Checkpoint, drop: frozenset[str], *, own: bool) -
     )
     if wrong := stored ^ wanted:
         raise MergeError(f"{path}: {min(wrong)[0]!r} is not as in {expert.identity}")
-    if own and expert.adapter is None:  # the Fisher of a soup or an adapter cannot be checked
+    if own and not expert.low_rank:  # the Fisher of a soup or an adapter cannot be checked
         about = record.get("checkpoint")
         marks = about.get("fingerprints") if isinstance(about, dict) else None
         if marks != {file.name: fingerprint(file) for file in expert.files}:

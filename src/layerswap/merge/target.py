@@ -64,7 +64,7 @@ def check_apart(target: Path, sources: Mapping[str, Checkpoint]) -> None:
     real = target.expanduser().resolve()
     for name, checkpoint in sources.items():
         local = [file.resolve() for file in checkpoint.all_files if isinstance(file, Path)]
-        if checkpoint.gguf is not None:  # a file has no folder of its own
+        if checkpoint.folder.is_file():  # which has no folder of its own
             if any(real in (file, *file.parents) for file in local):
                 raise MergeError(f"{target}: would overwrite the checkpoint of {name}")
             continue

@@ -12,17 +12,16 @@ from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.places import pattern_advice
+from layerswap.checkpoint.vocabulary import read_vocabulary, vocabulary_of
 from layerswap.compose import Recipe
-from layerswap.ground.errors import CheckpointError, MergeError, RecipeError
-from layerswap.ground.strict_json import clipped, read_source
+from layerswap.ground.errors import MergeError, RecipeError
+from layerswap.ground.strict_json import read_source
 
 RAW_FILES = (
     "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
 """Files that define a vocabulary without a `tokenizer.json`."""
-LARGEST_VOCABULARY = 1 << 24
-"""Bound on ids, because tables as long as the largest id are built."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")
@@ -47,8 +46,7 @@ def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
 
 def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) -> list[str]:
     """Notes on tokenizers that are missing, or whose templates or special tokens differ."""
-    # The tokenizer in a GGUF file's metadata is compared when the file is opened.
-    folders = {name: c.folder for name, c in checkpoints.items() if c.gguf is None}
+    folders = {n: folder for n, c in checkpoints.items() if (folder := c.tokenizer_folder)}
     without = [name for name, folder in folders.items() if not _files(folder)]
     notes = [
         f"{name} has no tokenizer; its rows are assumed to have the others' tokens"
@@ -73,12 +71,6 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) ->
             each = ", ".join(f"{text!r} in {name}" for name, text in texts.items())
             notes.append(f"{key} is {each}; the output uses {owner.identity}'s")
     return notes
-
-
-def read_vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
-    """Id of every token in `tokenizer.json`, added tokens included; empty without that file."""
-    path = checkpoint.folder / "tokenizer.json"
-    return vocabulary_of(path) if path.is_file() else {}
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -166,56 +158,6 @@ def _by_function(part: Any) -> Any:
     }
 
 
-def vocabulary_of(path: Path) -> dict[str, int]:
-    """Id of every token in a `tokenizer.json`, added tokens included."""
-    tokenizer = read_json_object(path)
-    model = tokenizer.get("model")
-    vocab = model.get("vocab", {}) if isinstance(model, dict) else {}
-    try:
-        if "model" in tokenizer and not isinstance(model, dict):
-            raise TypeError
-        if isinstance(vocab, list):  # Unigram: [token, score] pairs, the id is the position
-            vocab = {token: i for i, (token, _) in enumerate(vocab)}
-        added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}
-        ids: dict[str, int] = {**vocab, **added}
-        every = [*vocab.items(), *added.items()]
-    except (TypeError, ValueError, KeyError, AttributeError):
-        raise CheckpointError(f"{path}: its tokens are not texts with ids") from None
-    for token, number in every:
-        known = isinstance(token, str) and type(number) is int
-        if not known or not 0 <= number < LARGEST_VOCABULARY:
-            shown = clipped(f"{token!r} is {number!r}")
-            raise CheckpointError(f"{path}: its tokens are not texts with ids ({shown})")
-    return ids
-
-
-NORMAL = 1
-"""The type of an ordinary token in `tokenizer.ggml.token_type`."""
-
-
-def check_gguf_vocabulary(name: str, checkpoint: Checkpoint, like: Checkpoint) -> None:
-    """Refuse a GGUF file with tokens other than a `tokenizer.json`'s.
-
-    Converters write unused, control and padding tokens in their own way. If the file does not mark
-    them, one token in a hundred may differ.
-    """
-    assert checkpoint.gguf is not None, "only GGUF files are compared so"
-    metadata, ids = checkpoint.gguf, read_vocabulary(like)
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not ids or not isinstance(tokens, list):
-        return
-    wrong = [t for t, i in ids.items() if i < len(tokens) and tokens[i] != t]
-    kinds = metadata.get("tokenizer.ggml.token_type")
-    known = isinstance(kinds, list) and len(kinds) == len(tokens)
-    ordinary = [token for token in wrong if known and kinds[ids[token]] == NORMAL]
-    if ordinary or len(wrong) > len(ids) // 100:
-        token = min(ordinary or wrong, key=ids.__getitem__)
-        raise MergeError(
-            f"tokenizers of {name} and {like.identity} differ: token {ids[token]} is "
-            f"{clipped(repr(tokens[ids[token]]), 40)} and {clipped(repr(token), 40)}"
-        )
-
-
 UNION = "union"
 RowMap = tuple[tuple[str, int, int], ...]
 """Runs of rows: the checkpoint that has them, the first row, and their number."""
@@ -263,7 +205,7 @@ def align(
     difference = differences(checkpoints)
     if difference and all(sizes.values()):
         for name, checkpoint in checkpoints.items():  # no choice mends tokens without rows
-            _check_rows(name, read_vocabulary(checkpoint), sizes[name])
+            _check_rows(name, read_vocabulary(checkpoint.folder), sizes[name])
     if difference and (choice is None or not all(sizes.values())):
         raise MergeError(
             f"{difference}; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
@@ -330,7 +272,9 @@ def _vocabularies(
     checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
     """Id of every token, per checkpoint."""
-    known = {name: tokens for name, c in checkpoints.items() if (tokens := read_vocabulary(c))}
+    known = {
+        name: tokens for name, c in checkpoints.items() if (tokens := read_vocabulary(c.folder))
+    }
     vocabularies: dict[str, dict[str, int]] = {}
     for name, size in sizes.items():
         # Adapters and bases often have none; equal sizes are assumed to be equal tokens.

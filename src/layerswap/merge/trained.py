@@ -48,7 +48,7 @@ def read_trained_places(expert: Checkpoint) -> TrainedPlaces | None:
 
     A checkpoint of a training has the record of its training, two folders above.
     """
-    folder = expert.adapter.folder if expert.adapter else expert.folder
+    folder = expert.folder
     above = [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     path = next((p for f in (folder, *above) if (p := f / TRAINING).is_file()), None)
     if path is None:
@@ -83,25 +83,25 @@ def base_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> li
     records: dict[str, tuple[str, frozenset[str]]] = {}
     adapters: dict[str, str] = {}
     for name, expert in experts.items():
-        training, adapter = read_trained_places(expert), expert.adapter
+        training, (named, revision) = read_trained_places(expert), expert.named_base
         if training is not None and training.base is not None:
             records[name] = training.base
-        elif adapter is not None and adapter.base is not None:
-            adapters[name] = with_revision(os.path.normpath(adapter.base), adapter.base_revision)
+        elif named is not None:
+            adapters[name] = with_revision(os.path.normpath(named), revision)
     local = [file for file in base.files if isinstance(file, Path)] if base is not None else []
     if records and base is not None and local:
         where = with_revision(base.source, base.revision)
         records["the base"] = where, frozenset(fingerprints(local).values())
     notes = []
     if len({marks for _, marks in records.values()}) > 1:
-        named = ", ".join(
+        each = ", ".join(
             f"{name} is {where}" if name == "the base" else f"{name} was trained from {where}"
             for name, (where, _) in records.items()
         )
-        notes.append(f"the bases are different files, by dtype or revision perhaps: {named}")
+        notes.append(f"the bases are different files, by dtype or revision perhaps: {each}")
     if len(set(adapters.values())) > 1:
-        named = ", ".join(f"{name} adapts {where}" for name, where in adapters.items())
-        notes.append(f"{named}: all are added to {base.identity if base else 'one base'}")
+        each = ", ".join(f"{name} adapts {where}" for name, where in adapters.items())
+        notes.append(f"{each}: all are added to {base.identity if base else 'one base'}")
     return notes
 
 
@@ -183,10 +183,7 @@ def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | Non
 
 def _stored(expert: Checkpoint) -> frozenset[Place]:
     """Return the places of an expert's tensors; for an adapter, without the base's."""
-    names: Iterable[str] = expert.tensors
-    if expert.adapter is not None:
-        names = [*expert.low_rank, *expert.adapter.saved]
-    return frozenset(expert.places[name] for name in names)
+    return frozenset(expert.places[name] for name in expert.changed)
 
 
 def places_in_words(places: Iterable[Place], stored: Iterable[Place]) -> str:

@@ -1,0 +1,185 @@
+"""A LoRA adapter as a checkpoint: over its base, or with other adapters alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
+from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
+from layerswap.checkpoint.given import Given, fetch_checkpoint, is_adapter
+from layerswap.checkpoint.header import TensorInfo
+from layerswap.checkpoint.names import renaming, text_config, with_text
+from layerswap.checkpoint.places import Pattern, Place, place
+from layerswap.checkpoint.read import zero_samples
+from layerswap.ground.errors import CheckpointError, error_context
+from layerswap.ground.strict_json import quoted
+
+
+@dataclass(frozen=True, repr=False)
+class AdaptedModel(Checkpoint):
+    """A folder with a LoRA adapter; it has tensors and places when it is over its base.
+
+    The tensors are the base's, and those that the adapter saves whole. Over a base without tensors
+    (`open_configuration`) it can only be composed with other adapters.
+    """
+
+    needs_base = True
+    no_adapter = "is an adapter itself; give the model as the source"
+
+    adapter: Adapter = field(kw_only=True)
+
+    @classmethod
+    def takes(cls, given: Given) -> bool:
+        """True for a folder with an adapter and without a full model."""
+        return is_adapter(given.fetched[0])
+
+    @classmethod
+    def open(cls, given: Given) -> Self:
+        """Read the adapter's configuration and headers."""
+        folder, commit = given.fetched
+        if given.whole:
+            raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
+        if given.in_place and commit:  # small enough to be downloaded
+            folder, commit = fetch_checkpoint(given.source, commit)
+        return cls(given.name, commit, folder, {}, {}, {}, adapter=read_adapter(folder))
+
+    @property
+    def named_base(self) -> tuple[str | None, str | None]:
+        """The base in the adapter's configuration, and its revision."""
+        return self.adapter.base, self.adapter.base_revision
+
+    def over(self, base: Checkpoint, patterns: Sequence[Pattern] = ()) -> Checkpoint:
+        """Add the adapter to its base."""
+        adapter = self.adapter
+        with error_context(self.source):
+            _refuse_base(base)
+            _refuse_tied(base, adapter)
+            if base.tensors:
+                weights = match_tensors(adapter, base.tensors)
+                new = renaming(adapter.saved.keys(), base.tensors.keys())
+                saved = {new.get(name, name): info for name, info in adapter.saved.items()}
+                adapter = replace(adapter, saved=saved)
+            else:
+                weights = {path: f"{path}.weight" for path in adapter.modules}
+            low_rank = {weights[path]: low for path, low in adapter.modules.items()}
+            places = base.places or _module_places({*low_rank, *adapter.saved}, patterns)
+            low_rank = {
+                name: replace(low, transposed=_is_transposed(adapter, low, places[name], base))
+                for name, low in low_rank.items()
+            }
+            size = _new_size(base, adapter)
+            for name, shape in (
+                *((name, low.shape) for name, low in low_rank.items()),
+                *((name, saved.shape) for name, saved in adapter.saved.items()),
+            ):
+                _check_shape(name, shape, base, size)
+        config = base.config if size is None else with_text(base.config, {"vocab_size": size})
+        tensors = {**base.tensors, **adapter.saved}
+        return replace(
+            self, config=config, tensors=tensors, places=places, adapter=adapter,
+            low_rank=low_rank, ignored=base.ignored,
+        )  # fmt: skip
+
+    @property
+    def own(self) -> Mapping[str, TensorInfo]:
+        """The adapter's matrices, and the tensors that it saves whole."""
+        infos = [info for low in self.adapter.modules.values() for info in (low.a, low.b)]
+        return {info.name: info for info in (*infos, *self.adapter.saved.values())}
+
+    @property
+    def changed(self) -> Collection[str]:
+        """Names of the weights that the adapter changes or replaces."""
+        return {**self.low_rank, **self.adapter.saved}
+
+    def zeros(self) -> str | None:
+        """Say that the adapter's deltas are zeros."""
+        deltas = [low.b for low in self.low_rank.values() if not self.adapter.saved]
+        zero = deltas and len([*zero_samples(deltas)]) == len(deltas)
+        return "is an adapter of zeros: its training changed nothing" if zero else None
+
+
+def adapter_of(checkpoint: Checkpoint) -> Adapter:
+    """The adapter of a checkpoint that is one."""
+    assert isinstance(checkpoint, AdaptedModel), "a plan over adapters holds another checkpoint"
+    return checkpoint.adapter
+
+
+def with_adapter(model: Checkpoint, source: str, patterns: Sequence[Pattern]) -> Checkpoint:
+    """Add an adapter to a full checkpoint, which stays the one that the record names."""
+    _refuse_base(model)
+    given = Given(source)
+    if not AdaptedModel.takes(given):
+        raise CheckpointError(f"{source} is not a LoRA adapter")
+    adapted = AdaptedModel.open(given).over(model, patterns)
+    return replace(model, config=adapted.config, tensors=adapted.tensors, low_rank=adapted.low_rank)
+
+
+def _refuse_base(base: Checkpoint) -> None:
+    if base.no_adapter is not None:
+        raise CheckpointError(f"{base.identity} {base.no_adapter}")
+
+
+def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:
+    """True if a weight is stored as [in, out].
+
+    The type of the base's layer decides, as in PEFT. A wrong `fan_in_fan_out` would transpose a
+    square delta unnoticed.
+    """
+    if where.layer is not None:
+        return base.config.get("model_type") in CONV1D_TYPES
+    return low.transposed and (
+        where.role == "embedding" or not adapter.config.get("fan_in_fan_out")
+    )
+
+
+def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
+    text = text_config(base.config)
+    if not base.config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
+        return
+    for path in (*adapter.modules, *(name.removesuffix(".weight") for name in adapter.saved)):
+        where = place(f"{path}.weight")
+        if where is not None and where.role in ("embedding", "head"):
+            raise CheckpointError(
+                f"changes {path!r}, but embedding and head are one tensor here (tied); merge it "
+                "into its base with PEFT's merge_and_unload first"
+            )
+
+
+def _new_size(base: Checkpoint, adapter: Adapter) -> int | None:
+    """Return the vocabulary size of an adapter that stores whole embeddings, otherwise None."""
+    names = base.vocabulary_tensors
+    rows = {adapter.saved[name].shape[:1] for name in names if name in adapter.saved}
+    if not names or not adapter.saved.keys() >= {*names} or len(rows) != 1:
+        return None
+    return next(iter(rows))[0]
+
+
+def _check_shape(
+    name: str, shape: tuple[int, ...], base: Checkpoint, size: int | None = None
+) -> None:
+    if not base.tensors:
+        return
+    if size is not None and name in base.vocabulary_tensors:
+        shape = (base.vocabulary_size, *shape[1:])
+    if name not in base.tensors:
+        raise CheckpointError(f"changes {quoted(name)}, which the base does not have")
+    expected = base.tensors[name].shape
+    if shape != expected:
+        raise CheckpointError(
+            f"changes {name!r} of shape {list(shape)}; in {base.identity} it is {list(expected)}"
+        )
+
+
+def _module_places(names: set[str], patterns: Sequence[Pattern]) -> dict[str, Place]:
+    places = {}
+    for name in sorted(names):
+        where = place(name, patterns)
+        if where is None:
+            raise CheckpointError(
+                f"cannot tell the layer and role of {quoted(name)}; place it with `patterns` in "
+                "the recipe"
+            )
+        places[name] = where
+    return places
