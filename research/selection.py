@@ -20,8 +20,9 @@ import numpy as np
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.statistics import paired_difference
+from layerswap.experiment.answers import Values
 from layerswap.experiment.benchmarks import RESULTS, BenchmarkScores, read_condition_scores
-from layerswap.experiment.compare import NOT_SAVED, Values, best_of_all, choose
+from layerswap.experiment.compare import NOT_SAVED, best_of_all, choose
 from layerswap.experiment.conditions import DEFAULT, SOUP, Condition, contenders, grid_plans
 from layerswap.experiment.spec import Grid
 from layerswap.lab import quickstart

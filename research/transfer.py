@@ -31,15 +31,14 @@ from layerswap.evaluation.statistics import (
     paired_difference,
     paired_over_groups,
 )
-from layerswap.experiment.answers import read_answers
+from layerswap.experiment.answers import Values, read_answers
 from layerswap.experiment.benchmarks import (
     RESULTS,
-    BenchmarkResult,
     BenchmarkScores,
     read_condition_scores,
     study_results,
 )
-from layerswap.experiment.compare import Values, choose
+from layerswap.experiment.compare import Compared, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from layerswap.report import Drawing
 from layerswap.report.charts import draw_intervals
@@ -145,7 +144,7 @@ MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 @cache
-def results(study: str) -> tuple[BenchmarkResult, ...]:
+def results(study: str) -> tuple[Compared, ...]:
     """Every language of a recorded study."""
     folders = {code: HERE / study / code for code in LANGUAGES if (HERE / study / code).is_dir()}
     (same,) = study_results(folders, 0.5).by_benchmark.values()
@@ -155,14 +154,14 @@ def results(study: str) -> tuple[BenchmarkResult, ...]:
 def scores(task: str, model: str) -> list[Values]:
     """The scores of the test documents, a vector per language."""
     found = results(TASKS[task])
-    (name,) = {one for by in found for one in by.over_pairs.scores if str(one) == model}
-    return [by.over_pairs.scores[name] for by in found]
+    (name,) = {one for by in found for one in by.scores if str(one) == model}
+    return [by.scores[name] for by in found]
 
 
 @cache
 def known(task: str) -> frozenset[str]:
     """The models of a task."""
-    return frozenset(str(one) for one in results(TASKS[task])[0].over_pairs.scores)
+    return frozenset(str(one) for one in results(TASKS[task])[0].scores)
 
 
 def translations(task: str) -> bool:
@@ -410,7 +409,7 @@ def partial_table() -> Table:
         cells = []
         for task, study in (("headlines", "headline"), ("sentences", "topic")):
             (by,) = [one for one in results(f"{study}-{kind}") if one.language == "sw"]
-            (values,) = [v for one, v in by.over_pairs.scores.items() if str(one) == model]
+            (values,) = [v for one, v in by.scores.items() if str(one) == model]
             first = swaps.setdefault(task, values)
             apart = "" if first is values else points(paired_difference(first, values))
             cells += [per_cent(mean_interval(values)), apart]
@@ -506,7 +505,7 @@ def _few_shot(folder: Path, metric: str) -> list[Values]:
 def checkpoints_table() -> Table:
     """The task expert of the sentences at its end and at its lowest validation loss, in Swahili."""
     (early,) = study_results({"sw": HERE / "topic-transfer" / "earlier" / "sw"}, 0.5).benchmarks
-    (before,) = [v for one, v in early.over_pairs.scores.items() if str(one) == "task expert"]
+    (before,) = [v for one, v in early.scores.items() if str(one) == "task expert"]
     after = scores("sentences", "task expert")[0]
     rows = [["finished", per_cent(mean_interval(after))],
             ["lowest validation loss", per_cent(mean_interval(before))],
@@ -531,7 +530,7 @@ def by_pair(task: str) -> dict[str, dict[str, list[Values]]]:
         }
         for by in results(study):
             pairs = {str(i): by.pairs[pair] for i, pair in enumerate(sorted(by.pairs), start=1)}
-            for called, own in {**pairs, "mean": by.over_pairs.scores}.items():
+            for called, own in {**pairs, "mean": by.scores}.items():
                 for one, values in own.items():
                     if str(one) in names:
                         model = found.setdefault(names[str(one)], {})
@@ -648,7 +647,7 @@ def float32_table() -> Table:
 def joint_table() -> Table:
     """Headlines in Swahili: one model trained on both data sets, and the swap."""
     (by,) = results("headline-joint")
-    own = {str(one): values for one, values in by.over_pairs.scores.items()}
+    own = {str(one): values for one, values in by.scores.items()}
     swap = own[str(DEFAULT)]
     rows = []
     for name, words in JOINT_NAMES.items():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
     from layerswap.experiment.evaluations import evaluate  # noqa: F401
     from layerswap.experiment.runs import compare  # noqa: F401
-    from layerswap.experiment.sweep_page import sweep  # noqa: F401
+    from layerswap.experiment.sweeps import sweep  # noqa: F401
     from layerswap.ground.errors import LayerswapError  # noqa: F401
     from layerswap.merge import (  # noqa: F401
         Plan,
@@ -67,7 +67,7 @@ _HOME = {
     "revert": "merge",
     "soup": "merge",
     "swap": "merge",
-    "sweep": "experiment.sweep_page",
+    "sweep": "experiment.sweeps",
     "train": "training.expert.trainer",
     "verify": "merge",
     "verify_against": "merge",

@@ -99,11 +99,12 @@ def test_a_language_without_a_name_is_shown_by_its_code(tmp_path):
 def test_compare_has_balanced_accuracy_beside_accuracy(tmp_path):
     written(tmp_path / "run", {"fair": FAIR, "majority": MAJORITY, "again": FAIR})
     compared = compare([tmp_path / "run"])
-    _, cell, same = compared.cells[0]
-    assert cell.score.mean == 0.8
-    assert cell.balanced.balanced_accuracy.mean == 0.5
-    assert cell.balanced_against.balanced_accuracy.high < 0
-    assert same.balanced_against.balanced_accuracy.mean == 0
+    (by,) = compared.results
+    assert by.intervals["majority"].mean == 0.8
+    assert by.classified["majority"].balanced.balanced_accuracy.mean == 0.5
+    apart = by.balanced_against("fair")
+    assert apart["majority"].balanced_accuracy.high < 0
+    assert apart["again"].balanced_accuracy.mean == 0
     asked = ["compare", str(tmp_path / "run")]
     shown = CliRunner().invoke(app, asked, env={"COLUMNS": "200"}).stdout
     assert "macro-F1 minus fair" in shown

@@ -11,7 +11,7 @@ from layerswap.evaluation.classifier import LabelledTexts, cross_validation, wor
 from layerswap.evaluation.statistics import Classified
 from layerswap.experiment.baselines import baselines
 from layerswap.experiment.benchmarks import BenchmarkScores, benchmark_result
-from layerswap.experiment.compare import TestResult, split_documents
+from layerswap.experiment.compare import Compared, split_documents
 from layerswap.experiment.conditions import (
     BASE,
     CHANCE,
@@ -24,7 +24,7 @@ from layerswap.experiment.conditions import (
     TASK_EXPERT,
     TRANSLATE_TEST,
 )
-from layerswap.experiment.verdict import verdict_in_words, verdict_of, verdicts_in_words
+from layerswap.experiment.verdict import verdict_in_words, verdicts_in_words
 
 TOPICS = {
     "sport": "mchezo mpira timu bao kocha", "health": "daktari hospitali dawa ugonjwa afya",
@@ -64,14 +64,14 @@ def study(count=600, *, noise=0.0, development=0.5, **shares):
 
 def test_baselines_are_rows_of_the_test_documents_and_are_never_saved():
     found = study(task=0.6, swap=0.7)
-    by = found.over_pairs.intervals
+    by = found.intervals
     assert {COMMONEST, CHANCE, ON_LABELS} < set(by)
     assert by[CHANCE].mean == pytest.approx(1 / 3)
     assert by[COMMONEST].mean == pytest.approx(0.5, abs=0.08)
     assert by[ON_LABELS].mean > 0.95  # better than every model
     assert found.selected in (DEFAULT, TASK_EXPERT)
-    assert not set(next(iter(found.development.values()))) & {COMMONEST, CHANCE, ON_LABELS}
-    assert CHANCE not in found.over_pairs.classified
+    assert not set(next(iter(found.choice.competed.values()))) & {COMMONEST, CHANCE, ON_LABELS}
+    assert CHANCE not in found.classified
 
 
 def test_the_classifier_learns_from_the_development_documents_alone():
@@ -186,8 +186,8 @@ WINNERS = {
     ("shares", "settings", "kind", "words"), WINNERS.values(), ids=WINNERS.keys()
 )
 def test_the_verdict_names_the_road_even_if_it_is_none_of_ours(shares, settings, kind, words):
-    result = study(**settings, **shares).over_pairs
-    assert verdict_of(result).kind == kind
+    result = study(**settings, **shares)
+    assert result.verdict.kind == kind
     assert verdict_in_words(result).startswith(words)
 
 
@@ -197,16 +197,16 @@ def test_no_merge_is_chosen_on_the_test_documents():
     right = {DEFAULT: 0.6, SOUP: 0.9, TASK_EXPERT: 0.2}
     scores = {model: np.random.default_rng(i).random(400) < share
               for i, (model, share) in enumerate(right.items())}  # fmt: skip
-    result = TestResult({m: v.astype(float) for m, v in scores.items()}, selected=DEFAULT)
+    result = Compared(scores={m: v.astype(float) for m, v in scores.items()}, selected=DEFAULT)
     assert len(labels) == 400
-    assert verdict_of(result).road == DEFAULT
+    assert result.verdict.road == DEFAULT
     assert result.above == [SOUP]
 
 
 def test_results_of_several_languages_are_counted_by_road():
-    found = {"news, sw": study(task=0.3, swap=0.6),
-             "news, ha": study(task=0.0, swap=0.1, noise=1.0)}  # fmt: skip
-    said = verdicts_in_words({name: result.over_pairs for name, result in found.items()})
+    found = [study(task=0.3, swap=0.6),
+             replace(study(task=0.0, swap=0.1, noise=1.0), language="ha")]  # fmt: skip
+    said = verdicts_in_words(found)
     assert said == (
         "The road to take, of 2 results: linear classifier, on the development labels in 1 "
         "(news, sw); no model in 1 (news, ha)."

@@ -9,7 +9,7 @@ import pytest
 import layerswap as ls
 from layerswap.compose import Zones
 from layerswap.evaluation.statistics import mean_interval, paired_difference
-from layerswap.experiment.compare import TestResult, choose, ranked, split_documents
+from layerswap.experiment.compare import Compared, choose, ranked, split_documents
 from layerswap.experiment.conditions import (
     BASE,
     CHOSEN,
@@ -123,7 +123,7 @@ def test_a_result_compares_with_the_selected_condition():
     rng = np.random.default_rng(1)
     scores = {one: rng.integers(0, 2, 40).astype(float) for one in (CHOSEN, DEFAULT, SOUP)}
     for selected in (CHOSEN, DEFAULT):
-        result = TestResult(scores, Condition("swap", zones=Zones(2, 1)), selected=selected)
+        result = Compared(scores=scores, selected=selected)
         assert result.differences == {
             one: paired_difference(scores[selected], scores[one]) for one in scores
             if one != selected
@@ -134,8 +134,7 @@ def test_a_result_compares_with_the_selected_condition():
         one: paired_difference(scores[one], scores[SOUP]) for one in (CHOSEN, DEFAULT)
     }
     assert result.against(SOUP) is result.against(SOUP)
-    facts = json.loads(json.dumps(result.to_dict()))
-    assert (facts["chosen"]["bottom"], facts["selected"]) == (2, "swap, default")
-    assert [row["condition"] for row in facts["test"]] == [str(one) for one in scores]
-    assert facts["test"][1]["selected_minus"] is None
-    assert TestResult({SOUP: scores[SOUP]}).differences == {}
+    facts = json.loads(json.dumps(result.records()))
+    assert [row["condition"] for row in facts] == [str(one) for one in scores]
+    assert facts[1]["selected_minus"] is None
+    assert Compared(scores={SOUP: scores[SOUP]}).differences == {}

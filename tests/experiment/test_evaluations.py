@@ -11,7 +11,8 @@ from layerswap.cli import app
 from layerswap.evaluation.metrics import NORMALISED
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.answers import Answer
-from layerswap.experiment.evaluations import _scores
+from layerswap.experiment.evaluations import _compared
+from layerswap.experiment.results import Results
 
 TASK = "maembe_choose"
 
@@ -27,11 +28,11 @@ def test_an_evaluation_is_that_of_the_command(done, world, tmp_path):
     words = ["eval", world["task"], world["language"], "--tasks", TASK, "--include", world["tasks"],
              "--limit", "4", "--out", tmp_path / "results", "--json"]  # fmt: skip
     told = json.loads(CliRunner().invoke(app, [*map(str, words)]).stdout)
-    assert list(done.scores) == told["scores"]
+    assert list(done.records()) == told["scores"]
     table = done.to_pandas()
     assert set(table.model) == {"task", "language", "chance"}
     assert set(table.n) == {4}
-    assert repr(done) == f"Evaluation of 2 models on 1 tasks in {done.folder}"
+    assert repr(done) == f"task, language on 1 results in {done.folder}"
     assert done._repr_html_().startswith("<table")
 
 
@@ -41,8 +42,11 @@ def test_one_metric_over_two_filters_is_not_averaged():
             for i in range(6) for metric in ("exact_match", NORMALISED)
             for name, score in (("number", 1.0), ("flexible-extract", 0.0))]  # fmt: skip
     results = {"m": {"results": {"t": {"exact_match,number": 1.0}}}}
-    scores = _scores(results, [WrittenTask("t", "t", "sw", main)], rows)
-    assert {row["metric"]: row["score"] for row in scores} == {"exact_match": 1.0, NORMALISED: 1.0}
+    found = Results([*_compared(results, [WrittenTask("t", "t", "sw", main)], rows)], ["m"])
+    assert {row["metric"]: row["score"] for row in found.records()} == {
+        "exact_match": 1.0,
+        NORMALISED: 1.0,
+    }
 
 
 @pytest.mark.slow
@@ -78,7 +82,7 @@ def test_models_are_compared_on_the_same_documents(done):
     assert other["difference"] == pytest.approx(other["score"] - reference["score"])
     assert other["lower"] <= other["difference"] <= other["upper"]
     assert reference["difference"] != reference["difference"]  # not a number
-    assert repr(compared) == "Comparison of language, task on 1 benchmarks"
+    assert repr(compared) == "language, task on 1 results"
     assert compared._repr_html_().startswith("<table")
 
 

@@ -10,6 +10,7 @@ import pytest
 import layerswap as ls
 from layerswap.experiment.answers import Answer, write_answers
 from layerswap.experiment.conditions import TRANSLATE_TEST
+from layerswap.experiment.runs import comparison_facts
 from layerswap.ground.errors import EvaluationError
 
 LABELS = ("yes", "no", "maybe")
@@ -32,7 +33,8 @@ def compared(folder, *runs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few documents
         found = ls.compare([folder / str(number) for number in range(len(runs))])
-    return found, [cell.against and cell.against.difference for cell in found.cells[0]]
+    (by,) = found.results
+    return found, [by.against(by.selected).get(model) for model in found.models]
 
 
 def reordered(rows):
@@ -45,11 +47,12 @@ SECOND = answers("b", [1, 1, 0, 1, 1, 1])
 
 def test_documents_pair_by_what_they_ask(tmp_path):
     found, differences = compared(tmp_path, FIRST, SECOND)
-    assert compared(tmp_path, FIRST, reordered(SECOND)) == (found, differences)
+    again, equal = compared(tmp_path, FIRST, reordered(SECOND))
+    assert (comparison_facts(again), equal) == (comparison_facts(found), differences)
     assert not found.notes
     kept = reordered(SECOND)[:4]
     found, _ = compared(tmp_path, FIRST, kept)
-    assert [cell.score.mean for cell in found.cells[0]] == [0.5, 0.75]
+    assert [interval.mean for interval in found.results[0].intervals.values()] == [0.5, 0.75]
     assert "compared on the 4 documents that all models have; a 6, b 4" in found.notes[0]
 
 
@@ -86,19 +89,20 @@ def test_runs_in_folders_of_one_name_are_told_apart_and_development_documents_le
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few documents
         found = ls.compare([tmp_path / "p" / "results", tmp_path / "q" / "results"])
-    assert found.models == ("p/results/a", "q/results/a")
-    assert [cell.score.mean for cell in found.cells[0]] == [0.5, 1]
-    assert [cell.documents for cell in found.cells[0]] == [6, 6]
+    assert found.models == ["p/results/a", "q/results/a"]
+    (by,) = found.results
+    assert [interval.mean for interval in by.intervals.values()] == [0.5, 1]
+    assert [*by.counts.values()] == [6, 6]
 
 
 def test_a_translation_is_the_document_at_its_position(tmp_path):
     made = [replace(row, condition=TRANSLATE_TEST, document_hash=f"english {row.document}",
                     target=row.target.upper()) for row in SECOND]  # fmt: skip
     found, differences = compared(tmp_path, [*FIRST, *made])
-    assert (found.notes, differences[1].mean) == ((), pytest.approx(1 / 3))
+    assert (found.notes, differences[1].mean) == ([], pytest.approx(1 / 3))
 
 
 def test_one_model_asked_in_two_ways_is_two_models(tmp_path):
     chat = [replace(row, prompts="apply_chat_template='5a2b', num_fewshot=0") for row in FIRST]
-    assert compared(tmp_path, FIRST, chat)[0].models == ("0/a", "1/a")
-    assert compared(tmp_path, FIRST, FIRST, SECOND)[0].models == ("a", "b")
+    assert compared(tmp_path, FIRST, chat)[0].models == ["0/a", "1/a"]
+    assert compared(tmp_path, FIRST, FIRST, SECOND)[0].models == ["a", "b"]

@@ -74,27 +74,27 @@ def test_the_merged_checkpoint_is_the_model_that_was_scored(finished):
     merged = Sweep([soup({"merged": folder / "merged"})], dtype="float32")
     asked = questions("problem", outcome.language, "test")[:80]
     (right,) = sweep_correct(merged, load_tokenizer(folder / "merged"), asked)
-    assert right.tolist() == outcome.scores[outcome.selected].tolist()
+    assert right.tolist() == outcome.board.scores[outcome.board.selected].tolist()
 
 
 def test_report_and_drawing_show_the_composition(finished):
     folder, outcome, said = finished
     page = (folder / "report.html").read_text()
-    best = outcome.intervals[outcome.selected].mean
+    best = outcome.board.intervals[outcome.board.selected].mean
     assert f"A swap answers {best:.1%}" in page
     assert page.count("<svg ") == 3
-    zones = outcome.best.recipe.swap
+    zones = outcome.board.best.recipe.swap
     assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
     assert "language-furo-1" in page
     lead = page.partition("</header>")[0]
     for whole in ("both languages are invented", "TIES, density 0.5: ", "model on both data sets"):
         assert whole in lead
-    alone = outcome.intervals[TASK_EXPERT].mean
+    alone = outcome.board.intervals[TASK_EXPERT].mean
     assert f"of furo problems; the task expert {alone:.1%}</title>" in page
-    joint = outcome.intervals[JOINT].mean
+    joint = outcome.board.intervals[JOINT].mean
     assert f"for as many steps as both experts) answers {joint:.1%}" in lead
     assert all("\n" not in line for line in said)  # or the terminal shows it as it is written
-    assert str(outcome.best) in "\n".join(said)
+    assert str(outcome.board.best) in "\n".join(said)
     assert f"torch {torch.__version__}".partition("+")[0] in page
 
 
@@ -134,7 +134,7 @@ def test_development_alone_decides_what_is_merged_and_headed(
     plan = quickstart.lab_plan(lab, "furo")
     board = quickstart._swept(lab, "furo", plan, lambda count: None)
     assert (board.best.recipe.swap.bottom, board.best.recipe.swap.top) == zones
-    other = replace(outcome, **vars(board))
+    other = replace(outcome, board=board)
     page = render(quickstart_report(other, tmp_path))
     if test.get(zones, 0) == 80:
         assert "clearly above" not in page

@@ -79,9 +79,9 @@ def test_balanced_accuracy_is_reported_beside_accuracy():
     of_pair = {replace(one, pair=pair): given for pair in "ab" for one, given in answers.items()}
     scores = {one: (given == labels) * 1.0 for one, given in of_pair.items()}
     found = benchmark_result("sw", "topics", BenchmarkScores(scores, 0, labels, of_pair), None)
-    results = StudyResults([found], [])
+    results = StudyResults([found])
     assert found.selected == DEFAULT
-    balanced = found.over_pairs.classified[DEFAULT].balanced
+    balanced = found.classified[DEFAULT].balanced
     assert balanced.balanced_accuracy.mean == 0.5
     assert results.to_dict()["languages"]["sw"]["topics"][str(SOUP)]["balanced_accuracy"][
         "mean"
@@ -94,14 +94,14 @@ def test_balanced_accuracy_is_reported_beside_accuracy():
 @pytest.mark.slow
 def test_one_pair_has_no_extremes_and_few_results_no_ranks():
     one, two = result("sw"), result("sw", pairs=("0-0", "0-1"))
-    (alone, both) = (StudyResults([found], []).tables["maths, sw"] for found in (one, two))
+    (alone, both) = (StudyResults([found]).tables["maths, sw"] for found in (one, two))
     assert list(alone.columns) == ["treatment", "score, %", "minus swap, default"]
     assert list(both.columns)[2:4] == ["lowest pair", "highest pair"]
     assert alone.highlight == 0
     assert (0, 1) in alone.bold
     several = [result(str(number)) for number in range(5)]
-    assert "Ranks" in StudyResults(several, []).tables
-    assert "Ranks" not in StudyResults(several[1:], []).tables
+    assert "Ranks" in StudyResults(several).tables
+    assert "Ranks" not in StudyResults(several[1:]).tables
 
 
 def hostile_study(root):

@@ -30,7 +30,7 @@ from layerswap.experiment.benchmarks import (
     benchmark_result,
     in_other_languages,
 )
-from layerswap.experiment.compare import split_documents
+from layerswap.experiment.compare import over_languages, split_documents
 from layerswap.experiment.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
 from layerswap.experiment.runs import compare
 from layerswap.ground.commit import write_json
@@ -307,7 +307,7 @@ def test_the_choice_is_made_on_other_documents_than_the_score():
         for pair, by in pairs.items()
         for name, right in by.items()
     }
-    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5).over_pairs
+    found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
     assert abs(found.intervals[CHOSEN].mean - 0.5) < 0.04  # nothing is better, and it says so
     assert found.intervals[FLATTERED].mean > 0.54
     assert CHOSEN in found.against(DEFAULT)
@@ -336,28 +336,28 @@ def test_the_best_of_all_models_on_development_is_saved():
     scores |= {swapped(1, "0-0"): np.full(40, 0.6), replace(SOUP, pair="0-0"): better}
     found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
     assert found.selected == SOUP
-    assert found.best == replace(SOUP, pair="0-0")
-    assert found.best_score.mean == pytest.approx(0.1)
+    assert found.choice.saved == replace(SOUP, pair="0-0")
+    assert found.saved_score.mean == pytest.approx(0.1)
     tuned = {Condition("weighted soup", f"task {share}", pair="0-0"): better + share / 100
              for share in (0.3, 0.7)}  # fmt: skip
     found = benchmark_result("sw", "mgsm", BenchmarkScores({**scores, **tuned}), 0.5)
     assert str(found.selected) == "weighted soup, chosen on development"
-    assert str(found.best) == "0-0: weighted soup, task 0.7"
+    assert str(found.choice.saved) == "0-0: weighted soup, task 0.7"
     alone = {**scores, replace(SOUP, pair=""): better + 0.05}
     found = benchmark_result("sw", "mgsm", BenchmarkScores(alone), 0.5)
-    assert found.best_score.n == 20
+    assert found.saved_score.n == 20
 
 
 def test_development_alone_decides_what_is_saved_and_headed():
     found = disagreeing(development=0.6, test=0.1)
-    assert found.selected == found.over_pairs.selected == CHOSEN
-    assert found.best == swapped(2, "0-1")
-    assert found.best_score.mean == pytest.approx(0.11)
+    assert found.selected == found.choice.selected == CHOSEN
+    assert found.choice.saved == swapped(2, "0-1")
+    assert found.saved_score.mean == pytest.approx(0.11)
     assert _sentence(found).startswith("mgsm in sw: the swap, chosen on development reaches 10.5")
     found = disagreeing(development=0.4, test=0.9)
-    assert found.selected == found.over_pairs.selected == DEFAULT
-    assert found.best == replace(DEFAULT, pair="0-0")
-    assert found.best_score.mean == 0.5
+    assert found.selected == found.choice.selected == DEFAULT
+    assert found.choice.saved == replace(DEFAULT, pair="0-0")
+    assert found.saved_score.mean == 0.5
     assert _sentence(found).startswith("mgsm in sw: the swap, default reaches 50.0")
 
 
@@ -378,25 +378,24 @@ def test_a_difference_over_languages_is_paired_by_document():
         swap, soup = hard.astype(float), hard & (rng.random(400) < 0.8)
         scores = {replace(DEFAULT, pair="0-0"): swap, SOUP: soup.astype(float)}
         languages.append(benchmark_result(language, "sib200", BenchmarkScores(scores, 100), 0.5))
-    found = study_results.over_languages(languages, SOUP, DEFAULT)
-    means = [one.over_pairs.intervals for one in languages]
+    found = over_languages(languages, SOUP, DEFAULT)
+    means = [one.intervals for one in languages]
     assert found.mean == pytest.approx(np.mean([by[SOUP].mean - by[DEFAULT].mean for by in means]))
     assert found.n == 300
     assert found.high < 0
-    apart = [one.over_pairs.against(DEFAULT)[SOUP] for one in languages]
+    apart = [one.against(DEFAULT)[SOUP] for one in languages]
     assert found.high - found.low < min(one.high - one.low for one in apart)
-    whole = study_results.over_languages(languages, DEFAULT)
+    whole = over_languages(languages, DEFAULT)
     # Translations of one document are not as good as two documents.
     assert whole.high - whole.low > 0.9 * (means[0][DEFAULT].high - means[0][DEFAULT].low)
-    assert study_results.over_languages(languages, BASE) is None
-    short = replace(languages[1], test=languages[1].test[:200], pairs={
-        pair: {one: values[:200] for one, values in scores.items()}
-        for pair, scores in languages[1].pairs.items()
+    assert over_languages(languages, BASE) is None
+    short = replace(languages[1], test=languages[1].test[:200], scores={
+        one: values[:200] for one, values in languages[1].scores.items()
     })  # fmt: skip
-    assert study_results.over_languages([languages[0], short], SOUP, DEFAULT).n == 500
+    assert over_languages([languages[0], short], SOUP, DEFAULT).n == 500
     # Equal answers show as little as `paired_difference` says, in both directions.
     for pair in languages, [languages[0], short]:
-        none = study_results.over_languages(pair, DEFAULT, DEFAULT)
+        none = over_languages(pair, DEFAULT, DEFAULT)
         assert (none.mean, none.low) == (0, -none.high)
 
 
@@ -408,13 +407,12 @@ def test_the_interval_of_five_languages_is_over_languages():
         scores = {replace(DEFAULT, pair="0-0"): swap, SOUP: soup}
         languages.append(benchmark_result(language, "news", BenchmarkScores(scores, 100), 0.5))
         means.append(soup[100:].mean() - swap[100:].mean())
-    found = study_results.over_languages(languages, SOUP, DEFAULT)
+    found = over_languages(languages, SOUP, DEFAULT)
     assert found == student_interval(np.array(means))
     assert (
-        "over languages (Student)"
-        in StudyResults(languages, []).tables["news, all languages"].caption
+        "over languages (Student)" in StudyResults(languages).tables["news, all languages"].caption
     )
-    assert study_results.over_languages(languages[:4], SOUP, DEFAULT).n == 100  # documents
+    assert over_languages(languages[:4], SOUP, DEFAULT).n == 100  # documents
 
 
 @pytest.mark.parametrize(
@@ -445,7 +443,7 @@ def test_baselines_with_a_setting_are_chosen_on_development_too():
         )
     }
     found = benchmark_result("sw", "sib200", BenchmarkScores(scores, published=10), 0.5)
-    means = {str(one): i.mean for one, i in found.over_pairs.intervals.items()}
+    means = {str(one): i.mean for one, i in found.intervals.items()}
     assert means == pytest.approx(
         {
             "weighted soup, chosen on development": 0.3,
@@ -455,7 +453,7 @@ def test_baselines_with_a_setting_are_chosen_on_development_too():
             "swap, default": 0.5,
         }
     )
-    assert found.over_pairs.intervals[DEFAULT].n == 30
+    assert found.intervals[DEFAULT].n == 30
 
 
 def test_in_other_languages_nothing_is_chosen_anew():
@@ -473,12 +471,13 @@ def test_in_other_languages_nothing_is_chosen_anew():
         BASE: np.full(80, 0.1),
     }
     others = {("mgsm", code): BenchmarkScores(there) for code in ("en", "de")}
-    (found,) = in_other_languages([one], others, 0.5)
-    assert (found.language, found.benchmark) == ("sw", "mgsm")
-    assert set(found.rows) == {CHOSEN, FLATTERED, BASE}
-    assert found.rows[CHOSEN]["en"].mean == found.rows[FLATTERED]["de"].mean == 0.5
-    assert found.rows[BASE]["de"].mean == pytest.approx(0.1)
-    assert found.rows[BASE]["de"].n == 40
+    (found,) = in_other_languages([one], others, 0.5).values()
+    english, german = found
+    assert (english.language, german.language, german.benchmark) == ("en", "de", "mgsm")
+    assert set(german.scores) == {CHOSEN, FLATTERED, BASE}
+    assert english.intervals[CHOSEN].mean == german.intervals[FLATTERED].mean == 0.5
+    assert german.intervals[BASE].mean == pytest.approx(0.1)
+    assert german.intervals[BASE].n == 40
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +31,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     from layerswap.experiment.answers import ANSWERS, open_folder
     from layerswap.experiment.spec import read_sweep
     from layerswap.experiment.sweeps import run_sweep
-    from layerswap.experiment.tables import balanced_table, results_table
+    from layerswap.experiment.tables import balanced_table
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
@@ -44,7 +43,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
             result = run_sweep(checked, recipe, store=store, log=output.log)
             facts = files.write_result(result, folder)
     lines: list[object] = [
-        results_table(result),
+        files.results_table(result),
         *filter(None, [balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result, folder),
@@ -123,13 +122,9 @@ def evaluate(
         out=out, log=output.log, allow_code=allow_code,
         open_store=partial(output.answer_progress, "evaluating"), **evaluation.given(),
     )  # fmt: skip
-    notes = [f"note: {note}" for note in done.identified]
-    lines: list[object] = [evaluation_table(done.scores), *notes, f"wrote {done.folder}"]
-    facts = {
-        "scores": done.scores,
-        "identified": [*done.identified],
-        "folder": str(done.folder),
-    }
+    scores, notes = [*done.records()], [f"note: {note}" for note in done.notes]
+    lines: list[object] = [evaluation_table(scores), *notes, f"wrote {done.folder}"]
+    facts = {"scores": scores, "identified": [*done.notes], "folder": str(done.folder)}
     output.finish("eval", facts, lines)
 
 
@@ -164,4 +159,4 @@ def compare(
             lines += [*table.markdown().split("\n"), "", table.caption, ""]
     for note in compared.notes:
         output.log(f"note: {note}")
-    output.finish("compare", asdict(compared), lines[:-1])
+    output.finish("compare", answered.comparison_facts(compared), lines[:-1])

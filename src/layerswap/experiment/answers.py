@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.languages import Speaks, known_language, sample_shares
-from layerswap.evaluation.statistics import Classified, classified_of
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.conditions import BASELINES, CHECKPOINT, Condition
 from layerswap.ground.errors import EvaluationError, one_line
@@ -147,20 +146,12 @@ def values_of(answers: Iterable[Answer], measure: Measure) -> dict[Condition, Va
     """Returns the scores of every condition under a measure, in the order of documents."""
     return {
         condition: np.array([answer.score for answer in by_document])
-        for condition, by_document in _under(answers, measure).items()
+        for condition, by_document in under(answers, measure).items()
     }
 
 
-def classified_under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, Classified]:
-    """Returns the answers of every condition to a classification; empty for other tasks."""
-    return {
-        condition: classified
-        for condition, by_document in _under(answers, measure).items()
-        if (classified := classified_of([(a.label, a.predicted) for a in by_document]))
-    }
-
-
-def _under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, list[Answer]]:
+def under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, list[Answer]]:
+    """Returns the answers of every condition under a measure, in the order of documents."""
     by = grouped((answer for answer in answers if answer.measure == measure), lambda a: a.condition)
     return {
         condition: [*{a.document: a for a in sorted(same, key=lambda a: a.document)}.values()]

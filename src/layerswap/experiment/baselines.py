@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.classifier import LabelledTexts, Labels, cross_validation, in_text_order
-from layerswap.experiment.answers import Answer
-from layerswap.experiment.compare import DocumentSplit, Values
+from layerswap.experiment.answers import Answer, Values
+from layerswap.experiment.compare import DocumentSplit
 from layerswap.experiment.conditions import CHANCE, COMMONEST, CROSS_VALIDATED, ON_LABELS, Condition
 
 FEWEST = 20

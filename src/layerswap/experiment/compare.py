@@ -1,8 +1,8 @@
-"""The experiment protocol: choose on development documents, report on test documents.
+"""One result: models on test documents, the choice on development documents, and the road to take.
 
-Sweeps, studies, the quickstart and the lab's experiments compare models in the same way. Every
-candidate is scored on development documents, and these decide which composition is selected. The
-test documents give the scores of the report, with intervals and paired differences.
+`eval`, `compare`, `sweep`, `study` and the quickstart have their results in this form, and all
+pages, tables and JSON documents read it. Where something is chosen, every candidate is scored on
+development documents, and these decide which model is selected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,50 @@ from layerswap.evaluation.statistics import (
     Balanced,
     Classified,
     Interval,
+    classified_of,
     mean_interval,
+    mean_over_groups,
     paired_difference,
+    paired_over_groups,
+    student_interval,
 )
-from layerswap.experiment.conditions import BASELINES, CHOSEN, DEFAULT, FLATTERED, Condition
+from layerswap.experiment.answers import Answer, Values
+from layerswap.experiment.conditions import (
+    BASE,
+    BASELINES,
+    CHANCE,
+    CHOSEN,
+    COMMONEST,
+    DEFAULT,
+    FLATTERED,
+    LANGUAGE_EXPERT,
+    ON_LABELS,
+    TASK_EXPERT,
+    TRANSLATIONS,
+    VECTORS,
+    Condition,
+)
+from layerswap.report.tables import unit_of
 
 NOT_SAVED = ("base", "joint", "simultaneous", *BASELINES)
 """Methods that are compared with merges but are not saved: they are no merges of the experts."""
-Values = npt.NDArray[np.float64]
-"""One score per document."""
+Model = Any
+"""A `Condition`, or the name of a checkpoint."""
+RANKED = 5
+"""Fewest languages for an interval over languages, and fewest results for ranks."""
+Road = Literal["too few documents", "no model", "labels", "encoder", "no merge", "translator",
+               "merge"]  # fmt: skip
+COSTS: tuple[tuple[Road, set[str]], ...] = (
+    ("no model", {CHANCE.method, COMMONEST.method}),
+    ("labels", {ON_LABELS.method}),
+    ("encoder", {VECTORS}),
+    ("no merge", {BASE.method}),
+    ("no merge", {TASK_EXPERT.method, LANGUAGE_EXPERT.method}),
+    ("translator", {*TRANSLATIONS}),
+)
+"""Kinds of road that cost less than a merge, cheapest first, with their methods."""
+COARSE = 0.10
+"""Reach of an interval, as a fraction, from which a test has too few documents."""
 
 
 class DocumentSplit(NamedTuple):
@@ -98,61 +133,219 @@ def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
     return choose({model: scores[model] for model in ordered}, of_equals="first")
 
 
+class Screening(NamedTuple):
+    """The two stages of a screened sweep, in numbers of compositions and documents."""
+
+    candidates: int
+    finalists: int  # scored on all development documents
+    first: int  # documents of the first stage
+    documents: int  # all development documents
+
+    def __str__(self) -> str:
+        return (
+            f"{self.finalists} of {self.candidates} compositions were scored on all "
+            f"{self.documents} development documents, the others on {self.first}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice:
+    """What the development documents decided, and why.
+
+    Attributes:
+        candidates: by composition that was tried, its scores, the mean over pairs of experts.
+        competed: by pair and reported model, its scores; the best is selected.
+        reported: by pair, what each reported model is, where zones or a setting were chosen.
+        count: the number of documents.
+        published: true for a published development split, on which nothing is reported.
+        lead: the chosen composition minus the default swap, paired; None where they are the same.
+        screening: the two stages, with a screen.
+    """
+
+    candidates: Mapping[Condition, Values] = field(default_factory=dict)
+    competed: Mapping[str, Mapping[Condition, Values]] = field(default_factory=dict)
+    reported: Mapping[str, Mapping[Condition, Condition]] = field(default_factory=dict)
+    count: int = 0
+    published: bool = False
+    lead: Interval | None = None
+    screening: Screening | None = None
+
+    @property
+    def chosen(self) -> dict[str, Condition]:
+        """By pair, the best composition."""
+        return {pair: by[CHOSEN].treatment for pair, by in self.reported.items() if CHOSEN in by}
+
+    @cached_property
+    def selected(self) -> Condition:
+        """The model to report first and to save, by `best_of_all` over pairs.
+
+        The default swap if nothing competed.
+        """
+        by_pair = list(self.competed.values())
+        if not by_pair:
+            return DEFAULT
+        common = [model for model in by_pair[0] if all(model in by for by in by_pair)]
+        return best_of_all({m: np.mean([by[m] for by in by_pair], axis=0) for m in common})
+
+    @property
+    def saved(self) -> Condition:
+        """The selected model of the pair that is best on the documents; else of the first pair."""
+        means = {pair: float(by[self.selected].mean()) for pair, by in self.competed.items()}
+        pair = max(means, key=means.__getitem__) if means else next(iter(self.reported))
+        return self.reported[pair][self.selected]
+
+    def names_of(self, model: Condition) -> list[Condition]:
+        """The names that report a model: of the grid, `CHOSEN`, `FLATTERED` or none."""
+        if model.zones is None:
+            return [model.treatment]
+        picked = self.reported.get(model.pair, {})
+        return [name for name in (CHOSEN, FLATTERED) if picked.get(name) == model]
+
+
 @dataclass(frozen=True)
-class TestResult:
-    """Scores of conditions on the test documents, on which nothing was chosen."""
+class Verdict:
+    """The recommended road of one result.
 
-    scores: Mapping[Condition, Values]  # on the same documents for all
-    chosen: Condition | None = None  # the best on the development documents, reported as CHOSEN
-    # The condition to save and to report first; see `select` and `best_of_all`.
-    selected: Condition = field(default=CHOSEN, kw_only=True)
-    # The answers to a classification, on the same documents; empty for other tasks.
-    classified: Mapping[Condition, Classified] = field(default_factory=dict, kw_only=True)
-    # The texts of a classification that a linear classifier is trained on and asked.
-    labelled: LabelledTexts | None = field(default=None, kw_only=True)
+    Attributes:
+        kind: what the road is.
+        road: the cheapest model that no other one is clearly above.
+        lead: the selected model minus the road, paired over documents; None if they are the same.
+    """
 
-    __test__ = False  # Pytest collects classes whose name begins with Test.
+    kind: Road
+    road: Condition
+    lead: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compared:
+    """Models on the same documents of a benchmark in a language, on which nothing was chosen.
+
+    Attributes:
+        scores: one score per document, by model; the mean over pairs of experts.
+        selected: the model that is reported first, and that the others are compared with.
+        benchmark: its name; of an lm-eval task the task's.
+        language: a BCP 47 tag, or the study's name of the language; empty if unknown.
+        task: the name of the task or group.
+        metric: the metric of the scores; empty for fractions.
+        choice: what the development documents decided; None where nothing was to be chosen.
+        classified: answers to a classification, by model; empty for other tasks.
+        labelled: the texts of a classification that a linear classifier is trained on and asked.
+        counts: documents of each model, where only those that all models have are compared.
+        wholes: the score of each model over the whole corpus, where lm-eval has one, such as BLEU.
+        pairs: `scores` by pair, if there are pairs.
+        test: positions of the documents, in the order of task and document.
+        flattered: models that these documents chose.
+    """
+
+    scores: Mapping[Model, Values]
+    selected: Model = CHOSEN
+    benchmark: str = ""
+    language: str = ""
+    task: str = ""
+    metric: str = ""
+    choice: Choice = Choice()
+    classified: Mapping[Model, Classified] = field(default_factory=dict)
+    labelled: LabelledTexts | None = None
+    counts: Mapping[Model, int] = field(default_factory=dict)
+    wholes: Mapping[Model, float] = field(default_factory=dict)
+    pairs: Mapping[str, Mapping[Condition, Values]] = field(default_factory=dict)
+    test: tuple[int, ...] = ()
+    flattered: frozenset[Model] = frozenset({FLATTERED})
+
+    @classmethod
+    def of(cls, rows: Mapping[Model, Sequence[Answer]], /, **more: Any) -> Self:
+        """Compare answers to the same documents under one measure, by model."""
+        measured = {
+            model: classified_of([(row.label, row.predicted) for row in answers])
+            for model, answers in rows.items()
+        }
+        return cls(
+            scores={model: np.array([row.score for row in by]) for model, by in rows.items()},
+            classified={model: answers for model, answers in measured.items() if answers},
+            **{"metric": next(iter(rows.values()))[0].metric, **more},
+        )  # fmt: skip
+
+    @property
+    def heading(self) -> str:
+        """The benchmark and the language."""
+        return ", ".join(filter(None, [self.benchmark, self.language]))
+
+    @property
+    def unit(self) -> str:
+        """The unit of the scores in tables."""
+        return unit_of(self.metric)
 
     @cached_property
-    def intervals(self) -> dict[Condition, Interval]:
-        """Mean and 95% bootstrap interval of every condition."""
-        return {condition: mean_interval(values) for condition, values in self.scores.items()}
+    def intervals(self) -> dict[Model, Interval]:
+        """Mean and 95% bootstrap interval of every model."""
+        return {model: mean_interval(values) for model, values in self.scores.items()}
 
     @cached_property
-    def differences(self) -> dict[Condition, Interval]:
-        """The selected model minus every other condition, paired over documents.
+    def differences(self) -> dict[Model, Interval]:
+        """The selected model minus every other one, paired over documents.
 
-        Empty if the selected model is not among the conditions.
+        Empty if the selected model is not among the models.
         """
         if self.selected not in self.scores:
             return {}
         first, others = self.scores[self.selected], {**self.scores}
         del others[self.selected]
-        return {condition: paired_difference(first, values) for condition, values in others.items()}
+        return {model: paired_difference(first, values) for model, values in others.items()}
+
+    def against(self, reference: Model) -> dict[Model, Interval]:
+        """Every other model minus a reference, paired over documents; computed once."""
+        if reference not in self.scores:
+            return {}
+        if reference not in self._against:
+            first, others = self.scores[reference], {**self.scores}
+            del others[reference]
+            self._against[reference] = {
+                model: paired_difference(values, first) for model, values in others.items()
+            }
+        return self._against[reference]
 
     @cached_property
-    def by_sign(self) -> dict[int, list[Condition]]:
+    def _against(self) -> dict[Model, dict[Model, Interval]]:
+        return {}
+
+    @cached_property
+    def by_sign(self) -> dict[int, list[Model]]:
         """Other models, best first: 1 clearly below the selected one, -1 above, 0 neither."""
         others = sorted(self.differences, key=lambda model: -self.intervals[model].mean)
         return {sign: [model for model in others
-                       if model != FLATTERED and self.differences[model].sign == sign]
+                       if model not in self.flattered and self.differences[model].sign == sign]
                 for sign in (1, -1, 0)}  # fmt: skip
 
     @property
-    def above(self) -> list[Condition]:
-        """Models that the test documents show clearly above the selected one, best first."""
+    def above(self) -> list[Model]:
+        """Models that the documents show clearly above the selected one, best first."""
         return self.by_sign[-1]
 
     @cached_property
-    def balanced_differences(self) -> dict[Condition, Balanced]:
+    def balanced_differences(self) -> dict[Model, Balanced]:
         """`differences` of a classification's balanced measures; empty for other tasks."""
-        if self.selected not in self.classified:
-            return {}
-        first = self.classified[self.selected]
-        others = {
-            model: answers for model, answers in self.classified.items() if model != self.selected
-        }
-        return {model: first.minus(answers) for model, answers in others.items()}
+        first = self.classified.get(self.selected)
+        return {} if first is None else {
+            model: first.minus(answers) for model, answers in self.classified.items()
+            if model != self.selected
+        }  # fmt: skip
+
+    def balanced_against(self, reference: Model) -> dict[Model, Balanced]:
+        """`against` of a classification's balanced measures; empty for other tasks."""
+        first = self.classified.get(reference)
+        return {} if first is None else {
+            model: answers.minus(first) for model, answers in self.classified.items()
+            if model != reference
+        }  # fmt: skip
+
+    @property
+    def leaders(self) -> list[Model]:
+        """The models with the highest mean; none where documents are left out."""
+        means = {model: interval.mean for model, interval in self.intervals.items()
+                 if model not in self.flattered}  # fmt: skip
+        left_out = any(len(self.scores[model]) < count for model, count in self.counts.items())
+        return [] if left_out else [m for m in means if means[m] == max(means.values())]
 
     @cached_property
     def worth_in_labels(self) -> dict[str, Worth]:
@@ -165,36 +358,107 @@ class TestResult:
             "balanced accuracy": worth(model, curve, balanced=True),
         }
 
-    def against(self, reference: Condition) -> dict[Condition, Interval]:
-        """Every other condition minus a reference, paired over documents; computed once."""
-        if reference not in self._against:
-            first, others = self.scores[reference], {**self.scores}
-            del others[reference]
-            self._against[reference] = {
-                condition: paired_difference(values, first) for condition, values in others.items()
-            }
-        return self._against[reference]
+    @cached_property
+    def extremes(self) -> dict[Model, tuple[float, float]]:
+        """The mean score of the lowest and of the highest pair, by model."""
+        means = {model: [float(by[model].mean()) for by in self.pairs.values() if model in by]
+                 for model in self.scores}  # fmt: skip
+        return {model: (min(of_pairs), max(of_pairs)) for model, of_pairs in means.items()}
+
+    @property
+    def saved_score(self) -> Interval:
+        """The score of the one model to save, which is of one pair."""
+        pair = self.choice.saved.pair or next(iter(self.pairs))
+        return mean_interval(self.pairs[pair][self.selected])
 
     @cached_property
-    def _against(self) -> dict[Condition, dict[Condition, Interval]]:
-        return {}
+    def verdict(self) -> Verdict:
+        """The road to take; nothing is chosen among merges on the test documents.
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns every condition with its fields, its interval and its difference."""
-        differences = {condition: asdict(apart) for condition, apart in self.differences.items()}
-        rows = [
-            {"condition": str(condition), **condition.to_dict(), **asdict(interval),
-             "selected_minus": differences.get(condition), **self._balanced(condition)}
-            for condition, interval in self.intervals.items()
+        Roads are ordered by what they cost a user: a constant answer, a linear classifier on
+        labels, sentence vectors of an encoder, the base, one expert, a translator, a merge. The
+        selected model competes with the cheaper roads and the translator's: the cheapest is
+        recommended that no other is clearly above. Clearly above means that the 95% interval of
+        the paired difference lies above zero in accuracy, and not below zero in balanced accuracy.
+        """
+        selected = self.selected
+        roads = [
+            model
+            for model in self.intervals
+            if model == selected or _cost(model) < _cost(selected) or _kind(model) == "translator"
+        ]
+        roads.sort(key=lambda model: (_cost(model), -self.intervals[model].mean))
+        best = [model for model in roads
+                if not any(self._clearly_above(other, model) for other in roads)]  # fmt: skip
+        road = best[0] if best else selected
+        lead, kind = self.differences.get(road), _kind(road)
+        if (
+            lead
+            and kind == "no model"
+            and max(lead.high - lead.mean, lead.mean - lead.low) > COARSE
+        ):
+            kind = "too few documents"
+        return Verdict(kind, road, lead)
+
+    def _clearly_above(self, model: Condition, other: Condition) -> bool:
+        if self.intervals[model].mean <= self.intervals[other].mean:
+            return False  # as the difference would say, which costs a bootstrap
+        if paired_difference(self.scores[model], self.scores[other]).sign < 1:
+            return False
+        known = [self.classified[one] for one in (model, other) if one in self.classified]
+        return len(known) < 2 or known[0].minus(known[1]).balanced_accuracy.sign > -1
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every condition with its fields, its interval, and the selected model minus it."""
+        return [
+            {"condition": str(model), **model.to_dict(), **asdict(interval),
+             "selected_minus": plain(self.differences.get(model)), **self._balanced(model)}
+            for model, interval in self.intervals.items()
         ]  # fmt: skip
-        chosen = None if self.chosen is None else self.chosen.to_dict()
-        return {"chosen": chosen, "selected": str(self.selected), "test": rows}
 
-    def _balanced(self, condition: Condition) -> dict[str, Any]:
-        if condition not in self.classified:
+    def _balanced(self, model: Model) -> dict[str, Any]:
+        if model not in self.classified:
             return {}
-        gap = self.balanced_differences.get(condition)
         return {
-            **asdict(self.classified[condition].balanced),
-            "selected_minus_balanced": gap and asdict(gap),
+            **asdict(self.classified[model].balanced),
+            "selected_minus_balanced": plain(self.balanced_differences.get(model)),
         }
+
+
+def plain(value: Any) -> dict[str, Any] | None:
+    """A dataclass as data; None stays."""
+    return None if value is None else asdict(value)
+
+
+def _cost(model: Condition) -> int:
+    return next((i for i, (_, methods) in enumerate(COSTS) if model.method in methods), len(COSTS))
+
+
+def _kind(model: Condition) -> Road:
+    return next((kind for kind, methods in COSTS if model.method in methods), "merge")
+
+
+def over_languages(
+    results: Sequence[Compared], model: Model, reference: Model | None = None
+) -> Interval | None:
+    """The mean of a model over languages, or its paired difference to another.
+
+    From `RANKED` languages on, the interval is over languages, otherwise over documents. If all
+    languages have the same documents, translations are resampled together; otherwise each language
+    separately. None if a language lacks one of the models.
+    """
+    wanted = [model] if reference is None else [model, reference]
+    if not all(name in by.scores for name in wanted for by in results):
+        return None
+    if len(results) >= RANKED:
+        means = [np.array([by.scores[name].mean() for by in results]) for name in wanted]
+        return student_interval(means[0] if reference is None else means[0] - means[1])
+    tests = {by.test for by in results}
+
+    def groups(name: Model) -> list[Values]:
+        values = [by.scores[name] for by in results]
+        return [np.mean(values, axis=0)] if len(tests) == 1 and () not in tests else values
+
+    if reference is None:
+        return mean_over_groups(groups(model))
+    return paired_over_groups(groups(model), groups(reference))

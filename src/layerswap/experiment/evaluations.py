@@ -1,15 +1,12 @@
-"""`layerswap.evaluate` and `layerswap.compare`: the commands `eval` and `compare` from Python."""
+"""`layerswap.evaluate`: the command `eval` from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from layerswap.checkpoint.loading import open_device, pick_device
 from layerswap.evaluation.harness import (
@@ -27,48 +24,16 @@ from layerswap.evaluation.response_cache import (
 )
 from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import EvaluationSettings
-from layerswap.evaluation.statistics import Interval, classified_of, mean_interval
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
 from layerswap.experiment import answers as files
 from layerswap.experiment.baselines import answers_of_baselines, baselines_of
-from layerswap.experiment.conditions import BASELINES
+from layerswap.experiment.compare import Compared
+from layerswap.experiment.results import Results
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
 from layerswap.versions import need_extras
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The scores of models on tasks, and the folder that holds them and the answers.
-
-    Attributes:
-        scores: a row for each model, task and metric. `low`, `high` and `n` are the 95% bootstrap
-            interval over `n` documents, where every document has a score.
-        identified: held-out errors of a learned identifier of the answers' language.
-    """
-
-    scores: Sequence[Mapping[str, Any]]
-    folder: Path
-    identified: Sequence[str] = ()
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The scores, a row each."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.scores))
-
-    def __repr__(self) -> str:
-        models, tasks = ({row[key] for row in self.scores} for key in ("model", "task"))
-        models -= {name for name in models if name.partition(",")[0] in BASELINES}
-        return f"Evaluation of {len(models)} models on {len(tasks)} tasks in {self.folder}"
-
-    def _repr_html_(self) -> str:
-        return str(self.to_pandas().to_html(index=False))
 
 
 def evaluate(
@@ -86,7 +51,7 @@ def evaluate(
     log: Log = lambda line: None,
     open_store: Callable[[Path], AbstractContextManager[AnswerStore]] | None = None,
     **settings: Any,
-) -> Evaluation:
+) -> Results:
     """Evaluate models on lm-eval tasks, or on a suite in some languages.
 
     Models made of the same experts are evaluated together. This is `layerswap eval` from Python.
@@ -162,8 +127,7 @@ def evaluate(
         log(f"replaced earlier results in {out}: {', '.join(replaced[:3])}{more}")
     if models_kept := sorted({row.model for row in kept if not row.is_baseline}):
         log(f"kept earlier results in {out} of {', '.join(models_kept)}")
-    scores = _scores(results, written, rows)
-    return Evaluation(scores, folder, identified)
+    return Results(list(_compared(results, written, rows)), [*results], identified, folder)
 
 
 def _of_baselines(
@@ -177,50 +141,29 @@ def _of_baselines(
             yield from answers_of_baselines(group, baselines_of([], group))
 
 
-def _scores(
+def _compared(
     results: Mapping[str, Mapping[str, Any]],
     tasks: Sequence[WrittenTask],
     rows: Sequence[files.Answer],
-) -> list[dict[str, Any]]:
-    """A row for each model and task, for balanced measures, and for shares of languages."""
+) -> Iterator[Compared]:
+    """The models on each task: by its metric, and by shares of languages and added metrics."""
     headlines = files.headlines(rows, tasks)
-    corpus = {task.name for task in tasks if task.document_metric is not None}  # such as BLEU
-    intervals = {key: _mean(group) for key, group in headlines.items() if key[1] not in corpus}
-    scores: list[dict[str, Any]] = []
-    for name, result in results.items():
-        for task in tasks:
-            interval = intervals.get((name, task.name))
-            scores.append({
-                "model": name, "benchmark": task.benchmark, "task": task.name,
-                "metric": task.metric[0], "score": files.headline(result, task),
-                **(interval.bounds if interval else {}),
-            })  # fmt: skip
-
-    scores += [
-        {"model": group[0].model, "benchmark": group[0].benchmark, "task": key[1],
-         "metric": group[0].metric, "score": intervals[key].mean, **intervals[key].bounds}
-        for key, group in headlines.items() if group[0].is_baseline
-    ]  # fmt: skip
-
-    def add(model: str, task: str, metric: str, interval: Interval) -> None:
-        scores.append({"model": model, "task": task, "metric": metric, "score": interval.mean,
-                       **interval.bounds})  # fmt: skip
-
-    for key, group in headlines.items():
-        if answers := classified_of([(row.label, row.predicted) for row in group]):
-            for metric, interval in vars(answers.balanced).items():
-                add(*key, metric, interval)
+    for task in tasks:
+        whole = {name: files.headline(result, task) for name, result in results.items()}
+        answered = {model: group for (model, name), group in headlines.items() if name == task.name}
+        how: dict[str, Any] = {"selected": None, "wholes": whole, "task": task.name,
+                               "benchmark": task.benchmark, "metric": task.metric[0],
+                               "language": task.language}  # fmt: skip
+        corpus = task.document_metric is not None  # such as BLEU
+        yield Compared(scores={}, **how) if corpus else Compared.of(answered, **how)
     main = {(row.task, row.filter) for row in rows if row.main}
     shares = files.grouped(
         (row for row in rows
          if row.metric in (*ADDED, *BESIDE, ANSWER, REASONING) and not row.main
          and (row.task, row.filter) in main),
-        lambda row: (row.model, row.task, row.metric),
+        lambda row: (row.task, row.metric),
     )  # fmt: skip
-    for (name, task_name, metric), group in shares.items():
-        add(name, task_name, metric, _mean(group))
-    return scores
-
-
-def _mean(rows: Sequence[files.Answer]) -> Interval:
-    return mean_interval(np.array([row.score for row in rows]))
+    for (name, _), group in shares.items():
+        by = files.grouped(group, lambda row: row.model)
+        yield Compared.of(by, selected=None, task=name, benchmark=group[0].benchmark,
+                          language=group[0].language)  # fmt: skip

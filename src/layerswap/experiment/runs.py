@@ -3,108 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from layerswap.evaluation.statistics import (
-    Balanced,
-    Classified,
-    Interval,
-    PairedTest,
-    classified_of,
-    holm,
-    mean_interval,
-    mean_over_groups,
-    paired_over_groups,
-    paired_test,
-)
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, grouped, read_answers
+from layerswap.experiment.compare import Compared, over_languages, plain
+from layerswap.experiment.results import Results
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike, listed
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-
-@dataclass(frozen=True)
-class ScoreCell:
-    """One model on one benchmark in one language."""
-
-    score: Interval  # mean over the common documents with its bootstrap interval
-    against: PairedTest | None  # comparison with the first model; None for the first itself
-    p: float | None  # of the comparison, corrected by Holm over the whole table
-    best: bool  # true if no other model has a higher mean; false where documents are left out
-    documents: int  # of the model, of which `score.n` are common to all models
-    balanced: Balanced | None = None  # of a classification
-    balanced_against: Balanced | None = None  # its paired differences to the first model
-
-    @property
-    def significant(self) -> bool:
-        """True if the model differs from the first after the correction."""
-        return self.p is not None and self.p < 0.05
-
-
-@dataclass(frozen=True)
-class LanguageMean:
-    """The means of a benchmark over its languages."""
-
-    benchmark: str
-    metric: str
-    scores: tuple[Interval | None, ...]  # by model; None if it lacks a language
-    against: tuple[Interval | None, ...]  # paired differences to the first model
-
-
-@dataclass(frozen=True)
-class ComparedModels:
-    """Models on the same documents."""
-
-    models: tuple[str, ...]  # the reference first
-    rows: tuple[tuple[str, str, str], ...]  # benchmark, language and metric
-    cells: tuple[tuple[ScoreCell | None, ...], ...]  # by row and model; None without scores
-    means: tuple[LanguageMean, ...]  # of benchmarks with several languages
-    notes: tuple[str, ...]  # about documents that are left out
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A row for each benchmark, language, metric and model.
-
-        `difference` is paired, model minus the first, with its interval from `lower` to `upper`;
-        `p` is corrected by Holm over the whole table.
-        """
-        import pandas as pd
-
-        return pd.DataFrame(list(self._records()))
-
-    def __repr__(self) -> str:
-        return f"Comparison of {', '.join(self.models)} on {len(self.rows)} benchmarks"
-
-    def _repr_html_(self) -> str:
-        return str(self.to_pandas().to_html(index=False, float_format="{:.3f}".format))
-
-    def _records(self) -> Iterator[dict[str, Any]]:
-        for row, cells in zip(self.rows, self.cells, strict=True):
-            for model, cell in zip(self.models, cells, strict=True):
-                if cell is None:
-                    continue
-                gap = None if cell.against is None else cell.against.difference
-                yield {
-                    **dict(zip(("benchmark", "language", "metric"), row, strict=True)),
-                    "model": model, "score": cell.score.mean, **cell.score.bounds,
-                    **({} if gap is None else {"difference": gap.mean, "lower": gap.low,
-                                               "upper": gap.high, "p": cell.p}),
-                    **({} if cell.balanced is None else {
-                        metric: interval.mean for metric, interval in vars(cell.balanced).items()
-                    }),
-                }  # fmt: skip
-
-
-def compare(
-    runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] = ()
-) -> ComparedModels:
+def compare(runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] = ()) -> Results:
     """Compare the models of one or several runs on the documents that they share.
 
     This is `layerswap compare` from Python. A model that two runs evaluated is one model. Another
@@ -131,26 +42,41 @@ def compare(
     rows = list(dict.fromkeys(row for name in names for row in scores[name]))
     named = {name: scores[name] for name in names}
     notes = [note for row in rows for note in _differences(named, row)]
-    table = {row: _compared([scores[name].get(row) for name in names], row) for row in rows}
-    given = [cell.p for line in table.values() for cell in line if cell and cell.p is not None]
-    corrected = iter(holm(given))
-    cells = []
-    for line in table.values():
-        honest = {
-            name: cell.score.mean for name, cell in zip(names, line, strict=True)
-            if cell and name not in flattered
+    results = [_compared(named, row, frozenset(flattered)) for row in rows]
+    return Results(results, names, [*notes, *_left_out(results)])
+
+
+def comparison_facts(compared: Results) -> dict[str, Any]:
+    """The content of `compare --json`; cells are by row and model."""
+    names = compared.models
+
+    def cell(by: Compared, model: str) -> dict[str, Any] | None:
+        if model not in by.scores:
+            return None
+        gap, answers = by.against(by.selected).get(model), by.classified.get(model)
+        test = {"difference": plain(gap), "p_bootstrap": compared.uncorrected.get((by, model))}
+        return {
+            "score": asdict(by.intervals[model]), "against": test if gap else None,
+            "p": compared.p_values.get((by, model)), "best": model in by.leaders,
+            "documents": by.counts[model], "balanced": plain(answers and answers.balanced),
+            "balanced_against": plain(by.balanced_against(by.selected).get(model)),
         }  # fmt: skip
-        whole = all(cell is None or cell.documents == cell.score.n for cell in line)
-        cells.append(tuple(
-            cell and replace(
-                cell, p=None if cell.p is None else next(corrected),
-                best=whole and name in honest and honest[name] == max(honest.values()),
-            )
-            for name, cell in zip(names, line, strict=True)
-        ))  # fmt: skip
-    means = _means(named, rows)
-    notes += _left_out(names, dict(zip(rows, cells, strict=True)))
-    return ComparedModels(tuple(names), tuple(rows), tuple(cells), tuple(means), tuple(notes))
+
+    def mean(same: Sequence[Compared], *models: str) -> dict[str, Any] | None:
+        return plain(None if models[1:] == models[:1] else over_languages(same, *models))
+
+    return {
+        "models": names,
+        "rows": [[by.benchmark, by.language, by.metric] for by in compared.results],
+        "cells": [[cell(by, name) for name in names] for by in compared.results],
+        "means": [
+            {"benchmark": same[0].benchmark, "metric": same[0].metric,
+             "scores": [mean(same, name) for name in names],
+             "against": [mean(same, name, names[0]) for name in names]}
+            for same in compared.by_benchmark if len(same) > 1
+        ],
+        "notes": compared.notes,
+    }  # fmt: skip
 
 
 _Row = tuple[str, str, str]
@@ -260,40 +186,15 @@ def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> boo
     return same and len(weights) == 1 and "" not in weights
 
 
-def _means(
-    scores: Mapping[str, Mapping[_Row, _Documents]], rows: Sequence[_Row]
-) -> Iterator[LanguageMean]:
-    """Average every benchmark that has several languages over them, for models that have all."""
-    for benchmark, metric in dict.fromkeys((row[0], row[2]) for row in rows):
-        same = [row for row in rows if (row[0], row[2]) == (benchmark, metric)]
-        if len(same) == 1:
-            continue
-        values = [
-            [_values(by[row], _common(scores.values(), row)) for row in same]
-            if all(row in by for row in same) else None
-            for by in scores.values()
-        ]  # fmt: skip
-        first = values[0]
-        yield LanguageMean(
-            benchmark, metric,
-            tuple(mean_over_groups(groups) if groups else None for groups in values),
-            tuple(paired_over_groups(groups, first) if groups and first and number else None
-                  for number, groups in enumerate(values)),
-        )  # fmt: skip
-
-
-def _left_out(
-    names: Sequence[str], table: Mapping[_Row, Sequence[ScoreCell | None]]
-) -> Iterator[str]:
+def _left_out(results: Iterable[Compared]) -> Iterator[str]:
     """Describe the documents that are left out because a model lacks them."""
-    for (benchmark, language, _), cells in table.items():
-        counts = {name: c.documents for name, c in zip(names, cells, strict=True) if c is not None}
-        common = next(cell.score.n for cell in cells if cell is not None)
-        if set(counts.values()) != {common}:
-            has = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    for by in results:
+        common = len(next(iter(by.scores.values())))
+        if {*by.counts.values()} != {common}:
+            has = ", ".join(f"{name} {count:,}" for name, count in by.counts.items())
             yield (
-                f"{' '.join(filter(None, [benchmark, language]))}: compared on the {common:,} "
-                f"documents that all models have; {has}"
+                f"{' '.join(filter(None, [by.benchmark, by.language]))}: compared on the "
+                f"{common:,} documents that all models have; {has}"
             )
 
 
@@ -304,33 +205,21 @@ def _row(score: Answer) -> _Row:
     return benchmark, score.language, score.metric
 
 
-def _compared(models: Sequence[_Documents | None], row: _Row) -> list[ScoreCell | None]:
-    """Compare each model with the first, on the documents that all models of a row share.
-
-    The p-values are not corrected yet.
-    """
-    common = _common([{row: documents} for documents in models if documents], row)
+def _compared(
+    scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row, flattered: frozenset[str]
+) -> Compared:
+    """Compare models with the first, on the documents that all models of a row share."""
+    common = _common(scores.values(), row)
     if not common:
         raise EvaluationError(
             f"{' '.join(row)}: the models share no document; their test files or prompts differ"
         )
-    first = None if models[0] is None else _values(models[0], common)
-    reference = None if models[0] is None else _classified(models[0], common)
-    cells: list[ScoreCell | None] = []
-    for number, documents in enumerate(models):
-        if documents is None:
-            cells.append(None)
-            continue
-        values = _values(documents, common)
-        against = paired_test(values, first) if number and first is not None else None
-        p = None if against is None else against.p_bootstrap
-        answers = _classified(documents, common)
-        cells.append(ScoreCell(
-            mean_interval(values), against, p, best=False, documents=len(documents),
-            balanced=None if answers is None else answers.balanced,
-            balanced_against=answers.minus(reference) if number and answers and reference else None,
-        ))  # fmt: skip
-    return cells
+    answered = {name: by[row] for name, by in scores.items() if row in by}
+    return Compared.of(
+        {name: [by[document] for document in common] for name, by in answered.items()},
+        selected=next(iter(scores)), benchmark=row[0], language=row[1], flattered=flattered,
+        counts={name: len(by) for name, by in answered.items()},
+    )  # fmt: skip
 
 
 def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
@@ -338,12 +227,3 @@ def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tupl
     first, *others = [by[row] for by in scores if row in by]
     shared = set(first).intersection(*others)
     return sorted(shared, key=lambda key: (first[key].task, first[key].document))
-
-
-def _values(documents: _Documents, common: Sequence[tuple[str, int]]) -> npt.NDArray[np.float64]:
-    return np.array([documents[document].score for document in common])
-
-
-def _classified(documents: _Documents, common: Sequence[tuple[str, int]]) -> Classified | None:
-    answers = [documents[document] for document in common]
-    return classified_of([(answer.label, answer.predicted) for answer in answers])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.answers import Answer, fraction
-from layerswap.experiment.compare import TestResult
+from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import BASELINES, Condition
 from layerswap.experiment.tables import labels_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
@@ -15,8 +15,6 @@ from layerswap.report.page import Answers, Section, ShownAnswer
 from layerswap.report.stack import NOTHING_ON_TOP
 from layerswap.report.tables import Table, interval_words
 
-BY_LABEL = "balanced by label"
-"""Heading suffix of tables with balanced measures."""
 SHOWN = 300
 """Most documents whose answers are shown together."""
 RIGHT = 0.5
@@ -28,7 +26,7 @@ def scored(score: Interval, unit: str = "%") -> str:
     return interval_words(score, unit) + ("%" if unit == "%" else "")
 
 
-def worth_in_words(result: TestResult) -> str:
+def worth_in_words(result: Compared) -> str:
     """Say how many labels the selected model is worth; empty without labels."""
     if not result.worth_in_labels:
         return ""
@@ -37,9 +35,8 @@ def worth_in_words(result: TestResult) -> str:
 
 
 def surpassing(
-    found: Mapping[str, TestResult],
+    results: Sequence[Compared],
     *,
-    unit: str = "%",
     written: Condition | None = None,
     command: Sequence[str] = (),
 ) -> str:
@@ -48,16 +45,16 @@ def surpassing(
     The text is empty if there is no such model.
 
     Args:
-        found: results by heading; a single result may have an empty heading.
-        unit: of the scores.
+        results: of several headings, or one.
         written: the model that the command writes.
         command: for a shell; none when empty.
     """
     sentences = []
-    for heading, result in found.items():
+    for result in results:
         above = [model for model in result.above if model.method not in BASELINES]
-        if names := [f"{name} ({scored(result.intervals[name], unit)})" for name in above]:
-            documents = "the test documents" + (f" of {heading}" if heading else "")
+        names = [f"{name} ({scored(result.intervals[name], result.unit)})" for name in above]
+        if names:
+            documents = "the test documents" + (f" of {result.heading}" if result.heading else "")
             sentences.append(
                 f"On {documents}, models are clearly above the selected one: {'; '.join(names)}."
             )
@@ -68,23 +65,19 @@ def surpassing(
 
 def score_sections(
     heading: str,
-    result: TestResult,
+    result: Compared,
     table: Table,
-    balanced: Table | None,
     *,
     measure: str,
-    unit: str = "%",
     text: str = "",
     note: str | None = None,
 ) -> list[Section]:
-    """Show models on the test documents: a chart, their table, and their balanced measures."""
+    """Show models on the test documents: a chart, their table, and what labels give."""
     figure = draw_intervals(
-        [(str(condition), interval) for condition, interval in result.intervals.items()],
-        measure=measure, unit=unit, highlight=str(result.selected),
+        [(str(model), interval) for model, interval in result.intervals.items()],
+        measure=measure, unit=result.unit, highlight=str(result.selected),
     )  # fmt: skip
     sections = [Section(heading, text, figure=figure, table=table, note=note)]
-    if balanced:
-        sections.append(Section(f"{heading}: {BY_LABEL}", table=balanced))
     if labels := labels_table(result):
         sections.append(
             Section(f"{heading}: what labels give", worth_in_words(result), table=labels)
@@ -140,16 +133,18 @@ def _placed(swap: Condition | None) -> tuple[tuple[int, int, str], GridCell] | N
 
 
 def side_by_side(
-    models: Mapping[str, str], answers: Iterable[Answer], documents: Iterable[tuple[str, int]]
+    models: Mapping[str, Condition],
+    answers: Iterable[Answer],
+    documents: Iterable[tuple[str, int]],
 ) -> Answers | None:
     """The answers of models to the documents that all have answered, at most `SHOWN`.
 
     Args:
-        models: headings, with the names of the models in `answers`.
+        models: by heading.
         answers: under one measure; with a score above `RIGHT` an answer counts as right.
         documents: task and position of each document.
     """
-    answered = {(answer.model, answer.task, answer.document): answer for answer in answers}
+    answered = {(answer.condition, answer.task, answer.document): answer for answer in answers}
     shown = []
     for task, document in documents:
         keys = [(model, task, document) for model in models.values()]

@@ -1,4 +1,4 @@
-"""Sweeps over candidates: all are scored on development documents, one is selected and tested.
+"""`layerswap.sweep`: candidates are scored on development documents, one is selected and tested.
 
 With a screen there are two stages: all candidates are scored on a random part of the development
 documents, and the best few on all of them. On the lab this rule was as good as item-response
@@ -8,20 +8,20 @@ screening and successive halving at the same price (docs/tables/tried.csv).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from layerswap.compose import Recipe, Zones, default_zones
-from layerswap.engine.trie import LayerCounts
+from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.statistics import Interval, paired_difference
-from layerswap.experiment.answers import Answer, Measure, classified_under, values_of
-from layerswap.experiment.baselines import Baselines, answers_of_baselines, baselines_of
+from layerswap.evaluation.statistics import paired_difference
+from layerswap.experiment.answers import Answer, Measure, Values, under, values_of
+from layerswap.experiment.baselines import answers_of_baselines, baselines_of
 from layerswap.experiment.compare import (
     NOT_SAVED,
-    TestResult,
-    Values,
-    best_of_all,
+    Choice,
+    Screening,
     choose,
     ranked,
 )
@@ -38,80 +38,98 @@ from layerswap.experiment.evaluator import (
     Evaluator,
 )
 from layerswap.experiment.spec import Screen, SweepSettings, SweepSpec
-from layerswap.ground.types import Advance, Log
+from layerswap.experiment.sweep_page import SweepResult
+from layerswap.ground.errors import EvaluationError
+from layerswap.ground.types import Advance, Log, PathLike, listed
+from layerswap.ground.yaml_file import validate
 from layerswap.merge import Plan, make_plan
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from layerswap.engine.sweep import Sweep
 
-
-@dataclass(frozen=True)
-class Screening:
-    """The two stages of a screened sweep, in numbers of compositions and documents."""
-
-    candidates: int
-    finalists: int  # scored on all development documents
-    first: int  # documents of the first stage
-    documents: int  # all development documents
-
-    def __str__(self) -> str:
-        return (
-            f"{self.finalists} of {self.candidates} compositions were scored on all "
-            f"{self.documents} development documents, the others on {self.first}"
-        )
+Composed = Plan | Recipe | PathLike
+"""A composition of checkpoints: a plan, a recipe, or the path of a recipe file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepResult(TestResult):
-    """The result of a sweep."""
+def sweep(
+    plans: Composed | Sequence[Composed],
+    tasks: str | Sequence[str] = (),
+    *,
+    include: PathLike | Sequence[PathLike] = (),
+    choose_by: str | Mapping[str, str] | None = None,
+    answers: PathLike | None = None,
+    log: Log = lambda line: None,
+    progress: Advance | None = None,
+    **settings: Any,
+) -> SweepResult:
+    """Evaluate compositions of the same experts, select one, and compare it with baselines.
 
-    best: Plan  # the selected model, ready to be saved or loaded
-    # The plan of every model on the test documents, and the mean score on the development documents
-    # of those that competed.
-    models: Mapping[Condition, Plan] = field(default_factory=dict)
-    competed: Mapping[Condition, float] = field(default_factory=dict)
-    # By candidate, its mean score on the development documents that it was scored on.
-    development: Mapping[Condition, float]
-    # The chosen composition minus the default swap on the development documents, paired; None where
-    # there is no default swap, or the default swap itself was chosen.
-    lead: Interval | None = None
-    measure: Measure
-    rows: Sequence[Answer]  # every score of every document, of both splits
-    counts: LayerCounts  # layers run, together and one by one
-    screening: Screening | None = None  # the two stages, with a screen
+    The model that is best on the development documents of the tasks is selected: a composition, the
+    default swap, the soup, TIES or an expert. It is reported on the test documents, beside the
+    others and, where the recipe names it, the base. This is `layerswap sweep` from Python.
 
-    def tested(self, measure: Measure) -> TestResult:
-        """The test documents under another measure."""
-        rows = [row for row in self.rows if row.split == TEST]
-        return TestResult(values_of(rows, measure), self.chosen, selected=self.selected)
+    Args:
+        plans: compositions, one or several; `Plan.grid` makes many.
+        tasks: lm-eval tasks, one or several.
+        include: folders with further task YAMLs, one or several.
+        choose_by: the metric to choose by, or a mapping of `task`, `metric` and `filter`.
+        answers: an SQLite file that keeps answers, so that none is computed twice.
+        log: called with what the sweep costs.
+        progress: called with the number of compositions just evaluated.
+        settings: further keys of a sweep file: `development` (share of documents to choose on),
+            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `screen`.
 
-    def with_answers(self, answers: Sequence[Answer]) -> SweepResult:
-        """The result with the test answers of further models."""
-        scores = {**self.scores, **values_of(answers, self.measure)}
-        return replace(self, scores=scores, rows=[*self.rows, *answers])
+    Returns:
+        The result: `.best` is the selected plan, `.intervals` and `.differences` are on the test
+        documents, `.to_pandas()` has every score, `.report(path)` writes a page.
 
-    @property
-    def chosen_by(self) -> str:
-        """The score that chose, in words."""
-        return " ".join(self.measure)
+    Raises:
+        LayerswapError: a setting is wrong, or experts or tasks cannot be loaded.
 
-    @property
-    def layers(self) -> int:
-        """The number of layers of the model."""
-        return self.best.composition.layers
+    Example:
+        plan = ls.swap(task="math-expert", language="swahili-expert")
+        board = ls.sweep(plan.grid(bottom=range(9), top=range(5)), tasks="mgsm_direct_sw")
+        board.best.save("merged")
+        board.report("report.html")
+    """
+    metric = {"metric": choose_by} if isinstance(choose_by, str) else dict(choose_by or {})
+    data = {"tasks": listed(tasks), "include": list(map(str, listed(include))),
+            "choose_by": metric, **settings}  # fmt: skip
+    spec = validate(SweepSettings, data, where="sweep", expected="settings by name")
+    candidates = _named(list(map(_plan, listed(plans))))
+    start = next((plan for plan in candidates.values() if plan.recipe.swap is not None), None)
+    path = None if answers is None else Path(answers).expanduser()
+    others = {} if start is None else contenders(start, densities=spec.ties)
+    with closing(AnswerStore(path)) as store:
+        return sweep_plans(spec, candidates, others, store=store, log=log, progress=progress)
 
-    @property
-    def default(self) -> Zones:
-        """The paper's zones, scaled by depth."""
-        return default_zones(self.layers)
 
-    def to_pandas(self) -> pd.DataFrame:
-        """Every score of every document, a row each; see `Answer`."""
-        import pandas as pd
+def _plan(given: Composed) -> Plan:
+    if isinstance(given, Plan):
+        return given
+    return make_plan(given if isinstance(given, Recipe) else read_recipe(Path(given)))
 
-        return pd.DataFrame([row.to_dict() for row in self.rows])
+
+def _named(plans: Sequence[Plan]) -> dict[Condition, Plan]:
+    """Conditions of plans: swaps by their zones, and by `outside` if it differs among them."""
+    if not plans:
+        raise EvaluationError("there is no composition to evaluate; give at least one")
+    outsides = {plan.recipe.swap.outside for plan in plans if plan.recipe.swap}
+    named: dict[Condition, Plan] = {}
+    for number, plan in enumerate(plans):
+        swap = plan.recipe.swap
+        condition = Condition("composition", str(number))
+        if swap is not None:
+            outside = swap.outside if len(outsides) > 1 else ""
+            condition = Condition(
+                "swap", zones=swap.zones(plan.composition.layers), outside=outside
+            )
+        if condition in named:
+            if plan.composition == named[condition].composition:
+                continue
+            condition = replace(condition, variant=f"number {number}")
+        named[condition] = plan
+    return named
 
 
 def run_sweep(
@@ -167,11 +185,13 @@ def run_experiment(
     others: Mapping[Condition, Plan],
     *,
     screen: Screen | None = None,
+    recorded: Sequence[Answer] = (),
     log: Log = lambda line: None,
 ) -> SweepResult:
     """Scores models on the development split, selects one, and tests all on the test split.
 
-    See `sweep_plans` and `best_of_all`; `screen` has the two stages.
+    See `sweep_plans` and `best_of_all`; `screen` has the two stages. `recorded` are test answers of
+    further models.
     """
     plans = {**others, **candidates}
     numbers = [documents.members[candidate] for candidate in candidates]
@@ -182,44 +202,31 @@ def run_experiment(
     )
     default = _default(candidates, others)
     rivals = [rival for rival in others if rival.method not in NOT_SAVED and rival != DEFAULT]
-    scored = _scored(documents, list(candidates), default, rivals, screen)
-    chosen = choose({model: v for model, v in scored.finals.items() if model in candidates})
-    lead = None
-    if default is not None and default != chosen:
-        lead = paired_difference(scored.finals[chosen], scored.finals[default])
+    early, finals, taught, screening = _scored(documents, [*candidates], default, rivals, screen)
+    chosen = choose({model: v for model, v in finals.items() if model in candidates})
     named = {CHOSEN: chosen, **({DEFAULT: default} if default else {}), **{o: o for o in rivals}}
-    selected = best_of_all({name: scored.finals[model] for name, model in named.items()})
-    models = {**others, CHOSEN: plans[chosen]}
-    if scored.screening is not None:
-        log(str(scored.screening))
-    measure = scored.measure
+    choice = Choice(
+        candidates={model: {**early, **finals}[model] for model in candidates},
+        competed={"": {name: finals[model] for name, model in named.items()}},
+        reported={"": named}, count=len(finals[chosen]), screening=screening,
+        lead=None if default in (None, chosen)
+        else paired_difference(finals[chosen], finals[default]),
+    )  # fmt: skip
+    if screening is not None:
+        log(str(screening))
+    measure = documents.measure(taught)
     rows = [
         replace(row, condition=CHOSEN, model=str(CHOSEN)) if row.condition == chosen else row
         for row in documents.rows(TEST, [chosen, *others])
     ]
-    free, of_free = _baselines([*scored.rows, *rows], measure, chosen)
-    rows += of_free
-    classified = classified_under(rows, measure)
-    return SweepResult(
-        scores=values_of(rows, measure), chosen=chosen, labelled=free.labelled,
-        selected=selected, best=models[selected], models=models,
-        competed={name: float(scored.finals[model].mean()) for name, model in named.items()},
-        development=scored.means, lead=lead,
-        measure=measure, rows=[*scored.rows, *rows],
-        counts=documents.sweep.counts(numbers),
-        screening=scored.screening, classified=classified,
+    tested = under(rows, measure)[CHOSEN]
+    free = baselines_of(under(taught, measure)[chosen], tested)
+    rows += [*answers_of_baselines(tested, free), *recorded]
+    return SweepResult.of(
+        under(rows, measure), selected=choice.selected, choice=choice, labelled=free.labelled,
+        measure=measure, models={**others, CHOSEN: plans[chosen]}, rows=[*taught, *rows],
+        layers_run=counts,
     )  # fmt: skip
-
-
-def _baselines(
-    rows: Sequence[Answer], measure: Measure, chosen: Condition
-) -> tuple[Baselines, list[Answer]]:
-    """The baselines of the documents that the chosen composition answered, and their answers."""
-    own = sorted((row for row in rows if row.measure == measure), key=lambda row: row.document)
-    tested = [row for row in own if row.split == TEST and row.condition == CHOSEN]
-    taught = [row for row in own if row.split == DEVELOPMENT and row.condition == chosen]
-    found = baselines_of(taught, tested)
-    return found, list(answers_of_baselines(tested, found))
 
 
 def _default(
@@ -232,29 +239,17 @@ def _default(
     return next((name for name, plan in candidates.items() if plan.composition == wanted), DEFAULT)
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """The candidates on the development split."""
-
-    means: Mapping[Condition, float]
-    # Per document or prompt, of the models that were scored on all of them: the finalists, or all
-    # candidates, the default swap and its rivals.
-    finals: Mapping[Condition, Values]
-    measure: Measure
-    rows: Sequence[Answer]
-    screening: Screening | None = None
-
-
 def _scored(
     documents: Scorer,
     candidates: Sequence[Condition],
     default: Condition | None,
     rivals: Sequence[Condition],
     screen: Screen | None,
-) -> _Scored:
+) -> tuple[dict[Condition, Values], dict[Condition, Values], list[Answer], Screening | None]:
     """Scores the candidates; with a screen all on a part of the documents, the best few on all.
 
     The default swap and its rivals are scored on all documents, as the choice competes with them.
+    Returns the scores of the first stage, those on all documents, and the answers.
     """
     finalists = candidates
     first: list[Answer] = []
@@ -265,12 +260,10 @@ def _scored(
         finalists = ranked(early)[: screen.finalists]
     finalists = list(dict.fromkeys([*finalists, *([default] if default else [])]))
     rows = documents.rows(DEVELOPMENT, [*finalists, *rivals])
-    measure = documents.measure(rows)
-    finals = values_of(rows, measure)
-    means = {candidate: float({**early, **finals}[candidate].mean()) for candidate in candidates}
+    finals = values_of(rows, documents.measure(rows))
     screening = None
     if early:
         size, whole = (len(next(iter(by.values()))) for by in (early, finals))
         screening = Screening(len(candidates), len(finalists), size, whole)
         rows += [row for row in first if row.condition not in finals]
-    return _Scored(means, finals, measure, rows, screening)
+    return early, finals, rows, screening

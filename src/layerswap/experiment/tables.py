@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.statistics import Balanced, Interval, mean_interval
-from layerswap.experiment.conditions import CHOSEN, FLATTERED
+from layerswap.experiment.compare import Compared, over_languages
+from layerswap.experiment.conditions import FLATTERED
+from layerswap.experiment.results import Results
 from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import (
     STAR,
@@ -23,9 +25,6 @@ from layerswap.report.tables import (
 from layerswap.report.tables import score as score_words
 
 if TYPE_CHECKING:
-    from layerswap.experiment.compare import TestResult
-    from layerswap.experiment.runs import ComparedModels, LanguageMean, ScoreCell
-    from layerswap.experiment.sweeps import SweepResult
     from layerswap.report.tables import Cell
 
 BALANCED = {"balanced accuracy": "balanced_accuracy", "macro-F1": "macro_f1"}
@@ -81,20 +80,8 @@ def by_label(
     }
 
 
-def results_table(board: SweepResult) -> Table:
-    """Tabulate all models of a sweep on the test split, with the selected one minus each."""
-    task, metric, name = board.measure
-    unit = unit_of(metric)
-    return models_table(
-        {f"{metric}, {unit}" if unit else metric: board.intervals},
-        {"selected minus it": board.differences}, unit=unit, selected=board.selected,
-        caption=f"{task}, {name}: {board.intervals[CHOSEN].n} test documents; 95% bootstrap "
-        f"intervals, paired differences. {STAR} >: selected.",
-    )  # fmt: skip
-
-
-def balanced_table(board: SweepResult) -> Table | None:
-    """Tabulate a sweep's balanced measures on the test split; None if the task has no labels."""
+def balanced_table(board: Compared) -> Table | None:
+    """Tabulate balanced measures on the test documents; None if the task has no labels."""
     if not board.classified:
         return None
     return models_table(
@@ -105,7 +92,7 @@ def balanced_table(board: SweepResult) -> Table | None:
     )
 
 
-def labels_table(result: TestResult) -> Table | None:
+def labels_table(result: Compared) -> Table | None:
     """Tabulate a linear classifier by its number of labels; None if the task has no labels."""
     if result.labelled is None:
         return None
@@ -133,59 +120,51 @@ def evaluation_table(scores: Iterable[Mapping[str, Any]]) -> Table:
     return Table(columns, rows, "with 95% bootstrap intervals over n documents; shares in %")
 
 
-def comparison_tables(compared: ComparedModels) -> list[Table]:
+def comparison_tables(compared: Results) -> list[Table]:
     """Tabulate each benchmark: documents, scores, and differences to the first model.
 
     A benchmark of several languages has a second table with the differences in each of them.
     """
     tables: list[Table] = []
-    means = {(mean.benchmark, mean.metric): mean for mean in compared.means}
-    for key in dict.fromkeys((benchmark, metric) for benchmark, _, metric in compared.rows):
-        lines = {row[1]: cells for row, cells in zip(compared.rows, compared.cells, strict=True)
-                 if (row[0], row[2]) == key}  # fmt: skip
-        tables += _of_benchmark(compared.models, key, lines, means.get(key))
+    for same in compared.by_benchmark:
+        tables += _of_benchmark(compared, same)
     legend = f"{STAR[:-1]}; **: also p < .05 after Holm's correction for all comparisons."
     tables[-1] = replace(tables[-1], caption=f"{tables[-1].caption}. {legend}")
-    return [*tables, *_balanced_tables(compared)]
-
-
-def _balanced_tables(compared: ComparedModels) -> Iterator[Table]:
-    """Tabulate the balanced measures of every row that is a classification."""
-    for (benchmark, language, _), cells in zip(compared.rows, compared.cells, strict=True):
-        known = {model: cell for model, cell in zip(compared.models, cells, strict=True)
-                 if cell and cell.balanced}  # fmt: skip
-        if known:
-            where = ", ".join(filter(None, [benchmark, _spoken(language)]))
-            yield models_table(
-                by_label({model: cell.balanced for model, cell in known.items()}, "{}"),
-                by_label({model: cell.balanced_against for model, cell in known.items()},
-                         f"{{}} minus {compared.models[0]}"), bold=False,
+    for result in compared.results:
+        if known := {name: by.balanced for name, by in result.classified.items()}:
+            where = ", ".join(filter(None, [result.benchmark, _spoken(result.language)]))
+            tables.append(models_table(
+                by_label(known, "{}"),
+                by_label(result.balanced_against(result.selected), f"{{}} minus {result.selected}"),
                 caption=f"{where}: mean recall and mean F1 over labels, %, with 95% intervals",
-            )  # fmt: skip
+                bold=False,
+            ))  # fmt: skip
+    return tables
 
 
-def _of_benchmark(
-    models: Sequence[str],
-    key: tuple[str, str],
-    lines: Mapping[str, Sequence[ScoreCell | None]],
-    mean: LanguageMean | None,
-) -> Iterator[Table]:
-    unit = unit_of(key[1])
-    names = [_spoken(code) for code in lines]
+def _of_benchmark(compared: Results, same: Sequence[Compared]) -> Iterator[Table]:
+    """The scores and differences of one benchmark in its languages."""
+    first, several, reference = same[0], len(same) > 1, compared.models[0]
+    names, unit = [_spoken(by.language) for by in same], first.unit
     rows: list[list[Any]] = []
     differences: list[list[Any]] = []
-    for i, (model, cells) in enumerate(zip(models, zip(*lines.values(), strict=True), strict=True)):
-        rows.append([model, _documents(cells), *(cell and cell.score for cell in cells)])
-        differences.append([model, *(_gap(cell, unit) for cell in cells)])
-        if mean is not None:
-            rows[-1].append(mean.scores[i])
-            differences[-1].append(Difference(mean.against[i], unit))
-    bold = {(i, k + 2) for k, cells in enumerate(lines.values()) for i, cell in enumerate(cells)
-            if cell is not None and cell.best}  # fmt: skip
-    benchmark, metric = key[0].replace("_", " "), key[1].replace("_", " ")
-    what, minus = f"{metric}, {unit}" if unit else metric, f"minus {models[0]}"
+    for model in compared.models:
+        rows.append([model, _documents(model, same), *(by.intervals.get(model) for by in same)])
+        gaps = [
+            (by.against(by.selected).get(model), compared.p_values.get((by, model))) for by in same
+        ]
+        differences.append([model, *(Difference(gap, unit, corrected=p is not None and p < 0.05)
+                                     for gap, p in gaps)])  # fmt: skip
+        if several:
+            gap = None if model == reference else over_languages(same, model, reference)
+            rows[-1].append(over_languages(same, model))
+            differences[-1].append(Difference(gap, unit))
+    bold = {(compared.models.index(model), k + 2)
+            for k, by in enumerate(same) for model in by.leaders}  # fmt: skip
+    benchmark, metric = first.benchmark.replace("_", " "), first.metric.replace("_", " ")
+    what, minus = f"{metric}, {unit}" if unit else metric, f"minus {reference}"
     words = "with 95% bootstrap intervals"
-    if mean is None:
+    if not several:
         rows = [[*row, gap] for row, (_, gap) in zip(rows, differences, strict=True)]
         where = ", ".join(filter(None, [benchmark, names[0]]))
         yield Table(["model", "n", names[0] or benchmark, minus], rows,
@@ -206,14 +185,7 @@ def _spoken(code: str) -> str:
         return code
 
 
-def _documents(cells: Sequence[ScoreCell | None]) -> Count:
+def _documents(model: str, same: Sequence[Compared]) -> Count:
     """Number of compared documents, and the model's total if larger."""
-    common = sum(cell.score.n for cell in cells if cell is not None)
-    whole = sum(cell.documents for cell in cells if cell is not None)
-    return Count(common, whole)
-
-
-def _gap(cell: ScoreCell | None, unit: str) -> Difference:
-    if cell is None or cell.against is None:
-        return Difference(None)
-    return Difference(cell.against.difference, unit, corrected=cell.significant)
+    known = [by for by in same if model in by.scores]
+    return Count(sum(len(by.scores[model]) for by in known), sum(by.counts[model] for by in known))

@@ -17,7 +17,7 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.engine.sweep import Sweep
 from layerswap.experiment.answers import Answer, Measure
-from layerswap.experiment.compare import TestResult
+from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     CHOSEN,
     JOINT,
@@ -30,8 +30,13 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.spec import Grid
-from layerswap.experiment.sweep_page import result_sections, sweep_surpassing, write_above
-from layerswap.experiment.sweeps import SweepResult, run_experiment
+from layerswap.experiment.sweep_page import (
+    SweepResult,
+    result_sections,
+    sweep_surpassing,
+    write_above,
+)
+from layerswap.experiment.sweeps import run_experiment
 from layerswap.experiment.tables import models_table
 from layerswap.ground.commit import write_json
 from layerswap.ground.types import Advance, Bars, Log
@@ -141,10 +146,11 @@ def _answers(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome(SweepResult):
+@dataclass(frozen=True)
+class Outcome:
     """All measurements of a quickstart."""
 
+    board: SweepResult
     language: str  # the target
     source: str  # the source language
     change: Atlas  # of both experts from the base
@@ -153,31 +159,33 @@ class Outcome(SweepResult):
     @property
     def zones(self) -> Zones | None:
         """Zones of the selected swap; None if the selected model is not a swap."""
-        swap = self.best.recipe.swap
-        return None if swap is None else swap.zones(self.layers)
+        plan = self.board.best
+        swap = plan.recipe.swap
+        return None if swap is None else swap.zones(plan.composition.layers)
 
     @property
-    def tests(self) -> dict[LabMeasure, TestResult]:
+    def tests(self) -> dict[LabMeasure, Compared]:
         """Every measure on the test split."""
-        return {measure: self.tested((measure, *MEASURE)) for measure in MEASURES}
+        return {measure: self.board.tested((measure, *MEASURE)) for measure in MEASURES}
 
     def results(self) -> dict[str, Any]:
         """The content of `results.json`."""
+        board = self.board
         return {
             "target_language": self.language,
             "source_language": self.source,
-            "chosen": self.chosen and self.chosen.to_dict(),
+            "chosen": board.chosen.to_dict(),
             "selected": (
-                Condition("swap", zones=self.zones) if self.zones else self.selected
+                Condition("swap", zones=self.zones) if self.zones else board.selected
             ).to_dict(),
-            "above": [str(condition) for condition in self.above],
+            "above": [str(condition) for condition in board.above],
             "chosen_on": {"split": "development", "questions": DEVELOPMENT_QUESTIONS},
-            "composition": self.best.composition.to_dict(),
+            "composition": board.best.composition.to_dict(),
             "grid": [
                 {**condition.to_dict(), "task_target": v}
-                for condition, v in self.development.items()
+                for condition, v in board.development.items()
             ],
-            **{measure: test.to_dict()["test"] for measure, test in self.tests.items()},
+            **{measure: test.records() for measure, test in self.tests.items()},
             "seconds": round(self.seconds, 1),
             "layerswap_version": __version__,
             "made_with": versions(*LIBRARIES),
@@ -214,12 +222,10 @@ def run(
             "task expert": lab.task_experts[0],
             "language expert": lab.language_experts[language][0],
         }
-        outcome = Outcome(
-            **vars(board), language=language, source=lab.source,
-            change=measure_delta(lab.base, experts), seconds=time.monotonic() - began,
-        )  # fmt: skip
+        change = measure_delta(lab.base, experts)
+        outcome = Outcome(board, language, lab.source, change, time.monotonic() - began)
         write_json(folder / RESULTS, outcome.results())
-        write_above(outcome, folder)
+        write_above(board, folder)
         write_report(folder / REPORT, quickstart_report(outcome, target))
     return target, outcome
 
@@ -231,8 +237,7 @@ def _swept(lab: Lab, language: str, start: Plan, advance: Advance) -> SweepResul
     others = contenders(start, densities=DENSITIES)
     documents = LabQuestions(lab, language, {**others, **candidates})
     documents.advance = advance
-    board = run_experiment(documents, candidates, others)
-    return board.with_answers(documents.recorded(JOINT))
+    return run_experiment(documents, candidates, others, recorded=documents.recorded(JOINT))
 
 
 def lab_plan(lab: Lab, language: str, pair: int = 0) -> Plan:
@@ -251,21 +256,20 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
     experts = {"task": f"{outcome.source} task expert",
                "language": f"{outcome.language} language expert"}  # fmt: skip
     libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())
-    best, alone = (
-        outcome.intervals[condition].mean for condition in (outcome.selected, TASK_EXPERT)
-    )
+    board = outcome.board
+    best, alone = (board.intervals[model].mean for model in (board.selected, TASK_EXPERT))
     return Report(
         title=f"{_name(outcome, 'A')} answers {best:.1%} of {outcome.language} problems; the task "
         f"expert {alone:.1%}",
         lead=_lead(outcome, folder),
-        figure=draw_stack(outcome.best.composition, experts),
+        figure=draw_stack(board.best.composition, experts),
         sections=[
             Section(
                 "The models, four measures each",
                 "Share of right answers, decoded greedily, with 95% bootstrap intervals.",
                 table=measures_table(outcome),
             ),
-            *result_sections(outcome),
+            *result_sections(board),
             Section(
                 "What fine-tuning changed",
                 "The share of rows of each matrix that are among the 15% that each expert changed "
@@ -295,22 +299,22 @@ def measures_table(outcome: Outcome) -> Table:
 
     return models_table(
         {name(measure): test.intervals for measure, test in outcome.tests.items()},
-        selected=outcome.selected,
-        caption=f"% right of {outcome.intervals[CHOSEN].n:,} test questions each, with 95% "
+        selected=outcome.board.selected,
+        caption=f"% right of {outcome.board.intervals[CHOSEN].n:,} test questions each, with 95% "
         "bootstrap intervals; >: selected",
     )
 
 
 def _name(outcome: Outcome, article: str) -> str:
     """The selected model in words."""
-    return f"{article} swap" if outcome.zones else f"The {outcome.selected}"
+    return f"{article} swap" if outcome.zones else f"The {outcome.board.selected}"
 
 
 def _lead(outcome: Outcome, folder: Path | None) -> str:
-    scores = outcome.intervals
-    best, zones = scores[outcome.selected], outcome.zones
-    above = sweep_surpassing(outcome, folder)
-    apart = {str(model): gap for model, gap in outcome.against(outcome.selected).items()}
+    board, scores = outcome.board, outcome.board.intervals
+    best, zones = scores[board.selected], outcome.zones
+    above = sweep_surpassing(board, folder)
+    apart = {str(model): gap for model, gap in board.against(board.selected).items()}
     return (
         f"{above}{above and ' '}"
         f"The task expert has learned word problems in {outcome.source} only, the language expert "

@@ -349,7 +349,7 @@ class EvaluateStep(Kind, LanguageModels):
         return {
             condition: plan
             for condition, plan in plans.items()
-            if any(by.names_of(condition) for by in own)
+            if any(by.choice.names_of(condition) for by in own)
         }
 
 

@@ -22,10 +22,13 @@ from layerswap.evaluation.classifier import Worth
 from layerswap.experiment.answers import read_answers
 from layerswap.experiment.benchmarks import (
     RESULTS,
-    BenchmarkResult,
-    StudyResults,
+    InEnglish,
+    Part,
+    chosen_on,
     study_results,
+    test_documents,
 )
+from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     BASE,
     BASELINES,
@@ -38,7 +41,6 @@ from layerswap.experiment.conditions import (
     Condition,
 )
 from layerswap.experiment.sections import (
-    BY_LABEL,
     grid_sections,
     score_sections,
     scored,
@@ -65,8 +67,8 @@ from layerswap.training.expert.save import read_training
 from layerswap.versions import __version__
 
 FIGURES, TABLES, BEST, MERGED = "figures", "tables", "best", "merged"
-BROWSED = (DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
-"""Treatments whose answers are shown, beside the chosen swap and TIES."""
+BROWSED = (CHOSEN, DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
+"""Treatments whose answers are shown, beside TIES."""
 COMPARED = (TASK_EXPERT, JOINT, SOUP, LANGUAGE_EXPERT, BASE)
 """Models that the selected model is compared with at the head of the report."""
 ROWS = 24
@@ -117,7 +119,7 @@ class FinishedSteps:
         folder = self.journal.root
         try:
             page = self._write_all(folder)
-            write_best(self.journal, self.results)
+            write_best(self.journal, self.results.benchmarks)
         except OSError as error:
             raise StudyError(f"{folder}: the report cannot be written ({error})") from None
         return page
@@ -152,7 +154,7 @@ class FinishedSteps:
     @property
     def verdict(self) -> str:
         """The road to take, in words."""
-        return verdicts_in_words({r.heading: r.over_pairs for r in self.results.benchmarks})
+        return verdicts_in_words(self.results.benchmarks)
 
     def report(self) -> Report:
         """The content of the page."""
@@ -190,9 +192,10 @@ class FinishedSteps:
                     )
         selections = SelectStep.all_of(self.journal.graph).values()
         tasks = dict.fromkeys(task for step in selections for task in step.tasks)
-        for said in dict.fromkeys(result.chosen_on for result in self.results.benchmarks):
-            if not said.endswith("the development split."):
-                yield said
+        choices = [result.choice for result in self.results.benchmarks]
+        yield from dict.fromkeys(
+            chosen_on(choice) for choice in choices if not (choice.published and choice.count)
+        )
         if tasks:
             yield (
                 f"Checkpoints were selected on all documents of {', '.join(tasks)}: scores on "
@@ -213,7 +216,7 @@ class FinishedSteps:
         merge = shlex.join(["layerswap", "study", "merge", str(self.journal.root)])
         yield Section(
             "The selected model",
-            f"{first.best}, selected in {first.language}. This command writes the selected "
+            f"{first.choice.saved}, selected in {first.language}. This command writes the selected "
             "model of each language:",
             merge,
             figure=self._stack(first),
@@ -225,14 +228,8 @@ class FinishedSteps:
             "upload it, and let speakers compare answers. Replace the words in capitals.",
             commands,
         )
-        results = {result.heading: result for result in self.results.benchmarks}
-        inner = {f"{title}: {part}" for title in results for part in ("the compositions", BY_LABEL)}
-        for heading, table in self.results.tables.items():
-            if heading in results:
-                yield from _about(results[heading], self.results.tables)
-            elif heading not in inner:
-                ranked = self.results.ranked if heading == "Ranks" else None
-                yield Section(heading, figure=draw_ranks(ranked) if ranked else None, table=table)
+        for part in self.results.parts:
+            yield from self._about(part)
         for language, atlas in self.atlases.items():
             yield Section(
                 f"What fine-tuning changed, {language}",
@@ -251,6 +248,22 @@ class FinishedSteps:
             "composed of the experts that the steps select/... kept.",
             {name: step.seed for name, step in TrainStep.all_of(self.journal.graph).items()},
         )
+
+    def _about(self, part: Part) -> Iterator[Section]:
+        """The sections of a table: scores with a chart, a grid with its maps."""
+        match part.kind, part.result:
+            case "scores", Compared() as by:
+                text = _sentence(by, self.results.english.get(by))
+                yield from score_sections(
+                    part.heading, by, part.table, measure=by.benchmark, text=text
+                )
+            case "grid", Compared() as by:
+                yield from _maps(by)
+                yield Section(f"{part.heading}, in numbers", table=part.table)
+            case _:
+                ranked = self.results.ranked if part.kind == "ranks" else None
+                figure = draw_ranks(ranked) if ranked else None
+                yield Section(part.heading, figure=figure, table=part.table)
 
     def _asked(self) -> Section:
         """The models of the study, and the settings of their evaluation."""
@@ -274,28 +287,30 @@ class FinishedSteps:
         ]
         return Section("Models and evaluation", table=Table(["setting", "value"], rows))
 
-    def _stack(self, first: BenchmarkResult) -> Drawing | None:
+    def _stack(self, first: Compared) -> Drawing | None:
         """The selected composition of the first language; None for a model that is no swap."""
-        if first.best.method != "swap":
+        saved = first.choice.saved
+        if saved.method != "swap":
             return None
         base = evaluations_of(self.journal.graph)[first.language].base
         names = {"task": "task expert", "language": f"{first.language} expert"}
-        outside: Any = first.best.outside or "blend"
+        outside: Any = saved.outside or "blend"
         layers = open_checkpoint(base).layers
-        return draw_stack(swap(layers, zones=first.best.zones, outside=outside), names)
+        return draw_stack(swap(layers, zones=saved.zones, outside=outside), names)
 
 
-def write_best(journal: StudyJournal, results: StudyResults) -> None:
+def write_best(journal: StudyJournal, results: Sequence[Compared]) -> None:
     """Write `best/<language>.yaml` for each language: the recipe of its selected model.
 
-    This is `BenchmarkResult.best` on the language's first benchmark.
+    This is the choice on the language's first benchmark.
     """
     folder = journal.root / BEST
     folder.mkdir(exist_ok=True)
-    first = {benchmark.language: benchmark for benchmark in reversed(results.benchmarks)}
+    first = {result.language: result for result in reversed(results)}
     for language, result in first.items():
-        recipe = dict(_recipes(journal, language))[result.best]
-        head = f"# {result.benchmark} in {language}, {result.best}: {scored(result.best_score)}\n"
+        saved = result.choice.saved
+        recipe = dict(_recipes(journal, language))[saved]
+        head = f"# {result.benchmark} in {language}, {saved}: {scored(result.saved_score)}\n"
         text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
         (folder / f"{language}.yaml").write_bytes((head + text).encode())
 
@@ -355,28 +370,19 @@ def _worth(root: Path, language: str) -> str:
 
 
 def _recipe_of(root: Path, language: str, model: str) -> Recipe:
-    """Return the recipe of a model in the tables."""
-    recipes: dict[str, RecipeData] = {}
+    """Return the recipe of a model by its name in the tables, of the first pair of experts."""
     journal = read_journal(root)
-    for condition, data in _recipes(journal, language):
-        recipes.setdefault(str(condition.treatment), data)
-    if model not in recipes and model.endswith(CHOSEN.variant):
-        recipes |= _chosen_settings(FinishedSteps(journal).results, language, recipes)
-    if model not in recipes:
-        names = "; ".join(recipes)
+    recipes = dict(_recipes(journal, language))
+    named = {str(one.treatment): one for one in reversed(recipes)}
+    if model not in named:  # a setting or zones that were chosen
+        results = FinishedSteps(journal).results.benchmarks
+        first = next(result for result in results if result.language == language)
+        reported = next(iter(first.choice.reported.values()))
+        named |= {str(name): one for name, one in reported.items()}
+    if model not in named:
+        names = "; ".join(dict.fromkeys(str(one.treatment) for one in recipes))
         raise StudyError(f"{root}: no model is called {model!r} in {language}; there are {names}")
-    return check_recipe({**recipes[model], "bake": True}, where=f"{root}")
-
-
-def _chosen_settings(
-    results: StudyResults, language: str, recipes: Mapping[str, RecipeData]
-) -> dict[str, RecipeData]:
-    """The recipes of settings and zones that were chosen, by the names in the tables."""
-    first = next(result for result in results.benchmarks if result.language == language)
-    names = next(iter(first.reported.values()))
-    return {
-        str(name): recipes[str(model)] for name, model in names.items() if str(model) in recipes
-    }
+    return check_recipe({**recipes[named[model]], "bake": True}, where=f"{root}")
 
 
 def selected_recipe(root: Path, language: str | None = None) -> Recipe:
@@ -398,20 +404,20 @@ def selected_recipe(root: Path, language: str | None = None) -> Recipe:
     return check_recipe(next(swaps), where=f"{root}")
 
 
-def selected_in_words(results: Sequence[BenchmarkResult]) -> str:
+def selected_in_words(results: Sequence[Compared]) -> str:
     """The result in one sentence: the selected model against the task expert, or another model."""
-    compared = [result.over_pairs.differences for result in results]
-    rival = next((model for model in COMPARED if all(model in by for by in compared)), None)
+    apart = [result.differences for result in results]
+    rival = next((model for model in COMPARED if all(model in by for by in apart)), None)
     first = results[0]
     if len(results) == 1:
-        score = first.over_pairs.intervals[first.selected].mean
-        words = "" if rival is None else f": against the {rival}, {compared[0][rival].in_words()}"
+        score = first.intervals[first.selected].mean
+        words = "" if rival is None else f": against the {rival}, {apart[0][rival].in_words()}"
         where = f"{first.benchmark} in {first.language}"
         return f"The {first.selected} scores {100 * score:.1f}% on {where}{words}."
     if rival is None:
         return f"{len(results)} results, without a model to compare the selected model with."
-    above = [r.heading for r, by in zip(results, compared, strict=True) if by[rival].low > 0]
-    below = [r.heading for r, by in zip(results, compared, strict=True) if by[rival].high < 0]
+    above = [r.heading for r, by in zip(results, apart, strict=True) if by[rival].low > 0]
+    below = [r.heading for r, by in zip(results, apart, strict=True) if by[rival].high < 0]
     counts = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
     like = len(results) - len(above) - len(below)
     return (
@@ -420,101 +426,79 @@ def selected_in_words(results: Sequence[BenchmarkResult]) -> str:
     )
 
 
-def study_surpassing(results: Sequence[BenchmarkResult], root: Path) -> str:
+def study_surpassing(results: Sequence[Compared], root: Path) -> str:
     """List the models above the selected model in each result, and how to write the first."""
-    by_heading = {result.heading: result.over_pairs for result in results}
-    above = (model for result in by_heading.values() for model in result.above)
+    above = (model for result in results for model in result.above)
     best = next((model for model in above if model.method not in BASELINES), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
-    return surpassing(by_heading, written=best, command=command)
+    return surpassing(results, written=best, command=command)
 
 
-def _differences(results: Sequence[BenchmarkResult]) -> Drawing | None:
+def _differences(results: Sequence[Compared]) -> Drawing | None:
     """The selected model minus the main baselines, for each language and benchmark."""
     several = len({result.benchmark for result in results}) > 1
     rows = []
     for result in results:
-        apart = result.over_pairs.differences
-        known = [model for model in COMPARED if model in apart][: max(1, ROWS // len(results))]
+        known = [model for model in COMPARED if model in result.differences]
         name = result.heading if several else result.language
-        rows += [(f"{name}: {model}", apart[model]) for model in known]
+        rows += [(f"{name}: {model}", result.differences[model])
+                 for model in known[: max(1, ROWS // len(results))]]  # fmt: skip
     if not rows:
         return None
     return draw_intervals(rows, measure="the selected model minus the other", differences=True)
 
 
-def _sentence(result: BenchmarkResult) -> str:
+def _sentence(result: Compared, english: InEnglish | None = None) -> str:
     """Describe one language's result: the models that the swap is above, below and like."""
-    score = scored(result.over_pairs.intervals[result.selected])
+    score = scored(result.intervals[result.selected])
     parts = [f"{result.benchmark} in {result.language}: the {result.selected} reaches {score}."]
     words = {1: "Higher than", -1: "Lower than", 0: "No difference detected from"}
     parts += [
         f"{words[sign]}: {'; '.join(map(str, others))}."
-        for sign, others in result.over_pairs.by_sign.items() if others
+        for sign, others in result.by_sign.items() if others
     ]  # fmt: skip
-    parts.append(verdict_in_words(result.over_pairs))
-    if result.english is not None:
-        which = "the same" if result.english.parallel else "other"
+    parts.append(verdict_in_words(result))
+    if english is not None:
+        which = "the same" if english.parallel else "other"
         parts.append(
-            f"In English, on {which} documents, the task expert reaches "
-            f"{scored(result.english.score)}."
+            f"In English, on {which} documents, the task expert reaches {scored(english.score)}."
         )
     return " ".join(parts)
 
 
-def _about(result: BenchmarkResult, tables: Mapping[str, Table]) -> list[Section]:
-    """The models on the test documents, and the compositions on the development documents."""
-    heading = f"The compositions, {result.heading}"
-    choices = Counter(result.chosen.values()).most_common(1)
-    best, count = choices[0] if choices else (None, 0)
-    sections = score_sections(
-        result.heading, result.over_pairs, tables[result.heading],
-        tables.get(f"{result.heading}: {BY_LABEL}"), measure=result.benchmark,
-        text=_sentence(result),
-    )  # fmt: skip
-    sections += grid_sections(
-        heading,
+def _maps(result: Compared) -> list[Section]:
+    """The compositions on the development documents."""
+    choice = result.choice
+    ((best, count),) = Counter(choice.chosen.values()).most_common(1)
+    return grid_sections(
+        f"The compositions, {result.heading}",
         "Mean over pairs on the development documents, by the number of layers from the language "
         f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
         "pairs.",
-        {composition: interval.mean for composition, interval in result.grid.items()}, best=best,
+        {model: float(values.mean()) for model, values in choice.candidates.items()}, best=best,
     )  # fmt: skip
-    if result.grid:
-        table = tables[f"{result.heading}: the compositions"]
-        sections.append(Section(f"{heading}, in numbers", table=table))
-    return sections
 
 
-def examples_of(result: BenchmarkResult, results: Path) -> Iterator[Section]:
+def examples_of(result: Compared, results: Path) -> Iterator[Section]:
     """Answers of the first pair on test documents."""
-    models = _browsed(result)
-    names = set(map(str, models.values()))
+    reported = next(iter(result.choice.reported.values()))
+    names = [name for name in reported if name in BROWSED
+             or (name.method == "ties" and name.variant != CHOSEN.variant)]  # fmt: skip
+    names.sort(key=lambda name: (name != CHOSEN, not reported[name].pair))
+    models = {str(name): reported[name] for name in names}
     rows = [
         row for row in read_answers(results)
-        if row.main and row.model in names and result.benchmark in (row.benchmark, row.task)
+        if row.main and row.condition in models.values()
+        and result.benchmark in (row.benchmark, row.task)
     ]  # fmt: skip
-    answers = side_by_side(
-        {str(title): str(condition) for title, condition in models.items()},
-        rows,
-        result.documents({(row.task, row.document) for row in rows}),
-    )
-    if answers:
+    documents = test_documents(result, {(row.task, row.document) for row in rows})
+    if answers := side_by_side(models, rows, documents):
         yield Section(
             f"Answers one by one, {result.heading}",
             "Answers of the first pair of experts on test documents, grouped by the model that is "
             "right.",
             answers=answers,
         )
-
-
-def _browsed(result: BenchmarkResult) -> dict[Condition, Condition]:
-    """The conditions of the first pair whose answers are shown, by treatment."""
-    pair, treatments = next(iter(result.pairs.items()))
-    models = {CHOSEN: replace(result.chosen[pair], pair=pair)} if result.chosen else {}
-    for name in sorted(treatments, key=lambda treatment: treatment in result.shared):
-        if name in BROWSED or (name.method == "ties" and name.variant != CHOSEN.variant):
-            models[name] = name if name in result.shared else replace(name, pair=pair)
-    return models
 
 
 def provenance(

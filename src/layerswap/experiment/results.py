@@ -1,0 +1,89 @@
+"""Several results of one command: `eval` and `compare` on benchmarks, languages and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerswap.evaluation.statistics import holm, paired_bootstrap_p
+from layerswap.experiment.compare import Compared, Model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The results of `eval` and `compare`: one for each benchmark, language and metric.
+
+    Attributes:
+        results: each with the first of `models` as its selected model, if they are compared.
+        models: names of the models, the reference first; without baselines after `eval`.
+        notes: lines about documents that are left out, and about learned languages.
+        folder: that holds the scores and the answers.
+    """
+
+    results: Sequence[Compared]
+    models: Sequence[str]
+    notes: Sequence[str] = ()
+    folder: Path | None = None
+
+    @property
+    def by_benchmark(self) -> list[list[Compared]]:
+        """The languages of each benchmark and metric."""
+        found: dict[tuple[str, str], list[Compared]] = {}
+        for result in self.results:
+            found.setdefault((result.benchmark, result.metric), []).append(result)
+        return list(found.values())
+
+    @cached_property
+    def uncorrected(self) -> dict[tuple[Compared, Model], float]:
+        """Bootstrap tests of models against the selected one of each result."""
+        return {
+            (by, model): paired_bootstrap_p(by.scores[model], by.scores[by.selected])
+            for by in self.results for model in by.against(by.selected)
+        }  # fmt: skip
+
+    @cached_property
+    def p_values(self) -> dict[tuple[Compared, Model], float]:
+        """The same, corrected by Holm over all."""
+        return dict(zip(self.uncorrected, holm([*self.uncorrected.values()]), strict=True))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """A row for each benchmark, language, metric and model, and for balanced measures.
+
+        `low`, `high` and `n` are the 95% bootstrap interval over documents. `difference` is paired,
+        model minus the selected one, with its interval from `lower` to `upper`; `p` is corrected.
+        """
+        for by in self.results:
+            where = {"benchmark": by.benchmark, "language": by.language, "task": by.task}
+            for model in dict.fromkeys([*by.wholes, *by.scores]):
+                row = {"model": model, **where, "metric": by.metric}
+                if (interval := by.intervals.get(model)) is not None:
+                    row |= {"score": interval.mean, **interval.bounds}
+                if model in by.wholes:
+                    row["score"] = by.wholes[model]
+                if (gap := by.against(by.selected).get(model)) is not None:
+                    row |= {"difference": gap.mean, "lower": gap.low, "upper": gap.high,
+                            "p": self.p_values[by, model]}  # fmt: skip
+                yield row
+            for model, answers in by.classified.items():
+                for metric, interval in vars(answers.balanced).items():
+                    yield {"model": model, **where, "metric": metric, "score": interval.mean,
+                           **interval.bounds}  # fmt: skip
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows of `records`."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.records()))
+
+    def __repr__(self) -> str:
+        where = f" in {self.folder}" if self.folder else ""
+        return f"{', '.join(self.models)} on {len(self.results)} results{where}"
+
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas().to_html(index=False, float_format="{:.3f}".format))
