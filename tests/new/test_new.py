@@ -104,17 +104,22 @@ BAD = {
                           "trains on its rows, give more"),
     "a task without rows": ({"task": "no-rows.tsv"}, (), "no-rows.tsv: has a header and no rows"),
     "one language twice": (
-        {"language": "sw"}, ("--language", "Swahili:news.qaa"), "--language: sw and "
-        "Swahili:news.qaa are the same language; give it once, such as --language sw:FILE",
+        {"language": "sw"}, ("--language", "Swahili=news.qaa"), "--language: sw and "
+        "Swahili=news.qaa are the same language; give it once, such as --language sw=FILE",
     ),
     "two texts": (
-        {"language": "qaa:news.qaa"}, ("--text", "news.qaa"), "--text: qaa has two files"
+        {"language": "qaa=news.qaa"}, ("--text", "news.qaa"), "--text: qaa has two files"
     ),
     "a test in another language": (
-        {}, ("--test", "sw:labels-qaa.tsv"), "--test sw:labels-qaa.tsv: the study has no "
+        {}, ("--test", "sw=labels-qaa.tsv"), "--test sw=labels-qaa.tsv: the study has no "
         "language sw; add --language sw",
     ),
     "two tests": ({}, ("--test", "labels-qaa.tsv"), "--test: qaa has two files"),
+    "a colon": ({"language": "qaa:news.qaa"}, (), "--language qaa:news.qaa: write qaa=news.qaa"),
+    "a colon in a test": (
+        {"test": "qaa:labels-qaa.tsv"}, (), "--test qaa:labels-qaa.tsv: write qaa=labels-qaa.tsv"
+    ),
+    "a file of a drive": ({"test": "C:\\gone.tsv"}, (), "C:\\gone.tsv: no such file"),
     "a translation of another length": (
         {}, ("--translated-test", "two.tsv"), "two.tsv: has 2 documents, and the test has 20; "
         "translate each of them, in the same order",
@@ -280,7 +285,7 @@ def test_a_plan_has_the_time_that_new_measured(files, monkeypatch):
 def test_what_is_written(files, unmeasured):
     pair = ("--parallel", "news.qaa", "news.en")
     made = ("--translated-test", "problems-qaa.tsv", "--translated-task", "problems-qaa-dev.tsv")
-    done = new("demo", "--development", "problems-qaa-dev.tsv", "--language", "qab:news.qaa",
+    done = new("demo", "--development", "problems-qaa-dev.tsv", "--language", "qab=news.qaa",
                *pair, *made)  # fmt: skip
     assert done.exit_code == 0, done.exception
     assert done.output.splitlines()[-1] == (

@@ -41,7 +41,7 @@ def deploy(
         out DIR: Folder to write.
         kind TYPE: Type of the weights, such as Q8_0. Repeatable.
             (default: as in --like)
-        text LANG=FILE: Lines of a language to compare. Repeatable.
+        text CODE=FILE: Lines of a language to compare. Repeatable.
         prompts FILE: Prompts to compare, one a line.
         positions: Positions of each language to compare likelihoods in.
         check FILE: Compare this GGUF file and write nothing.
@@ -52,7 +52,9 @@ def deploy(
     from layerswap.merge.target import MergeOptions
     from layerswap.versions import need_extras
 
-    texts = {name: Path(path) for name, path in options.read_pairs("--text", text, "FILE").items()}
+    texts = {
+        name: Path(path) for name, path in options.read_pairs("--text", text, "CODE=FILE").items()
+    }
     material = api.read_material(texts, prompts) if texts or prompts else None
     if check is not None:
         if like or out or kind:

@@ -387,7 +387,7 @@ def verify(
         "share": 1.0 if full else sample, "seed": seed,
         "threads": threads, "progress": output.step_progress,
     }  # fmt: skip
-    moved = options.read_pairs("--source", source)
+    moved = options.read_pairs("--source", source, "NAME=PATH")
     if against is not None:
         _verify_against(folder, against, moved, settings)
         return

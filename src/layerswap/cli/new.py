@@ -43,17 +43,17 @@ def new(
     Options:
         name NAME: Folder to create.
         base MODEL: Base: a folder or a Hub id (owner/name@revision).
-        language CODE[:FILE]: Language, and its text. Repeatable.
+        language CODE[=FILE]: Language, and its text. Repeatable.
         text FILE: Text in the first language, or a ready mix.
         parallel FILE FILE: Translated lines: a file in the first language, one in English. Or a
             table twice.
         task FILE: Examples of the task, mostly English, or a ready mix.
-        test [CODE:]FILE: Test in a language, or a suite. Repeatable.
-        development [CODE:]FILE: Labelled examples in a language. They choose zones and train a
+        test [CODE=]FILE: Test in a language, or a suite. Repeatable.
+        development [CODE=]FILE: Labelled examples in a language. They choose zones and train a
             linear classifier. Repeatable.
-        translated_test [CODE:]FILE: Test with its texts in English, by a translator: the same
+        translated_test [CODE=]FILE: Test with its texts in English, by a translator: the same
             table, row by row. Repeatable.
-        translated_task [CODE:]FILE: Task with its texts in a language, by a translator. Repeatable.
+        translated_task [CODE=]FILE: Task with its texts in a language, by a translator. Repeatable.
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic, and of
             texts by language, such as sw=sentence.
         leave_out LABEL,...: Labels whose test rows are left out.
@@ -87,7 +87,9 @@ def new(
             developments=_files("--development", development, codes),
             translated_tests=_files("--translated-test", translated_test, codes),
             translated_tasks=_files("--translated-task", translated_task, codes),
-            columns=options.read_pairs("--columns", options.task_names([columns or ""]), "COLUMN"),
+            columns=options.read_pairs(
+                "--columns", options.task_names([columns or ""]), "ROLE=COLUMN"
+            ),
             leave_out=options.task_names([leave_out or ""]), seeds=seeds, trial=trial,
             encoder=encoder, device=device,
         ),
@@ -105,20 +107,14 @@ def _ask(option: str, question: str, default: str | None) -> str:
 
 def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, str]:
     """Files by language; one without a language is the first's, and a suite is everyone's."""
-    from layerswap.evaluation.languages import standard_tag
     from layerswap.evaluation.suites import suite_names
-    from layerswap.ground.errors import EvaluationError
-
-    def code_of(name: str) -> str | None:
-        try:
-            return standard_tag(name)
-        except EvaluationError:
-            return None
+    from layerswap.new.inputs import refuse_colon, tag_of
 
     files: dict[str, str] = {}
     for text in given or ():
-        name, colon, file = text.partition(":")
-        code = code_of(name) if colon else None
+        refuse_colon(option, text)
+        name, equals, file = text.partition("=")
+        code = tag_of(name) if equals else None
         if code is None or code not in codes:
             if code and not Path(text).exists():
                 raise RecipeError(f"{option} {text}: the study has no language {code}; add "

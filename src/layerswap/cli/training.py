@@ -46,7 +46,7 @@ def data(
         return
     if mix is None:
         raise RecipeError("give a mix, or --list for the ready recipes")
-    parameters = options.read_pairs("--set", values, "VALUE")
+    parameters = options.read_pairs("--set", values, "NAME=VALUE")
     if show:
         typer.echo(mix_text(mix, parameters), nl=False)
         return

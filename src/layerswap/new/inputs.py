@@ -17,7 +17,7 @@ from layerswap.evaluation.languages import language_name, languages_seen, standa
 from layerswap.evaluation.metrics import normalised
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
-from layerswap.ground.errors import DataError, RecipeError, StudyError
+from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.reading.files import evenly_spaced
@@ -298,17 +298,33 @@ def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
         raise RecipeError(f"--leave-out {strange[0]}: no test row has this label{there}")
 
 
+def tag_of(name: str) -> str | None:
+    """The standard code of a language by code or name; None if there is no such language."""
+    try:
+        return standard_tag(name)
+    except EvaluationError:
+        return None
+
+
+def refuse_colon(option: str, entry: str) -> None:
+    """Refuse `CODE:FILE`; a path may have a colon, as of a drive."""
+    name, colon, file = entry.partition(":")
+    if colon and len(name) > 1 and tag_of(name) and not Path(entry).exists():
+        raise RecipeError(f"{option} {entry}: write {name}={file}")
+
+
 def read_languages(given: Sequence[str]) -> dict[str, str | None]:
-    """Parse `CODE` and `CODE:FILE`; return the files by standard language code."""
+    """Parse `CODE` and `CODE=FILE`; return the files by standard language code."""
     files: dict[str, str | None] = {}
     first: dict[str, str] = {}
     for entry in given:
-        name, _, file = entry.partition(":")
+        refuse_colon("--language", entry)
+        name, _, file = entry.partition("=")
         code = standard_tag(name)
         if code in files:
             raise RecipeError(
                 f"--language: {first[code]} and {entry} are the same language; give it once, "
-                f"such as --language {code}:FILE"
+                f"such as --language {code}=FILE"
             )
         files[code], first[code] = file or None, entry
     return files
@@ -321,7 +337,7 @@ def _language(
     if text is None and pair is None:
         raise RecipeError(
             f"--language {code}: has no text; give --text FILE, --parallel FILE FILE or "
-            f"--language {code}:FILE"
+            f"--language {code}=FILE"
         )
     ready = text if text in ready_recipes() and not Path(text or "").exists() else None
     if ready and pair:
