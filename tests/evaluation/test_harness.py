@@ -30,7 +30,7 @@ from layerswap.evaluation.harness import evaluate, open_models, stratified_order
 from layerswap.evaluation.languages import answer_of
 from layerswap.evaluation.metrics import ADDED
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
+from layerswap.evaluation.settings import Asked, EvaluationSettings
 from layerswap.evaluation.suites.folders import TaskFolder
 from layerswap.ground.errors import EvaluationError, LayerswapError
 
@@ -327,9 +327,9 @@ def test_a_template_that_is_not_applied_is_reported_once_for_all_models(world, t
 def test_chat_templates_that_fail_are_one_line(world):
     plain = AutoTokenizer.from_pretrained(world["task"])
     with pytest.raises(EvaluationError, match=r"^the tokenizer has no chat template to apply$"):
-        PromptOptions(apply_chat_template=True).with_chat_template(plain)
+        Asked(apply_chat_template=True).with_chat_template(plain)
     with pytest.raises(EvaluationError, match=r"^no chat template 'rag'; there are default$"):
-        PromptOptions(apply_chat_template="rag").with_chat_template(chat_tokenizer(world))
+        Asked(apply_chat_template="rag").with_chat_template(chat_tokenizer(world))
     raising = chat_tokenizer(world)
     raising.chat_template = "{{ raise_exception('System role not supported') }}"
     options = EvaluationSettings(apply_chat_template=True)
@@ -380,7 +380,7 @@ THINKING = (
 def test_a_template_is_told_to_think(world, think):
     tokenizer = chat_tokenizer(world)
     tokenizer.chat_template = THINKING
-    options = PromptOptions(apply_chat_template=True, think=think)
+    options = Asked(apply_chat_template=True, think=think)
 
     def thinks_not():
         turns, chosen = [{"role": "user", "content": "?"}], options.with_chat_template(tokenizer)
@@ -396,8 +396,8 @@ def test_a_template_is_told_to_think(world, think):
 
 def test_where_no_template_can_think(world):
     with pytest.raises(EvaluationError, match="think belongs to a chat template"):
-        PromptOptions(think="off").with_chat_template(chat_tokenizer(world))
-    options = PromptOptions(apply_chat_template=True, think="off")
+        Asked(think="off").with_chat_template(chat_tokenizer(world))
+    options = Asked(apply_chat_template=True, think="off")
     with pytest.raises(LayerswapError, match=r"has no switch \(enable_thinking\)"):
         options.with_chat_template(chat_tokenizer(world))
 
@@ -646,7 +646,7 @@ def test_a_document_is_known_by_its_text_in_every_prompt():
     def asked(shots=0, question="One?", delimiter=" ", template="", **settings):
         arguments = [(f"<user>{question}", f"{delimiter}{choice}") for choice in ("yes", "no")]
         sample = {"doc_id": 0, "doc": {"q": question}, "arguments": arguments, "doc_hash": "x"}
-        harness._add_questions([sample], Task(shots), PromptOptions(**settings), template)
+        harness._add_questions([sample], Task(shots), Asked(**settings), template)
         return sample["document_hash"], sample["prompts"]
 
     plain, how = asked()

@@ -16,7 +16,7 @@ from refusals import one_line
 
 from layerswap.evaluation.harness import load_tasks
 from layerswap.evaluation.sandbox import programs_allowed
-from layerswap.evaluation.settings import PromptOptions
+from layerswap.evaluation.settings import Asked
 from layerswap.evaluation.suites import flores, mbpp, mgsm, suite_names, suites
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
@@ -494,7 +494,7 @@ def test_no_document_is_shown_its_own_answer(greetings, tasks):
         assert prompt.count(f"Neno {document}\n") == 1
         assert prompt.count("Neno") == 5
     with pytest.raises(EvaluationError, match="has 5 documents for exemplars, not 6; give --num-f"):
-        load_tasks([asked.name], include=[tasks.root], prompts=PromptOptions(num_fewshot=6))
+        load_tasks([asked.name], include=[tasks.root], prompts=Asked(num_fewshot=6))
     (file,) = tasks.root.glob("**/greetings*.yaml")
     file.write_text(file.read_text().replace("fewshot_split: test\n", ""))
     with pytest.warns(

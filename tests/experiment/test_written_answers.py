@@ -76,7 +76,7 @@ def test_written_answers_have_likeness_and_shares(done):
         right = [sacrebleu.sentence_chrf(row["answer"], [text], word_order=2).score
                  for text in RIGHT[row["document"]]]  # fmt: skip
         assert row["score"] == pytest.approx(max(right))
-    shown = {(row["model"], row["metric"]): row for row in done.scores}
+    shown = {(row["model"], row["metric"]): row for row in done.records()}
     assert shown["task", "chrf++"]["score"] == pytest.approx(
         np.mean([row["score"] for row in by["task", "chrf++"]])
     )

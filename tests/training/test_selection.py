@@ -71,7 +71,7 @@ def test_the_best_are_kept_but_not_all_of_one_run(runs):
 
 @pytest.mark.slow
 def test_checkpoints_and_adapters_are_scored_on_lm_eval_tasks(runs, tasks):
-    score = scorer(["lab_problem_basu"], include=[tasks], settings=EvaluationSettings(limit=12))
+    score = scorer(EvaluationSettings(tasks=["lab_problem_basu"], include=[str(tasks)], limit=12))
     selection = select(runs, keep=2, score=score)
     assert all(0 <= candidate.scores["lab_problem_basu"] <= 1 for candidate in selection.ranked)
     assert {candidate.run for candidate in selection.chosen} == set(map(str, runs))

@@ -161,10 +161,8 @@ def freeze_or_revert(
     *,
     out: Path,
     part: Literal["task", "language"],
-    task: list[str],
     partitions: str = "A,B,C,Z",
-    include: options.Include = None,
-    evaluation: options.Prompts,
+    evaluation: options.EvaluationOptions,
 ) -> None:
     """Compare training a part alone with training all and reverting the rest, per partition.
 
@@ -177,7 +175,6 @@ def freeze_or_revert(
         spec EXPERT.yaml: Expert, trained in full.
         out: Folder of the trainings. Finished ones are kept.
         part: Part of a partition that the expert keeps.
-        task: Benchmark: an lm-eval task. Repeatable.
         partitions: Partitions to compare, separated by commas.
     """
     from layerswap.checkpoint.loading import open_device, pick_device
@@ -186,10 +183,11 @@ def freeze_or_revert(
     from layerswap.training.expert.select import scorer
     from layerswap.training.expert.spec import read_expert
 
-    options.refuse_checkpoint("--task", task, takes="an lm-eval task")
     settings = evaluation.settings()
+    if not settings.tasks:
+        raise RecipeError("give an lm-eval task with --task")
     open_device(pick_device(settings.device))
-    score = scorer(task, include=include or (), settings=settings)
+    score = scorer(settings)
     rows = both_ways(
         read_expert(spec), out, part=part, score=score, folder=spec.parent, log=output.log,
         partitions=[name.strip() for name in partitions.split(",")]
@@ -202,13 +200,11 @@ def select(
     *,
     keep: Annotated[int, Option(min=1)] = 3,
     of_any_run: bool = False,
-    task: options.Tasks = None,
-    include: options.Include = None,
     role: Literal["task", "language"] | None = None,
     language: str | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
-    evaluation: options.Prompts,
+    evaluation: options.EvaluationOptions,
 ) -> None:
     """Score every checkpoint of several runs and keep the best.
 
@@ -233,16 +229,13 @@ def select(
     settings = evaluation.settings()
     if out is not None:
         refuse_text(out, overwrite=overwrite)
-    if task and role:
+    if settings.tasks and role:
         raise RecipeError("give --task or --role, not both")
-    options.refuse_checkpoint("--task", task, takes="an lm-eval task")
     options.refuse_checkpoint("--language", language, takes="a language code or name")
-    names = options.task_names(task)
     if role is not None:
-        names = selection.signal_tasks(role, language)
-    score = None
-    if names:
-        score = selection.scorer(names, include=include or (), settings=settings)
+        signals = selection.signal_tasks(role, language)
+        settings = settings.model_copy(update={"tasks": signals})
+    score = selection.scorer(settings) if settings.tasks else None
     selected = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
     output.say(selection_table(selected))
     if out is not None:

@@ -11,7 +11,8 @@ from copy import copy
 from functools import wraps
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer import Argument, Option
@@ -43,15 +44,18 @@ class OptionGroup:
 
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
-        """The annotation and the default of every option, by name."""
+        """The annotation and the default of every option, by name.
+
+        Of a field that a file can give in several types, an option has the first.
+        """
         hints = get_type_hints(cls, include_extras=True)
         options: dict[str, tuple[Any, Any]] = {}
-        for group in reversed(cls.__mro__):
-            if group is not OptionGroup and issubclass(group, OptionGroup):
-                texts = _parted(group)[1]
-                for name in inspect.get_annotations(group):
-                    option = _option(name, hints[name], texts.get(name), panel=group.panel)
-                    options[name] = (option, getattr(cls, name))
+        for group in reversed(cls.__mro__[: cls.__mro__.index(OptionGroup)]):
+            texts = _parted(group)[1]
+            for name in inspect.get_annotations(group):
+                kind, default = _first_type(hints[name], getattr(cls, name))
+                panel = getattr(group, "panel", cls.panel)
+                options[name] = (_option(name, kind, texts.get(name), panel=panel), default)
         return options
 
     def given(self) -> dict[str, Any]:
@@ -214,19 +218,30 @@ def _option(
     """The annotation of an option with its text; a flag has no negative unless it names one."""
     if text is None:
         return annotation
+    named, _, words = text.partition(": ")
+    flags = [word for word in named.split() if word.startswith("--")]
     kind, *given = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
     if given:
         info = copy(given[0])
     elif argument:
         info = Argument()
     else:
-        info = Option(*[f"--{name.replace('_', '-')}"] * (kind in (bool, bool | None)))
-    metavar, _, words = text.partition(": ")
-    info.metavar = metavar.strip(":") or None
+        alone = [f"--{name.replace('_', '-')}"] * (kind in (bool, bool | None))
+        info = Option(*(flags[0].split(",") if flags else alone))
+    info.metavar = " ".join(word for word in named.split() if word not in flags).strip(":") or None
     info.help, _, default = words.partition(" (default: ")
     info.show_default = default.removesuffix(")") or info.show_default
     info.rich_help_panel = info.rich_help_panel or panel
     return Annotated[kind, info]
+
+
+def _first_type(annotation: Any, default: Any) -> tuple[Any, Any]:
+    """The first type of a union, optional where the default is of another; and the default."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation, default
+    first = get_args(annotation)[0]
+    fits = get_origin(first) is None and isinstance(default, first)
+    return (first, default) if fits else (first | None, None)
 
 
 # --- the command that comes after each command ---

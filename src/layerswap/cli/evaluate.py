@@ -52,8 +52,8 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
 
 
-class Asked(commands.OptionGroup):
-    """The tasks of an evaluation: lm-eval tasks by name, or a suite in some languages.
+class SuiteOptions(commands.OptionGroup):
+    """A suite in some languages, in place of lm-eval tasks by name.
 
     Options:
         language: Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable.
@@ -62,8 +62,6 @@ class Asked(commands.OptionGroup):
         data: Folder of published files of a suite [LAYERSWAP_DATA].
     """
 
-    task: options.Tasks = None
-    include: options.Include = None
     suite: Annotated[
         str | None,
         Option(metavar="NAME|FILE.yaml", help=f"Suite or benchmark: {', '.join(suite_names())}."),
@@ -73,9 +71,9 @@ class Asked(commands.OptionGroup):
     answer_text: list[str] | None = None
     data: Path | None = None
 
-    def check(self) -> None:
+    def check(self, tasks: list[str]) -> None:
         """Refuse suite options with tasks, task options with a suite, and no task."""
-        if (self.suite is None) == (not self.task):
+        if (self.suite is None) == (not tasks):
             raise RecipeError("give either --tasks or --suite")
         if self.suite is not None and not self.language:
             raise RecipeError("--suite needs --language")
@@ -92,7 +90,7 @@ def evaluate(
     models: list[str],
     *,
     out: Path,
-    asked: Asked,
+    asked: SuiteOptions,
     allow_code: options.AllowCode = False,
     evaluation: options.EvaluationOptions,
 ) -> None:
@@ -112,15 +110,15 @@ def evaluate(
     from layerswap.experiment import evaluations
     from layerswap.experiment.tables import evaluation_table
 
-    evaluation.settings()  # checks the options
-    asked.check()
+    settings = evaluation.settings()
+    asked.check(settings.tasks)
     done = evaluations.evaluate(
-        models, options.task_names(asked.task), include=asked.include or (),
-        suite=asked.suite, language=asked.language or (), data=asked.data,
+        models, suite=asked.suite, language=asked.language or (), data=asked.data,
         answer_language=asked.answer_language or "",
-        answer_texts=options.read_pairs("--answer-text", asked.answer_text, "FILE"),
+        answer_texts=options.read_pairs("--answer-text", asked.answer_text, "CODE=FILE"),
         out=out, log=output.log, allow_code=allow_code,
-        open_store=partial(output.answer_progress, "evaluating"), **evaluation.given(),
+        open_store=partial(output.answer_progress, "evaluating"),
+        **settings.model_dump(exclude_unset=True),
     )  # fmt: skip
     scores, notes = [*done.records()], [f"note: {note}" for note in done.notes]
     lines: list[object] = [evaluation_table(scores), *notes, f"wrote {done.folder}"]

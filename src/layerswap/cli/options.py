@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from layerswap.cli.commands import OptionGroup
+from layerswap.evaluation.asked import AskedFields
 from layerswap.ground.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -52,10 +53,6 @@ Axis = Annotated[Literal["input", "output"], _AXIS]
 Layout = Annotated[Literal["auto", "plain"], _LAYOUT]
 Rank = Annotated[int | None, _RANK]
 
-_TASKS = Option(
-    "--tasks", "--task", metavar="NAME,...", help="lm-eval tasks or groups. Repeatable."
-)
-_INCLUDE = Option(help="Folder with YAML files of more lm-eval tasks. Repeatable.")
 _DEVICE = Option(
     show_default="a GPU if there is one", help="Device of the models: cpu, cuda, mps or xpu.",
     rich_help_panel=MODELS,
@@ -64,8 +61,6 @@ _ALLOW_CODE = Option(
     "--allow-code", help="Run programs that a model writes, in a sandbox.",
     rich_help_panel="Options",
 )  # fmt: skip
-Tasks = Annotated[list[str] | None, _TASKS]
-Include = Annotated[list[Path] | None, _INCLUDE]
 Device = Annotated[str | None, _DEVICE]
 AllowCode = Annotated[bool, _ALLOW_CODE]
 
@@ -159,32 +154,13 @@ class OutputFormat(WeightFormat, panel=OUTPUT):
     languages: str | None = None
 
 
-class Prompts(OptionGroup, panel="Documents and prompts"):
-    """Evaluation settings that do not depend on the engine.
+class EvaluationOptions(AskedFields, OptionGroup, panel="Documents and prompts"):
+    """All settings of an evaluation.
 
     Options:
-        limit: Number of documents per task, drawn in proportion to their labels.
-        num_fewshot: Examples per prompt. (default: the task's)
-        apply_chat_template: Write prompts with the tokenizer's chat template.
-        think on|off|cut: Let the template think. With cut, only the text after the thought is
-            scored. (default: the template's)
-        system_instruction: System message of the chat, or text before a plain prompt.
-        fewshot_as_multiturn: Write examples as turns of the chat. (default: multiturn with
-            --apply-chat-template)
-        gen_kwargs NAME=VALUE,...: Generation settings that override the tasks', such as
-            max_gen_toks=64.
         dtype float32|bfloat16|float16: Dtype of the models. (default: as stored)
     """
 
-    limit: Annotated[int | None, Option(min=1)] = None
-    num_fewshot: Annotated[int | None, Option("--num-fewshot", "--shots", min=0)] = None
-    apply_chat_template: bool = False
-    think: str | None = None
-    system_instruction: str | None = None
-    fewshot_as_multiturn: Annotated[
-        bool | None, Option("--fewshot-as-multiturn/--fewshot-as-one-turn")
-    ] = None
-    gen_kwargs: str | None = None
     device: Device = None
     dtype: Annotated[str | None, Option(rich_help_panel=MODELS)] = None
 
@@ -193,21 +169,9 @@ class Prompts(OptionGroup, panel="Documents and prompts"):
         from layerswap.evaluation.settings import EvaluationSettings
         from layerswap.ground.yaml_file import validate
 
-        return validate(EvaluationSettings, self.given(), where="command line", expected="options")
-
-
-class EvaluationOptions(Prompts, panel=MODELS):
-    """All settings of an evaluation.
-
-    Options:
-        batch_size: Batch size. (default: the largest that fits)
-        engine: Engine: layerswap's own, or transformers or vLLM one by one.
-        engine_args NAME=VALUE,...: Arguments of vLLM, such as gpu_memory_utilization=0.8.
-    """
-
-    batch_size: Annotated[int | None, Option(min=1)] = None
-    engine: Literal["sweep", "hf", "vllm"] = "sweep"
-    engine_args: str | None = None
+        refuse_checkpoint("--task", self.tasks, takes="an lm-eval task")
+        given = {**self.given(), "tasks": task_names(self.tasks)}
+        return validate(EvaluationSettings, given, where="command line", expected="options")
 
 
 def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:
@@ -220,13 +184,13 @@ def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str
             )
 
 
-def read_pairs(option: str, texts: list[str] | None, value: str = "PATH") -> dict[str, str]:
-    """Values of a repeatable option `NAME=VALUE`, by name."""
+def read_pairs(option: str, texts: list[str] | None, form: str) -> dict[str, str]:
+    """Values of a repeatable option of a form such as `CODE=FILE`, by name."""
     pairs: dict[str, str] = {}
     for text in texts or ():
         name, equals, content = text.partition("=")
         if not name or not equals:
-            raise RecipeError(f"{option}: {text!r} is not NAME={value}")
+            raise RecipeError(f"{option}: {text!r} is not {form}")
         if name in pairs:
             raise RecipeError(f"{option}: {name!r} is given twice")
         pairs[name] = content

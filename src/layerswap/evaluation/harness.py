@@ -34,8 +34,8 @@ from layerswap.evaluation.lm_eval_inside import exemplars_of, is_too_long, refus
 from layerswap.evaluation.metrics import ADDED, add_labels, add_written, written_metrics
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
+    Asked,
     EvaluationSettings,
-    PromptOptions,
     parse_arguments,
     template_error,
 )
@@ -111,7 +111,7 @@ def load_tasks(
     tasks: Sequence[str | dict[str, Any]],
     *,
     include: Sequence[Path] = (),
-    prompts: PromptOptions | None = None,
+    prompts: Asked | None = None,
 ) -> Any:
     """Load lm-eval's task objects, and prepare them as its command line does.
 
@@ -130,7 +130,7 @@ def load_tasks(
         raise EvaluationError(f"cannot load the tasks {asked}: {why}") from None
     tasks_by_name = loaded["tasks"].items()
     refuse_programs({name: task.get_config("unsafe_code") for name, task in tasks_by_name})
-    prompts = prompts or PromptOptions()
+    prompts = prompts or Asked()
     generation = parse_arguments(prompts.gen_kwargs)
     for name, task in loaded["tasks"].items():
         default = task.get_config("num_fewshot")
@@ -309,7 +309,7 @@ def run_tasks(
     return dict(result)
 
 
-def _add_questions(samples: Any, task: Any, settings: PromptOptions, template: str) -> None:
+def _add_questions(samples: Any, task: Any, settings: Asked, template: str) -> None:
     """Add the prompt settings and the document hash to samples, and the text if few-shot."""
     shots = task.get_config("num_fewshot")
     texts = vars(task).setdefault("texts_of_documents", {})  # lm-eval compiles templates each time

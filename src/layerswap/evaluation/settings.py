@@ -6,46 +6,59 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from layerswap.checkpoint.loading import with_thinking
 from layerswap.compose.schema import DTYPES
+from layerswap.evaluation.asked import AskedFields
 from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.strict import Extended
 from layerswap.ground.types import Log
 from layerswap.ground.yaml_file import validate
 
-
-def _check_arguments(given: object) -> object:
-    if isinstance(given, str) and not all("=" in part for part in given.split(",")):
-        raise ValueError(f"{given!r} is not name=value,name=value")
-    return given
+PROMPTS = ("apply_chat_template", "think", "system_instruction", "fewshot_as_multiturn",
+           "gen_kwargs")  # fmt: skip
+"""The settings of prompts that are recorded with each answer, beside the number of examples."""
 
 
-Arguments = Annotated[str | dict[str, Any], BeforeValidator(_check_arguments)]
-"""Settings by name: a mapping, or text as `name=value,name=value`."""
+class Asked(Extended, AskedFields):
+    """`AskedFields`, checked: every evaluation of a command, a sweep or a study holds them."""
 
+    new_fields = frozenset({"think", "batch_size"})
 
-class PromptOptions(Extended):
-    """Prompt and generation settings, named and defined as in lm-eval."""
-
-    new_fields = frozenset({"think"})
-
-    num_fewshot: NonNegativeInt | None = None  # examples in a prompt; the task's own when not given
-    apply_chat_template: bool | str = False  # the tokenizer's; a text names one of several
-    # `off`: the template closes the thought; `cut`: only the text after `</think>` is scored.
-    think: Literal["on", "off", "cut"] | None = None
-    system_instruction: str | None = None  # without a chat template, text before the prompt
-    fewshot_as_multiturn: bool | None = None  # examples as turns; by default with a template
-    gen_kwargs: Arguments | None = None  # replace the tasks' own: `temperature=0.7,do_sample=true`
-
+    @field_validator("tasks")
     @classmethod
-    def taken_from(cls, values: Mapping[str, Any], **others: Any) -> Self:
-        """Select the settings from a mapping with more keys, such as a study step's."""
-        own = {name: values[name] for name in cls.model_fields if name in values}
-        return validate(cls, {**own, **others}, where="evaluate", expected="settings")
+    def _once(cls, names: list[str]) -> list[str]:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"task {twice!r} is listed twice")
+        return names
+
+    @field_validator("num_fewshot", "limit", "batch_size")
+    @classmethod
+    def _enough(cls, given: Any, info: ValidationInfo) -> Any:
+        least = 0 if info.field_name == "num_fewshot" else 1
+        if isinstance(given, int) and given < least:
+            raise ValueError(f"must be at least {least}")
+        return given
+
+    @field_validator("gen_kwargs", "engine_args")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        if isinstance(given, str) and not all("=" in part for part in given.split(",")):
+            raise ValueError(f"{given!r} is not name=value,name=value")
+        return given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.engine_args and self.engine != "vllm":
+            raise ValueError(
+                "--engine-args (engine_args) needs the engine vllm; add --engine vllm, or leave it "
+                "out"
+            )
+        return self
 
     @property
     def multiturn(self) -> bool:
@@ -55,8 +68,8 @@ class PromptOptions(Extended):
 
     def described(self, shots: int, template: str) -> str:
         """Return the prompt settings that are not defaults, and the hash of the template."""
-        used = {name: value for name, field in PromptOptions.model_fields.items()
-                if (value := getattr(self, name)) != field.default}  # fmt: skip
+        used = {name: value for name in PROMPTS
+                if (value := getattr(self, name)) != Asked.model_fields[name].default}  # fmt: skip
         if self.apply_chat_template:
             used["apply_chat_template"] = hashlib.sha256(template.encode()).hexdigest()[:8]
         return ", ".join(f"{k}={v!r}" for k, v in {**used, "num_fewshot": shots}.items())
@@ -90,29 +103,18 @@ class PromptOptions(Extended):
         return chosen
 
 
-class EvaluationSettings(PromptOptions):
-    """Settings of an evaluation.
+class EvaluationSettings(Asked):
+    """What is asked, and where the models run."""
 
-    The engine `sweep` answers for all compositions of the same experts together; `hf` loads each
-    model through transformers, and `vllm` through vLLM from the folder of its merge.
-    """
-
-    limit: PositiveInt | None = None  # most documents of a task, drawn by label
-    batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
     device: str | None = None  # a GPU if there is one when not given
     # As stored when not given, or the widest of several.
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
-    engine: Literal["sweep", "vllm", "hf"] = "sweep"
-    engine_args: Arguments = {}  # of lm-eval's model `vllm`: `gpu_memory_utilization=0.8`
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.engine_args and self.engine != "vllm":
-            raise ValueError(
-                "--engine-args (engine_args) needs the engine vllm; add --engine vllm, or leave it "
-                "out"
-            )
-        return self
+    @classmethod
+    def taken_from(cls, values: Mapping[str, Any], **others: Any) -> Self:
+        """Select the settings from a mapping with more keys, such as a study step's."""
+        own = {name: values[name] for name in cls.model_fields if name in values}
+        return validate(cls, {**own, **others}, where="evaluate", expected="settings")
 
 
 def parse_arguments(given: str | Mapping[str, Any] | None) -> dict[str, Any]:

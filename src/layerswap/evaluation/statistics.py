@@ -282,19 +282,6 @@ def resampled_counts(n: int) -> npt.NDArray[np.float32]:
     return np.array([np.ones(n), *drawn], dtype=np.float32)
 
 
-@dataclass(frozen=True)
-class PairedTest:
-    """Two models on the same examples."""
-
-    difference: Interval  # mean of the first minus the second, paired
-    p_bootstrap: float  # two-sided, of no difference
-
-
-def paired_test(first: Values, second: Values) -> PairedTest:
-    """Compare two models by their scores on the same examples, in the same order."""
-    return PairedTest(paired_difference(first, second), paired_bootstrap_p(first, second))
-
-
 def paired_bootstrap_p(first: Values, second: Values) -> float:
     """Test a paired difference by the bootstrap (Efron & Tibshirani, 1993, 16.4), two-sided.
 

@@ -81,8 +81,10 @@ def evaluate(
         done.to_pandas()
         ls.compare("results")
     """
+    folders = [Path(path).absolute() for path in listed(include)]
+    settings |= {"tasks": listed(tasks), "include": list(map(str, folders))}
     checked = validate(EvaluationSettings, settings, where="evaluate", expected="settings by name")
-    names, languages, out = listed(tasks), listed(language), Path(out)
+    names, languages, out = checked.tasks, listed(language), Path(out)
     if (suite is None) == (not names):
         raise RecipeError("give either tasks or a suite")
     if suite is not None and not languages:
@@ -97,7 +99,6 @@ def evaluate(
     # Models come before what takes seconds: torch and lm-eval's index.
     plans = open_models([str(model) for model in listed(models)])
     open_device(pick_device(checked.device))
-    folders = [Path(path).absolute() for path in listed(include)]
     check_task_names(names, folders)
     store_of = open_store or (lambda path: closing(AnswerStore(path)))
     with nothing_if_refused(out / files.ANSWERS):

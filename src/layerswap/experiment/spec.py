@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
@@ -77,8 +77,6 @@ class SweepSettings(EvaluationSettings):
     `limit` is the largest number of documents of a task, both splits together.
     """
 
-    tasks: Annotated[list[str], Field(min_length=1)]  # of lm-eval
-    include: list[str] = []  # folders with further task YAMLs
     choose_by: Choice = Choice()
     screen: Screen | None = None
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
@@ -86,15 +84,19 @@ class SweepSettings(EvaluationSettings):
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5
     seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
-    engine: Literal["sweep"] = "sweep"
 
-    @field_validator("tasks")
+    @field_validator("engine")
     @classmethod
-    def _once(cls, names: list[str]) -> list[str]:
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"task {twice!r} is listed twice")
-        return names
+    def _together(cls, engine: str) -> str:
+        if engine != "sweep":
+            raise ValueError("a sweep has the engine `sweep`; leave it out")
+        return engine
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.tasks:
+            raise ValueError("tasks: write at least one")
+        return self
 
 
 class SweepSpec(SweepSettings):

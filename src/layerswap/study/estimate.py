@@ -123,7 +123,7 @@ def cost_study(
         if select.tasks:
             models = sum(examples[need][0] // trainings[need].save_every or 1
                          for need in graph[name].needs)  # fmt: skip
-            asked = Benchmarks(tasks=select.tasks, limit=select.limit)
+            asked = Benchmarks.model_validate({"tasks": select.tasks, "limit": select.limit})
             seconds[name] = models * tokens_read(asked) / speed.read
     for name, step in evaluations.items():
         seconds[name] = _tokens_of(step, graph) / speed.read

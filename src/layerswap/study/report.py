@@ -259,7 +259,7 @@ class FinishedSteps:
                 )
             case "grid", Compared() as by:
                 yield from _maps(by)
-                yield Section(f"{part.heading}, in numbers", table=part.table)
+                yield Section(f"The compositions, {by.heading}, in numbers", table=part.table)
             case _:
                 ranked = self.results.ranked if part.kind == "ranks" else None
                 figure = draw_ranks(ranked) if ranked else None

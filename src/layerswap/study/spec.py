@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from layerswap.compose.schema import DTYPES, once
-from layerswap.evaluation.settings import PromptOptions
+from layerswap.evaluation.settings import Asked
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError, RecipeError
@@ -87,21 +87,13 @@ class Turns(Strict):
     ] = [1]
 
 
-class SelectBy(PromptOptions):
-    """Scores of lm-eval tasks that rank checkpoints; without tasks, the validation loss ranks."""
-
-    tasks: list[NonEmpty] = []
-    include: list[NonEmpty] = []
-    limit: PositiveInt | None = None
-
-
 class Experts(Strict):
     """Experts of one kind, which exist or which the study trains."""
 
     data: Data | None = None  # a mix too: a ready recipe or a file
     runs: Annotated[list[TrainingRun], Field(min_length=1)] = [TrainingRun()]
     keep: PositiveInt = 1  # checkpoints; no run gives more than its share
-    by: SelectBy = SelectBy()
+    by: Asked = Asked()  # without tasks, the validation loss ranks
     # In place of the other keys: folders, adapters or Hub ids.
     experts: Annotated[list[NonEmpty], Field(min_length=1), AfterValidator(once)] | None = None
 
@@ -153,24 +145,20 @@ def _read_metric(value: object) -> object:
     return value
 
 
-class Benchmarks(PromptOptions):
-    """Benchmarks of a study: a suite, or lm-eval tasks."""
+class Benchmarks(Asked):
+    """Benchmarks of a study: a suite, or lm-eval tasks in one folder.
 
-    new_fields = PromptOptions.new_fields | {"batch_size"}
+    In names of tasks, `{language}` is replaced by the study's name of the language.
+    """
+
     suite: str | None = None
-    tasks: list[NonEmpty] = []  # `{language}` is replaced by the study's name of the language
-    include: list[NonEmpty] = []  # the folder with the YAMLs of `tasks`
     # The metric of `tasks` that is reported, and its filter.
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]
-    limit: Annotated[int, Field(ge=2)] | None = None  # most documents of a task, drawn by label
     # Share of the documents that compositions are chosen on, where no development split is
     # published; with `none` nothing is chosen.
     development: Annotated[float, Field(gt=0, lt=1)] | Literal["none"] = 0.5
     # Run programs that a model writes, in the sandbox; a command alone may set it, no file.
     allow_code: bool = False
-    engine: Literal["sweep", "vllm"] = "sweep"
-    engine_args: dict[str, Any] = {}  # of lm-eval's model `vllm`
-    batch_size: PositiveInt | Literal["auto"] = "auto"  # `auto`: by tokens and memory
     other_languages: OtherLanguages | None = None  # of the grid, the chosen compositions alone
 
 

@@ -15,8 +15,8 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.recipe import check_recipe
-from layerswap.compose.schema import DTYPES, Where
-from layerswap.evaluation.settings import EvaluationSettings, PromptOptions
+from layerswap.compose.schema import Where
+from layerswap.evaluation.settings import Asked, EvaluationSettings
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, StudyError
 from layerswap.ground.lease import Owner, taken
@@ -26,7 +26,7 @@ from layerswap.merge import make_plan
 from layerswap.study.kind import Kind, given
 from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
-from layerswap.study.spec import SelectBy, TrainingRun
+from layerswap.study.spec import TrainingRun
 from layerswap.training.expert.hyperparameters import check_hyperparameters, launch_training
 from layerswap.training.expert.spec import Files, Side, check_expert
 
@@ -127,18 +127,18 @@ class TrainStep(Kind, TrainingRun):
             shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
 
-class SelectStep(Kind, SelectBy):
+class SelectStep(Kind, EvaluationSettings):
     """Ranks the checkpoints of several trainings, and writes the names of the best.
 
     Experts that exist are written without a ranking.
     """
 
     kind: ClassVar[str] = "select"
+    new_fields = EvaluationSettings.new_fields | {"engine", "engine_args"}
     keep: PositiveInt = 1
     experts: list[str] | None = None
     base: str | None = None
     device: str = "cpu"
-    dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
 
     @property
     def kept(self) -> int:
@@ -185,11 +185,7 @@ class SelectStep(Kind, SelectBy):
         score = None
         if self.tasks:
             check_device(self.device)
-            score = scorer(
-                self.tasks,
-                include=[Path(path) for path in self.include],
-                settings=EvaluationSettings.taken_from(self.settings()),
-            )
+            score = scorer(self)
         runs = [folder / EXPERT for folder in context.inputs.values()]
         _refuse_deleted(context.inputs)
         measured = score is not None or any(saved.loss is not None for saved in candidates(runs[0]))
@@ -226,7 +222,7 @@ def selection(folder: Path, root: Path) -> list[str]:
     return [entry["model"] if isinstance(entry, dict) else str(root / entry) for entry in names]
 
 
-def check_prompts(prompts: PromptOptions, base: str | None) -> None:
+def check_prompts(prompts: Asked, base: str | None) -> None:
     """Refuse a chat template that a local base does not have."""
     if prompts.apply_chat_template and base is not None and Path(base).is_dir():
         prompts.with_chat_template(load_tokenizer(Path(base), named="the base"))

@@ -22,7 +22,6 @@ from layerswap.ground.errors import EvaluationError, RecipeError, TrainingError
 from layerswap.ground.types import Log
 from layerswap.merge import Plan
 from layerswap.merge.api import revert, soup
-from layerswap.merge.folder import plan_tokenizer
 from layerswap.training.expert.save import CHECKPOINTS, checkpoints, read_training, trainer_state
 from layerswap.training.expert.spec import ExpertSpec, Side
 from layerswap.training.expert.trainer import train
@@ -135,12 +134,7 @@ def signal_tasks(role: Side, language: str | None = None) -> list[str]:
     return tasks
 
 
-def scorer(
-    tasks: Sequence[str],
-    *,
-    include: Sequence[Path] = (),
-    settings: EvaluationSettings | None = None,
-) -> ScorePlan:
+def scorer(settings: EvaluationSettings) -> ScorePlan:
     """Return a function from a plan to the mean of the first metric of each lm-eval task.
 
     The plan is evaluated without being written. An unknown task fails here, before any checkpoint
@@ -148,15 +142,15 @@ def scorer(
     """
     from layerswap.evaluation.harness import check_task_names
 
-    check_task_names(tasks, include)
+    include = [Path(folder) for folder in settings.include]
+    check_task_names(settings.tasks, include)
 
     def score(plan: Plan) -> dict[str, float]:
-        from layerswap.evaluation.harness import evaluate, open_sweep
-        from layerswap.evaluation.settings import EvaluationSettings
+        from layerswap.evaluation.harness import evaluate_models
 
-        chosen = settings or EvaluationSettings()
-        sweep, tokenizer = open_sweep([plan], chosen), plan_tokenizer(plan)
-        (result,) = evaluate(sweep, tokenizer, tasks, include=include, settings=chosen)
+        (result,) = evaluate_models(
+            {"model": plan}, settings.tasks, include, settings=settings
+        ).values()
         metrics = {
             task: [float(values[key]) for key in values if "," in key and "stderr" not in key]
             for task, values in result["results"].items()

@@ -1,0 +1,45 @@
+"""What is asked of models: read by the command line, so without an import that takes time."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+
+class AskedFields:
+    """Tasks, prompts and documents, named and defined as in lm-eval, and how models answer them.
+
+    The command line makes its options of these fields: of the first type of each, and of these
+    texts. `Asked` checks them.
+
+    Options:
+        tasks --tasks,--task NAME,...: lm-eval tasks or groups. Repeatable.
+        include FOLDER: Folder with YAML files of more lm-eval tasks. Repeatable.
+        limit: Number of documents per task, drawn in proportion to their labels.
+        num_fewshot --num-fewshot,--shots: Examples per prompt. (default: the task's)
+        apply_chat_template: Write prompts with the tokenizer's chat template.
+        think: Let the template think. With cut, only the text after the thought is scored.
+            (default: the template's)
+        system_instruction: System message of the chat, or text before a plain prompt.
+        fewshot_as_multiturn --fewshot-as-multiturn/--fewshot-as-one-turn: Write examples as turns
+            of the chat. (default: multiturn with --apply-chat-template)
+        gen_kwargs NAME=VALUE,...: Generation settings that override the tasks', such as
+            max_gen_toks=64.
+        batch_size: Batch size. (default: the largest that fits)
+        engine: Engine: layerswap's own, or transformers or vLLM one by one.
+        engine_args NAME=VALUE,...: Arguments of vLLM, such as gpu_memory_utilization=0.8.
+    """
+
+    tasks: list[str] = []
+    include: list[str] = []
+    limit: int | None = None
+    num_fewshot: int | None = None
+    apply_chat_template: bool | str = False  # a text names one of several templates
+    think: Literal["on", "off", "cut"] | None = None
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool | None = None
+    gen_kwargs: str | dict[str, Any] | None = None
+    batch_size: int | Literal["auto"] = "auto"  # `auto`: by tokens and memory
+    # `sweep` answers for all compositions of the same experts together; `hf` loads each model
+    # through transformers, and `vllm` through vLLM from the folder of its merge.
+    engine: Literal["sweep", "vllm", "hf"] = "sweep"
+    engine_args: str | dict[str, Any] = {}
