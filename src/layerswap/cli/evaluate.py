@@ -31,7 +31,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     from layerswap.experiment.answers import ANSWERS, open_folder
     from layerswap.experiment.spec import read_sweep
     from layerswap.experiment.sweeps import run_sweep
-    from layerswap.experiment.tables import balanced_table
+    from layerswap.experiment.tables import balanced_table, scores_table
     from layerswap.versions import need_extras
 
     checked, recipe = read_sweep(spec)
@@ -43,7 +43,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
             result = run_sweep(checked, recipe, store=store, log=output.log)
             facts = files.write_result(result, folder)
     lines: list[object] = [
-        files.results_table(result),
+        scores_table(result),
         *filter(None, [balanced_table(result)]),
         *(f"note: {note}" for note in result.best.notes),
         files.lead(result, folder),

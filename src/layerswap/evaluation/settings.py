@@ -6,7 +6,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
@@ -27,6 +27,7 @@ class Asked(Extended, AskedFields):
     """`AskedFields`, checked: every evaluation of a command, a sweep or a study holds them."""
 
     new_fields = frozenset({"think", "batch_size"})
+    fewest: ClassVar[int] = 1  # documents
 
     @field_validator("tasks")
     @classmethod
@@ -39,9 +40,9 @@ class Asked(Extended, AskedFields):
     @field_validator("num_fewshot", "limit", "batch_size")
     @classmethod
     def _enough(cls, given: Any, info: ValidationInfo) -> Any:
-        least = 0 if info.field_name == "num_fewshot" else 1
+        least = {"num_fewshot": 0, "limit": cls.fewest}.get(info.field_name or "", 1)
         if isinstance(given, int) and given < least:
-            raise ValueError(f"must be at least {least}")
+            raise ValueError(f"write a number from {least}; found {given}")
         return given
 
     @field_validator("gen_kwargs", "engine_args")

@@ -32,8 +32,15 @@ from layerswap.experiment.compare import (
     over_languages,
     split_documents,
 )
-from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, TUNED, Condition
-from layerswap.experiment.tables import by_label, models_table
+from layerswap.experiment.conditions import CHOSEN, FLATTERED, TUNED, Condition
+from layerswap.experiment.tables import (
+    BY_LABEL,
+    balanced_table,
+    models_table,
+    over_pairs,
+    references,
+    scores_table,
+)
 from layerswap.experiment.verdict import verdict_facts
 from layerswap.report.tables import STAR, Number, Spread, Table
 
@@ -274,10 +281,9 @@ class StudyResults:
                 yield Part("overview", f"{benchmark}, all languages",
                            _over_languages(benchmark, same))  # fmt: skip
             for by in same:
-                yield Part("scores", by.heading, _in_detail(by), by)
-                if by.classified:
-                    heading = f"{by.heading}: balanced by label"
-                    yield Part("balanced", heading, _balanced_table(by), by)
+                yield Part("scores", by.heading, scores_table(by), by)
+                if table := balanced_table(by):
+                    yield Part("balanced", f"{by.heading}: {BY_LABEL}", table, by)
                 if by.choice.candidates:
                     yield Part("grid", f"{by.heading}: the compositions", _grid_table(by), by)
         for by, table in self.written.items():
@@ -465,7 +471,7 @@ def _grid_table(result: Compared) -> Table:
     ]  # fmt: skip
     caption = (
         f"{result.heading}: layers from the language expert and blended ones; "
-        f"mean over {_pairs(result)} on the documents that the compositions are chosen on."
+        f"mean{over_pairs(result)} on the documents that the compositions are chosen on."
     )
     return Table(columns, cells, caption=caption)
 
@@ -506,45 +512,8 @@ def _over_languages(benchmark: str, results: Sequence[Compared]) -> Table:
         {**spreads, "mean": {name: over_languages(results, name) for name in treatments}},
         {f"minus {reference}": {name: over_languages(results, name, reference)
                                 for name in treatments if name != reference}
-         for reference in _references(treatments)},
+         for reference in references(treatments)},
         first="treatment", caption=caption,
-    )  # fmt: skip
-
-
-def _references(treatments: Collection[Condition]) -> list[Condition]:
-    """The treatments that the others are compared with."""
-    return [reference for reference in (DEFAULT, CHOSEN) if reference in treatments]
-
-
-def _in_detail(found: Compared) -> Table:
-    """Treatments down: score, spread over pairs, differences to the default and chosen swaps."""
-    columns = dict[str, Any]()
-    if len(found.pairs) > 1:
-        for i, heading in enumerate(("lowest pair", "highest pair")):
-            columns[heading] = {name: ends[i] for name, ends in found.extremes.items()}
-    return models_table(
-        {"score, %": found.intervals, **columns},
-        {f"minus {swap}": found.against(swap) for swap in _references(found.scores)},
-        first="treatment", selected=found.selected,
-        caption=f"{found.heading}: {len(found.test)} documents, mean over {_pairs(found)} with its "
-        f"95% bootstrap interval over documents, and paired differences. {STAR} >: selected. "
-        f"{chosen_on(found.choice)}",
-    )  # fmt: skip
-
-
-def _balanced_table(result: Compared) -> Table:
-    """Treatments down: balanced accuracy, macro-F1, and the former against both swaps."""
-    classified = result.classified
-    return models_table(
-        by_label({name: answers.balanced for name, answers in classified.items()}, "{}, %"),
-        {f"balanced accuracy minus {reference}": {
-            name: apart.balanced_accuracy
-            for name, apart in result.balanced_against(reference).items()
-        } for reference in _references(classified)},
-        first="treatment",
-        caption=f"{result.heading}: mean recall and mean F1 over labels, mean over "
-        f"{_pairs(result)}, with 95% bootstrap intervals and paired differences. {STAR} Nothing is "
-        "chosen by them.",
     )  # fmt: skip
 
 
@@ -558,19 +527,3 @@ def _rank_table(ranked: Friedman) -> Table:
     )
     cells = list[list[Any]]([name, Number(rank, ".2f")] for name, rank in ranks)
     return Table(["treatment", "mean rank"], cells, caption=caption)
-
-
-def _pairs(result: Compared) -> str:
-    return "one pair" if len(result.pairs) == 1 else f"{len(result.pairs)} pairs"
-
-
-def chosen_on(choice: Choice) -> str:
-    """Describe the documents of the selection in words."""
-    if not choice.count:
-        return "Nothing is chosen on documents: the swap has its default zones."
-    if choice.published:
-        return f"Choices are made on the {choice.count:,} documents of the development split."
-    return (
-        f"Choices are made on {choice.count:,} drawn documents, which are left out here: there is "
-        "no development split."
-    )

@@ -9,11 +9,11 @@ from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.answers import Answer, fraction
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import BASELINES, Condition
-from layerswap.experiment.tables import labels_table
+from layerswap.experiment.tables import BY_LABEL, balanced_table, labels_table, scores_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
 from layerswap.report.page import Answers, Section, ShownAnswer
 from layerswap.report.stack import NOTHING_ON_TOP
-from layerswap.report.tables import Table, interval_words
+from layerswap.report.tables import interval_words
 
 SHOWN = 300
 """Most documents whose answers are shown together."""
@@ -64,24 +64,19 @@ def surpassing(
 
 
 def score_sections(
-    heading: str,
-    result: Compared,
-    table: Table,
-    *,
-    measure: str,
-    text: str = "",
-    note: str | None = None,
+    result: Compared, *, heading: str, measure: str, text: str = "", note: str | None = None
 ) -> list[Section]:
-    """Show models on the test documents: a chart, their table, and what labels give."""
+    """Show models on the test documents: a chart, their tables, and what labels give."""
     figure = draw_intervals(
         [(str(model), interval) for model, interval in result.intervals.items()],
         measure=measure, unit=result.unit, highlight=str(result.selected),
     )  # fmt: skip
-    sections = [Section(heading, text, figure=figure, table=table, note=note)]
-    if labels := labels_table(result):
-        sections.append(
-            Section(f"{heading}: what labels give", worth_in_words(result), table=labels)
-        )
+    sections = [Section(heading, text, figure=figure, table=scores_table(result), note=note)]
+    if table := balanced_table(result):
+        sections.append(Section(f"{heading}: {BY_LABEL}", table=table))
+    if table := labels_table(result):
+        worth = worth_in_words(result)
+        sections.append(Section(f"{heading}: what labels give", worth, table=table))
     return sections
 
 

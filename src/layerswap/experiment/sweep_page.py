@@ -28,13 +28,13 @@ from layerswap.experiment.sections import (
     side_by_side,
     surpassing,
 )
-from layerswap.experiment.tables import balanced_table, models_table
+from layerswap.experiment.tables import scores_table
 from layerswap.experiment.verdict import verdict_facts, verdict_in_words
 from layerswap.ground.types import PathLike
 from layerswap.merge import Plan
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
-from layerswap.report.tables import STAR, Table
+from layerswap.report.tables import Table
 from layerswap.versions import __version__
 
 if TYPE_CHECKING:
@@ -97,18 +97,7 @@ class SweepResult(Compared):
         return write_report(Path(path).expanduser(), sweep_report(self))
 
     def __repr__(self) -> str:
-        return f"{lead(self)}\n{results_table(self)}"
-
-
-def results_table(board: SweepResult) -> Table:
-    """Tabulate all models of a sweep on the test split, with the selected one minus each."""
-    task, metric, name = board.measure
-    return models_table(
-        {f"{metric}, {board.unit}" if board.unit else metric: board.intervals},
-        {"selected minus it": board.differences}, unit=board.unit, selected=board.selected,
-        caption=f"{task}, {name}: {board.intervals[CHOSEN].n} test documents; 95% bootstrap "
-        f"intervals, paired differences. {STAR} >: selected.",
-    )  # fmt: skip
+        return f"{lead(self)}\n{scores_table(self)}"
 
 
 def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
@@ -168,11 +157,9 @@ def result_sections(board: SweepResult) -> list[Section]:
     chosen = board.chosen
     default = Condition("swap", zones=board.default, outside=chosen.outside)
     tests = score_sections(
-        "On the test split", board, results_table(board), measure=board.metric,
+        board, heading="On the test split", measure=board.metric,
         note="The selected model was selected on other documents than these.",
     )  # fmt: skip
-    if table := balanced_table(board):
-        tests.append(Section("On the test split: balanced by label", table=table))
     maps = grid_sections(
         "The grid",
         "Layers from the language expert at the bottom and at the top, against the mean score on "

@@ -224,8 +224,8 @@ def run_experiment(
     rows += [*answers_of_baselines(tested, free), *recorded]
     return SweepResult.of(
         under(rows, measure), selected=choice.selected, choice=choice, labelled=free.labelled,
-        measure=measure, models={**others, CHOSEN: plans[chosen]}, rows=[*taught, *rows],
-        layers_run=counts,
+        task=measure[0], measure=measure, models={**others, CHOSEN: plans[chosen]},
+        rows=[*taught, *rows], layers_run=counts,
     )  # fmt: skip
 
 

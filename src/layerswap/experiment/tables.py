@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.statistics import Balanced, Interval, mean_interval
-from layerswap.experiment.compare import Compared, over_languages
-from layerswap.experiment.conditions import FLATTERED
+from layerswap.experiment.compare import Choice, Compared, over_languages
+from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, Condition
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import (
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 BALANCED = {"balanced accuracy": "balanced_accuracy", "macro-F1": "macro_f1"}
 """Headings and fields of the measures in which every label has the same weight."""
+BY_LABEL = "balanced by label"
+"""Ends the heading of a table of these."""
 HONEST = f"{FLATTERED}: chosen by the documents that it is evaluated on."
 ModelT = TypeVar("ModelT")
 
@@ -80,15 +82,68 @@ def by_label(
     }
 
 
-def balanced_table(board: Compared) -> Table | None:
-    """Tabulate balanced measures on the test documents; None if the task has no labels."""
-    if not board.classified:
+def scores_table(result: Compared) -> Table:
+    """Models down: score, spread over pairs, differences to the default and the chosen swap."""
+    columns = dict[str, Any]()
+    if len(result.pairs) > 1:
+        for i, heading in enumerate(("lowest pair", "highest pair")):
+            columns[heading] = {name: ends[i] for name, ends in result.extremes.items()}
+    metric, count = result.metric or "score", len(next(iter(result.scores.values())))
+    return models_table(
+        {f"{metric}, {result.unit}" if result.unit else metric: result.intervals, **columns},
+        {f"minus {swap}": result.against(swap) for swap in references(result.scores)},
+        first=column_of_models(result), selected=result.selected, unit=result.unit,
+        caption=f"{result.heading or result.task}: {count} documents, mean{over_pairs(result)} "
+        "with its 95% bootstrap interval over documents, and paired differences. "
+        f"{STAR} >: selected. {chosen_on(result.choice)}",
+    )  # fmt: skip
+
+
+def balanced_table(result: Compared) -> Table | None:
+    """Models down: balanced accuracy, macro-F1, and the former against both swaps.
+
+    None if the task has no labels.
+    """
+    if not (classified := result.classified):
         return None
     return models_table(
-        by_label({model: answers.balanced for model, answers in board.classified.items()}, "{}, %"),
-        by_label(board.balanced_differences, "selected minus it, {}"),
-        caption="Every label has the same weight: mean recall and mean F1 over labels, with 95% "
-        f"bootstrap intervals and paired differences. {STAR} Nothing is chosen by them.",
+        by_label({name: answers.balanced for name, answers in classified.items()}, "{}, %"),
+        {f"balanced accuracy minus {reference}": {
+            name: apart.balanced_accuracy
+            for name, apart in result.balanced_against(reference).items()
+        } for reference in references(classified)},
+        first=column_of_models(result),
+        caption=f"{result.heading or result.task}: mean recall and mean F1 over labels, "
+        f"mean{over_pairs(result)}, with 95% bootstrap intervals and paired differences. {STAR} "
+        "Nothing is chosen by them.",
+    )  # fmt: skip
+
+
+def references(models: Collection[Condition]) -> list[Condition]:
+    """The models that the others are compared with."""
+    return [reference for reference in (DEFAULT, CHOSEN) if reference in models]
+
+
+def column_of_models(result: Compared) -> str:
+    """The heading of the models; with pairs of experts a row is a treatment of each."""
+    return "treatment" if result.pairs else "model"
+
+
+def over_pairs(result: Compared) -> str:
+    """The pairs that a mean is over, in words."""
+    count = len(result.pairs)
+    return f" over {'one pair' if count == 1 else f'{count} pairs'}" if count else ""
+
+
+def chosen_on(choice: Choice) -> str:
+    """Describe the documents of the selection in words."""
+    if not choice.count:
+        return "Nothing is chosen on documents: the swap has its default zones."
+    if choice.published:
+        return f"Choices are made on the {choice.count:,} documents of the development split."
+    return (
+        f"Choices are made on {choice.count:,} drawn documents, which are left out here: there is "
+        "no development split."
     )
 
 

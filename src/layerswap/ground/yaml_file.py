@@ -340,6 +340,7 @@ def _explain(
     messages = []
     for item in error.errors(include_url=False):
         path = tuple(part for part in item["loc"] if not _TAG.fullmatch(str(part)))
+        path = path[:-1] if path[-1:] in (("int",), ("str",), ("bool",)) else path  # of a union
         key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         at = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
         place = f"{where}, line {at}" if at else where

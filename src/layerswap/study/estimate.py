@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 
-import yaml
-
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.trie import build_trie, count_layers, paths_of
@@ -27,8 +25,8 @@ from layerswap.ground.types import duration
 from layerswap.study.conditions import recipes
 from layerswap.study.english import EnglishStep, TranslatedStep
 from layerswap.study.evaluating import EvaluateStep
-from layerswap.study.inputs import files_of
-from layerswap.study.mixes import DataStep
+from layerswap.study.inputs import files_of, layers_of
+from layerswap.study.mixes import DataStep, mix_of
 from layerswap.study.spec import TASK, Benchmarks, StudySpec, TrainingRun, named_billions
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import SelectStep, TrainedOn, TrainStep
@@ -187,11 +185,8 @@ def examples_seen(step: TrainStep, graph: Graph) -> tuple[int, float]:
 def _rows(data: TrainedOn, graph: Graph) -> tuple[int, float]:
     """The rows of a data set and the mean tokens of a row, assumed where nothing says so."""
     if data.step is not None:
-        mix = yaml.safe_load(DataStep.of(graph[data.step]).mix)  # checked elsewhere
-        total, tokens = (mix.get(key) if isinstance(mix, dict) else None
-                         for key in ("total", "row_tokens"))  # fmt: skip
-        return (total if isinstance(total, int) else ROWS,
-                tokens if isinstance(tokens, int) else TOKENS)  # fmt: skip
+        mix = mix_of(DataStep.of(graph[data.step]).mix, data.step)
+        return mix.total or ROWS, mix.row_tokens or TOKENS
     if isinstance(data.given, dict):
         lines = [len(line) for file in files_of(Path(data.given["train"]))
                  if file.suffix == ".jsonl" for line in file.read_bytes().splitlines()]  # fmt: skip
@@ -211,7 +206,7 @@ def _tokens_of(step: EvaluateStep, graph: Graph) -> float:
     """Tokens that the models of a language read, in their language and in the others."""
     kept = [SelectStep.of(graph[f"select/{kind}"]).kept for kind in (TASK, step.language)]
     pairs = max(kept) if step.pairs == "same" else prod(kept)
-    layers = open_checkpoint(step.base).layers if Path(step.base).is_dir() else 32
+    layers = layers_of(step.base) if Path(step.base).is_dir() else 32
     tokens = models_to_run(step, layers) * tokens_read(step.evaluate)
     if (there := step.evaluate.other_languages) is not None:
         models = models_to_run(step.model_copy(update={"grid": None}), layers)

@@ -38,7 +38,7 @@ from layerswap.merge import Plan, make_plan
 from layerswap.merge.trained import base_notes
 from layerswap.report.tables import write_tables
 from layerswap.study.conditions import LanguageModels, RecipeData, recipes
-from layerswap.study.inputs import own_readers
+from layerswap.study.inputs import layers_of, own_readers
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import EVERY
 from layerswap.study.runner import Context
@@ -154,7 +154,7 @@ class EvaluateStep(Kind, LanguageModels):
 
         del name
         if self.grid and Path(self.base).is_dir():
-            layers = open_checkpoint(self.base).layers
+            layers = layers_of(self.base)
             if not any(zone_grid(layers, **self.grid.sizes)):
                 raise StudyError(f"grid: no composition fits into the {layers} layers of the base")
         check_prompts(self.evaluate, self.base)
@@ -206,7 +206,7 @@ class EvaluateStep(Kind, LanguageModels):
         """The recipe of every condition; `inputs` has the folders of the needed steps, by name."""
         kept = {kind: selected(inputs, kind) for kind in self.kinds}
         trained = {step: str(folder / EXPERT) for step, folder in inputs.items()}
-        return recipes(self, kept, trained, open_checkpoint(self.base).layers)
+        return recipes(self, kept, trained, layers_of(self.base))
 
     def _asked(self) -> list[tuple[str, str]]:
         """The suites, each with a language."""

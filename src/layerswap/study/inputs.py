@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from layerswap.checkpoint import fingerprint
+from layerswap.checkpoint import fingerprint, open_checkpoint
 from layerswap.ground.errors import RecipeError
 from layerswap.training.expert.spec import Data, Files
 
@@ -29,6 +29,16 @@ def model_of(source: str, folder: Path, key: str) -> str:
     if source.startswith((".", "/", "~")) and not there:
         raise RecipeError(f"{key}: {local}: no such folder")
     return str(local.absolute()) if there else source
+
+
+def layers_of(base: str) -> int:
+    """The layers of a base, whose headers are read once."""
+    return _layers(base, Path(base).stat().st_mtime_ns if Path(base).is_dir() else 0)
+
+
+@cache
+def _layers(base: str, changed: int) -> int:
+    return open_checkpoint(base).layers
 
 
 def resolve_data(data: Data, folder: Path) -> Any:

@@ -28,11 +28,13 @@ class Kind(Strict):
 
     @classmethod
     def of(cls, step: Step) -> Self:
-        """Restore the settings of a step.
+        """The settings of a step: as planned, or restored from plain data.
 
         Raises:
             StudyError: they are not of this kind, such as in a damaged `study.json`.
         """
+        if isinstance(step.planned, cls):
+            return step.planned
         try:
             return cls.model_validate_json(json.dumps(dict(step.settings)))
         except ValidationError as error:
@@ -61,7 +63,7 @@ class Kind(Strict):
         """Make the step of these settings."""
         return Step(
             name, self.kind, self.settings(), tuple(needs), inputs or {}, resources or Resources(),
-            self.version, delete_checkpoints,
+            self.version, delete_checkpoints, self,
         )  # fmt: skip
 
     def check(self, name: str) -> None:

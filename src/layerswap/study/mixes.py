@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,13 +14,19 @@ from layerswap.study.inputs import existing_path
 from layerswap.study.kind import Kind
 from layerswap.study.runner import Context
 from layerswap.training.mix.examples import ExampleMaker
-from layerswap.training.mix.schema import parse_mix
+from layerswap.training.mix.schema import Mix, parse_mix
 
 MIX = "mix"
 FIRST = 100
 """Rows of a source that are read before the first step."""
 EVERY = 15.0
 """Seconds between two lines of progress."""
+
+
+@lru_cache(maxsize=64)
+def mix_of(text: str, where: str) -> Mix:
+    """The mix of a step, which is checked, costed and built from one reading."""
+    return parse_mix(text, where=where)
 
 
 class DataStep(Kind):
@@ -31,14 +38,14 @@ class DataStep(Kind):
 
     def check(self, name: str) -> None:
         """Check the recipe of the mix, and that its local files exist."""
-        for source in parse_mix(self.mix, where=name).sources.values():
+        for source in mix_of(self.mix, name).sources.values():
             for path in source.paths:
                 existing_path(Path(self.folder) / path)
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Read the first rows of the local sources, and check their columns."""
         del fetch, log, seen
-        for source_name, source in parse_mix(self.mix, where=name).sources.items():
+        for source_name, source in mix_of(self.mix, name).sources.items():
             if source.id is not None:
                 continue
             try:
@@ -53,7 +60,7 @@ class DataStep(Kind):
         from layerswap.training.mix.build import build_mix
         from layerswap.training.mix.card import save_mix
 
-        mix = parse_mix(self.mix, where=context.step.name)
+        mix = mix_of(self.mix, context.step.name)
         shown = time.monotonic()
 
         def count(source: str, done: int, total: int) -> None:

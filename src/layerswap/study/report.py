@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
@@ -24,7 +23,6 @@ from layerswap.experiment.benchmarks import (
     RESULTS,
     InEnglish,
     Part,
-    chosen_on,
     study_results,
     test_documents,
 )
@@ -47,6 +45,7 @@ from layerswap.experiment.sections import (
     side_by_side,
     surpassing,
 )
+from layerswap.experiment.tables import chosen_on
 from layerswap.experiment.verdict import verdict_in_words, verdicts_in_words
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
@@ -60,6 +59,7 @@ from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Number, Table, slug, write_tables
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import MAP_FOLDER, NUMBERS, EvaluateStep, TablesStep, further
+from layerswap.study.inputs import layers_of
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import EXPERT, SelectStep, TrainStep, selection
@@ -254,9 +254,9 @@ class FinishedSteps:
         match part.kind, part.result:
             case "scores", Compared() as by:
                 text = _sentence(by, self.results.english.get(by))
-                yield from score_sections(
-                    part.heading, by, part.table, measure=by.benchmark, text=text
-                )
+                yield from score_sections(by, heading=part.heading, measure=by.benchmark, text=text)
+            case "balanced", _:
+                pass  # beside the scores
             case "grid", Compared() as by:
                 yield from _maps(by)
                 yield Section(f"The compositions, {by.heading}, in numbers", table=part.table)
@@ -295,8 +295,7 @@ class FinishedSteps:
         base = evaluations_of(self.journal.graph)[first.language].base
         names = {"task": "task expert", "language": f"{first.language} expert"}
         outside: Any = saved.outside or "blend"
-        layers = open_checkpoint(base).layers
-        return draw_stack(swap(layers, zones=saved.zones, outside=outside), names)
+        return draw_stack(swap(layers_of(base), zones=saved.zones, outside=outside), names)
 
 
 def write_best(journal: StudyJournal, results: Sequence[Compared]) -> None:

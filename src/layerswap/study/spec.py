@@ -151,6 +151,7 @@ class Benchmarks(Asked):
     In names of tasks, `{language}` is replaced by the study's name of the language.
     """
 
+    fewest = 2  # one to choose on, and one to report
     suite: str | None = None
     # The metric of `tasks` that is reported, and its filter.
     metric: Annotated[list[str], BeforeValidator(_read_metric)] = ["exact_match", "none"]

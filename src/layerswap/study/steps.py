@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import Annotated, Any
@@ -36,10 +36,14 @@ class Step:
     resources: Resources = field(default_factory=Resources)  # not part of its key
     version: int = 1  # raised when its kind writes something else for the same settings
     delete_checkpoints: bool = False  # those that no later step reads; not part of its key
+    # The `Kind` that planned it, whose settings these are; None after reading from disk.
+    planned: Any = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, from which Pydantic restores the step."""
-        return {**asdict(self), "resources": self.resources.model_dump()}
+        data = {**vars(self), "resources": self.resources.model_dump()}
+        del data["planned"]
+        return data
 
 
 class Graph:

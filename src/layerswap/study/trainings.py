@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt, field_serializer
 
-from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_tokenizer, open_device
 from layerswap.compose.recipe import check_recipe
@@ -23,6 +22,7 @@ from layerswap.ground.lease import Owner, taken
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
+from layerswap.study.inputs import layers_of
 from layerswap.study.kind import Kind, given
 from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
@@ -96,7 +96,7 @@ class TrainStep(Kind, TrainingRun):
         spec = check_expert(self.expert(["data"] * len(self.data)), where=name)
         check_hyperparameters(spec)
         if Path(spec.base).is_dir():
-            trained_parts(spec, open_checkpoint(spec.base).layers, Path())
+            trained_parts(spec, layers_of(spec.base), Path())
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Read the rows of data that exist."""
