@@ -9,6 +9,7 @@ from merging import save_expert, swap_of, tiny_llama, weight_bytes
 from processes import run
 
 import layerswap as ls
+from layerswap.checkpoint import shards
 from layerswap.compose.recipe import check_recipe
 from layerswap.merge import api
 
@@ -30,13 +31,15 @@ def test_the_hash_seed_decides_nothing(experts, tmp_path):
     assert len(files[0]) > 5
 
 
-def test_a_large_plan_says_so(experts, monkeypatch):
+def test_a_plan_says_so_before_it_reads_many_headers(experts, tmp_path, monkeypatch):
+    pair = {name: str(experts[name]) for name in ("task", "language")}
+    folder = ls.swap(**pair, max_shard_size="20KB").save(tmp_path / "sharded")
+    recipe = {"experts": {"task": str(folder), "language": pair["language"]}, "swap": {}}
     lines = []
     for many in (40, 39):
-        monkeypatch.setattr(api, "MANY", many)
-        swap = {"experts": {name: str(experts[name]) for name in ("task", "language")}, "swap": {}}
-        api.make_plan(check_recipe(swap, where="plan"), log=lines.append)
-    assert lines == ["planning 39 tensors"]
+        monkeypatch.setattr(shards, "MANY", many)
+        api.make_plan(check_recipe(recipe, where="plan"), log=lines.append)
+    assert lines == [f"reading the headers of 39 tensors of {folder}"]
 
 
 FEW_FILES = """
@@ -189,6 +192,7 @@ def test_a_merge_killed_at_any_moment_leaves_the_old_or_the_new(experts, tmp_pat
 
 FROM_HUB = """
 import sys, layerswap as ls
+from layerswap.checkpoint import shards
 from layerswap.compose.recipe import check_recipe
 import json
 plan = ls.swap(task="someone/task", language="someone/language@v1", bottom=1, top=1)

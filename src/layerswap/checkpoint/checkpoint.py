@@ -189,6 +189,16 @@ class Checkpoint:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    def without(self, names: Collection[str], note: str) -> Self:
+        """Return the checkpoint without these tensors, and with a note on them."""
+        return replace(
+            self,
+            tensors={n: info for n, info in self.tensors.items() if n not in names},
+            places={n: place for n, place in self.places.items() if n not in names},
+            ignored=self.ignored.difference(names),
+            notes=(*self.notes, note),
+        )
+
     # --- what each kind does in its own way ---
 
     @property
@@ -346,33 +356,24 @@ class Checkpoint:
                 yield name, info
 
 
-def without_unshared(
-    experts: Mapping[str, Checkpoint], base: Checkpoint | None
-) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
+def without_unshared(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
     """Drop ignored tensors that some of the sources lack.
 
     The Hub's base has layers of multi-token prediction, and its fine-tunes lost them when
     transformers saved them. Older checkpoints store buffers that newer ones compute.
     """
-    opened = [c for c in (*experts.values(), *([base] if base else [])) if c.tensors]
+    opened = [c for c in checkpoints.values() if c.tensors]
     ignored = frozenset[str]().union(*(c.ignored for c in opened))
     unshared = {name for name in ignored if any(name not in c.tensors for c in opened)}
-    kept = {name: _without(expert, unshared) for name, expert in experts.items()}
-    return kept, base and _without(base, unshared)
 
+    def without(checkpoint: Checkpoint) -> Checkpoint:
+        gone = checkpoint.tensors.keys() & unshared
+        if not gone:
+            return checkpoint
+        return checkpoint.without(
+            gone,
+            f"leaves out {len(gone)} tensors that transformers does not load, such as "
+            f"{min(gone)!r}: not all sources have them",
+        )
 
-def _without(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
-    gone = checkpoint.tensors.keys() & names
-    if not gone:
-        return checkpoint
-    note = (
-        f"leaves out {len(gone)} tensors that transformers does not load, such as {min(gone)!r}: "
-        "not all sources have them"
-    )
-    return replace(
-        checkpoint,
-        tensors={n: info for n, info in checkpoint.tensors.items() if n not in gone},
-        places={n: place for n, place in checkpoint.places.items() if n not in gone},
-        ignored=checkpoint.ignored - gone,
-        notes=(*checkpoint.notes, note),
-    )
+    return {name: without(checkpoint) for name, checkpoint in checkpoints.items()}

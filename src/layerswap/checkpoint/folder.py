@@ -45,7 +45,7 @@ class SafetensorsFolder(Checkpoint):
     @classmethod
     def stored(cls, given: Given, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
         """Read the headers of the weights."""
-        return read_tensors(given.fetched[0], given.find)
+        return read_tensors(given.fetched[0], given.find, given.log)
 
 
 def _wrapper_notes(words: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from layerswap.checkpoint.places import Pattern
 from layerswap.checkpoint.remote import WeightFile, find_weights
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import MAX_JSON_BYTES, open_source, read_json_object
+from layerswap.ground.types import Log
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -55,6 +56,7 @@ class Given:
         in_place: do not download weights that are not in the local cache.
         whole: a full model is needed, not an adapter.
         plain: weights that can be computed with are needed.
+        log: called with a line before many headers are read.
     """
 
     source: str
@@ -63,6 +65,7 @@ class Given:
     in_place: bool = False
     whole: bool = False
     plain: bool = False
+    log: Log = lambda line: None
 
     @cached_property
     def fetched(self) -> tuple[Path, str | None]:

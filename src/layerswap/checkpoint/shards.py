@@ -13,8 +13,11 @@ from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, WeightFile
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted, read_json_object
+from layerswap.ground.types import Log
 
 NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+MANY = 20_000
+"""Tensors from which headers take seconds to read, which is said."""
 MOST_INDEXED = 500_000
 """Most tensors of a checkpoint; Kimi K2 has 208,000 in its quantised form."""
 
@@ -22,7 +25,7 @@ Find = Callable[[str], WeightFile]
 """Finds a weight file by name; raises FileNotFoundError, or returns a path that does not exist."""
 
 
-def read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
+def read_tensors(folder: Path, find: Find, log: Log) -> dict[str, TensorInfo]:
     """Read the headers of all weights in a folder, checked against its index."""
     index = folder / INDEX
     try:
@@ -37,7 +40,7 @@ def read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
             f"{folder}: has both {SINGLE} and {INDEX}; remove the one that is out of date"
         )
     if has_index:
-        return _read_shards(folder, index, find)
+        return _read_shards(folder, index, find, log)
     if has_single:
         return read_header(single)
     if names := sorted(path.name for path in folder.glob("*.safetensors")):
@@ -66,12 +69,14 @@ def _whole_set(names: Iterable[str]) -> list[str]:
     )
 
 
-def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]:
+def _read_shards(folder: Path, index: Path, find: Find, log: Log) -> dict[str, TensorInfo]:
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
     if len(weight_map) > MOST_INDEXED:
         raise CheckpointError(f"{index}: lists more than {MOST_INDEXED:,} tensors")
+    if len(weight_map) >= MANY:
+        log(f"reading the headers of {len(weight_map):,} tensors of {folder}")
     files = weight_map.values()
     listed = Counter(file if isinstance(file, str) else None for file in files)
     names = sorted(_shard_name(file, index) for file in listed)

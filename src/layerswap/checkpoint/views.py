@@ -63,13 +63,8 @@ def without_layer_behind(checkpoint: Checkpoint) -> Checkpoint:
     behind = {n for n in behind if checkpoint.places[n].layer is None}
     if not behind:
         return checkpoint
-    note = f"{min(behind)!r} and the other tensors behind its last layer are left out"
-    return replace(
-        checkpoint,
-        tensors={n: info for n, info in checkpoint.tensors.items() if n not in behind},
-        places={n: place for n, place in checkpoint.places.items() if n not in behind},
-        ignored=checkpoint.ignored - behind,
-        notes=(*checkpoint.notes, note),
+    return checkpoint.without(
+        behind, f"{min(behind)!r} and the other tensors behind its last layer are left out"
     )
 
 

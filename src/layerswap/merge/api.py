@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint.checkpoint import without_unshared
+from layerswap.checkpoint.views import restack
 from layerswap.compose import Outside, Recipe, read_recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Expert
 from layerswap.deltas.measure import magnitude_weights
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike
-from layerswap.merge.compatibility import check_together
+from layerswap.merge.compatibility import check_together, untied
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
-from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of, with_base
+from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
 from layerswap.merge.trained import trained_partition
 from layerswap.methods.rows import Axis
 
@@ -49,16 +52,12 @@ class OutputSettings(TypedDict, total=False):
     max_shard_size: str
 
 
-MANY = 20_000
-"""Tensors from which a plan takes seconds, and says so."""
-
-
 def make_plan(
     recipe: Recipe | PathLike,
     *,
     follow_training: bool = False,
     in_place: bool = False,
-    log: Log | None = None,
+    log: Log = lambda line: None,
 ) -> Plan:
     """Open the sources of a recipe, check them against each other, and resolve it.
 
@@ -85,12 +84,9 @@ def make_plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe))
-    sources = open_sources(recipe, in_place=in_place)
-    count = max(len(checkpoint.tensors) for checkpoint in sources.experts.values())
-    if log is not None and count >= MANY:
-        log(f"planning {count:,} tensors")
+    sources = open_sources(recipe, in_place=in_place, log=log)
     if recipe.weights == "magnitude":
-        sources = sources.on_disk(log or (lambda line: None))
+        sources = sources.on_disk(log)
     if follow_training:
         partition = trained_partition(recipe, sources.experts)
         if partition is not None:
@@ -99,8 +95,8 @@ def make_plan(
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
         recipe = recipe.model_copy(update={"base": named})
-    sources = sources.without_unshared().untied()
-    together = with_base(sources.experts, sources.base)
+    together = untied(without_unshared(sources.together))
+    sources = replace(sources, together=together)
     stamps = stamps_of(together.values())
     form = FORMATS[sources.form]()
     _refuse_settings(recipe, form.cannot)
@@ -117,7 +113,8 @@ def make_plan(
     if composition.taken is not None:
         if not form.moves_layers or any(e.fisher for e in recipe.experts.values()):
             raise RecipeError("moving layers needs safetensors, bake: true, and no Fisher")
-        sources = sources.restacked(composition.taken)
+        taken = composition.taken
+        sources = sources.each(lambda _, checkpoint: restack(checkpoint, taken))
     fishers = open_fishers(recipe, sources.experts, drop, aligned=alignment is not None)
     stamps |= stamps_of(fisher_sources(fishers).values())
     return Plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,20 +17,18 @@ from layerswap.checkpoint import (
     read_json_object,
 )
 from layerswap.checkpoint.adapted import with_adapter
-from layerswap.checkpoint.checkpoint import without_unshared
 from layerswap.checkpoint.given import INDEX, SINGLE, Given, fetch_checkpoint, is_folder
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID
 from layerswap.checkpoint.kinds import open_any
 from layerswap.checkpoint.quantised import quantisation_in
 from layerswap.checkpoint.read import FLOAT_DTYPES
-from layerswap.checkpoint.views import as_4_bits, restack
+from layerswap.checkpoint.views import as_4_bits
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
 from layerswap.ground.commit import PARTIAL
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import quoted
 from layerswap.ground.types import Log
-from layerswap.merge.compatibility import untied
 from layerswap.merge.trained import with_revision
 
 Stamp = tuple[int, int, int]
@@ -39,19 +37,33 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Sources:
-    """The open sources of a recipe."""
+    """The open sources of a recipe: the experts by name, and the base behind them."""
 
-    experts: Mapping[str, Checkpoint]
-    base: Checkpoint | None
+    together: Mapping[str, Checkpoint]
+    names: Collection[str]
     adapters_only: bool
+
+    @property
+    def experts(self) -> dict[str, Checkpoint]:
+        """The experts."""
+        return {name: self.together[name] for name in self.names}
+
+    @property
+    def base(self) -> Checkpoint | None:
+        """The checkpoint that is no expert."""
+        return next((c for name, c in self.together.items() if name not in self.names), None)
 
     @property
     def form(self) -> str:
         """The form of the output: that of all sources, or else safetensors."""
-        forms = {checkpoint.form for checkpoint in with_base(self.experts, self.base).values()}
+        forms = {checkpoint.form for checkpoint in self.together.values()}
         if self.adapters_only:
             return "adapter"
         return forms.pop() if len(forms) == 1 else "safetensors"
+
+    def each(self, change: Callable[[str, Checkpoint], Checkpoint]) -> Sources:
+        """Return the sources after a change of each, by its name."""
+        return replace(self, together={n: change(n, c) for n, c in self.together.items()})
 
     def on_disk(self, log: Log) -> Sources:
         """Return the sources with all weights downloaded."""
@@ -62,30 +74,14 @@ class Sources:
                 log(f"magnitude weights read whole models: downloading {size:.2f} GB of {name}")
             return checkpoint.downloaded()
 
-        experts = {name: whole(name, checkpoint) for name, checkpoint in self.experts.items()}
-        return replace(self, experts=experts, base=self.base and whole("base", self.base))
-
-    def without_unshared(self) -> Sources:
-        """Return the sources without ignored tensors that only some of them have."""
-        experts, base = without_unshared(self.experts, self.base)
-        return replace(self, experts=experts, base=base)
-
-    def untied(self) -> Sources:
-        """Return the sources with heads of their own if one of them has one."""
-        named = untied(with_base(self.experts, self.base))
-        experts = {name: named.pop(name) for name in self.experts}
-        return replace(self, experts=experts, base=next(iter(named.values()), None))
-
-    def restacked(self, taken: Sequence[int]) -> Sources:
-        """Return the sources restacked to these layers."""
-        experts = {name: restack(expert, taken) for name, expert in self.experts.items()}
-        base = self.base and restack(self.base, taken)
-        return replace(self, experts=experts, base=base)
+        return self.each(whole)
 
 
-def open_sources(recipe: Recipe, *, in_place: bool = False) -> Sources:
+def open_sources(
+    recipe: Recipe, *, in_place: bool = False, log: Log = lambda line: None
+) -> Sources:
     """Open the experts and the base of a recipe."""
-    return _Opener(recipe, in_place).open()
+    return _Opener(recipe, in_place, log).open()
 
 
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
@@ -99,6 +95,7 @@ def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dic
 class _Opener:
     recipe: Recipe
     in_place: bool
+    log: Log
 
     def open(self) -> Sources:
         opened: dict[str, Checkpoint] = {}
@@ -119,7 +116,7 @@ class _Opener:
             assert over is not None, "adapters were opened without their base"
             with error_context(name):
                 opened[name] = checkpoint.over(over, self.recipe.place_patterns)
-        return Sources(*_in_one_layout(opened, base), only)
+        return _in_one_layout(Sources(with_base(opened, base), opened.keys(), only))
 
     def _trained_over(self, base: Checkpoint | None, *, only: bool) -> Checkpoint | None:
         """The base that adapters are added to: as it is, or in 4 bits."""
@@ -139,10 +136,8 @@ class _Opener:
         else:
             return None
         with error_context(context):
-            source = str(entry.source)
-            _refuse_unfinished(source, Path(source))
             if only and recipe.weights != "magnitude" and not _has_weights(entry):
-                return open_configuration(source, revision=entry.revision)
+                return open_configuration(str(entry.source), revision=entry.revision)
             return self._open(entry, whole=True)
 
     def _open(
@@ -151,8 +146,9 @@ class _Opener:
         """A source of any kind, with an adapter added to it if one is given."""
         source, patterns = str(entry.source), self.recipe.place_patterns
         _refuse_unfinished(source, Path(source))
-        given = Given(source, entry.revision, patterns, self.in_place, whole)
-        opened = open_any(given)
+        opened = open_any(
+            Given(source, entry.revision, patterns, self.in_place, whole, log=self.log)
+        )
         _refuse_unfinished(source, opened.folder.resolve())
         if adapter is None:
             return opened
@@ -160,14 +156,12 @@ class _Opener:
             return with_adapter(opened, adapter, patterns)
 
 
-def _in_one_layout(
-    experts: Mapping[str, Checkpoint], base: Checkpoint | None
-) -> tuple[dict[str, Checkpoint], Checkpoint | None]:
+def _in_one_layout(sources: Sources) -> Sources:
     """Give all checkpoints the names of the recipe's first safetensors."""
-    opened = [*experts.values(), *([base] if base is not None else [])]
+    opened = sources.together.values()
     like = next((c for c in opened if c.form == "safetensors" and c.tensors), None)
     if like is None:
-        return dict(experts), base
+        return sources
 
     def matched(name: str, checkpoint: Checkpoint) -> Checkpoint:
         with error_context(name):
@@ -175,8 +169,7 @@ def _in_one_layout(
         view.check_tokens(name, like)
         return view
 
-    named = {name: matched(name, checkpoint) for name, checkpoint in experts.items()}
-    return named, None if base is None else matched("base", base)
+    return sources.each(matched)
 
 
 def _named_base(adapters: Mapping[str, Checkpoint]) -> Expert:
