@@ -123,6 +123,6 @@ def test_a_study_has_a_table_of_the_languages_that_its_models_wrote(tmp_path):
     asked = [WrittenTask("mgsm_sw", "mgsm", "sw", ("exact_match", "strict"))]
     of_model = {str(one): {"condition": one} for one in conditions}
     write_results(tmp_path / "results", results, asked, of_model=of_model)
-    table = study_results({"sw": tmp_path}, 0.5).tables["mgsm, sw: written in the language"]
+    table = study_results({"sw": tmp_path}, 0.5).tables["mgsm, sw: the answers as written"]
     assert table.rows == [["task expert", 0.0], ["swap, default", 0.75]]
-    assert list(table.columns) == ["treatment", "answer"]
+    assert list(table.columns) == ["treatment", "letters in the language"]

@@ -13,6 +13,7 @@ import yaml
 from lab_files import write_lab_files, write_tsv
 from typer.testing import CliRunner
 
+from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.cli import app
 from layerswap.ground.errors import LayerswapError
 from layerswap.lab.assets import shipped
@@ -22,6 +23,8 @@ from layerswap.new.machine import Measured
 from layerswap.new.study import Settings, expert
 from layerswap.study.plan import plan_study
 from layerswap.study.spec import read_study
+from layerswap.training.mix.build import build_mix
+from layerswap.training.mix.schema import read_mix
 
 GIVEN = {
     "--base": "lab", "--language": "qaa", "--text": "qaa.txt", "--task": "problems-en.tsv",
@@ -323,6 +326,38 @@ def test_what_is_written(files, unmeasured):
     assert "`qab`): **no test, so the study can prove nothing there.**" in readme
     assert "qaa`): 20 test documents; zones are chosen on 20 development documents" in readme
     assert "    problems-qaa.tsv: 20 test documents in qaa\n      prompt '" in readme
+
+
+def test_right_answers_decide_on_the_length_and_leave_the_text(files, unmeasured):
+    """A right answer of the test is longer than all of the task, and is a line of the text."""
+    lines = (files / "qaa.txt").read_text().splitlines()
+    tests = [(f"what about {i}", " ".join(lines[i : i + 2])) for i in range(20)]
+    write_tsv(files / "answers.tsv", ("prompt", "answer"), [*tests, ("who", "ዋና ከተማዋ አዲስ አበባ ናት")])
+    (files / "qaa.txt").write_text("\n".join([*lines, *(answer for _, answer in tests)]))
+    done = new("demo", test="answers.tsv")
+    assert done.exit_code == 0, done.exception
+    said = "No model can write 1 of the 21 right answers in qaa: the base's tokenizer lacks some of"
+    assert said in done.output
+    assert any(
+        caution.startswith(said) for caution in read_study(files / "demo" / "study.yaml").cautions
+    )
+    benchmark = yaml.safe_load((files / "demo" / "benchmarks" / "problems.yaml").read_text())
+    tokens = load_tokenizer(shipped().base, named="base")
+    longest = max(len(tokens(answer)["input_ids"]) for _, answer in tests)
+    assert benchmark["task"]["generation_kwargs"]["max_gen_toks"] >= longest > 32
+    mix = read_mix(files / "demo" / "mixes" / "qaa.yaml")
+    kept = {row["text"] for row in build_mix(mix, folder=files / "demo" / "mixes").train}
+    assert kept
+    assert not kept & {answer for _, answer in tests}
+
+
+def test_right_answers_beyond_the_context_are_counted(files, unmeasured):
+    long = " ".join((files / "qaa.txt").read_text().split()[:600])
+    write_tsv(files / "answers.tsv", ("prompt", "answer"), [("a b", long), ("c d", "basu")])
+    done = new("demo", test="answers.tsv")
+    assert (
+        "No model can write 1 of the 2 right answers in qaa: they have more than the" in done.output
+    )
 
 
 def test_columns_of_texts_are_named_by_language(files, unmeasured):

@@ -95,6 +95,87 @@ def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
                                "passages": "A river"}[kind]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("columns", "prompt"),
+    [(("text", "headline"), "Text: {question}\nHeadline:"), (("q", "a"), "Q: {question}\nA:"),
+     (("en", "sw"), "English: {question}\nSwahili:"),
+     (("problem", "headline"), "Question: {question}\nAnswer:")],
+)  # fmt: skip
+def test_the_prompt_names_the_columns(columns, prompt):
+    whole = table(dict.fromkeys(columns, "x"))
+    shape = recognise(whole, dict(zip(("question", "answer"), columns, strict=True)))
+    assert Task(whole, shape).prompt == prompt
+
+
+SPANS = {
+    "list": ("answer", ["Dodoma", "Dodoma city"]),
+    "squad": ("answers", {"text": ["Dodoma", "Dodoma", "Dodoma city"], "answer_start": [1, 1, 1]}),
+    "afriqa": ("answers", "['Dodoma', 'Dodoma city']"),
+}
+
+
+@pytest.mark.parametrize("kind", SPANS)
+def test_several_right_answers_are_read_and_the_first_is_trained(tmp_path, kind):
+    column, cell = SPANS[kind]
+    rows = [{"question": f"Capital {i}?", column: cell} for i in range(3)]
+    rows[2][column] = {"list": "Lagos", "squad": {"text": [], "answer_start": []},
+                       "afriqa": "['Lagos']"}[kind]  # fmt: skip
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = read_task(str(tmp_path / "t.jsonl"), {})
+    last = [("Question: Capital 2?\nAnswer:", " Lagos")] * (kind != "squad")
+    assert (
+        task.rows(3) == [(f"Question: Capital {i}?\nAnswer:", " Dodoma") for i in range(2)] + last
+    )
+    assert task.table.changed
+    assert target(task, task.complete[0], "sw")["answer"] == ["Dodoma", "Dodoma city"]
+    assert len(task.complete) == 3 - (kind == "squad")
+
+
+def test_a_text_that_looks_like_a_list_is_a_text():
+    rows = [{"question": f"List {i}?", "answer": "['a', 'b']"} for i in range(2)]
+    assert task_of(*rows).rows(1)[0][1] == " ['a', 'b']"
+
+
+def test_a_conversation_of_several_turns_is_refused(tmp_path):
+    turns = [{"role": role, "content": f"t{i}"}
+             for i, role in enumerate(("system", "user", "assistant"))]  # fmt: skip
+    (tmp_path / "t.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 2)
+    why = refused(DataError, read_task, str(tmp_path / "t.jsonl"), {})
+    assert "row 1: 2 messages stand before the answer" in why
+
+
+def test_what_decides_about_answers_comes_from_the_task_and_the_tests():
+    task = task_of(*({"question": f"{i}", "answer": f"#### {i}"} for i in range(4)))
+    size = {"documents": 1, "read": 9, "written": 16}
+
+    def asked(*answers):
+        tests = [("sw", [{"question": "q", "answer": answer} for answer in answers])]
+        return replace(task, tests=tests).benchmark("x", ["sw"], size)
+
+    assert asked("5")["metric"] == ["exact_match", "number"]
+    assert asked("Mvua kubwa ilinyesha usiku kucha")["metric"] == ["chrf++", "whole"]
+    lines = asked("moja\nmbili")
+    assert lines["metric"] == ["token_f1", "whole"]
+    assert lines["task"]["generation_kwargs"]["until"] == ["\nQuestion:"]
+
+
+def test_texts_of_one_document_are_kept_out_of_the_training():
+    rows = [{"question": f"q {i}", "answer": f"It rained in town number {i} all night"}
+            for i in range(4)]  # fmt: skip
+    task = task_of(*rows)
+    assert task.own_texts(rows) == ["question", "answer"]
+    stock = [{**row, "answer": "I do not know that at all"} for row in rows]
+    assert task_of(*rows).own_texts(stock) == ["question"]
+    short = [{**row, "answer": f"town {i}"} for i, row in enumerate(rows)]
+    assert task_of(*short).own_texts(short) == ["question"]
+    assert task_of(*HEADLINES).own_texts(task_of(*HEADLINES).complete) == ["text"]
+
+
+def test_sixty_intents_are_labels():
+    rows = [{"text": f"text {i}", "intent": f"intent {i % 60}"} for i in range(180)]
+    assert len(task_of(*rows).labels) == 60
+
+
 def test_every_row_of_a_task_is_read_and_every_text_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("layerswap.new.tables.LOOK", 4)
     rows = [(f"review {i}", ("awful", "good", "great")[i // 4]) for i in range(12)]

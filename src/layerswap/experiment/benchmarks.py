@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.languages import ANSWER, REASONING
+from layerswap.evaluation.metrics import COPIED, CUT, EMPTY, WRITTEN
 from layerswap.evaluation.statistics import (
     Classified,
     Friedman,
@@ -44,6 +45,12 @@ from layerswap.experiment.tables import (
 from layerswap.experiment.verdict import verdict_facts
 from layerswap.report.tables import STAR, Number, Spread, Table
 
+AS_WRITTEN = {
+    ANSWER: "letters in the language", REASONING: "of the reasoning", EMPTY: "empty answers",
+    CUT: "cut answers", COPIED: "copies of the prompt",
+    **{metric: metric.replace("_", " ") for metric in WRITTEN},
+}  # fmt: skip
+"""Headings of the measures that stand beside the score of written answers."""
 RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 Scores = Mapping[Condition, Values]
@@ -66,6 +73,7 @@ class BenchmarkScores(NamedTuple):
     answers: Mapping[Condition, Labels] = {}  # by condition, its answers
     texts: Sequence[str] = ()  # what each document asks
     choices: npt.NDArray[np.int64] | None = None  # number of answers to choose from, by document
+    metric: str = ""
 
     def split(self, development: float | None) -> DocumentSplit:
         """The documents to choose on and to report on: the published splits, or a drawn share.
@@ -140,6 +148,7 @@ def benchmark_result(
         scores={name: np.mean(values, axis=0) for name, values in scores.items()},
         selected=choice.selected, benchmark=benchmark, language=language, choice=choice,
         classified=classified, labelled=free.labelled, pairs=pairs, test=tuple(split.test.tolist()),
+        likeness=found.metric if found.metric in WRITTEN else "",
     )  # fmt: skip
 
 
@@ -287,7 +296,7 @@ class StudyResults:
                 if by.choice.candidates:
                     yield Part("grid", f"{by.heading}: the compositions", _grid_table(by), by)
         for by, table in self.written.items():
-            yield Part("written", f"{by.heading}: written in the language", table, by)
+            yield Part("written", f"{by.heading}: the answers as written", table, by)
         for language, benchmarks in self.elsewhere.items():
             own = {by.benchmark: by for by in self.benchmarks if by.language == language}
             for benchmark, others in benchmarks.items():
@@ -383,24 +392,23 @@ def _in_english(found: BenchmarkScores, own: Compared) -> InEnglish:
 
 
 def _written(result: Compared, folder: Path) -> Table | None:
-    """The share of the answers' letters in the language, by treatment; None without any."""
+    """Describe the answers of each treatment as written; None for choices."""
     shares: dict[tuple[Condition, str], list[float]] = defaultdict(list)
     for score in read_answers(folder):
-        if score.metric in (ANSWER, REASONING) and score.benchmark == result.benchmark:
+        if score.metric in AS_WRITTEN and not score.main and score.benchmark == result.benchmark:
             for name in result.choice.names_of(score.condition):
                 if name != FLATTERED:
-                    shares[name, score.metric].append(score.score)
-    metrics = [metric for metric in (ANSWER, REASONING) if any(key[1] == metric for key in shares)]
-    if not metrics:
-        return None
+                    shares[name, score.metric].append(fraction(score))
     columns = {
-        metric.partition("_")[0]: {
+        heading: {
             model: float(np.mean(shares[model, metric])) if (model, metric) in shares else None
             for model in dict.fromkeys(model for model, _ in shares)
         }
-        for metric in metrics
-    }
-    caption = "Per cent of the letters, mean over pairs and all documents with enough of them."
+        for metric, heading in AS_WRITTEN.items() if any(key[1] == metric for key in shares)
+    }  # fmt: skip
+    if not columns:
+        return None
+    caption = "Per cent, mean over pairs and documents; of letters, over documents with enough."
     return models_table(columns, first="treatment", bold=False, caption=caption)
 
 
@@ -454,7 +462,8 @@ def _scores_of(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
     ordered = column(fraction, np.nan)
     texts, choices = [row.text for row in asked], np.array([row.choices for row in asked])
     if not all(score.label for scores in by.values() for score in scores):
-        return BenchmarkScores(ordered, count, texts=texts, choices=choices)
+        metric = asked[0].metric
+        return BenchmarkScores(ordered, count, texts=texts, choices=choices, metric=metric)
     labels, answers = np.array([row.label for row in asked]), column(lambda row: row.predicted, "")
     return BenchmarkScores(ordered, count, labels, answers, texts, choices)
 

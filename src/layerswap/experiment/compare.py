@@ -228,6 +228,7 @@ class Compared:
         language: a BCP 47 tag, or the study's name of the language; empty if unknown.
         task: the name of the task or group.
         metric: the metric of the scores; empty for fractions.
+        likeness: the metric of written answers, of which the scores are fractions.
         choice: what the development documents decided; None where nothing was to be chosen.
         classified: answers to a classification, by model; empty for other tasks.
         labelled: the texts of a classification that a linear classifier is trained on and asked.
@@ -244,6 +245,7 @@ class Compared:
     language: str = ""
     task: str = ""
     metric: str = ""
+    likeness: str = ""
     choice: Choice = Choice()
     classified: Mapping[Model, Classified] = field(default_factory=dict)
     labelled: LabelledTexts | None = None

@@ -88,7 +88,8 @@ def scores_table(result: Compared) -> Table:
     if len(result.pairs) > 1:
         for i, heading in enumerate(("lowest pair", "highest pair")):
             columns[heading] = {name: ends[i] for name, ends in result.extremes.items()}
-    metric, count = result.metric or "score", len(next(iter(result.scores.values())))
+    metric = (result.metric or result.likeness or "score").replace("_", " ")
+    count = len(next(iter(result.scores.values())))
     return models_table(
         {f"{metric}, {result.unit}" if result.unit else metric: result.intervals, **columns},
         {f"minus {swap}": result.against(swap) for swap in references(result.scores)},

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from layerswap.compose.presets import default_zones
+from layerswap.evaluation.metrics import WRITTEN
 from layerswap.new.inputs import SAMPLE, TASK_LANGUAGE, Inputs, LanguageInput
 from layerswap.new.tasks import Task, target
 from layerswap.study.estimate import BATCH
@@ -236,7 +237,9 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
             count = max([len(language.tests["test"]) for language in tested] if name == task.name
                         else [len(held)])  # fmt: skip
             size = {"documents": count, "read": tokens, "written": inputs.most_written}
-            text = f"{why[name]}\n{_dump(task.benchmark(name, codes, size))}"
+            notes = {"metric": "of a document: one of metadata.written, or exact_match"}
+            keys = task.benchmark(name, codes, size)
+            text = f"{why[name]}\n{_dump(keys, notes if task.metric in WRITTEN else None)}"
             (folder / "benchmarks" / f"{name}.yaml").write_bytes(text.encode())
     if tested and unproved:
         suite = {"title": task.name, "benchmarks": {f"{name}.yaml": 0 for name in codes_of}}

@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.metrics import WRITTEN
 from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.evaluation.suites.suites import Benchmark
-from layerswap.ground.errors import DataError, error_context
+from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
 from layerswap.new.tables import NAMES, Shape, Table, read_table, recognise
 from layerswap.reading.letters import folded, is_unspaced
@@ -30,7 +31,7 @@ PROMPTS = {
     "pairs": "Premise: {premise}\nHypothesis: {hypothesis}\n",
     "choices": "Question: {question}\nAnswer:",
     "passages": "{context}\nQuestion: {question}\nAnswer:",
-    "answers": "Question: {question}\nAnswer:",
+    "answers": "Question: {question}\nAnswer:",  # or as the columns are named
     "prompts": "{prompt}",
     "messages": "{prompt}",
 }
@@ -158,8 +159,14 @@ class Task:
     def prompt(self) -> str:
         """The template of the prompt, with roles in braces."""
         usual = "Relation" if self.shape.kind == "pairs" else "Label"
-        column = self.shape.columns.get("label", "").casefold()
-        return PROMPTS[self.shape.kind] + f"{NOUNS.get(column, usual)}:" * self.labelled
+        names = {role: name.casefold() for role, name in self.shape.columns.items()}
+        if self.shape.kind == "answers" and not any(names[role] in NAMES[role] for role in names):
+            question, answer = (
+                _heading(self.shape.columns[role]) for role in ("question", "answer")
+            )
+            return f"{question}: {{question}}\n{answer}:"
+        noun = NOUNS.get(names.get("label", ""), usual)
+        return PROMPTS[self.shape.kind] + f"{noun}:" * self.labelled
 
     def documents(
         self, rows: Sequence[Mapping[str, Any]], shape: Shape | None = None
@@ -345,7 +352,8 @@ class Task:
         several = any("\n" in answer for _, answers in self.answers for answer in answers)
         number = {"function": "custom", "filter_fn": "!function numbers_${code}.numbers"}
         kept = number if self.numeric else {"function": "remove_whitespace"}
-        until = ["\nQuestion:"] if several else ["\n"]
+        heading = next(iter(re.findall(r"^([^{}:]+):", self.prompt, re.MULTILINE)), "Question")
+        until = [f"\n{heading}:"] if several else ["\n"]
         return {
             "output_type": "generate_until",
             "generation_kwargs": {"until": until, "max_gen_toks": tokens, "do_sample": False},
@@ -456,6 +464,14 @@ def _are_numbers(answers: Sequence[str], language: str) -> bool:
              if len(parts) > 1 and last_number(parts[-1], language) == numbers[answer]}  # fmt: skip
     worked = median(map(len, words.values())) > WORKED
     return not marks or (len(marks) == 1 and (worked or len({*numbers.values()}) == len(numbers)))
+
+
+def _heading(column: str) -> str:
+    """Return the words before a text: the name of its column or of its language."""
+    with suppress(EvaluationError):
+        if len(column) == 2:
+            return language_name(column)
+    return column.replace("_", " ").strip().capitalize()
 
 
 def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> None:
