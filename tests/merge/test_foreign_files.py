@@ -89,7 +89,6 @@ def test_words_of_training_wrappers_are_left_out(family, tmp_path, kind, both):
     if both:
         language = renamed(language, tmp_path / "language", WRAPPERS[kind])
     plan = plan_of(task, language)
-    assert sum("a training wrapper's words" in note for note in plan.notes) == 1 + both
     expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
     assert same_tensors(merged(plan, tmp_path / "out"), expected)
 

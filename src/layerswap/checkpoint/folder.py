@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ class SafetensorsFolder(Checkpoint):
         config = read_config(folder)
         tensors = cls.stored(given, config)
         with error_context(given.source):
-            plain, wrappers = unwrapped(tensors)
+            plain = unwrapped(tensors)
             tensors = {plain[stored]: info for stored, info in tensors.items()}
             check_shapes(tensors, config)
             predicted = predicted_names(tensors, config, given.patterns)
@@ -39,20 +39,13 @@ class SafetensorsFolder(Checkpoint):
         return cls(
             given.name, commit, folder, config, tensors, places, numbered=numbered,
             ignored=predicted | computed_buffers(tensors, config),
-            notes=(*_wrapper_notes(wrappers), *_leftover_notes(folder)),
+            notes=_leftover_notes(folder),
         )  # fmt: skip
 
     @classmethod
     def stored(cls, given: Given, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
         """Read the headers of the weights."""
         return read_tensors(given.fetched[0], given.find, given.log)
-
-
-def _wrapper_notes(words: Sequence[str]) -> tuple[str, ...]:
-    """A note on removed words of training wrappers."""
-    if not words:
-        return ()
-    return (f"{', '.join(words)}: a training wrapper's words in its names are left out",)
 
 
 def _leftover_notes(folder: Path) -> tuple[str, ...]:

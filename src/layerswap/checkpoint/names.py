@@ -84,8 +84,8 @@ def renaming(names: Collection[str], like: Collection[str]) -> dict[str, str]:
     return {n: by_core[core] for n in left if ours[core := canonical(n)] == 1 and core in by_core}
 
 
-def unwrapped(names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Map stored names to names without training wrappers; also return the removed words.
+def unwrapped(names: Collection[str]) -> dict[str, str]:
+    """Map stored names to names without training wrappers.
 
     Raises a CheckpointError for two names that differ by wrappers only, and for unmerged adapters.
     """
@@ -106,7 +106,7 @@ def unwrapped(names: Collection[str]) -> tuple[dict[str, str], list[str]]:
             f"stores {quoted(twice)} twice, with and without the words of a training wrapper "
             f"({', '.join(removed)}); save the unwrapped model again"
         )
-    return inner, removed
+    return inner
 
 
 def without_training_words(name: str) -> str:

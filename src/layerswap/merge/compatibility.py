@@ -119,14 +119,6 @@ def numbered_notes(reference: Checkpoint) -> list[str]:
     ]
 
 
-def equal_notes(names: Collection[str], experts: int) -> list[str]:
-    """Notes tensors that are identical in all experts and therefore copied."""
-    if not names:
-        return []
-    where = "both" if experts == 2 else f"all {experts} experts"
-    return [f"{some_tensors(names)}: equal in {where}, so copied and not blended"]
-
-
 def tied_notes(
     composition: Composition, reference: Checkpoint, drop: frozenset[str], equal: Collection[str]
 ) -> list[str]:

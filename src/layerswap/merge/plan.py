@@ -30,7 +30,6 @@ from layerswap.merge.compatibility import (
     check_tied,
     copy_notes,
     default_notes,
-    equal_notes,
     numbered_notes,
     origin_notes,
     tied_notes,
@@ -500,7 +499,6 @@ class Format(ABC):
 
     def notes(self, plan: Plan) -> list[str]:
         """Warnings and remarks on the merge."""
-        copies = copy_notes(plan.used, plan.base)
         sources = with_base(plan.used, plan.base)
         return [
             *(f"{n}: {note}" for n, c in sources.items() for note in c.notes),
@@ -508,7 +506,7 @@ class Format(ABC):
             *origin_notes(sources),
             *zero_notes(plan.used),
             *numbered_notes(plan.reference),
-            *(copies or equal_notes(plan.equal_tensors, len(plan.used))),
+            *copy_notes(plan.used, plan.base),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
         ]
 
