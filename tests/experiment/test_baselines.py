@@ -23,6 +23,7 @@ from layerswap.experiment.conditions import (
     SOUP,
     TASK_EXPERT,
     TRANSLATE_TEST,
+    finished,
 )
 from layerswap.experiment.verdict import verdict_in_words, verdicts_in_words
 
@@ -54,7 +55,9 @@ def study(count=600, *, noise=0.0, development=0.5, **shares):
     """One language on headlines; `shares` are of right answers, by condition."""
     texts, labels = headlines(count, noise=noise)
     models = {"task": TASK_EXPERT, "language": LANGUAGE_EXPERT, "base": BASE, "soup": SOUP,
-              "swap": DEFAULT, "translated": TRANSLATE_TEST}  # fmt: skip
+              "swap": DEFAULT, "translated": TRANSLATE_TEST,
+              "finished": finished("swap", chosen=True),
+              "rejected": finished("base", chosen=False)}  # fmt: skip
     answers = {replace(models[name], pair="0-0"): answered(labels, share, i)
                for i, (name, share) in enumerate(shares.items())}  # fmt: skip
     scores = {model: (given == labels).astype(float) for model, given in answers.items()}
@@ -177,6 +180,14 @@ WINNERS = {
         "Do not merge: the task expert, on the translated test"),
     "the task expert, level with a translator": (
         {"task": 0.9, "swap": 0.3, "translated": 0.9}, {"noise": 1.0}, "no merge", "Do not merge"),
+    "a merge that is finished on labels": (
+        {"task": 0.4, "swap": 0.6, "finished": 0.9}, {"noise": 1.0}, "finished",
+        "Train on the labels at the end: the model finished, from the swap"),
+    "the merge, level with the finished one, though one is above that the labels rejected": (
+        {"task": 0.4, "swap": 0.9, "finished": 0.9, "rejected": 1.0}, {"noise": 1.0}, "merge",
+        "Use the swap, default, "),
+    "the classifier, level with a finished model": (
+        {"task": 0.3, "swap": 0.6, "finished": 0.95}, {}, "labels", "Do not merge: a linear"),
     "the merge": (
         {"task": 0.4, "swap": 0.9}, {"noise": 1.0}, "merge", "Use the swap, default, "),
 }  # fmt: skip

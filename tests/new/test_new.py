@@ -360,6 +360,26 @@ def test_right_answers_beyond_the_context_are_counted(files, unmeasured):
     )
 
 
+def test_labels_are_development_documents_and_trained_on_at_the_end(files, unmeasured):
+    done = new("demo", "--labels", "problems-qaa-dev.tsv")
+    assert done.exit_code == 0, done.exception
+    written = files / "demo"
+    study = read_study(written / "study.yaml")
+    assert study.grid is not None
+    assert len((written / "data" / "qaa.dev.jsonl").read_text().splitlines()) == 20
+    names = {step.name for step in plan_study(study, written)}
+    starts = ("base", "task expert", "swap", "soup")
+    assert {"data/qaa/labels", "finished/qaa", *(f"finish/qaa/{s}" for s in starts)} < names
+    mix = yaml.safe_load((written / study.finish.labels["qaa"]).read_text())
+    assert mix["total"] == 20
+    assert list(mix["filters"]["evaluation"]["against"]) == ["qaa-test"]
+    assert study.finish.run.train == study.task.runs[0].train
+    refused = new("again", "--labels", "problems-qaa.tsv")
+    assert "of its rows are also in the test, so a choice here would flatter" in str(
+        refused.exception
+    )
+
+
 def test_columns_of_texts_are_named_by_language(files, unmeasured):
     pairs = [(f"line {i} in English", f"maneno {i} ya Kiswahili") for i in range(30)]
     write_tsv(files / "pairs.tsv", ("src", "tgt"), pairs)

@@ -8,15 +8,17 @@ import shutil
 import pytest
 import yaml
 from effort import sampled
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.sections import scored
-from layerswap.ground.errors import LayerswapError, RecipeError
+from layerswap.ground.errors import LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
 from layerswap.study import kinds
+from layerswap.study.finishing import FINISH, FinishStep
 from layerswap.study.journal import StudyJournal
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan
@@ -356,3 +358,72 @@ def test_a_run_shows_its_steps_from_the_start_and_how_to_resume(own, monkeypatch
     assert "4 steps, 2 of them done before" in done.output
     assert "step 3 of 4: evaluate/sw" in done.output
     assert "loading 2 models and the tasks" in done.output
+
+
+def finishing(own, first, **changes):
+    """A study that finishes two models on labelled rows, the first of which is row `first`."""
+    rows = [{"prompt": f"{a} x {a + 1} =", "completion": f" {('moja', 'mbili')[a % 3 == 0]}"}
+            for a in range(first, first + 24)]  # fmt: skip
+    (own / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"learning_rate": 3e-3, "num_train_epochs": 4, "per_device_train_batch_size": 8}
+    finish = {"labels": {"sw": {"train": "labels.jsonl"}}, "starts": ["task expert", "swap"],
+              "run": {"hyperparameters": settings, **changes}, "folds": 2}  # fmt: skip
+    return planned(own, baselines=["experts"], finish=finish)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"lora": {"r": 4, "lora_alpha": 8}}], ids=["full", "lora"])
+def test_models_are_finished_on_labels_and_the_start_is_chosen_without_the_test(
+    own, changes, monkeypatch
+):
+    graph = finishing(own, 40, **changes)
+    rows, page = results(graph, own / "out")
+    losses = {
+        start: json.loads(
+            (StudyJournal(own / "out", graph).folder(f"finish/sw/{start}") / FINISH).read_text()
+        )
+        for start in ("task expert", "swap")
+    }
+    best, other = sorted(losses, key=lambda start: losses[start]["loss"])
+    names = f"finished, from the {best}", f"also finished, from the {other}"
+    assert {*names, "swap, default", "task expert"} <= {*rows}
+    assert rows[names[0]]["mean"] > rows["swap, default"]["mean"]
+    assert names[0] in page
+    (merged,) = merge_models(own / "out", log=print)
+    assert "It was trained on 24 labelled rows at the end." in (merged / "README.md").read_text()
+    trained = load_file(merged / "model.safetensors")
+
+    if changes:
+        return
+    fits = []
+
+    def interrupted(step, *arguments):
+        fits.append(arguments)
+        if len(fits) == 3:
+            raise KeyboardInterrupt
+        fit(step, *arguments)
+
+    fit = FinishStep.fit
+    monkeypatch.setattr(FinishStep, "fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_graph(graph, own / "again", kinds.step_functions())
+    run_graph(graph, own / "again", kinds.step_functions()).check()
+    assert len(fits) == 7  # three for each start, and the interrupted one
+    write_study_report(own / "again")
+    (again,) = merge_models(own / "again", log=print)
+    assert trained.keys() == load_file(again / "model.safetensors").keys()
+    assert all(value.equal(trained[name])
+               for name, value in load_file(again / "model.safetensors").items())  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_labelled_row_that_is_a_test_document_is_refused(own):
+    graph = finishing(own, 29)
+    with pytest.raises(StudyError, match="labels of sw: row 1 is a test document"):
+        run_graph(graph, own / "out", kinds.step_functions()).check()
+
+
+def test_labels_change_no_key_of_other_steps_but_the_tables(own):
+    before, after = planned(own, baselines=["experts"]).keys, finishing(own, 40).keys
+    assert {name for name in before if before[name] != after[name]} == {"tables"}
+    assert {*after} - {*before} == {"finish/sw/task expert", "finish/sw/swap", "finished/sw"}

@@ -25,6 +25,7 @@ def new(
     development: list[str] | None = None,
     translated_test: list[str] | None = None,
     translated_task: list[str] | None = None,
+    labels: list[str] | None = None,
     columns: str | None = None,
     leave_out: str | None = None,
     seeds: Annotated[int | None, Option(min=1)] = None,
@@ -54,6 +55,8 @@ def new(
         translated_test [CODE=]FILE: Test with its texts in English, by a translator: the same
             table, row by row. Repeatable.
         translated_task [CODE=]FILE: Task with its texts in a language, by a translator. Repeatable.
+        labels [CODE=]FILE: Labelled examples in a language, as --development. At the end the base,
+            experts and merges are trained on them too. Repeatable.
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic, and of
             texts by language, such as sw=sentence.
         leave_out LABEL,...: Labels whose test rows are left out.
@@ -87,6 +90,7 @@ def new(
             developments=_files("--development", development, codes),
             translated_tests=_files("--translated-test", translated_test, codes),
             translated_tasks=_files("--translated-task", translated_task, codes),
+            labels=_files("--labels", labels, codes),
             columns=options.read_pairs(
                 "--columns", options.task_names([columns or ""]), "ROLE=COLUMN"
             ),

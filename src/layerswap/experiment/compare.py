@@ -29,12 +29,14 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.experiment.answers import Answer, Values
 from layerswap.experiment.conditions import (
+    ALSO_FINISHED,
     BASE,
     BASELINES,
     CHANCE,
     CHOSEN,
     COMMONEST,
     DEFAULT,
+    FINISHED,
     FLATTERED,
     LANGUAGE_EXPERT,
     ON_LABELS,
@@ -45,14 +47,14 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.report.tables import unit_of
 
-NOT_SAVED = ("base", "joint", "simultaneous", *BASELINES)
+NOT_SAVED = ("base", "joint", "simultaneous", FINISHED, ALSO_FINISHED, *BASELINES)
 """Methods that are compared with merges but are not saved: they are no merges of the experts."""
 Model = Any
 """A `Condition`, or the name of a checkpoint."""
 RANKED = 5
 """Fewest languages for an interval over languages, and fewest results for ranks."""
 Road = Literal["too few documents", "no model", "labels", "encoder", "no merge", "translator",
-               "merge"]  # fmt: skip
+               "merge", "finished"]  # fmt: skip
 COSTS: tuple[tuple[Road, set[str]], ...] = (
     ("no model", {CHANCE.method, COMMONEST.method}),
     ("labels", {ON_LABELS.method}),
@@ -189,7 +191,14 @@ class Choice:
 
     @property
     def saved(self) -> Condition:
-        """The selected model of the pair that is best on the documents; else of the first pair."""
+        """The model that was finished on labels, else the selected one of the best pair.
+
+        The pair is the best on the documents; without them, the first.
+        """
+        finished = [model for model in next(iter(self.reported.values()))
+                    if model.method == FINISHED]  # fmt: skip
+        if finished:
+            return finished[0]
         means = {pair: float(by[self.selected].mean()) for pair, by in self.competed.items()}
         pair = max(means, key=means.__getitem__) if means else next(iter(self.reported))
         return self.reported[pair][self.selected]
@@ -370,16 +379,18 @@ class Compared:
     @property
     def saved_score(self) -> Interval:
         """The score of the one model to save, which is of one pair."""
-        pair = self.choice.saved.pair or next(iter(self.pairs))
-        return mean_interval(self.pairs[pair][self.selected])
+        saved = self.choice.saved
+        name = saved if saved.method == FINISHED else self.selected
+        return mean_interval(self.pairs[saved.pair or next(iter(self.pairs))][name])
 
     @cached_property
     def verdict(self) -> Verdict:
         """The road to take; nothing is chosen among merges on the test documents.
 
         Roads are ordered by what they cost a user: a constant answer, a linear classifier on
-        labels, sentence vectors of an encoder, the base, one expert, a translator, a merge. The
-        selected model competes with the cheaper roads and the translator's: the cheapest is
+        labels, sentence vectors of an encoder, the base, one expert, a translator, a merge, a model
+        finished on labels. The selected model and the finished one, whose start was chosen by
+        cross-validation, compete with the cheaper roads and the translator's: the cheapest is
         recommended that no other is clearly above. Clearly above means that the 95% interval of
         the paired difference lies above zero in accuracy, and not below zero in balanced accuracy.
         """
@@ -387,7 +398,9 @@ class Compared:
         roads = [
             model
             for model in self.intervals
-            if model == selected or _cost(model) < _cost(selected) or _kind(model) == "translator"
+            if model == selected
+            or _cost(model) < _cost(selected)
+            or _kind(model) in ("translator", "finished")
         ]
         roads.sort(key=lambda model: (_cost(model), -self.intervals[model].mean))
         best = [model for model in roads
@@ -433,10 +446,13 @@ def plain(value: Any) -> dict[str, Any] | None:
 
 
 def _cost(model: Condition) -> int:
-    return next((i for i, (_, methods) in enumerate(COSTS) if model.method in methods), len(COSTS))
+    merge = len(COSTS) + (model.method == FINISHED)
+    return next((i for i, (_, methods) in enumerate(COSTS) if model.method in methods), merge)
 
 
 def _kind(model: Condition) -> Road:
+    if model.method == FINISHED:
+        return "finished"
     return next((kind for kind, methods in COSTS if model.method in methods), "merge")
 
 

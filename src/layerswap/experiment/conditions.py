@@ -104,6 +104,16 @@ BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method, VECTORS, *TRANSL
 """Methods of baselines that need no experts of a language: not chosen, and not saved."""
 
 
+FINISHED, ALSO_FINISHED = "finished", "also finished"
+"""Methods of models that are trained on labels in the language at the end: the one whose start was
+chosen by cross-validation over the labels, and the others."""
+
+
+def finished(start: str, *, chosen: bool) -> Condition:
+    """Returns the condition of a start that is trained on labels, such as `swap`."""
+    return Condition(FINISHED if chosen else ALSO_FINISHED, f"from the {start}")
+
+
 def ties(density: float) -> Condition:
     """Returns the condition of TIES that keeps this share of every delta."""
     return Condition("ties", f"density {density}")

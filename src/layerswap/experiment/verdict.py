@@ -38,6 +38,10 @@ def verdict_in_words(result: Compared) -> str:
                 f"Do not use the {selected}: it is not clearly above the {found.road}, {score};"
                 f"{apart}."
             )
+        case "finished":
+            said = (
+                f"Train on the labels at the end: the model {found.road} reaches {score};{apart}."
+            )
         case "merge":
             said = f"Use the {selected}, {score}{_lead(result)}."
         case _ if found.lead is None:

@@ -55,7 +55,8 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
             given = request.documents[split][language.code]
             remark = language.remarks[split]
             found += found_in_test(given, split, documents, remark, language.name)
-        found += found_in(language.task) if language.task else []
+        for rows in filter(None, [language.task, language.labelled]):
+            found += found_in(rows)
         inputs.cautions.extend([*language.cautions(), *inputs.unwritable(language)])
     found += inputs.cautions
     for line in found:

@@ -47,6 +47,7 @@ class Request:
     developments: Mapping[str, str]
     translated_tests: Mapping[str, str] = field(default_factory=dict)
     translated_tasks: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     leave_out: Sequence[str] = ()
     seeds: int | None = None
@@ -57,7 +58,11 @@ class Request:
     @property
     def documents(self) -> dict[str, Mapping[str, str]]:
         """Files of test documents, by split and language."""
-        return {"test": self.tests, "dev": self.developments, "translated": self.translated_tests}
+        return {
+            "test": self.tests,
+            "dev": {**self.labels, **self.developments},
+            "translated": self.translated_tests,
+        }
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class LanguageInput:
     remarks: Mapping[str, str]  # on incomplete or repeated rows, by split
     proved: bool  # false without a test
     task: Task | None = None  # the task in the language, by a translator
+    labelled: Task | None = None  # rows of the task in the language, to train on at the end
 
     def templates(self) -> Iterator[tuple[str, Table, str, int]]:
         """The sources of its mix: name, table, template of a text, weight."""
@@ -358,15 +364,15 @@ def _language(
     test, development = tests.get("test", ()), tests.get("dev", ())
     if "translated" in tests:
         check_translation(request.translated_tests[code], tests["translated"], tests["test"])
-    in_language, made = None, request.translated_tasks.get(code)
-    if made is not None:
-        if not (isinstance(task, Task) and test):
-            raise RecipeError(f"--translated-task {made}: needs a --task file and a --test file")
-        in_language = task.translation(made, request.columns)
+    in_language, labelled = (
+        _in_language(option, files.get(code), task, test, request.columns)
+        for option, files in (("--translated-task", request.translated_tasks),
+                              ("--labels", request.labels))
+    )  # fmt: skip
     shared = task.shared(development, test) if isinstance(task, Task) else 0
     if shared > len(development) / 4:
         raise DataError(
-            f"{request.developments[code]}: {shared:,} of its rows are also in the test, so "
+            f"{request.documents['dev'][code]}: {shared:,} of its rows are also in the test, so "
             "a choice here would flatter its score; give other documents"
         )
     parallel, other = _parallel(pair, code, columns) if pair else (None, "")
@@ -378,7 +384,22 @@ def _language(
     name = language_name(code)
     name = code if name.startswith("Unknown") else name
     return LanguageInput(code, name, ready, read, parallel, other, tests, remarks,
-                         suite is not None or "test" in tests, in_language)  # fmt: skip
+                         suite is not None or "test" in tests, in_language, labelled)  # fmt: skip
+
+
+def _in_language(
+    option: str,
+    given: str | None,
+    task: Task | str,
+    test: Sequence[Document],
+    columns: Mapping[str, str],
+) -> Task | None:
+    """Read rows of the task in a language, to train on."""
+    if given is None:
+        return None
+    if not (isinstance(task, Task) and test):
+        raise RecipeError(f"{option} {given}: needs a --task file and a --test file")
+    return task.translation(given, columns)
 
 
 def _parallel(pair: tuple[str, str], code: str, columns: Mapping[str, str]) -> tuple[Table, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from math import inf
 from os.path import relpath
@@ -25,6 +25,7 @@ RATES = ((0.05, 6e-4, 1e-4, "the lab's, for a model this small"),
          (inf, 2e-6, 2e-6, "usual for models of this size; try 1e-6 and 5e-6"))  # fmt: skip
 """Largest base in billions, rates of the task and of a language in full, and where from."""
 ADAPTER_RATE = 1e-4
+SPLITS = ("test", "dev", "translated")
 FEW_ROWS = 1500
 """Rows of a task below which it trains for three epochs, as in docs/real.md."""
 
@@ -57,6 +58,9 @@ def write_files(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, A
             _write_language(inputs, language, folder)
         if language.task:
             _write_task(inputs, language.task, folder, f"{inputs.task_name}-{language.code}")
+        if language.labelled:
+            name = f"{inputs.task_name}-{language.code}-labels"
+            _write_task(inputs, language.labelled, folder, name, labels=True)
     words = _words(inputs, settings, folder)
     (folder / "study.yaml").write_bytes(render("study.yaml", {**words, "few": None}).encode())
     if inputs.request.trial:
@@ -83,9 +87,11 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
     for_task, for_language = _hyperparameters(inputs, settings)
     data = [{"code": language.code, "data": language.ready or f"mixes/{language.code}.yaml"}
             for language in languages]  # fmt: skip
-    more = {"translated": _translated(inputs), "cautions": inputs.cautions}
+    more = {"translated": _translated(inputs), "finish": _finish(inputs, settings),
+            "cautions": inputs.cautions}  # fmt: skip
     more = {key: value for key, value in more.items() if value}
     notes = {"translated": "by a translator: the test in English, the task in the language",
+             "finish": "every start is trained on these rows; docs/when.md",
              "cautions": "the report shows them"}  # fmt: skip
     most = max(
         [inputs.rows_of(language)[0] for language in languages if not language.ready] or [1400]
@@ -136,6 +142,17 @@ def _translated(inputs: Inputs) -> dict[str, dict[str, str]]:
     return {code: tests.get(code, {}) | tasks.get(code, {}) for code in tests | tasks}
 
 
+def _finish(inputs: Inputs, settings: Settings) -> dict[str, Any]:
+    """Return the trainings on labelled rows, with the settings of the task expert."""
+    labels = {language.code: f"mixes/{inputs.task_name}-{language.code}-labels.yaml"
+              for language in inputs.languages if language.labelled}  # fmt: skip
+    if not labels:
+        return {}
+    run = {key: value for key, value in expert(inputs, settings).items() if key != "base"}
+    run["hyperparameters"] |= {"num_train_epochs": 3}
+    return {"labels": labels, "run": run}
+
+
 def _suite(inputs: Inputs) -> str:
     """The suite of the study: ready, a benchmark, or the file of two benchmarks."""
     if inputs.suite:
@@ -146,7 +163,13 @@ def _suite(inputs: Inputs) -> str:
 
 
 def _write_task(
-    inputs: Inputs, task: Task, folder: Path, name: str, held_out: Sequence[int] = ()
+    inputs: Inputs,
+    task: Task,
+    folder: Path,
+    name: str,
+    held_out: Sequence[int] = (),
+    *,
+    labels: bool = False,
 ) -> None:
     end = "" if any(language.tests for language in inputs.languages) else ENGLISH
     benchmark = None if inputs.suite else f"../benchmarks/{inputs.task_name}{end}.yaml"
@@ -163,10 +186,10 @@ def _write_task(
         "kind": "prompt-completion",
         "separator": "",
         "total": count,
-        "validation": min(100, max(1, count // 10)),
+        **({} if labels else {"validation": min(100, max(1, count // 10))}),
         "row_tokens": max(1, round(sum(lengths) / len(lengths))),
         "sources": {name: source},
-        **_against(inputs),
+        **_against(inputs, splits=("test",) if labels else SPLITS),
     }
     notes = {
         "kind": "chat: with the base's chat template, if it has one",
@@ -246,7 +269,9 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
         (folder / _suite(inputs)).write_bytes(_dump(suite).encode())
 
 
-def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
+def _against(
+    inputs: Inputs, code: str | None = None, splits: Collection[str] = SPLITS
+) -> dict[str, Any]:
     """Make the filters that keep test documents out of a mix."""
     sets = {
         f"{language.code}-{split}": {
@@ -256,6 +281,7 @@ def _against(inputs: Inputs, code: str | None = None) -> dict[str, Any]:
         for language in inputs.languages
         if code in (None, language.code) and isinstance(inputs.task, Task)
         for split, documents in language.tests.items()
+        if split in splits
     }
     filters = {"exact_duplicates": True}
     return {"filters": filters | ({"evaluation": {"against": sets}} if sets else {})}

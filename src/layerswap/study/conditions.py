@@ -83,7 +83,7 @@ def recipes(
     """
     base, one_to_one = settings.base, settings.pairs == "same"
     if "base" in settings.baselines:
-        yield BASE, _alone(base, base)
+        yield BASE, alone(base, base)
     for regime in REGIMES:
         yield from _trained(settings, kept, trained, regime)
     yield from _soups(settings, kept)
@@ -98,7 +98,8 @@ def recipes(
                 }  # fmt: skip
 
 
-def _alone(model: str, base: str) -> RecipeData:
+def alone(model: str, base: str) -> RecipeData:
+    """The recipe of one model over a base."""
     return {"base": base, "experts": {"m": model}, "soup": {"experts": ["m"]}}
 
 
@@ -127,16 +128,16 @@ def _trained(
     base, whole = settings.base, kept[settings.language][0]
     for joint in settings.both:
         if joint.condition.regime == regime:
-            yield joint.condition, _alone(trained[joint.step], base)
+            yield joint.condition, alone(trained[joint.step], base)
     for variant in settings.variants:
         if variant.regime != regime:
             continue
         name, task = variant.partition, trained[variant.task]
         language = trained[variant.language] if variant.language else None
         part = f"partial {name}" if name else ""
-        yield replace(TASK_EXPERT, variant=part, regime=regime), _alone(task, base)
+        yield replace(TASK_EXPERT, variant=part, regime=regime), alone(task, base)
         if language:
-            yield replace(LANGUAGE_EXPERT, variant=part, regime=regime), _alone(language, base)
+            yield replace(LANGUAGE_EXPERT, variant=part, regime=regime), alone(language, base)
         partners = {"swap of partial SFT" if name else "partition": language} if language else {}
         if language and not name:
             whole = language

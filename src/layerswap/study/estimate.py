@@ -25,6 +25,7 @@ from layerswap.ground.types import duration
 from layerswap.study.conditions import recipes
 from layerswap.study.english import EnglishStep, TranslatedStep
 from layerswap.study.evaluating import EvaluateStep
+from layerswap.study.finishing import FinishStep
 from layerswap.study.inputs import files_of, layers_of
 from layerswap.study.mixes import DataStep, mix_of
 from layerswap.study.spec import TASK, Benchmarks, StudySpec, TrainingRun, named_billions
@@ -117,6 +118,10 @@ def cost_study(
         words = f"at the usual speed of {where} for {billions:.2g} billion parameters"
     examples = {name: examples_seen(step, graph) for name, step in trainings.items()}
     seconds = {name: seen * tokens / speed.train for name, (seen, tokens) in examples.items()}
+    for name, finish in FinishStep.all_of(graph).items():
+        seen, tokens = examples_seen(finish, graph)
+        # Each part of the rows is left out once, then none.
+        seconds[name] = finish.folds * seen * tokens / speed.train
     for name, select in SelectStep.all_of(graph).items():
         if select.tasks:
             models = sum(examples[need][0] // trainings[need].save_every or 1

@@ -358,7 +358,7 @@ def further(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for name, folder in folders.items():
         kind, _, language = name.partition("/")
-        if kind in ("vectors", "translated"):
+        if kind in ("vectors", "translated", "finished"):
             found.setdefault(language, []).append(folder)
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from layerswap.study.english import EnglishStep, TranslatedStep
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
+from layerswap.study.finishing import FinishedStep, FinishStep
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import DataStep
 from layerswap.study.runner import Context, StepFunction
@@ -24,6 +25,8 @@ KINDS: Mapping[str, type[Kind]] = {
         EnglishStep,
         TranslatedStep,
         VectorsStep,
+        FinishStep,
+        FinishedStep,
         TablesStep,
     )
 }

@@ -9,7 +9,7 @@ end: the tables.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from layerswap.study.english import (
     has_english,
 )
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
+from layerswap.study.finishing import FinishedStep, FinishStep
 from layerswap.study.inputs import (
     existing_path,
     fingerprints,
@@ -44,6 +45,7 @@ from layerswap.study.spec import (
     Benchmarks,
     Compared,
     Experts,
+    Finish,
     StepKind,
     StudySpec,
     TrainingRun,
@@ -81,6 +83,8 @@ class _Planner:
         self.selected_alone = spec.keep_checkpoints == "selected"
         self.data = {kind: experts.data for kind, experts in spec.kinds.items()}
         self.data |= {f"{name}/{TASK}": made.task for name, made in spec.translated.items()}
+        if spec.finish:
+            self.data |= {f"{name}/labels": data for name, data in spec.finish.labels.items()}
         self.regimes: dict[str, dict[str, Any]] = {"": {}}
         if spec.lora:
             self.regimes["LoRA"] = {"lora": spec.lora}
@@ -117,6 +121,11 @@ class _Planner:
             if spec.encoder:
                 steps.append(self._vectors(language, spec.encoder))
             yield from steps
+            if spec.finish and language in spec.finish.labels:
+                finished = list(self._finish(language, spec.finish))
+                yield from finished
+                steps.append(self._of_finished(steps[0], finished))
+                yield steps[-1]
             last += [step.name for step in steps]
         yield TablesStep(
             languages=list(spec.languages), development=spec.development, name=spec.name,
@@ -307,6 +316,31 @@ class _Planner:
         )  # fmt: skip
         return step.plan(
             f"vectors/{language}", needs, folder_fingerprints(source) | files,
+            resources=self._resources("evaluate"),
+        )  # fmt: skip
+
+    def _finish(self, language: str, finish: Finish) -> Iterator[Step]:
+        """The training of every start on the labelled rows of a language."""
+        data, files = self._trained_on(f"{language}/labels")
+        assert data is not None, "labels are data"
+        needs = [f"evaluate/{language}", *self._kept(TASK, language)]
+        for start in finish.starts:
+            step = FinishStep(
+                language=language, start=start, folds=finish.folds, base=self.base, data=[data],
+                development=self.spec.development, **dict(finish.run),
+            )  # fmt: skip
+            yield step.plan(
+                f"finish/{language}/{start}", [*needs, *([data.step] if data.step else [])],
+                self.base_fingerprint | files, resources=self._resources("train"),
+            )  # fmt: skip
+
+    def _of_finished(self, evaluation: Step, finished: Sequence[Step]) -> Step:
+        """The evaluation of finished models, with the settings of another evaluation."""
+        own = EvaluateStep.of(evaluation)
+        asked = own.evaluate.model_copy(update={"other_languages": None})
+        alone = own.model_copy(update={"grid": None, "evaluate": asked, "both": [], "variants": []})
+        return FinishedStep.model_validate(alone.settings()).plan(
+            f"finished/{own.language}", [step.name for step in finished], evaluation.inputs,
             resources=self._resources("evaluate"),
         )  # fmt: skip
 

@@ -59,6 +59,7 @@ from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Number, Table, slug, write_tables
 from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import MAP_FOLDER, NUMBERS, EvaluateStep, TablesStep, further
+from layerswap.study.finishing import FINISH, FinishedStep
 from layerswap.study.inputs import layers_of
 from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
 from layerswap.study.steps import Graph
@@ -320,9 +321,12 @@ def evaluations_of(graph: Graph) -> dict[str, EvaluateStep]:
 
 
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:
-    """List a language's conditions and recipes."""
-    step = journal.graph[f"evaluate/{language}"]
-    return EvaluateStep.of(step).recipes({name: journal.folder(name) for name in step.needs})
+    """List a language's conditions and recipes; those of finished models once they are there."""
+    for kind in (EvaluateStep, FinishedStep):
+        name = f"{kind.kind}/{language}"
+        if name in journal.graph and (kind is EvaluateStep or name in journal.finished()):
+            step = journal.graph[name]
+            yield from kind.of(step).recipes({need: journal.folder(need) for need in step.needs})
 
 
 def merge_models(
@@ -353,8 +357,18 @@ def merge_models(
     for language, recipe in recipes.items():
         log(f"merging the model of {language}")
         (root / MERGED).mkdir(exist_ok=True)
-        plan = replace(make_plan(recipe), remark="" if model else _worth(root, language))
+        remarks = [*_finished(recipe), "" if model else _worth(root, language)]
+        plan = replace(make_plan(recipe), remark=" ".join(filter(None, remarks)))
         yield plan.save(root / MERGED / language, overwrite=True)
+
+
+def _finished(recipe: Recipe) -> Iterator[str]:
+    """Say on how many labelled rows a model was finished, for its card."""
+    for source in recipe.experts.values():
+        facts = Path(str(source)).parent / FINISH
+        if facts.is_file():
+            rows = json.loads(facts.read_text("utf-8"))["rows"]
+            yield f"It was trained on {rows:,} labelled rows at the end."
 
 
 def _worth(root: Path, language: str) -> str:

@@ -125,6 +125,28 @@ class Translated(Strict):
     task: Data | None = None  # the data of the task in the language, or a mix of them
 
 
+Start = Literal["base", "task expert", "language expert", "swap", "soup"]
+"""A model that is trained on labels: the base, an expert, the default swap, or the soup."""
+
+
+class Finish(Strict):
+    """Trainings on labelled rows of a language, after the merges.
+
+    `labels` has the data of each language, as the task's. Every start is trained by `run`. The
+    start is chosen by cross-validation over the rows, in `folds` parts.
+    """
+
+    labels: Annotated[dict[NonEmpty, Data], Field(min_length=1)]
+    starts: Annotated[list[Start], Field(min_length=1), AfterValidator(_distinct)] = [
+        "base", "task expert", "swap", "soup",
+    ]  # fmt: skip
+    run: TrainingRun = TrainingRun(hyperparameters={
+        "learning_rate": 2e-5, "num_train_epochs": 3, "per_device_train_batch_size": 16,
+        "lr_scheduler_type": "linear",
+    })  # fmt: skip
+    folds: Annotated[int, Field(ge=2)] = 4
+
+
 class OtherLanguages(Strict):
     """Other languages to evaluate the models of every language in (paper 1, tables 2 and 5).
 
@@ -279,6 +301,7 @@ class StudySpec(Compared):
             vectors are compared with the models of tasks with labels.
         translated: files that a translator made, by language. `test` adds the task experts on the
             translated test; `task` adds a task expert trained on the translated task.
+        finish: trainings on labelled rows of a language, after the merges.
         cautions: sentences that the report shows below its verdict.
         merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
@@ -301,6 +324,7 @@ class StudySpec(Compared):
     change: bool = True
     encoder: NonEmpty | None = None
     translated: dict[NonEmpty, Translated] = {}
+    finish: Finish | None = None
     cautions: list[NonEmpty] = []
     evaluate: EvaluationSpec
     merge: bool = False
@@ -360,8 +384,10 @@ class StudySpec(Compared):
         for name in ("partial", "partial task", "reverted"):
             if name in self.baselines and not self.partitions:
                 raise ValueError(f"baseline `{name}` needs `partitions`")
-        if strange := [name for name in self.translated if name not in self.languages]:
-            raise ValueError(f"translated: {strange[0]} is none of the languages")
+        labelled = self.finish.labels if self.finish else ()
+        for key, named in (("translated", self.translated), ("finish", labelled)):
+            if strange := [name for name in named if name not in self.languages]:
+                raise ValueError(f"{key}: {strange[0]} is none of the languages")
         tests = any(translated.test for translated in self.translated.values())
         if tests and not (self.evaluate.suite and "experts" in self.baselines):
             raise ValueError("translated: a test needs a suite, and the baseline `experts`")
