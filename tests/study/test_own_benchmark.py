@@ -365,7 +365,8 @@ def finishing(own, first, **changes):
     rows = [{"prompt": f"{a} x {a + 1} =", "completion": f" {('moja', 'mbili')[a % 3 == 0]}"}
             for a in range(first, first + 24)]  # fmt: skip
     (own / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"learning_rate": 3e-3, "num_train_epochs": 4, "per_device_train_batch_size": 8}
+    rate = 3e-3 if changes else 6e-4
+    settings = {"learning_rate": rate, "num_train_epochs": 4, "per_device_train_batch_size": 8}
     finish = {"labels": {"sw": {"train": "labels.jsonl"}}, "starts": ["task expert", "swap"],
               "run": {"hyperparameters": settings, **changes}, "folds": 2}  # fmt: skip
     return planned(own, baselines=["experts"], finish=finish)

@@ -364,8 +364,8 @@ def merge_models(
 
 def _finished(recipe: Recipe) -> Iterator[str]:
     """Say on how many labelled rows a model was finished, for its card."""
-    for source in recipe.experts.values():
-        facts = Path(str(source)).parent / FINISH
+    for expert in recipe.experts.values():
+        facts = Path(expert.source or "").parent / FINISH
         if facts.is_file():
             rows = json.loads(facts.read_text("utf-8"))["rows"]
             yield f"It was trained on {rows:,} labelled rows at the end."
