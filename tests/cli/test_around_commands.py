@@ -33,6 +33,7 @@ ASKED = {
     "bases": ["t.txt", "{base}"],
     "ask label": ["t.txt", "--labels", "a,b", "--out", "out"],
     "ask answer": ["t.tsv", "--out", "out"],
+    "ask prefer": ["t.tsv", "--models", "a,b", "--out", "out"],
     "ask read": ["asked", "back.jsonl"],
     "study run": ["unreasonable", "--out", "out"],
     "study report": ["results"],
@@ -164,11 +165,11 @@ def test_the_uses_of_a_model_can_be_typed(tmp_path):
     given = {"out": tmp_path, "dry_run": False}
     found = [parsed(line) for line in [*MORE["study run"](given), *MORE["quickstart"](given)]]
     assert [name for name, _ in found] == [
-        "play", "deploy", "merge", "play", "deploy",
+        "play", "deploy", "merge", "ask prefer", "play", "deploy", "ask prefer",
     ]  # fmt: skip
     assert found[1][1]["merged"] == str(tmp_path / "merged" / "sw")
     assert found[2][1]["push"] == "OWNER/NAME"
-    assert found[4][1]["like"] is None
+    assert found[5][1]["like"] is None
     assert MORE["study run"]({**given, "dry_run": True}) == []
     merge = {"out": tmp_path, "file": Path("a b.yaml"), "push": None,
              "overwrite": False, "task_expert": None, "language_expert": None}  # fmt: skip
@@ -183,11 +184,11 @@ def test_the_next_command_is_on_standard_error(layerswap, experts, tmp_path, mon
     assert done.err == f"next: layerswap merge {' '.join(experts.pair)} --out merged\n"
     done = layerswap("merge", *experts.pair, "--out", "merged")
     lines = done.err.splitlines()
-    assert lines[-4] == "next: layerswap verify merged"
+    assert lines[-5] == "next: layerswap verify merged"
     both = f"--task-expert {experts.task} --language-expert {experts.language}"
-    assert lines[-3] == f"next: layerswap play {both}"
-    assert lines[-2].startswith("next: layerswap deploy merged --like BASE.gguf ")
-    for line in (lines[-3], lines[-1]):
+    assert lines[-4] == f"next: layerswap play {both}"
+    assert lines[-3].startswith("next: layerswap deploy merged --like BASE.gguf ")
+    for line in (*lines[-4:-2], lines[-1]):
         assert parsed(line.removeprefix("next: layerswap "))[0] in COMMANDS
     assert layerswap("plan", *experts.pair).err.endswith(" --out merged-2\n")
     for flag in ("--json", "--quiet"):

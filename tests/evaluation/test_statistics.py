@@ -5,7 +5,6 @@ import pytest
 
 from layerswap.evaluation.statistics import (
     Interval,
-    agreement,
     friedman,
     holm,
     mean_interval,
@@ -192,13 +191,3 @@ def test_the_signal_that_orders_the_merges_comes_first():
     assert found[-1].spearman.mean == 0
     with pytest.raises(RecipeError, match="at least 4 merges"):
         predictors({"x": [1, 2, 3]}, [1, 2, 3])
-
-
-def test_kappa_is_that_of_the_book():
-    """Cohen's table of 1960 in its usual form: 45, 15, 25, 15 of 100."""
-    first = ["y"] * 60 + ["n"] * 40
-    second = ["y"] * 45 + ["n"] * 15 + ["y"] * 25 + ["n"] * 15
-    found = agreement(first, second)
-    assert found.mean == pytest.approx(0.1304, abs=1e-4)
-    assert found.low < 0.1304 < found.high
-    assert (agreement(["y"] * 5, ["y"] * 5).low, agreement(["y"] * 5, ["y"] * 5).high) == (-1, 1)

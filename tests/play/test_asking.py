@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from layerswap.cli import app
 from layerswap.ground.errors import DataError, LayerswapError
 from layerswap.new.tables import read_table, recognise
-from layerswap.play.questions import latest, page_of, read_questions
+from layerswap.play.questions import page_of, prefer_items, read_questions
 
 EVIL = '</script><img src=x onerror="document.title=1"><b>ሰላም</b>'
 
@@ -25,6 +25,10 @@ def texts(tmp_path, monkeypatch):
     lines = [" ".join(rng.choices(words, k=9)) + f" {i}" for i in range(60)]
     (tmp_path / "texts.txt").write_text("\n".join([*lines, EVIL]), "utf-8")
     (tmp_path / "train.txt").write_text("\n".join(lines[:20]), "utf-8")
+    with (tmp_path / "answers.tsv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t")
+        writer.writerow(("prompt", "swap", "task"))
+        writer.writerows((f"prompt {i}", f"swap {i}", f"task {i}") for i in range(6))
     return tmp_path
 
 
@@ -37,6 +41,10 @@ def done(*arguments):
     result = ask(*arguments)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def prefer():
+    return done("prefer", "answers.tsv", "--models", "swap,task", "--out", "study")
 
 
 def rows_in(path):
@@ -135,14 +143,6 @@ def test_a_speaker_on_two_devices_is_one_speaker(texts):
     assert (facts["answers"], facts["twice"], facts["agreement"]) == (41, 41, [])
 
 
-def test_the_last_answer_counts_and_a_taken_back_one_does_not():
-    def line(item, answer, time):
-        return {"speaker": "ada", "item": item, "answer": answer, "time": time}
-
-    given = [line("x", "a", "1"), line("x", "b", "2"), line("y", "a", "3"), line("y", None, "4")]
-    assert latest(given) == [given[1]]
-
-
 FORMULAS = ("=1+1", "+1+cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1")
 
 
@@ -196,6 +196,33 @@ def test_a_file_has_one_speaker_and_no_time_to_come(texts):
     facts = json.loads(ask("read", "study", "a.jsonl", "b.jsonl", "--json").stdout)
     assert facts["files"] == {"ada": ["a.jsonl", "b.jsonl"]}
     assert facts["differ"] == {"ada": 3}
+
+
+@pytest.mark.slow
+def test_votes_name_the_models_whatever_the_sides(texts):
+    prefer()
+    page = (texts / "study" / "ask.html").read_text("utf-8")
+    assert '"models"' not in page
+    lines = answered(texts / "study", "ada",
+                     lambda i, item: int(item["answers"][1].startswith("swap")))  # fmt: skip
+    write(texts / "a.jsonl", lines)
+    facts = json.loads(ask("read", "study", "a.jsonl", "--json").stdout)
+    (pair,) = facts["pairs"]
+    assert (pair["first"], pair["wins"], pair["losses"]) == ("swap", 6, 0)
+    assert facts["pairs"][0]["share"] == {"mean": 1.0, "low": pytest.approx(0.5407, abs=1e-4),
+                                          "high": 1.0, "n": 6}  # fmt: skip
+    said = done("read", "study", "a.jsonl", "--out", "preferences.json")
+    assert "wrote preferences.json" in said
+    judged = json.loads((texts / "preferences.json").read_text())
+    assert (judged["title"], judged["votes"], judged["pairs"][0]["wins"]) == ("answers", 6, 6)
+    with pytest.raises(DataError, match=r"preferences\.json: exists already"):
+        raise ask("read", "study", "a.jsonl", "--out", "preferences.json").exception
+    write(texts / "skips.jsonl", [line | {"answer": "", "skipped": True} for line in lines])
+    with pytest.raises(DataError, match="answers: no vote; every question was skipped"):
+        raise ask("read", "study", "skips.jsonl").exception
+    firsts = [prefer_items("answers.tsv", ["swap", "task"], 6, seed)[1] for seed in range(20)]
+    share = sum(one[0] == "swap" for key in firsts for one in key.values()) / 120
+    assert 0.35 < share < 0.65
 
 
 def test_markup_ends_no_block_of_the_page(texts):
@@ -329,10 +356,33 @@ def test_answers_are_written_and_corrected_by_keyboard_alone(texts, browser):
 
 
 @pytest.mark.slow
+def test_votes_by_keyboard_are_for_the_answer_that_was_seen(texts, browser):
+    from playwright.sync_api import expect
+
+    prefer()
+    said = []
+    page = begin(browser, (texts / "study" / "ask.html").as_uri(), said)
+    firsts = 0
+    for count in range(6):
+        expect(page.locator("#progress")).to_have_text(f"{count} of 6")
+        shown = page.locator("#answers .card").all_inner_texts()
+        assert sorted(one.split()[0] for one in shown) == ["swap", "task"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        firsts += shown[0].startswith("swap")
+        page.keyboard.press("12"[shown.index(next(one for one in shown if "swap" in one))]
+                            if count < 4 else "34"[count - 4])  # fmt: skip
+    save(page, texts, said)
+    assert 0 < firsts < 6  # sides are random
+    facts = json.loads(ask("read", "study", "back.jsonl", "--json").stdout)
+    (pair,) = facts["pairs"]
+    assert (pair["wins"], pair["losses"], pair["ties"], pair["both_bad"]) == (4, 0, 2, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(AXE is None, reason="LAYERSWAP_AXE names no axe.min.js")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_the_mailed_page(texts, browser, scheme):
-    label(5)
+    prefer()
     context = browser.new_context(
         viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True
     )

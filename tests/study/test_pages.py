@@ -162,7 +162,7 @@ def hostile(tmp_path_factory):
 def test_names_and_answers_with_markup_are_text(hostile):
     _, page, study = hostile
     text = page.read_text()
-    assert "--push OWNER/NAME" in text
+    assert "layerswap ask prefer ANSWERS.tsv --models A,B --out asked" in text
     without = re.sub(r'href="data:[^"]*"', "", text)
     assert "window.hacked" in without
     assert "<script>window" not in without

@@ -1,4 +1,4 @@
-"""`layerswap ask`: speakers make a test."""
+"""`layerswap ask`: a speaker makes a test, or compares the answers of models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from layerswap.cli import commands, options, output
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-app = commands.group("Ask speakers of a language to label a test, or to write its answers.")
+app = commands.group("Ask speakers of a language: label a test, write answers, compare models.")
 Questions = Annotated[Path, Argument(metavar="FOLDER", help="Folder of questions that ask wrote.")]
 Count = Annotated[int, Option(min=1, help="Number of texts or prompts to draw at random.")]
 Seed = Annotated[int, Option(help="Seed of the draw.")]
@@ -65,19 +65,53 @@ def answer(table: str, *, count: Count = 100, seed: Seed = 0, out: options.OutFo
     _wrote(out, write_questions(out, "answer", items, title=Path(table).stem))
 
 
+@commands.command(app)
+def prefer(
+    table: str, *, models: str, count: Count = 50, seed: Seed = 0, out: options.OutFolder
+) -> None:
+    """Write a page on which a speaker compares the answers of models without their names.
+
+    Order and sides are random. Writes the folder OUT; mail its ask.html.
+
+    Example: layerswap ask prefer answers.tsv --models swap,task,average --out preferences
+
+    Options:
+        table TABLE: Column `prompt`, and the answers by model.
+        models COLUMN,...: Two or three models.
+    """
+    from layerswap.play.questions import prefer_items, write_questions
+
+    names = options.task_names([models])
+    items, pairs = prefer_items(table, names, count, seed)
+    key = {"models": names, "pairs": pairs}
+    _wrote(out, write_questions(out, "prefer", items, title=Path(table).stem, key=key))
+
+
 @commands.command(app, json=True)
 def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> None:
-    """Check the answers of speakers, and print their agreement.
+    """Check the answers of speakers, and print their agreement or preferences.
 
-    Writes a test into the file OUT, if it is given.
+    Writes a test into the file OUT, if it is given. Votes are written as JSON.
 
     Example: layerswap ask read topics answers-ada.jsonl answers-obi.jsonl --out topics-ig.tsv
 
     Options:
         answers: Files that speakers sent back.
-        out FILE: Test to write (TSV or .jsonl).
+        out FILE: File to write: a test (TSV or .jsonl), or votes (JSON).
     """
-    from layerswap.play.questions import as_test, read_answers, read_questions, write_test
+    import json
+
+    from layerswap.cli.tables import vote_table
+    from layerswap.evaluation.preferences import judge
+    from layerswap.play.questions import (
+        as_test,
+        read_answers,
+        read_key,
+        read_questions,
+        votes_of,
+        write_new,
+        write_test,
+    )
 
     asked = read_questions(folder)
     lines, facts = read_answers(folder, answers)
@@ -86,6 +120,15 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
                            f"(speakers: {len(files):,}, files: {len(answers):,})"]  # fmt: skip
     texts += [f"{speaker}: {', '.join(files[speaker])} differ on {n:,} questions; the latest "
               "answers count" for speaker, n in facts["differ"].items()]  # fmt: skip
+    if asked["kind"] == "prefer":
+        models = read_key(folder)["models"]
+        judgement = judge(votes_of(folder, lines), models, asked["title"])
+        texts.append(vote_table(judgement))
+        if out is not None:
+            write_new(out, json.dumps(asdict(judgement), ensure_ascii=False, indent=1))
+            texts.append(f"wrote {out}")
+        output.finish("ask read", {**facts, **asdict(judgement)}, texts)
+        return
     facts["agreement"], more = _agreement(lines) if asked["kind"] == "label" else ([], [])
     texts += more
     if out is not None:
@@ -99,7 +142,7 @@ def _agreement(lines: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]]
     """Compute the agreement of every two speakers on the texts of both."""
     from itertools import combinations
 
-    from layerswap.evaluation.statistics import agreement
+    from layerswap.evaluation.preferences import agreement
 
     by: dict[str, dict[str, str]] = {}
     for line in lines:

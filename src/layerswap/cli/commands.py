@@ -68,7 +68,7 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "analyse linearity": ("lab",), "analyse composability": ("eval",),
     "analyse fisher": ("models",), "analyse freeze-or-revert": ("train", "eval"),
     "analyse select": ("eval",), "bases": ("models",), "ask label": ("play",),
-    "ask answer": ("play",), "ask read": ("eval",),
+    "ask answer": ("play",), "ask prefer": ("play",), "ask read": ("eval",),
 }  # fmt: skip
 """Extras without which a command cannot begin; other commands check theirs after their options."""
 

@@ -9,6 +9,7 @@ from layerswap.ground.types import duration
 from layerswap.report.tables import Number, Table
 
 if TYPE_CHECKING:
+    from layerswap.evaluation.preferences import Judgement
     from layerswap.evaluation.statistics import Predictor
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
@@ -85,3 +86,16 @@ def mix_table(card: Mapping[str, Any]) -> Table:
     columns = ["source", "read", "left out", *filters, "kept"]
     words = [column.replace("_", " ") for column in columns]
     return Table(words, rows, "rows dropped by each filter, and rows kept")
+
+
+def vote_table(judgement: Judgement) -> Table:
+    """Preferences of speakers, a row for each pair of models."""
+    rows: list[list[Any]] = [
+        [f"{pair.first} against {pair.second}", pair.wins, pair.losses, pair.ties, pair.both_bad,
+         pair.share] for pair in judgement.pairs
+    ]  # fmt: skip
+    columns = ["pair", "prompts won", "lost", "even", "votes both bad", "share won"]
+    return Table(
+        columns, rows,
+        "% of decided prompts, with exact intervals (Clopper-Pearson) that hold together at 95%",
+    )  # fmt: skip

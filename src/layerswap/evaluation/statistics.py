@@ -296,24 +296,6 @@ def paired_bootstrap_p(first: Values, second: Values) -> float:
     return (extreme + 1) / (RESAMPLES + 1)
 
 
-def agreement(first: Sequence[str], second: Sequence[str]) -> Interval:
-    """Compute Cohen's kappa (1960) of two speakers on the same texts, with its 95% interval.
-
-    Without variation in the labels there is no kappa: the mean is 1 and the interval is [-1, 1].
-    """
-    from statsmodels.stats.inter_rater import cohens_kappa
-
-    labels = sorted({*first, *second})
-    table = np.zeros((len(labels), len(labels)))
-    for label, other_label in zip(first, second, strict=True):
-        table[labels.index(label), labels.index(other_label)] += 1
-    if len(labels) < 2:
-        return Interval(1.0, -1.0, 1.0, len(first))
-    estimate = cohens_kappa(table)
-    low, high = (float(bound) for bound in (estimate.kappa_low, estimate.kappa_upp))
-    return Interval(float(estimate.kappa), max(-1.0, low), min(1.0, high), len(first))
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple tests (Holm, 1979); the order stays.
 

@@ -280,8 +280,8 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
             _models(outcome),
             Section(
                 "Next",
-                "Move the boundary and ask models on a page, and check that a model loads and "
-                "stops. Replace the words in capitals.",
+                "Move the boundary and ask models on a page, check that a model loads and stops, "
+                "and let speakers compare answers. Replace the words in capitals.",
                 command_lines(uses((folder or Path()) / MERGED, [], gguf=False)),
             ),
         ],

@@ -361,6 +361,9 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 # --- commands that use a model ---
 
+PREFER = ["ask", "prefer", "ANSWERS.tsv", "--models", "A,B", "--out", "asked"]
+"""Arguments of the command by which speakers compare answers."""
+
 
 def uses(
     model: Path,
@@ -383,7 +386,7 @@ def uses(
     written = ["--like", "BASE.gguf", "--text", text, "--out", "deployed"]
     deploy = ["deploy", str(model), *(written if gguf else [])]
     upload = [[*push, "--push", "OWNER/NAME"]] if push else []
-    return [shlex.join(words) for words in (["play", *play], deploy, *upload)]
+    return [shlex.join(words) for words in (["play", *play], deploy, *upload, PREFER)]
 
 
 def study_uses(root: Path, language: str) -> list[str]:

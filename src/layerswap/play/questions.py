@@ -1,6 +1,7 @@
 """Questions to speakers as a folder: one page to mail, and the answers that come back.
 
-`ask.json` has the questions. Every answer is a line of JSON in a file that a speaker sends back.
+`ask.json` has the questions; models of `prefer` are named in `key.json` alone, which no page holds.
+Every answer is a line of JSON in a file that a speaker sends back.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from layerswap.checkpoint import atomic_folder, read_json_object
+from layerswap.evaluation.preferences import Vote, latest
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import DataError
 from layerswap.ground.strict import Strict
@@ -32,13 +35,13 @@ from layerswap.training.mix.filters import overlap
 
 TESTS = (".tsv", ".csv", ".jsonl")
 """Endings of the files of a test."""
-QUESTIONS, PAGE = "ask.json", "ask.html"
+QUESTIONS, KEY, PAGE = "ask.json", "key.json", "ask.html"
 PAGE_VERSION = 1
 MOST_LABELS = 9
 """Labels of a question: each is one key."""
 LONGEST_NAME = 60
 """Characters of a speaker's name, as on the page."""
-Kind = Literal["label", "answer"]
+Kind = Literal["label", "answer", "prefer"]
 Item = dict[str, Any]
 
 
@@ -66,7 +69,7 @@ class Answer(Strict):
     page: int
     speaker: Annotated[str, AfterValidator(_named)]
     item: str
-    answer: str | None
+    answer: str | int | None
     time: Annotated[datetime, Field(strict=False), AfterValidator(_past)]
     skipped: bool = False
 
@@ -96,6 +99,25 @@ def answer_items(file: str, count: int, seed: int) -> list[Item]:
              "reference": row.get("answer") or ""} for row in drawn]  # fmt: skip
 
 
+def prefer_items(
+    file: str, models: Sequence[str], count: int, seed: int
+) -> tuple[list[Item], dict[str, list[str]]]:
+    """Pair the models' answers to prompts, in a random order; return the pairs and their models."""
+    if not 2 <= len(models) <= 3 or len({*models}) < len(models):
+        raise DataError("--models: give two or three different columns")
+    rows, rng = _rows(file, ["prompt", *models]), random.Random(seed)
+    items, key = [], {}
+    for row in rng.sample(rows, min(count, len(rows))):
+        for pair in combinations(models, 2):
+            first, second = rng.sample(pair, 2)
+            item = _id(f"{row['prompt']}\0{first}\0{second}\0{seed}")
+            key[item] = [first, second]
+            items.append({"id": item, "text": row["prompt"], "flip": rng.randrange(2),
+                          "answers": [row[first], row[second]]})  # fmt: skip
+    rng.shuffle(items)
+    return items, key
+
+
 def write_questions(
     folder: Path,
     kind: Kind,
@@ -103,6 +125,7 @@ def write_questions(
     *,
     title: str,
     labels: Sequence[str] = (),
+    key: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a folder of questions with its page; return their number, in words.
 
@@ -118,6 +141,7 @@ def write_questions(
     about = {
         "label": "Choose the label that fits each text: press its number, or tap it.",
         "answer": "Write or correct the answer to each question. Ctrl+Enter keeps it.",
+        "prefer": "Choose the better of two answers: press its number, or tap it.",
     }[kind]
     body = {"kind": kind, "title": title, "labels": [*labels], "items": [*items],
             "page": PAGE_VERSION, "about": f"{about} {number}."}  # fmt: skip
@@ -127,6 +151,8 @@ def write_questions(
     with atomic_folder(folder, marker=QUESTIONS) as made:
         _write(made / QUESTIONS, json.dumps(asked, ensure_ascii=False, indent=1))
         _write(made / PAGE, page_of(asked))
+        if key is not None:
+            _write(made / KEY, json.dumps(key, ensure_ascii=False, indent=1))
     return number
 
 
@@ -188,8 +214,9 @@ def check_answer(asked: Mapping[str, Any], line: Any, where: str) -> dict[str, A
         raise DataError(f"{where}: answers the study {answer.study}, not {asked['study']}")
     if answer.item not in {item["id"] for item in asked["items"]}:
         raise DataError(f"{where}: the study has no question {answer.item!r}")
-    chosen = answer.answer is not None and not answer.skipped and asked["kind"] == "label"
-    if chosen and answer.answer not in asked["labels"]:
+    allowed = {"label": asked["labels"], "prefer": [0, 1, "equal", "bad"]}.get(asked["kind"])
+    fits = answer.answer in (allowed or []) if allowed else isinstance(answer.answer, str)
+    if answer.answer is not None and not answer.skipped and not fits:
         raise DataError(f"{where}: {answer.answer!r} is no answer to its question")
     return answer.model_dump()
 
@@ -236,17 +263,6 @@ def _answers(file: Path) -> list[dict[str, Any]]:
         ) from None
 
 
-def latest(lines: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Keep the last line of each speaker and item, and drop items that were taken back."""
-    kept: dict[tuple[object, object], Mapping[str, object]] = {}
-    for line in sorted(lines, key=lambda line: str(line["time"])):
-        key = line["speaker"], line["item"]
-        kept.pop(key, None)
-        if line["answer"] is not None:
-            kept[key] = line
-    return list(kept.values())
-
-
 def as_test(
     asked: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, str]], int]:
@@ -285,7 +301,31 @@ def write_test(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     else:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         writer.writerows([*rows[:1], *(row.values() for row in rows)])
+    write_new(path, out.getvalue())
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist yet."""
     if path.exists():
         raise DataError(f"{path}: exists already; choose another name, or delete it")
     with atomic_file(path, is_ours=lambda file: False) as partial:
-        _write(partial, out.getvalue())
+        _write(partial, text)
+
+
+def read_key(folder: Path) -> dict[str, Any]:
+    """Read the models behind the answers of `prefer`."""
+    if not (folder / KEY).is_file():
+        raise DataError(f"{folder}: has no {KEY}, which names the models behind the answers")
+    return dict(read_json_object(folder / KEY))
+
+
+def votes_of(folder: Path, answers: Sequence[Mapping[str, Any]]) -> list[Vote]:
+    """Return the votes on models."""
+    asked, key = read_questions(folder), read_key(folder)["pairs"]
+    prompts = {item["id"]: item["text"] for item in asked["items"]}
+    made = []
+    for line in answers:
+        (first, second), answer = key[line["item"]], line["answer"]
+        winner = (first, second)[answer] if isinstance(answer, int) else str(answer)
+        made.append(Vote(line["speaker"], prompts[line["item"]], (first, second), winner))
+    return made

@@ -226,7 +226,7 @@ class FinishedSteps:
         yield Section(
             "Use it",
             "Ask it beside other compositions, write a GGUF file that provably answers as it does, "
-            "and upload it. Replace the words in capitals.",
+            "upload it, and let speakers compare answers. Replace the words in capitals.",
             commands,
         )
         for part in self.results.parts:

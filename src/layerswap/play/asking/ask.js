@@ -32,9 +32,19 @@ function keep(answer, more = {}) {
   }
   show();
 }
+// The sides change with the speaker, so that a habit of one side shows.
+function flipped(number) {
+  let sum = number;
+  for (const letter of speaker) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
+  return sum % 2;
+}
 function choices() {
+  const item = asked.items[at];
   if (asked.kind === "label") return asked.labels.map(label => [label, () => keep(label)]);
-  return [["Keep this answer", () => $("written").value.trim() ? keep($("written").value.trim()) : fail("Write an answer, or skip.")]];
+  if (asked.kind === "answer") return [["Keep this answer", () => $("written").value.trim() ? keep($("written").value.trim()) : fail("Write an answer, or skip.")]];
+  const left = flipped(item.flip);
+  return [["The first is better", () => keep(left)], ["The second is better", () => keep(1 - left)],
+          ["Equally good", () => keep("equal")], ["Both bad", () => keep("bad")]];
 }
 function show() {
   const found = given();
@@ -49,6 +59,8 @@ function show() {
   $("text").textContent = item.text;
   $("written").hidden = asked.kind !== "answer";
   $("written").value = item.reference ?? "";
+  const shown = item.answers ? (flipped(item.flip) ? [...item.answers].reverse() : item.answers) : [];
+  $("answers").replaceChildren(...shown.map(text => Object.assign(make("div", "card", text), { dir: "auto" })));
   $("choices").replaceChildren(...choices().map(([text, act], i) => {
     const button = make("button", "", asked.kind === "answer" ? text : `${i + 1}  ${text}`);
     button.type = "button";
