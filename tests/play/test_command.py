@@ -44,8 +44,10 @@ def test_half_a_body_leaves_no_traceback(tmp_path, leaves):
     with running(tmp_path, "play", "--no-browser") as (process, url):
         host, _, port = url[7:-1].partition(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
-            connection.sendall(f"POST /api/ask HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: "
-                               "application/json\r\nContent-Length: 99\r\n\r\n{".encode())  # fmt: skip
+            connection.sendall(
+                f"POST /api/ask HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 99\r\n"
+                "Content-Type: application/json\r\n\r\n{".encode()
+            )
             time.sleep(1)
             if not leaves:
                 process.send_signal(signal.SIGINT)
