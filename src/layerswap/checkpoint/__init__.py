@@ -3,37 +3,30 @@
 A checkpoint is opened by its JSON and its headers, without torch.
 """
 
-from layerswap.checkpoint.adapter import Adapter, LowRank, read_adapter
+from layerswap.checkpoint.adapter import LowRank, read_adapter
 from layerswap.checkpoint.checkpoint import Checkpoint
-from layerswap.checkpoint.given import is_adapter
-from layerswap.checkpoint.header import BLOCKS, DTYPE_BITS, TensorInfo, header_bytes, read_header
+from layerswap.checkpoint.header import BLOCKS, TensorInfo, header_bytes, read_header
 from layerswap.checkpoint.kinds import open_checkpoint, open_configuration, open_expert
 from layerswap.checkpoint.names import text_config
-from layerswap.checkpoint.places import ROLES, Pattern, Place, place_tensors
+from layerswap.checkpoint.places import Place
 from layerswap.checkpoint.read import fingerprint, fingerprints, sha256_of
 from layerswap.ground.commit import atomic_folder, refuse_target
 from layerswap.ground.strict_json import parse_json, read_json_object
 
 __all__ = [
     "BLOCKS",
-    "DTYPE_BITS",
-    "ROLES",
-    "Adapter",
     "Checkpoint",
     "LowRank",
-    "Pattern",
     "Place",
     "TensorInfo",
     "atomic_folder",
     "fingerprint",
     "fingerprints",
     "header_bytes",
-    "is_adapter",
     "open_checkpoint",
     "open_configuration",
     "open_expert",
     "parse_json",
-    "place_tensors",
     "read_adapter",
     "read_header",
     "read_json_object",

@@ -6,17 +6,12 @@ from layerswap.ground.types import lazy_names
 
 if TYPE_CHECKING:
     from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap
-    from layerswap.merge.compare import Origins, verify_against
+    from layerswap.merge.compare import verify_against
     from layerswap.merge.plan import Plan
-    from layerswap.merge.target import RECORD, MergeOptions
-    from layerswap.merge.verification import Verification, verify
+    from layerswap.merge.verification import verify
 
 __all__ = [
-    "RECORD",
-    "MergeOptions",
-    "Origins",
     "Plan",
-    "Verification",
     "instruct",
     "make_plan",
     "partition",
@@ -32,9 +27,8 @@ if not TYPE_CHECKING:  # a merge from the command line needs no verification
         __name__,
         {
             "Plan": "plan",
-            **dict.fromkeys(("Verification", "verify"), "verification"),
-            **dict.fromkeys(("Origins", "verify_against"), "compare"),
-            **dict.fromkeys(("MergeOptions", "RECORD"), "target"),
+            "verify": "verification",
+            "verify_against": "compare",
             **dict.fromkeys(
                 ("instruct", "make_plan", "partition", "revert", "soup", "swap"), "api"
             ),
