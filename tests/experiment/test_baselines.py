@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from layerswap.evaluation.classifier import LabelledTexts, cross_validation, wor
 from layerswap.evaluation.statistics import Classified
 from layerswap.experiment.baselines import baselines
 from layerswap.experiment.benchmarks import BenchmarkScores, benchmark_result
+from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared, split_documents
 from layerswap.experiment.conditions import (
     BASE,
@@ -25,7 +26,7 @@ from layerswap.experiment.conditions import (
     TRANSLATE_TEST,
     finished,
 )
-from layerswap.experiment.verdict import verdict_in_words, verdicts_in_words
+from layerswap.experiment.verdict import verdict_facts, verdict_in_words, verdicts_in_words
 
 TOPICS = {
     "sport": "mchezo mpira timu bao kocha", "health": "daktari hospitali dawa ugonjwa afya",
@@ -222,3 +223,31 @@ def test_results_of_several_languages_are_counted_by_road():
         "The road to take, of 2 results: linear classifier, on the development labels in 1 "
         "(news, sw); no model in 1 (news, ha)."
     )
+
+
+def test_a_model_with_one_answer_and_labels_that_development_lacks_are_cautions():
+    texts, labels = headlines(600)
+    split = split_documents(600, 0.5)
+    labels[split.test[:3]] = "rare"
+    models = {TASK_EXPERT: answered(labels, 0.6, 0), DEFAULT: np.full(600, "sport"),
+              SOUP: np.where(np.arange(600) % 12, "sport", "trade")}  # fmt: skip
+    answers = {replace(model, pair="0-0"): given for model, given in models.items()}
+    scores = {model: (given == labels).astype(float) for model, given in answers.items()}
+
+    def found(**changes):
+        given = {"labels": labels, **changes}
+        result = benchmark_result(
+            "sw", "news", BenchmarkScores(scores, 0, given["labels"], answers, texts), 0.5
+        )
+        assert [asdict(one) for one in cautions_on(result)] == verdict_facts(result)["cautions"]
+        return [str(one) for one in cautions_on(result)]
+
+    one = ("One answer to at least 95% of the test documents of news, sw, whatever they ask: "
+           "swap, default.")  # fmt: skip
+    assert found() == [one, "The development documents of news, sw lack labels of the test (rare): "
+                            "what they choose and teach is not for these."]  # fmt: skip
+    other = labels.copy()
+    other[split.development] = "of another task"
+    assert found(labels=other)[1].startswith("The development documents of news, sw have no label")
+    constant = np.full(600, "sport")
+    assert found(labels=constant) == []

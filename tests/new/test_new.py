@@ -380,6 +380,24 @@ def test_labels_are_development_documents_and_trained_on_at_the_end(files, unmea
     )
 
 
+def test_a_text_with_the_test_and_one_in_another_language_are_cautions(files, unmeasured):
+    problems = (files / "problems-qaa.tsv").read_text("utf-8").splitlines()[1:]
+    lines = [line.partition("\t")[0] for line in problems[:7]]
+    with (files / "qaa.txt").open("a", encoding="utf-8") as text:
+        text.write("\n".join(f" {line.upper()} " for line in lines))
+    assert new("mixed").exit_code == 0
+    said = read_study(files / "mixed" / "study.yaml").cautions
+    shared = "The text in qaa has 7 of the 20 test documents; the expert trains without them."
+    assert said[0] == shared
+    assert shared in (files / "mixed" / "README.md").read_text("utf-8")
+    english = "Every morning the {} children of the village walk to the old school by the river.\n"
+    (files / "english.txt").write_text("".join(english.format(i) for i in range(30)))
+    assert new("other", language="sw", text="english.txt").exit_code == 0
+    said = read_study(files / "other" / "study.yaml").cautions
+    assert said[0].startswith("The text may be in another language than Swahili: py3langid sees "
+                              "little sw; it takes 30 of these texts for en 100%.")  # fmt: skip
+
+
 def test_columns_of_texts_are_named_by_language(files, unmeasured):
     pairs = [(f"line {i} in English", f"maneno {i} ya Kiswahili") for i in range(30)]
     write_tsv(files / "pairs.tsv", ("src", "tgt"), pairs)

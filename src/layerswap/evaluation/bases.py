@@ -101,7 +101,7 @@ class Reading:
             "spells it in bytes": f"the base spells {language} in bytes",
             "": self.note,
         }  # fmt: skip
-        said = "; ".join(filter(None, [", ".join(parts), verdict[self.verdict]]))
+        said = "; ".join(filter(None, [verdict[self.verdict], ", ".join(parts)]))
         return f"{self.base}: {said}"
 
 

@@ -130,6 +130,8 @@ def benchmark_result(
         candidates={zoned: np.mean(values, axis=0) for zoned, values in grids.items()},
         competed=on(split.development, found.scores) if choosing else {},
         reported=reported, count=len(split.development), published=bool(found.published),
+        labels=frozenset() if found.labels is None
+        else frozenset(found.labels[split.development].tolist()),
     )  # fmt: skip
     free = baselines(found.labels, found.texts, found.choices, split)
     pairs = {pair: {**by, **free.scores} for pair, by in on(split.test, found.scores).items()}

@@ -160,6 +160,7 @@ class Choice:
         reported: by pair, what each reported model is, where zones or a setting were chosen.
         count: the number of documents.
         published: true for a published development split, on which nothing is reported.
+        labels: the right labels of the documents; empty for tasks without labels.
         lead: the chosen composition minus the default swap, paired; None where they are the same.
         screening: the two stages, with a screen.
     """
@@ -169,6 +170,7 @@ class Choice:
     reported: Mapping[str, Mapping[Condition, Condition]] = field(default_factory=dict)
     count: int = 0
     published: bool = False
+    labels: frozenset[str] = frozenset()
     lead: Interval | None = None
     screening: Screening | None = None
 

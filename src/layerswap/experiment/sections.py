@@ -31,7 +31,10 @@ def worth_in_words(result: Compared) -> str:
     if not result.worth_in_labels:
         return ""
     measures = " and ".join(f"{worth} in {name}" for name, worth in result.worth_in_labels.items())
-    return f"To a linear classifier, the {result.selected} is worth {measures}."
+    return (
+        f"The {result.selected} is worth {measures}: so many labelled texts give a linear "
+        "classifier its score."
+    )
 
 
 def surpassing(

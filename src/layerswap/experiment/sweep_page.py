@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.compose import Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, Measure, under, write_answers
+from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     CHOSEN,
@@ -179,8 +180,9 @@ def lead(board: SweepResult, folder: Path | None = None) -> str:
         f"documents. On {score.n} other documents, {' '.join(board.measure[:2])} is "
         f"{scored(score, board.unit)}."
     )
+    cautions = " ".join(map(str, cautions_on(board)))
     return " ".join(filter(None, [verdict_in_words(board), sweep_surpassing(board, folder),
-                                  selected]))  # fmt: skip
+                                  selected, cautions]))  # fmt: skip
 
 
 def sweep_surpassing(board: SweepResult, folder: Path | None = None) -> str:

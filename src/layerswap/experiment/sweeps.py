@@ -220,7 +220,9 @@ def run_experiment(
         for row in documents.rows(TEST, [chosen, *others])
     ]
     tested = under(rows, measure)[CHOSEN]
-    free = baselines_of(under(taught, measure)[chosen], tested)
+    known = under(taught, measure)[chosen]
+    choice = replace(choice, labels=frozenset(row.label for row in known if row.label))
+    free = baselines_of(known, tested)
     rows += [*answers_of_baselines(tested, free), *recorded]
     return SweepResult.of(
         under(rows, measure), selected=choice.selected, choice=choice, labelled=free.labelled,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from layerswap.evaluation.statistics import mean_interval
+from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     BASE,
@@ -69,6 +70,7 @@ def verdict_facts(result: Compared) -> dict[str, Any]:
     return {
         "kind": found.kind, "road": str(found.road), "selected": str(result.selected),
         "selected_minus": found.lead and asdict(found.lead),
+        "cautions": [asdict(caution) for caution in cautions_on(result)],
         "worth_in_labels": {name: asdict(w) for name, w in result.worth_in_labels.items()},
         "linear_classifier": [
             {"labels": size, "accuracy": asdict(mean_interval(answers.right)),

@@ -13,13 +13,18 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer, open_device, pick_device
 from layerswap.evaluation.classifier import open_encoder
-from layerswap.evaluation.languages import language_name, languages_seen, standard_tag
+from layerswap.evaluation.languages import (
+    known_language,
+    language_name,
+    languages_seen,
+    standard_tag,
+)
 from layerswap.evaluation.metrics import normalised
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
-from layerswap.new.tasks import Document, Task, read_task
+from layerswap.new.tasks import Document, Task, read_task, spelling
 from layerswap.reading.files import evenly_spaced
 from layerswap.training.mix.examples import shown
 from layerswap.training.mix.schema import ready_recipes
@@ -29,6 +34,8 @@ SAMPLE = 200
 HELD_OUT = 100
 """Most rows of the task that are held out: for a score in English, and where there is no test."""
 TASK_LANGUAGE = "en"
+ASKED = ("text", "premise", "hypothesis", "question", "context", "prompt")
+"""Roles of columns that a test document asks about."""
 FEW = 100
 """Test documents below which the report has a caution."""
 
@@ -108,12 +115,29 @@ class LanguageInput:
                 how = form.get(table.keys.get("format", ""), "")
                 lines += [f"{table.name}: {table.count:,} texts{empty} in {self.name}{how}"]
                 lines += [f"  {shown({'text': text})}" for text in full[:3]]
-                seen = languages_seen(map(str, evenly_spaced(full, SAMPLE)), self.code)
+                seen = self._languages_seen(full)
                 lines += [f"  {seen}"] * bool(seen)
         return lines
 
+    def _languages_seen(self, texts: Sequence[Any]) -> str | None:
+        """Describe the languages of texts that are not in its own."""
+        return languages_seen(map(str, evenly_spaced(texts, SAMPLE)), self.code)
+
     def cautions(self) -> Iterator[str]:
-        """Sentences for the report on a test that is missing or small."""
+        """Sentences for the report on the test, and on a text that has it or another language."""
+        lines = {spelling(text) for text in self.own_texts()}
+        for split, use in (("test", "test"), ("dev", "development")):
+            documents = self.tests.get(split, [])
+            asked = [[document[role] for role in ASKED if role in document]
+                     for document in documents]  # fmt: skip
+            shared = sum(any(spelling(text) in lines for text in texts) for texts in asked)
+            if shared:
+                yield (f"The text in {self.name} has {shared:,} of the {len(documents):,} {use} "
+                       "documents; the expert trains without them.")  # fmt: skip
+        if known_language(self.code) is not None and (
+            seen := self._languages_seen([text for text in self.own_texts() if text.strip()])
+        ):
+            yield f"The text may be in another language than {self.name}: {seen}."
         count = len(self.tests.get("test", ()))
         if not self.proved:
             yield (f"{self.name} has no test: its results are on held-out rows of the task, and "

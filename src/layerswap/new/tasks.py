@@ -255,7 +255,7 @@ class Task:
         return sum(self._seen(document) in seen for document in documents)
 
     def _seen(self, document: Document) -> str:
-        return _spelling(" ".join([self._ask(document), *document.get("choices", ())]))
+        return spelling(" ".join([self._ask(document), *document.get("choices", ())]))
 
     def labels_of(self, given: str, columns: Mapping[str, str], split: str) -> set[str]:
         """The labels in a test or development file."""
@@ -476,15 +476,15 @@ def _heading(column: str) -> str:
 
 def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> None:
     """Refuse labels that differ in spelling alone, such as `Yes` and `yes`, or `1` and `1.0`."""
-    forms = {_spelling(label): label for label in reversed(known)}
+    forms = {spelling(label): label for label in reversed(known)}
     for label in labels:
-        if (other := forms.get(_spelling(label), label)) != label:
+        if (other := forms.get(spelling(label), label)) != label:
             raise DataError(
                 f"{given}: the labels {other!a} and {label!a} read alike; write them in one form"
             )
 
 
-def _spelling(text: str) -> str:
+def spelling(text: str) -> str:
     """Fold a text, with single spaces, and without `.0` at the end of a number."""
     return re.sub(r"(?<=\d)\.0+$", "", " ".join(folded(text).split()))
 

@@ -26,6 +26,7 @@ from layerswap.experiment.benchmarks import (
     study_results,
     test_documents,
 )
+from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     BASE,
@@ -182,8 +183,10 @@ class FinishedSteps:
         )
 
     def _cautions(self) -> Iterator[str]:
-        """Cautions that the numbers do not show, such as contaminated data."""
+        """Cautions on the data and the answers, such as contaminated data."""
         yield from self.settings.cautions
+        for result in self.results.benchmarks:
+            yield from map(str, cautions_on(result))
         for name, training in self.trainings.items():
             for data in training["data"]:
                 for items, count in data.get("contaminated", {}).items():

@@ -1,0 +1,70 @@
+"""Cautions on a result: what a reader should know before trusting its scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from layerswap.experiment.compare import Compared
+from layerswap.experiment.conditions import BASELINES
+
+NEARLY_ALL = 0.95
+"""Share of documents with one answer from which a model is named."""
+
+
+@dataclass(frozen=True)
+class Caution:
+    """A caution.
+
+    Attributes:
+        kind: what is wrong.
+        names: the models that give one answer, or the labels that are missing.
+        heading: the benchmark and the language.
+    """
+
+    kind: Literal["one answer", "some labels", "all labels"]
+    names: tuple[str, ...]
+    heading: str
+
+    def __str__(self) -> str:
+        where = f" of {self.heading}" if self.heading else ""
+        names = ", ".join(self.names)
+        match self.kind:
+            case "one answer":
+                return (f"One answer to at least {NEARLY_ALL:.0%} of the test documents{where}, "
+                        f"whatever they ask: {names}.")  # fmt: skip
+            case "some labels":
+                return (f"The development documents{where} lack labels of the test ({names}): "
+                        "what they choose and teach is not for these.")  # fmt: skip
+            case "all labels":
+                return (f"The development documents{where} have no label of the test: what they "
+                        "choose and teach says nothing about it.")  # fmt: skip
+
+
+def cautions_on(result: Compared) -> list[Caution]:
+    """Find models with one answer to nearly all documents, and labels that nothing chose for."""
+    found = []
+    constant = [
+        str(model) for model, answers in result.classified.items()
+        if getattr(model, "method", None) not in BASELINES
+        and _most(answers.predicted) >= NEARLY_ALL > _most(answers.labels)
+    ]  # fmt: skip
+    if constant:
+        found.append(Caution("one answer", tuple(constant), result.heading))
+    for answers in [*result.classified.values()][:1]:
+        labels = {*answers.labels.tolist()}
+        missing = tuple(sorted(labels - {*result.choice.labels}))
+        if result.choice.labels and missing:
+            kind: Literal["some labels", "all labels"] = (
+                "all labels" if len(missing) == len(labels) else "some labels"
+            )
+            found.append(Caution(kind, missing, result.heading))
+    return found
+
+
+def _most(answers: np.ndarray) -> float:
+    """The share of the commonest answer; of several models the smallest of their shares."""
+    rows = np.atleast_2d(answers)
+    return min(float(np.unique(row, return_counts=True)[1].max()) / len(row) for row in rows)
