@@ -7,7 +7,9 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,10 +19,12 @@ from refusals import one_line
 from layerswap.evaluation.harness import load_tasks
 from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import Asked
+from layerswap.evaluation.statistics import Interval
 from layerswap.evaluation.suites import flores, mbpp, mgsm, suite_names, suites
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.mgsm import last_number, number_filter
-from layerswap.evaluation.suites.suites import parts_of, write_suite
+from layerswap.evaluation.suites.suites import WrittenTask, parts_of, write_suite
+from layerswap.experiment.answers import whole_score
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -285,6 +289,22 @@ def test_bleu_is_sacrebleus_with_the_tokenizer_of_the_language():
     by_letter = sacrebleu.corpus_bleu([shan[:-1]], [[shan]], tokenize="char").score
     assert flores.corpus_bleu([(shan, shan[:-1])], target="shn_Mymr") == by_letter
     assert flores.corpus_chrf(pairs) == sacrebleu.corpus_chrf(written, [references]).score
+
+
+def test_the_interval_of_bleu_is_that_of_resampled_sentences():
+    draw = Random(0)
+    references = [" ".join(draw.choices("abcdefg", k=12)) for _ in range(60)]
+    written = [text if draw.random() < 0.5 else text[::-1] for text in references]
+    reach = flores.bleu_reach([*zip(references, written, strict=True)], target="swh_Latn")
+    drawn = []
+    for _ in range(120):
+        rows = draw.choices(range(60), k=60)
+        texts = ([texts[i] for i in rows] for texts in (references, written))
+        drawn.append(flores.corpus_bleu([*zip(*texts, strict=True)], target="swh_Latn"))
+    assert reach == pytest.approx(1.96 * np.std(drawn), rel=0.3)
+    task, samples = WrittenTask("t", "t", "sw", ("bleu", "none")), {"t": [{}] * 60}
+    result = {"results": {"t": {"bleu,none": 31.0, "bleu_reach,none": 4.0}}, "samples": samples}
+    assert whole_score(result, task) == Interval(31.0, 27.0, 35.0, 60)
 
 
 def test_mbpp_runs_the_published_programs_in_the_sandbox(allowed):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerswap.evaluation.languages import Speaks, known_language, sample_shares
+from layerswap.evaluation.statistics import Interval
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.conditions import BASELINES, CHECKPOINT, Condition
 from layerswap.ground.errors import EvaluationError, one_line
@@ -264,6 +265,17 @@ def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
         if key in values:
             return float(values[key])
     raise EvaluationError(f"{task.name}: lm-eval has no {key}")
+
+
+def whole_score(result: Mapping[str, Any], task: WrittenTask) -> float | Interval:
+    """Return the headline score, with its interval if it is of the corpus and has a reach."""
+    score, (metric, name) = headline(result, task), task.metric
+    reach = result.get("results", {}).get(task.name, {}).get(f"{metric}_reach,{name}")
+    if reach is None:
+        return score
+    return Interval(
+        score, max(0.0, score - reach), score + reach, len(result["samples"][task.name])
+    )
 
 
 def grouped(scores: Iterable[Answer], key: Callable[[Answer], KeyT]) -> dict[KeyT, list[Answer]]:

@@ -261,7 +261,7 @@ class Compared:
     classified: Mapping[Model, Classified] = field(default_factory=dict)
     labelled: LabelledTexts | None = None
     counts: Mapping[Model, int] = field(default_factory=dict)
-    wholes: Mapping[Model, float] = field(default_factory=dict)
+    wholes: Mapping[Model, float | Interval] = field(default_factory=dict)
     pairs: Mapping[str, Mapping[Condition, Values]] = field(default_factory=dict)
     test: tuple[int, ...] = ()
     flattered: frozenset[Model] = frozenset({FLATTERED})

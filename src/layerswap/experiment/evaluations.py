@@ -150,7 +150,7 @@ def _compared(
     """The models on each task: by its metric, and by shares of languages and added metrics."""
     headlines = files.headlines(rows, tasks)
     for task in tasks:
-        whole = {name: files.headline(result, task) for name, result in results.items()}
+        whole = {name: files.whole_score(result, task) for name, result in results.items()}
         answered = {model: group for (model, name), group in headlines.items() if name == task.name}
         how: dict[str, Any] = {"selected": None, "wholes": whole, "task": task.name,
                                "benchmark": task.benchmark, "metric": task.metric[0],

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.evaluation.statistics import holm, paired_bootstrap_p
+from layerswap.evaluation.statistics import Interval, holm, paired_bootstrap_p
 from layerswap.experiment.compare import Compared, Model
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ class Results:
                 row = {"model": model, **where, "metric": by.metric}
                 if (interval := by.intervals.get(model)) is not None:
                     row |= {"score": interval.mean, **interval.bounds}
-                if model in by.wholes:
-                    row["score"] = by.wholes[model]
+                if isinstance(whole := by.wholes.get(model), Interval):
+                    row |= {"score": whole.mean, **whole.bounds}
+                elif whole is not None:
+                    row["score"] = whole
                 if (gap := by.against(by.selected).get(model)) is not None:
                     row |= {"difference": gap.mean, "lower": gap.low, "upper": gap.high,
                             "p": self.p_values[by, model]}  # fmt: skip

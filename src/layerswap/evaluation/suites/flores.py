@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
 from layerswap.ground.errors import EvaluationError
 from layerswap.reading.files import lines_of
 from layerswap.reading.letters import is_unspaced
+
+if TYPE_CHECKING:
+    from sacrebleu import BLEU
 
 HUB = "facebook/flores"
 UNSPACED = {"bod_Tibt", "dzo_Tibt"}
@@ -25,7 +28,12 @@ def results(doc: dict[str, Any], written: list[str]) -> dict[str, Any]:
     from sacrebleu import sentence_chrf
 
     pair = (doc["target"], written[0].strip())
-    return {"bleu": pair, "chrf": pair, "sentence_chrf": sentence_chrf(pair[1], [pair[0]]).score}
+    return {
+        "bleu": pair,
+        "bleu_reach": pair,
+        "chrf": pair,
+        "sentence_chrf": sentence_chrf(pair[1], [pair[0]]).score,
+    }
 
 
 def corpus_bleu(pairs: list[Pair], *, target: str) -> float:
@@ -33,13 +41,26 @@ def corpus_bleu(pairs: list[Pair], *, target: str) -> float:
 
     It counts characters if the references have no spaces between words.
     """
-    import sacrebleu
+    references, written = zip(*pairs, strict=True)
+    return float(_bleu(references, target).corpus_score(written, [references]).score)
+
+
+def bleu_reach(pairs: list[Pair], *, target: str) -> float:
+    """Compute half the width of BLEU's 95% bootstrap interval over sentences, by sacrebleu."""
+    from sacrebleu.significance import PairedTest
 
     references, written = zip(*pairs, strict=True)
+    metrics = {"BLEU": _bleu(references, target)}
+    test = PairedTest([("", written)], metrics, [references], "bs", n_samples=1000, n_jobs=1)
+    return float(test()[1]["BLEU"][0].ci)  # type: ignore[union-attr, arg-type]
+
+
+def _bleu(references: Sequence[str], target: str) -> BLEU:
+    from sacrebleu import BLEU
+
     unspaced = not target.endswith("_Latn") and is_unspaced("".join(references))
     by_letter = target in UNSPACED or unspaced
-    tokenizer = "zh" if target in CHINESE else "char" if by_letter else "13a"
-    return float(sacrebleu.corpus_bleu(written, [references], tokenize=tokenizer).score)
+    return BLEU(tokenize="zh" if target in CHINESE else "char" if by_letter else "13a")
 
 
 def corpus_chrf(pairs: list[Pair]) -> float:
