@@ -97,18 +97,6 @@ def test_a_link_opens_its_composition_and_two_pages_answer_at_once(browser, serv
     context.close()
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-def test_why_a_merge_failed_is_seen_beside_its_button(page, width):
-    page.set_viewport_size({"width": width, "height": 800})
-    page.fill("#out", "../elsewhere")
-    page.locator("#merge button", has_text="Merge").press("Enter")
-    page.wait_for_selector("#fault >> text=is not inside")
-    assert page.evaluate("scrollY") > 0
-    box = page.locator("#fault").bounding_box()
-    assert box["y"] >= 0
-    assert box["y"] + box["height"] <= 800
-
-
 def test_markup_in_prompts_and_answers_is_text(page):
     page.fill("#prompt", "<img src=x onerror=alert(1)> </script><b>fesi")
     page.click("#send")

@@ -11,7 +11,6 @@ from contextlib import suppress
 import httpx
 import pytest
 import torch
-from play_pages import Client, serve
 
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose import parse_recipe
@@ -57,28 +56,6 @@ def test_drawn_answers_depend_on_the_seed_alone(client):
     assert ask(1) == ask(1) != ask(2)
 
 
-def test_a_merge_writes_the_composition_and_its_cost(tmp_path, monkeypatch):
-    page = serve(tmp_path, monkeypatch)
-    try:
-        client = Client(page.url)
-        events = client.run("merge", composition="swap.2.1.0.0.task", out="made/here")
-        merged = next(event for event in events if event["type"] == "merged")
-        assert merged["folder"] == str(tmp_path / "made/here")
-        assert merged["bytes"] > 0
-        assert merged["seconds"] > 0
-        record = json.loads((tmp_path / "made/here/layerswap.json").read_text())
-        assert record["recipe"]["swap"] == {"bottom": 2, "top": 1, "outside": "task"}
-        assert "exists already" in client.run("merge", composition="soup", out="made/here")[-1][
-            "message"
-        ]  # fmt: skip
-        for out in ("..", ".", "../x", "/tmp/x", "a/../../x"):
-            failed = client.run("merge", composition="soup", out=out)[-1]
-            assert "not inside" in failed["message"]
-        assert client.post("merge", composition="soup", out="a\0b").status_code == 400
-    finally:
-        page.stop()
-
-
 def test_what_is_wrong_is_one_line(client):
     for changed in ({"prompt": ""}, {"temperature": -1}, {"length": 100_000}, {"more": 1},
                     {"compositions": []}, {"prompt": "x" * 30_000}):  # fmt: skip
@@ -96,7 +73,7 @@ def test_what_is_wrong_is_one_line(client):
 # --- the queue ---
 
 
-def test_an_answer_overtakes_a_merge_and_a_page_that_goes_takes_its_jobs_along():
+def test_a_cancelled_job_ends_and_a_page_that_goes_takes_its_jobs_along():
     def steps(name, count):
         for number in range(count):
             time.sleep(0.02)
@@ -115,29 +92,28 @@ def test_an_answer_overtakes_a_merge_and_a_page_that_goes_takes_its_jobs_along()
         while len(desk.pages) < 2:
             await asyncio.sleep(0.01)
         gone, kept = desk.pages
-        merges = [desk.submit(page, steps(page, 500), background=True) for page in (gone, kept)]
+        long = [desk.submit(page, steps(page, 500)) for page in (gone, kept)]
         while all(event["type"] != "step" for event in heard):
             await asyncio.sleep(0.01)
-        answer = desk.submit(kept, steps("answer", 3), background=False)
+        answer = desk.submit(kept, steps("answer", 3))
         readers[0].cancel()  # as when a page is closed
-        while {"type": "done", "job": answer} not in heard:
+        while not any(event.get("job") == long[1] for event in heard):
             await asyncio.sleep(0.01)
-        desk.cancel(kept, merges[1])
-        while {"type": "stopped", "job": merges[1]} not in heard:
-            await asyncio.sleep(0.01)
+        desk.cancel(kept, long[1])
+        for end in ({"type": "stopped", "job": long[1]}, {"type": "done", "job": answer}):
+            while end not in heard:
+                await asyncio.sleep(0.01)
         assert not desk._jobs
         desk.send(None)
         running.cancel()
         await readers[1]
         desk.close()
-        return heard, merges, answer
+        return heard, long, answer
 
-    heard, merges, answer = asyncio.run(asyncio.wait_for(run(), 60))
+    heard, long, answer = asyncio.run(asyncio.wait_for(run(), 60))
     jobs = [event["job"] for event in heard if event["type"] == "step"]
-    first = jobs.index(answer)
-    assert jobs[first : first + 3] == [answer] * 3
-    assert 0 < jobs.count(merges[0]) < 500
-    assert jobs.count(merges[1]) < 500
+    assert jobs.count(answer) == 3
+    assert all(0 < jobs.count(number) < 500 for number in long)
 
 
 # --- security ---

@@ -40,17 +40,16 @@ def explain(error: Exception) -> str:
 
 @dataclass(eq=False)
 class Job:
-    """Work of a page; other jobs may run between the events of a `background` one."""
+    """Work of a page."""
 
     number: int
     page: str
     events: Events
-    background: bool
     cancelled: bool = False
 
-    def order(self) -> tuple[bool, bool, int]:
+    def order(self) -> tuple[bool, int]:
         """Sort key of the queue: cancelled jobs first, since they only end."""
-        return not self.cancelled, self.background, self.number
+        return not self.cancelled, self.number
 
     def step(self) -> Event:
         """Run until the next event, or to the end."""
@@ -93,9 +92,9 @@ class Desk:
             self.thread.submit(job.events.close)
         self.thread.shutdown()
 
-    def submit(self, page: str, events: Events, *, background: bool) -> int:
+    def submit(self, page: str, events: Events) -> int:
         """Add a job of a page, and return its number."""
-        job = Job(next(self._numbers), page, events, background)
+        job = Job(next(self._numbers), page, events)
         self._jobs.append(job)
         self._added.set()
         return job.number

@@ -1,4 +1,4 @@
-"""The one model in memory: answers and merges of compositions, event by event.
+"""The one model in memory: answers of compositions, event by event.
 
 An event is a JSON object with a `type`. Generators run in one thread.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -27,8 +26,6 @@ from layerswap.merge.folder import plan_tokenizer
 from layerswap.play.desk import Event, Events
 from layerswap.play.pair import Pair
 
-SECONDS_BETWEEN_EVENTS = 0.1
-"""Seconds between two events of a merge."""
 Prompt = tuple[str, str | None]
 """A prompt, and its answer if it is known."""
 Key = Annotated[str, Field(min_length=1, max_length=80)]
@@ -50,13 +47,6 @@ class Question(PageRequest):
     temperature: Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)] = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     chat: bool = False
-
-
-class OfComposition(PageRequest):
-    """A request about one composition; `out` is the folder to write it into."""
-
-    composition: Key
-    out: Annotated[str, Field(max_length=200, pattern=r"^[^\x00]+$")] = "merged"
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -82,7 +72,7 @@ class Player:
         self.pair = Pair(plan)
         self.change: Mapping[str, Sequence[float]] | None = None
         self.state, self.fault, self.chats, self.closing = "loading", "", False, False
-        self._prompts, self._length, self._root = prompts, length, Path.cwd().resolve()
+        self._prompts, self._length = prompts, length
         self._device = pick_device(device)
         self._members: dict[str, int] = {}
 
@@ -152,32 +142,6 @@ class Player:
             "first_s": first,
             "seconds": time.perf_counter() - started,
         }
-
-    def merge(self, request: OfComposition) -> Events:
-        """Write a composition below the folder that the page was started in."""
-        out = (self._root / request.out).resolve()
-        if out == self._root or not out.is_relative_to(self._root):
-            raise RecipeError(f"{request.out!r} is not inside {self._root}; name a folder in it")
-        if out.exists():
-            raise RecipeError(f"{out}: exists already; name another folder")
-        plan, started = self.pair.plan_of(request.composition), time.perf_counter()
-        done, stopped, notes = 0, False, list[str]()
-
-        def progress(count: int) -> None:
-            nonlocal done
-            done += count
-            if stopped:
-                raise LayerswapError("stopped")
-
-        with ThreadPoolExecutor(1) as writer:
-            written = writer.submit(plan.save, out, progress=progress, log=notes.append)
-            try:
-                while wait([written], SECONDS_BETWEEN_EVENTS).not_done:
-                    yield {"type": "written", "bytes": done, "of": plan.nbytes}
-            finally:
-                stopped = True
-        cost = {"bytes": plan.nbytes, "seconds": time.perf_counter() - started}
-        yield {"type": "merged", "folder": str(written.result()), "notes": notes, **cost}
 
     def _member(self, key: str) -> int:
         """The number of a composition in the sweep."""

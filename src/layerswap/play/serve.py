@@ -6,15 +6,15 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
-from layerswap.play.desk import Desk, Events, explain
-from layerswap.play.player import OfComposition, PageRequest, Player, Question
+from layerswap.play.desk import Desk, explain
+from layerswap.play.player import PageRequest, Player, Question
 from layerswap.play.security import NOTEBOOKS, guard
 from layerswap.report.drawing import EXPERTS, variables
 from layerswap.versions import need_extras
@@ -57,21 +57,11 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     def composition(request: Request) -> Response:
         return JSONResponse(player.pair.describe(request.query_params.get("key", "")))
 
-    def work(
-        name: str,
-        request_type: type[PageRequest],
-        events: Callable[[Any], Events],
-        *,
-        background: bool = False,
-    ) -> Route:
-        async def submit(request: Request) -> Response:
-            body = await _read(request, request_type, desk)
-            if player.state == "failed":
-                raise HTTPException(409, player.fault)
-            number = desk.submit(body.page, events(body), background=background)
-            return JSONResponse({"job": number})
-
-        return Route(f"/api/{name}", submit, methods=["POST"])
+    async def ask(request: Request) -> Response:
+        question = await _read(request, Question, desk)
+        if player.state == "failed":
+            raise HTTPException(409, player.fault)
+        return JSONResponse({"job": desk.submit(question.page, player.ask(question))})
 
     async def stop(request: Request) -> Response:
         body = await _read(request, PageRequest, desk)
@@ -101,8 +91,7 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
         Route("/colours.css", style),
         Route("/api/events", events),
         Route("/api/composition", composition),
-        work("ask", Question, player.ask),
-        work("merge", OfComposition, player.merge, background=True),
+        Route("/api/ask", ask, methods=["POST"]),
         Route("/api/stop", stop, methods=["POST"]),
         Mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True)),
     ]

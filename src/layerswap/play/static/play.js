@@ -19,7 +19,6 @@ const button = (text, act) => {
   return made;
 };
 const percent = (share, digits = 1) => (100 * share).toFixed(digits);
-const size = bytes => bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
 function fail(error) {
   const lasting = facts?.state === "failed" ? facts.message : facts?.lost_paths?.join("; ");
   const line = error ? error.message ?? String(error) : lasting ?? "";
@@ -331,15 +330,6 @@ function drawAnswers() {
 
 // --- at home ---
 
-$("merge").addEventListener("submit", event => {
-  event.preventDefault();
-  $("merged").textContent = "";
-  start("api/merge", { composition: key, out: $("out").value }, (step, ended) => {
-    if (step.type === "written") [$("written").hidden, $("written").max, $("written").value] = [false, step.of, step.bytes];
-    if (step.type === "merged") $("merged").textContent = `Wrote ${step.folder}: ${size(step.bytes)} in ${step.seconds.toFixed(2)} s (${size(step.bytes / step.seconds)}/s). ${step.notes.join(" ")}`;
-    if (ended) $("written").hidden = true;
-  }).catch(fail);
-});
 for (const copy of document.querySelectorAll("[data-copy]")) {
   const label = copy.innerHTML;
   copy.addEventListener("click", async () => {
