@@ -361,7 +361,7 @@ def test_a_source_that_changes_during_the_merge_is_noticed(plan, pair, tmp_path,
 
 def test_an_unfinished_merge_is_no_source(pair, tmp_path):
     unfinished = pair[0].rename(pair[0].with_name("out.partial-host-1-abc"))
-    expected = "task: {} is an unfinished merge; merge it again"
+    expected = "task: {}: an unfinished merge; merge it again"
     assert refused_together((unfinished, pair[1])) == expected.format(unfinished)
     (tmp_path / "link").symlink_to(unfinished)
     result = refused_together((tmp_path / "link", pair[1]))

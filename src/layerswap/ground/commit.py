@@ -251,3 +251,10 @@ def _leftovers(target: Path) -> Iterator[Path]:
 def _partial_prefix(target: Path) -> str:
     # With the host's name, because a process id means nothing on another machine.
     return f"{target.name}{PARTIAL}{platform.node() or 'host'}-"
+
+
+def refuse_unfinished(path: Path) -> None:
+    """Refuse the draft of an output that was interrupted, and a file in it."""
+    real = path.resolve()
+    if any(PARTIAL in name for name in (path.name, real.name, real.parent.name)):
+        raise MergeError(f"{path}: an unfinished merge; merge it again")

@@ -14,9 +14,7 @@ import math
 import os
 import random
 import tempfile
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -43,6 +41,7 @@ from layerswap.merge.writer import (
     measure_tensors,
     open_all,
     piece_bytes,
+    run_all,
 )
 
 PIECE_BYTES = 1 << 24
@@ -160,12 +159,7 @@ def differences(
                     non_finite.add(name)
             progress(comparison.nbytes)
 
-        with ThreadPoolExecutor(threads) as pool:
-            try:
-                deque(pool.map(run, work), maxlen=0)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        run_all(run, work, threads)
     return dict(sorted(wrong.items())), non_finite
 
 

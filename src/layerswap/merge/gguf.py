@@ -21,7 +21,7 @@ from layerswap.checkpoint.gguf_file import metadata_of
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_package
 from layerswap.compose import Recipe
-from layerswap.ground.commit import PARTIAL, atomic_file
+from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import MergeError
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.layout import OutputTensor, Shard, unblendable, widest
@@ -130,8 +130,6 @@ class GGUFFormat(Format):
 
 def read_gguf_record(path: Path) -> dict[str, Any]:
     """The record in the metadata of a merged GGUF file."""
-    if PARTIAL in path.resolve().parent.name:
-        raise MergeError(f"{path}: an unfinished merge; merge it again")
     text = read_gguf(path).metadata.get(RECORD_KEY)
     if not isinstance(text, str):
         raise MergeError(f"{path}: has no {RECORD_KEY}, so layerswap did not write it")

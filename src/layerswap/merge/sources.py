@@ -25,7 +25,7 @@ from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.views import as_4_bits
 from layerswap.compose import Recipe
 from layerswap.compose.schema import Expert
-from layerswap.ground.commit import PARTIAL
+from layerswap.ground.commit import refuse_unfinished
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import quoted
 from layerswap.ground.types import Log
@@ -145,11 +145,10 @@ class _Opener:
     ) -> Checkpoint:
         """A source of any kind, with an adapter added to it if one is given."""
         source, patterns = str(entry.source), self.recipe.place_patterns
-        _refuse_unfinished(source, Path(source))
+        refuse_unfinished(Path(source))
         opened = open_any(
             Given(source, entry.revision, patterns, self.in_place, whole, log=self.log)
         )
-        _refuse_unfinished(source, opened.folder.resolve())
         if adapter is None:
             return opened
         with error_context("adapter"):
@@ -206,11 +205,6 @@ def _has_weights(entry: Expert) -> bool:
     return quantisation_in(folder) is None and any(
         (folder / name).is_file() for name in (SINGLE, INDEX)
     )
-
-
-def _refuse_unfinished(source: str, folder: Path) -> None:
-    if PARTIAL in folder.name:
-        raise MergeError(f"{source} is an unfinished merge; merge it again")
 
 
 def stamps_of(checkpoints: Iterable[Checkpoint]) -> dict[Path, Stamp]:

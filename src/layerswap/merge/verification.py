@@ -19,7 +19,7 @@ from layerswap.checkpoint.header import is_gguf
 from layerswap.compose import Recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.ground import system
-from layerswap.ground.commit import PARTIAL
+from layerswap.ground.commit import refuse_unfinished
 from layerswap.ground.errors import (
     CheckpointError,
     LayerswapError,
@@ -167,8 +167,7 @@ class Recorded:
 def read_record(out: Path) -> Recorded:
     """The record of an output folder, or of a merged GGUF file."""
     path = out / RECORD
-    if PARTIAL in out.resolve().name:
-        raise MergeError(f"{out}: an unfinished merge; merge it again")
+    refuse_unfinished(out)
     if out.suffix in (".yaml", ".yml"):
         raise MergeError(f"{out}: a recipe; give a merged folder, or --against MODEL with it")
     if not out.exists():

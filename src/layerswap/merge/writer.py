@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerswap.checkpoint import BLOCKS, TensorInfo
 from layerswap.checkpoint.header import Translated, as_stored, block_of
@@ -69,6 +69,9 @@ LOST_TO_DTYPE = "lost_to_dtype"
 """The key of `layerswap.json` for the measurement."""
 SHARED_BYTES = "shared_bytes"
 """The key for the bytes of blocks that are the sources' own."""
+
+
+Work = TypeVar("Work")
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def write_shard(
                     options.progress(len(data))
             system.start_writing(output, piece.offset, nbytes)
 
-        _run_all(run, work, threads)
+        run_all(run, work, threads)
     _check_fetched(path, shard)
     return shared
 
@@ -374,9 +377,8 @@ def copy_span(source: Handle, output: int, piece: Span) -> None:
         done += count
 
 
-def _run_all(
-    run: Callable[[Span | Piece], None], work: Sequence[Span | Piece], threads: int
-) -> None:
+def run_all(run: Callable[[Work], None], work: Sequence[Work], threads: int) -> None:
+    """Run pieces of work in threads; none begins after one failed."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
     try:
         for _ in pool.map(run, work):
