@@ -123,7 +123,8 @@ class GGUFFile(Checkpoint):
             if ours.stored(key) != theirs.stored(key):
                 difference = _difference(ours.get(key), theirs.get(key))
                 raise MergeError(
-                    f"tokenizers of {name} and {other_name} differ: {key} {difference}"
+                    f"tokenizers of {name} and {other_name} differ: {key} {difference}; rows of "
+                    "GGUF files cannot be aligned, so merge the safetensors"
                 )
         _check_one_sided(name, ours, other_name, theirs)
         for table in sorted(self.tensors.keys() ^ other.tensors.keys()):
