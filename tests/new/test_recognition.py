@@ -131,6 +131,14 @@ def test_several_right_answers_are_read_and_the_first_is_trained(tmp_path, kind)
     assert len(task.complete) == 3 - (kind == "squad")
 
 
+def test_squads_own_json_is_refused_by_name(tmp_path):
+    paragraphs = [{"context": "A river.", "qas": [{"question": "What?", "answers": []}]}]
+    rows = [{"title": f"{i}", "paragraphs": paragraphs} for i in range(2)]
+    (tmp_path / "train.json").write_text(json.dumps({"version": "1.1", "data": rows}))
+    why = refused(DataError, read_task, str(tmp_path / "train.json"), {})
+    assert "is SQuAD's own JSON; give its table of the Hub" in why
+
+
 def test_a_text_that_looks_like_a_list_is_a_text():
     rows = [{"question": f"List {i}?", "answer": "['a', 'b']"} for i in range(2)]
     assert task_of(*rows).rows(1)[0][1] == " ['a', 'b']"
@@ -157,6 +165,13 @@ def test_what_decides_about_answers_comes_from_the_task_and_the_tests():
     lines = asked("moja\nmbili")
     assert lines["metric"] == ["token_f1", "whole"]
     assert lines["task"]["generation_kwargs"]["until"] == ["\nQuestion:"]
+
+
+def test_different_answers_with_one_number_are_counted():
+    worked = "{} bags hold {} apples each, so all of them together hold #### {}"
+    rows = [{"question": f"q{i}", "answer": worked.format(i, 12 // i, 12)} for i in (1, 2, 3)]
+    assert task_of(*rows).numeric
+    assert "2 of 3 different answers in en end in the number of" in found_in(task_of(*rows))[1]
 
 
 def test_texts_of_one_document_are_kept_out_of_the_training():

@@ -256,6 +256,8 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
 def _unrecognised(table: Table) -> str:
     if {"annotations", "data"} <= {*table.columns}:
         return "is an export of Label Studio; export it as CSV or JSON-MIN"
+    if "paragraphs" in table.columns:
+        return "is SQuAD's own JSON; give its table of the Hub, such as --task rajpurkar/squad"
     objects = [name for name in table.columns if isinstance(table.rows[0][name], dict)]
     hint = f" ({', '.join(objects)} with objects, whose keys must be columns)" * bool(objects)
     header = ", or add a header line" * any(name.count(" ") > 2 for name in table.columns)
