@@ -87,7 +87,7 @@ def test_report_and_drawing_show_the_composition(finished):
     assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
     assert "language-furo-1" in page
     lead = page.partition("</header>")[0]
-    for whole in ("both languages are invented", "TIES, density 0.5: ", "model on both data sets"):
+    for whole in ("Use the swap", "both languages are invented", "model on both data sets"):
         assert whole in lead
     alone = outcome.board.intervals[TASK_EXPERT].mean
     assert f"of furo problems; the task expert {alone:.1%}</title>" in page

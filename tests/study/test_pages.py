@@ -26,7 +26,7 @@ from layerswap.study.kinds import run_study_step
 from layerswap.study.report import (
     FinishedSteps,
     selected_in_words,
-    study_surpassing,
+    study_opening,
 )
 from layerswap.study.runner import run_graph
 from layerswap.study.spec import Benchmarks
@@ -62,9 +62,9 @@ def test_the_verdict_is_one_sentence():
 def test_models_above_the_selected_swap_are_named():
     level, below = result("sw"), result("ha", better=-0.5)
     root = Path("study")
-    assert study_surpassing([level], root) == ""
-    assert study_surpassing([result("sw", better=0.5)], root) == ""
-    assert study_surpassing([level, below], root) == (
+    assert len(study_opening([level], root)) == 1
+    assert len(study_opening([result("sw", better=0.5)], root)) == 1
+    assert study_opening([level, below], root)[1] == (
         "On the test documents of maths, ha, models are clearly above the selected one: task "
         "expert (75.0 [63.3, 85.0]%). "
         "layerswap study merge study --model 'task expert' writes the task expert."

@@ -107,7 +107,7 @@ def run_file(
     from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
     from layerswap.study.kinds import step_functions
-    from layerswap.study.report import BEST, FinishedSteps, study_surpassing, write_study_report
+    from layerswap.study.report import BEST, FinishedSteps, study_opening, write_study_report
     from layerswap.study.runner import run_graph
     from layerswap.versions import need_extras
 
@@ -155,10 +155,9 @@ def run_file(
     study = FinishedSteps(read_journal(root))
     page = study.write()
     output.say(study.results.summary)
-    output.say(study.verdict)
+    for line in study_opening(study.results.benchmarks, root):
+        output.say(line)
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")
-    if above := study_surpassing(study.results.benchmarks, root):
-        output.say(above)
     if study.settings.merge:
         _merge(root)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
+from layerswap.deltas.atlas import Atlas
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.answers import Answer, fraction
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import BASELINES, Condition
 from layerswap.experiment.tables import BY_LABEL, balanced_table, labels_table, scores_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
+from layerswap.report.delta_map import map_panel
 from layerswap.report.page import Answers, Section, ShownAnswer
 from layerswap.report.stack import NOTHING_ON_TOP
 from layerswap.report.tables import interval_words
@@ -64,6 +66,16 @@ def surpassing(
     if sentences and command:
         sentences.append(f"{shlex.join(command)} writes the {written}.")
     return " ".join(sentences)
+
+
+def change_section(atlas: Atlas, heading: str) -> Section:
+    """Show what fine-tuning changed."""
+    return Section(
+        heading,
+        "Share of rows of each matrix among the 15% of rows that each expert changed most, by mean "
+        "absolute change (paper 1, figure 2). The slider sets the 15%.",
+        maps=map_panel(atlas),
+    )
 
 
 def score_sections(

@@ -27,10 +27,9 @@ from layerswap.experiment.sections import (
     score_sections,
     scored,
     side_by_side,
-    surpassing,
 )
 from layerswap.experiment.tables import scores_table
-from layerswap.experiment.verdict import verdict_facts, verdict_in_words
+from layerswap.experiment.verdict import opening, verdict_facts
 from layerswap.ground.types import PathLike
 from layerswap.merge import Plan
 from layerswap.report.page import Report, Section, write_report
@@ -180,16 +179,14 @@ def lead(board: SweepResult, folder: Path | None = None) -> str:
         f"documents. On {score.n} other documents, {' '.join(board.measure[:2])} is "
         f"{scored(score, board.unit)}."
     )
-    cautions = " ".join(map(str, cautions_on(board)))
-    return " ".join(filter(None, [verdict_in_words(board), sweep_surpassing(board, folder),
-                                  selected, cautions]))  # fmt: skip
+    return " ".join(sweep_opening(board, folder, selected, *map(str, cautions_on(board))))
 
 
-def sweep_surpassing(board: SweepResult, folder: Path | None = None) -> str:
-    """List the models above the selected one; with the folder of `write_above`, the command."""
+def sweep_opening(board: SweepResult, folder: Path | None, *said: str) -> list[str]:
+    """`opening` of a sweep; with the folder of `write_above`, its command."""
     written = _written(board)
     command = ["layerswap", "merge", str(folder / ABOVE), "--out", "merged"] if folder else []
-    return surpassing([board], written=written, command=command if written else ())
+    return opening([board], *said, written=written, command=command if written else ())
 
 
 def _written(board: SweepResult) -> Condition | None:

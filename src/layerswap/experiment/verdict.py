@@ -17,7 +17,7 @@ from layerswap.experiment.conditions import (
     VECTORS,
     Condition,
 )
-from layerswap.experiment.sections import scored, worth_in_words
+from layerswap.experiment.sections import scored, surpassing, worth_in_words
 
 
 def verdict_in_words(result: Compared) -> str:
@@ -99,3 +99,18 @@ def verdicts_in_words(results: Sequence[Compared]) -> str:
     often = sorted(roads.items(), key=lambda road: -len(road[1]))
     said = [f"{road} in {len(headings)} ({', '.join(headings)})" for road, headings in often]
     return f"The road to take, of {len(results)} results: {'; '.join(said)}."
+
+
+def opening(
+    results: Sequence[Compared],
+    *said: str,
+    written: Condition | None = None,
+    command: Sequence[str] = (),
+) -> list[str]:
+    """The paragraphs that every report begins with.
+
+    The road, the models above the selected ones, and sentences of the report's own. `command`
+    writes the model `written`.
+    """
+    above = surpassing(results, written=written, command=command)
+    return [*filter(None, [verdicts_in_words(results), above, *said])]

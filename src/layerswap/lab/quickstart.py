@@ -29,11 +29,12 @@ from layerswap.experiment.conditions import (
     grid_plans,
 )
 from layerswap.experiment.evaluator import TEST
+from layerswap.experiment.sections import change_section
 from layerswap.experiment.spec import Grid
 from layerswap.experiment.sweep_page import (
     SweepResult,
     result_sections,
-    sweep_surpassing,
+    sweep_opening,
     write_above,
 )
 from layerswap.experiment.sweeps import run_experiment
@@ -46,8 +47,6 @@ from layerswap.lab.scoring import sweep_correct, sweep_written
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.metadata import command_lines, uses
 from layerswap.report import Report, Section, Table, draw_stack, write_report
-from layerswap.report.delta_map import map_panel
-from layerswap.report.tables import contrasts
 from layerswap.versions import __version__, versions
 
 RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
@@ -258,9 +257,10 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
     libraries = ", ".join(f"{name} {number}" for name, number in versions(*LIBRARIES).items())
     board = outcome.board
     best, alone = (board.intervals[model].mean for model in (board.selected, TASK_EXPERT))
+    name = "A swap" if outcome.zones else f"The {board.selected}"
     return Report(
-        title=f"{_name(outcome, 'A')} answers {best:.1%} of {outcome.language} problems; the task "
-        f"expert {alone:.1%}",
+        title=f"{name} answers {best:.1%} of {outcome.language} problems; the task expert "
+        f"{alone:.1%}",
         lead=_lead(outcome, folder),
         figure=draw_stack(board.best.composition, experts),
         sections=[
@@ -270,12 +270,7 @@ def quickstart_report(outcome: Outcome, folder: Path | None = None) -> Report:
                 table=measures_table(outcome),
             ),
             *result_sections(board),
-            Section(
-                "What fine-tuning changed",
-                "The share of rows of each matrix that are among the 15% that each expert changed "
-                "most, by mean absolute change (paper 1, figure 2). The slider sets that share.",
-                maps=map_panel(outcome.change),
-            ),
+            change_section(outcome.change, "What fine-tuning changed"),
             _limits(outcome),
             _models(outcome),
             Section(
@@ -305,29 +300,17 @@ def measures_table(outcome: Outcome) -> Table:
     )
 
 
-def _name(outcome: Outcome, article: str) -> str:
-    """The selected model in words."""
-    return f"{article} swap" if outcome.zones else f"The {outcome.board.selected}"
-
-
 def _lead(outcome: Outcome, folder: Path | None) -> str:
-    board, scores = outcome.board, outcome.board.intervals
-    best, zones = scores[board.selected], outcome.zones
-    above = sweep_surpassing(board, folder)
-    apart = {str(model): gap for model, gap in board.against(board.selected).items()}
-    return (
-        f"{above}{above and ' '}"
+    scores = outcome.board.intervals
+    experts = (
         f"The task expert has learned word problems in {outcome.source} only, the language expert "
         f"generic {outcome.language} only (both languages are invented). "
-        f"{_name(outcome, 'Their')}{f' ({zones})' if zones else ''} "
-        f"answers {best.mean:.1%} of {best.n:,} unseen {outcome.language} problems. "
-        f"The task expert alone answers {scores[TASK_EXPERT].mean:.1%}, the language expert "
-        f"{scores[LANGUAGE_EXPERT].mean:.1%}, their soup {scores[SOUP].mean:.1%}. "
+        f"The language expert alone answers {scores[LANGUAGE_EXPERT].mean:.1%}, their soup "
+        f"{scores[SOUP].mean:.1%}. "
         f"{str(JOINT).capitalize()} (one model on both data sets, for as many steps as both "
         f"experts) answers {scores[JOINT].mean:.1%}, as recorded when the lab was built."
-        f"\n\nAgainst {'the swap' if zones else 'it'}, with 95% paired intervals: "
-        f"{contrasts(apart)}."
     )
+    return "\n\n".join(sweep_opening(outcome.board, folder, experts))
 
 
 def _models(outcome: Outcome) -> Section:
@@ -338,17 +321,11 @@ def _models(outcome: Outcome) -> Section:
             f" && layerswap merge {' '.join(experts)} --bottom {zones.bottom} --top {zones.top} "
             "--outside blend --out merged"
         )
-    return Section(
-        "Models",
+    text = (
         "The selected model is in merged, beside this page. This command writes the lab's models "
-        f"into lab{', and composes them' if zones else ''}:",
-        command,
-        table=Table(
-            ["name", "checkpoint"],
-            [["base", "lab/base"], ["task expert", "lab/task-1"],
-             ["language expert", f"lab/language-{outcome.language}-1"]],
-        ),
-    )  # fmt: skip
+        f"into lab{', and composes them' if zones else ''}:"
+    )
+    return Section("Models", text, command)
 
 
 def _limits(outcome: Outcome) -> Section:

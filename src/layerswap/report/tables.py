@@ -196,11 +196,6 @@ def best_cells(rows: Sequence[Sequence[Any]], leave: Collection[int] = ()) -> se
     return found
 
 
-def contrasts(differences: Mapping[str, Interval]) -> str:
-    """Paired differences to one reference in words, such as `soup: 3.0 points lower; base: ...`."""
-    return "; ".join(f"{name}: {interval.in_words()}" for name, interval in differences.items())
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows of results.

@@ -40,20 +40,20 @@ from layerswap.experiment.conditions import (
     Condition,
 )
 from layerswap.experiment.sections import (
+    change_section,
     grid_sections,
     score_sections,
     scored,
     side_by_side,
-    surpassing,
 )
 from layerswap.experiment.tables import chosen_on
-from layerswap.experiment.verdict import verdict_in_words, verdicts_in_words
+from layerswap.experiment.verdict import opening, verdict_in_words
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
 from layerswap.merge import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
 from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
-from layerswap.report.delta_map import draw_maps, map_of, map_panel
+from layerswap.report.delta_map import draw_maps, map_of
 from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
@@ -153,31 +153,22 @@ class FinishedSteps:
             if step.kind == kind and step.name in self.records
         }
 
-    @property
-    def verdict(self) -> str:
-        """The road to take, in words."""
-        return verdicts_in_words(self.results.benchmarks)
-
     def report(self) -> Report:
         """The content of the page."""
         left = [step.name for step in self.journal.graph if step.name not in self.records]
-        lead = [
-            self.verdict,
-            study_surpassing(self.results.benchmarks, self.journal.root),
-            selected_in_words(self.results.benchmarks),
-            self.settings.description,
+        results = self.results.benchmarks
+        lead = study_opening(
+            results, self.journal.root, selected_in_words(results), self.settings.description,
             *self._cautions(),
-        ]
-        lead.append(
             "Higher, lower and *: the 95% interval of the paired difference excludes zero. "
-            "Intervals are over documents, not over trainings."
-        )
+            "Intervals are over documents, not over trainings.",
+        )  # fmt: skip
         if left:
             lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
         return Report(
             title=self.settings.name,
-            lead="\n\n".join(line for line in lead if line),
-            figure=_differences(self.results.benchmarks),
+            lead="\n\n".join(lead),
+            figure=_differences(results),
             sections=list(self._sections()),
             colophon=f"layerswap {__version__}.",
         )
@@ -235,12 +226,7 @@ class FinishedSteps:
         for part in self.results.parts:
             yield from self._about(part)
         for language, atlas in self.atlases.items():
-            yield Section(
-                f"What fine-tuning changed, {language}",
-                "Share of rows of each matrix among the 15% of rows that each expert changed "
-                "most, by mean absolute change (paper 1, figure 2). The slider sets the 15%.",
-                maps=map_panel(atlas),
-            )
+            yield change_section(atlas, f"What fine-tuning changed, {language}")
         for evaluated in self.results.benchmarks:
             yield from examples_of(evaluated, self.evaluations[evaluated.language] / RESULTS)
         yield self._asked()
@@ -442,12 +428,12 @@ def selected_in_words(results: Sequence[Compared]) -> str:
     )
 
 
-def study_surpassing(results: Sequence[Compared], root: Path) -> str:
-    """List the models above the selected model in each result, and how to write the first."""
+def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[str]:
+    """`opening` of a study, with the command that writes the first model above."""
     above = (model for result in results for model in result.above)
     best = next((model for model in above if model.method not in BASELINES), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
-    return surpassing(results, written=best, command=command)
+    return opening(results, *said, written=best, command=command)
 
 
 def _differences(results: Sequence[Compared]) -> Drawing | None:
