@@ -26,7 +26,13 @@ from layerswap.experiment.conditions import (
     TRANSLATE_TEST,
     finished,
 )
-from layerswap.experiment.verdict import verdict_facts, verdict_in_words, verdicts_in_words
+from layerswap.experiment.results import Results
+from layerswap.experiment.verdict import (
+    opening,
+    verdict_facts,
+    verdict_in_words,
+    verdicts_in_words,
+)
 
 TOPICS = {
     "sport": "mchezo mpira timu bao kocha", "health": "daktari hospitali dawa ugonjwa afya",
@@ -251,3 +257,10 @@ def test_a_model_with_one_answer_and_labels_that_development_lacks_are_cautions(
     assert found(labels=other)[1].startswith("The development documents of news, sw have no label")
     constant = np.full(600, "sport")
     assert found(labels=constant) == []
+    lacking = study(200, task=0.6, swap=0.7)
+    constant = Classified(lacking.classified[DEFAULT].labels, np.full((1, 100), "sport"))
+    one = replace(lacking, classified={"merged": constant, "commonest label": constant})
+    said = ("One answer to at least 95% of the test documents of news, sw, whatever they ask: "
+            "merged.")  # fmt: skip
+    assert Results([one], ["merged"], ["a note"]).said[:2] == ["a note", said]
+    assert opening([replace(one, selected="merged", scores={})]) == [said]

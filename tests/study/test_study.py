@@ -910,7 +910,7 @@ def test_checkpoints_that_were_not_selected_can_be_deleted(folder, tmp_path):
     assert left == {journal.folder("select/task").parent / one for one in chosen}
     assert not [path for run in runs for path in run.rglob("optimizer*")]
     found = compare([tmp_path / "out"], models=["joint training", "0-0: swap, default"])
-    assert {row[1] for row in found.rows} == {"nela", "basu"}
+    assert {by.language for by in found.results} == {"nela", "basu"}
     joint = journal.folder("both/nela/joint") / "expert"
     assert {path.parent for path in joint.rglob("*.safetensors")} == {joint}
     shutil.rmtree(journal.folder("select/task"))

@@ -120,7 +120,7 @@ def evaluate(
         open_store=partial(output.answer_progress, "evaluating"),
         **settings.model_dump(exclude_unset=True),
     )  # fmt: skip
-    scores, notes = [*done.records()], [f"note: {note}" for note in done.notes]
+    scores, notes = [*done.records()], [f"note: {note}" for note in done.said]
     lines: list[object] = [evaluation_table(scores), *notes, f"wrote {done.folder}"]
     facts = {"scores": scores, "identified": [*done.notes], "folder": str(done.folder)}
     output.finish("eval", facts, lines)
@@ -155,6 +155,6 @@ def compare(
             lines += [*table.latex().split("\n"), ""]
         else:
             lines += [*table.markdown().split("\n"), "", table.caption, ""]
-    for note in compared.notes:
+    for note in compared.said:
         output.log(f"note: {note}")
     output.finish("compare", answered.comparison_facts(compared), lines[:-1])

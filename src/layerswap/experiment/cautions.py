@@ -48,7 +48,7 @@ def cautions_on(result: Compared) -> list[Caution]:
     found = []
     constant = [
         str(model) for model, answers in result.classified.items()
-        if getattr(model, "method", None) not in BASELINES
+        if getattr(model, "method", str(model).partition(",")[0]) not in BASELINES
         and _most(answers.predicted) >= NEARLY_ALL > _most(answers.labels)
     ]  # fmt: skip
     if constant:

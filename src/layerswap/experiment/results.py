@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.statistics import Interval, holm, paired_bootstrap_p
+from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared, Model
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ class Results:
     models: Sequence[str]
     notes: Sequence[str] = ()
     folder: Path | None = None
+
+    @property
+    def said(self) -> list[str]:
+        """The notes and the cautions."""
+        return [*self.notes, *(str(one) for by in self.results for one in cautions_on(by))]
 
     @property
     def by_benchmark(self) -> list[list[Compared]]:

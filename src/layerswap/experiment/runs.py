@@ -75,7 +75,7 @@ def comparison_facts(compared: Results) -> dict[str, Any]:
              "against": [mean(same, name, names[0]) for name in names]}
             for same in compared.by_benchmark if len(same) > 1
         ],
-        "notes": compared.notes,
+        "notes": compared.said,
     }  # fmt: skip
 
 

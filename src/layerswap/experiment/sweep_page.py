@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from layerswap.compose import Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, Measure, under, write_answers
-from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     CHOSEN,
@@ -179,7 +178,7 @@ def lead(board: SweepResult, folder: Path | None = None) -> str:
         f"documents. On {score.n} other documents, {' '.join(board.measure[:2])} is "
         f"{scored(score, board.unit)}."
     )
-    return " ".join(sweep_opening(board, folder, selected, *map(str, cautions_on(board))))
+    return " ".join(sweep_opening(board, folder, selected))
 
 
 def sweep_opening(board: SweepResult, folder: Path | None, *said: str) -> list[str]:

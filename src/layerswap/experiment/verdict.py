@@ -109,8 +109,9 @@ def opening(
 ) -> list[str]:
     """The paragraphs that every report begins with.
 
-    The road, the models above the selected ones, and sentences of the report's own. `command`
-    writes the model `written`.
+    The road, the models above the selected ones, sentences of the report's own, and cautions.
+    `command` writes the model `written`.
     """
     above = surpassing(results, written=written, command=command)
-    return [*filter(None, [verdicts_in_words(results), above, *said])]
+    cautions = [str(caution) for result in results for caution in cautions_on(result)]
+    return [*filter(None, [verdicts_in_words(results), above, *said]), *cautions]

@@ -26,7 +26,6 @@ from layerswap.experiment.benchmarks import (
     study_results,
     test_documents,
 )
-from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     BASE,
@@ -176,8 +175,6 @@ class FinishedSteps:
     def _cautions(self) -> Iterator[str]:
         """Cautions on the data and the answers, such as contaminated data."""
         yield from self.settings.cautions
-        for result in self.results.benchmarks:
-            yield from map(str, cautions_on(result))
         for name, training in self.trainings.items():
             for data in training["data"]:
                 for items, count in data.get("contaminated", {}).items():
