@@ -28,7 +28,7 @@ def test_every_composition_has_its_own_answers(tmp_path):
     assert found.keys() == outer.recipes(8).keys()
     alone = ls.evaluate([task, language], suite="masakhanews", language="sw", data=tmp_path,
                         out=tmp_path / "alone", dtype="float32", device="cpu")  # fmt: skip
-    scores = {row["model"]: row["score"] for row in alone.scores if row["metric"] == "acc"}
+    scores = {row["model"]: row["score"] for row in alone.records() if row["metric"] == "acc"}
     for name, folder in ((outer.TASK, task), (outer.LANGUAGE, language)):
         assert len(found[name]) == len(ROWS)  # the test split alone
         assert np.isclose(found[name].mean(), scores[folder.name])

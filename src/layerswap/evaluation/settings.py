@@ -18,9 +18,9 @@ from layerswap.ground.strict import Extended
 from layerswap.ground.types import Log
 from layerswap.ground.yaml_file import validate
 
-PROMPTS = ("apply_chat_template", "think", "system_instruction", "fewshot_as_multiturn",
-           "gen_kwargs")  # fmt: skip
-"""The settings of prompts that are recorded with each answer, beside the number of examples."""
+PROMPTS = ("num_fewshot", "apply_chat_template", "think", "system_instruction",
+           "fewshot_as_multiturn", "gen_kwargs")  # fmt: skip
+"""The settings of prompts that are recorded with each answer, in the order of earlier runs."""
 
 
 class Asked(Extended, AskedFields):
