@@ -635,6 +635,20 @@ def test_choices_that_lm_eval_reads_as_something_else_are_refused(tmp_path, labe
         harness.load_tasks(["own"], include=[tmp_path])
 
 
+def test_a_seed_draws_other_exemplars_and_is_recorded(world):
+    def asked(**settings):
+        (result,) = evaluated(world, names=["maembe_choose"],
+                              settings=Asked(num_fewshot=2, **settings))  # fmt: skip
+        samples = result["samples"]["maembe_choose"]
+        return [sample["arguments"][0][0] for sample in samples], samples[0]["prompts"]
+
+    usual, how = asked()
+    assert (usual, how) == asked(fewshot_seed=1234)
+    other, said = asked(fewshot_seed=7)
+    assert usual != other
+    assert (how, said) == ("num_fewshot=2", "num_fewshot=2, fewshot_seed=7")
+
+
 def test_a_document_is_known_by_its_text_in_every_prompt():
     class Task:
         def __init__(self, shots):

@@ -16,6 +16,7 @@ class AskedFields:
         include FOLDER: Folder with YAML files of more lm-eval tasks. Repeatable.
         limit: Number of documents per task, drawn in proportion to their labels.
         num_fewshot --num-fewshot,--shots: Examples per prompt. (default: the task's)
+        fewshot_seed: Seed by which examples are drawn, where a task draws them.
         apply_chat_template: Write prompts with the tokenizer's chat template.
         think: Let the template think. With cut, only the text after the thought is scored.
             (default: the template's)
@@ -33,6 +34,7 @@ class AskedFields:
     include: list[str] = []
     limit: int | None = None
     num_fewshot: int | None = None
+    fewshot_seed: int = 1234  # lm-eval's own
     apply_chat_template: bool | str = False  # a text names one of several templates
     think: Literal["on", "off", "cut"] | None = None
     system_instruction: str | None = None

@@ -53,8 +53,6 @@ from layerswap.versions import install
 
 Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""
-FEWSHOT_SEED = 1234
-"""lm-eval's own default for drawing few-shot examples."""
 Samples = Mapping[str, Sequence[int]]
 """Positions of the documents to evaluate on, by task."""
 
@@ -138,7 +136,7 @@ def load_tasks(
             task.set_config(key="num_fewshot", value=prompts.num_fewshot)
         elif default is None:
             task.set_config(key="num_fewshot", value=0)
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        task.set_fewshot_seed(seed=prompts.fewshot_seed)
         _check_exemplars(name, task)
         _check_answers(name, task)
         written_metrics(name, task)

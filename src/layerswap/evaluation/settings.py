@@ -19,14 +19,14 @@ from layerswap.ground.types import Log
 from layerswap.ground.yaml_file import validate
 
 PROMPTS = ("num_fewshot", "apply_chat_template", "think", "system_instruction",
-           "fewshot_as_multiturn", "gen_kwargs")  # fmt: skip
+           "fewshot_as_multiturn", "gen_kwargs", "fewshot_seed")  # fmt: skip
 """The settings of prompts that are recorded with each answer, in the order of earlier runs."""
 
 
 class Asked(Extended, AskedFields):
     """`AskedFields`, checked: every evaluation of a command, a sweep or a study holds them."""
 
-    new_fields = frozenset({"think", "batch_size"})
+    new_fields = frozenset({"think", "batch_size", "fewshot_seed"})
     fewest: ClassVar[int] = 1  # documents
 
     @field_validator("tasks")
