@@ -257,6 +257,9 @@ def test_a_model_with_one_answer_and_labels_that_development_lacks_are_cautions(
     assert found(labels=other)[1].startswith("The development documents of news, sw have no label")
     constant = np.full(600, "sport")
     assert found(labels=constant) == []
+    assert [str(one) for one in cautions_on(study(90, task=0.6, swap=0.7))] == [
+        "Only 45 development documents of news, sw choose: others may choose another model."
+    ]
     lacking = study(200, task=0.6, swap=0.7)
     constant = Classified(lacking.classified[DEFAULT].labels, np.full((1, 100), "sport"))
     one = replace(lacking, classified={"merged": constant, "commonest label": constant})

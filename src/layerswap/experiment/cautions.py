@@ -10,6 +10,8 @@ import numpy as np
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import BASELINES
 
+FEW = 50
+"""Development documents below which a choice is named."""
 NEARLY_ALL = 0.95
 """Share of documents with one answer from which a model is named."""
 
@@ -20,11 +22,12 @@ class Caution:
 
     Attributes:
         kind: what is wrong.
-        names: the models that give one answer, or the labels that are missing.
+        names: the models that give one answer, the labels that are missing, or the number of
+            documents.
         heading: the benchmark and the language.
     """
 
-    kind: Literal["one answer", "some labels", "all labels"]
+    kind: Literal["one answer", "some labels", "all labels", "few documents"]
     names: tuple[str, ...]
     heading: str
 
@@ -41,6 +44,9 @@ class Caution:
             case "all labels":
                 return (f"The development documents{where} have no label of the test: what they "
                         "choose and teach says nothing about it.")  # fmt: skip
+            case "few documents":
+                return (f"Only {names} development documents{where} choose: others may choose "
+                        "another model.")  # fmt: skip
 
 
 def cautions_on(result: Compared) -> list[Caution]:
@@ -61,6 +67,8 @@ def cautions_on(result: Compared) -> list[Caution]:
                 "all labels" if len(missing) == len(labels) else "some labels"
             )
             found.append(Caution(kind, missing, result.heading))
+    if 0 < result.choice.count < FEW:
+        found.append(Caution("few documents", (str(result.choice.count),), result.heading))
     return found
 
 
