@@ -56,10 +56,9 @@ def test_documents_pair_by_what_they_ask(tmp_path):
     assert "compared on the 4 documents that all models have; a 6, b 4" in found.notes[0]
 
 
-@pytest.mark.parametrize("fields", [{}, {"document_hash": "", "prompts": ""}])
-def test_documents_with_other_right_answers_are_refused(tmp_path, fields):
+def test_documents_with_other_right_answers_are_refused(tmp_path):
     changed = [replace(row, target="no") if row.document < 2 else row
-               for row in answers("b", [1] * 6, **fields)]  # fmt: skip
+               for row in answers("b", [1] * 6)]  # fmt: skip
     with pytest.raises(EvaluationError, match=r"^t: the right answers to \d of 6 documents differ"):
         compared(tmp_path, FIRST, changed)
 
@@ -69,10 +68,7 @@ def test_documents_with_other_right_answers_are_refused(tmp_path, fields):
     [({"prompts": "num_fewshot=0, apply_chat_template='5a2b'"},
       "t: the models were asked differently: a by num_fewshot=0, filter='none'; "
       "b by num_fewshot=0, apply_chat_template='5a2b', filter='none'"),
-     ({"filter": "strict"}, "b by num_fewshot=0, filter='strict'"),
-     ({"document_hash": "", "prompts": "", "question": "<user> question"},
-      "paired by position, because an earlier version wrote the answers"),
-     ({"document_hash": "", "prompts": ""}, "")],
+     ({"filter": "strict"}, "b by num_fewshot=0, filter='strict'")],
 )  # fmt: skip
 def test_answers_to_other_prompts_have_a_note(tmp_path, fields, note):
     found, differences = compared(tmp_path, FIRST, [replace(row, **fields) for row in SECOND])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.harness import (
     evaluate,
     labels_of,
@@ -29,7 +30,15 @@ TEST: Final = "test"
 
 
 class Evaluator:
-    """Scores compositions of a sweep on its tasks."""
+    """Scores compositions of a sweep on its tasks; the lab asks its own questions.
+
+    Attributes:
+        sweep: the models in memory.
+        members: the number of each in the sweep.
+    """
+
+    sweep: Sweep
+    members: Mapping[Condition, int]
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ _Row = tuple[str, str, str]
 
 
 _Documents = dict[tuple[str, int], Answer]
-"""By hash and its repetition; without hashes by task and position."""
+"""By hash and its repetition."""
 
 
 def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]], set[str]]:
@@ -106,11 +106,8 @@ def _documents(runs: Sequence[Path]) -> tuple[dict[str, dict[_Row, _Documents]],
         documents.setdefault(_row(score), {})[place] = score
         if score.condition.zones is not None:
             flattered.add(score.model)
-    tables = [rows for places in read.values() for rows in places.values()]
-    by_position = {row for rows in tables for row, by in rows.items()
-                   if not all(answer.document_hash for answer in by.values())}  # fmt: skip
-    for rows in tables:
-        rows |= {row: _by_hash(rows[row]) for row in rows.keys() - by_position}
+    for rows in (rows for places in read.values() for rows in places.values()):
+        rows |= {row: _by_hash(documents) for row, documents in rows.items()}
     by_model: dict[str, dict[_Row, _Documents]] = {}
     folders = _names([*dict.fromkeys(runs)])
     for name, places in read.items():
@@ -143,7 +140,7 @@ def _names(runs: Sequence[Path]) -> dict[Path, str]:
 def _by_hash(documents: _Documents) -> _Documents:
     """Key documents by the hash of their text; equal texts are numbered by right answer."""
     ordered = sorted(documents.values(), key=lambda a: (a.target, a.task, a.document))
-    equal = grouped(ordered, lambda answer: answer.document_hash)
+    equal = grouped(ordered, lambda a: a.document_hash or f"{a.task} {a.document}")
     return {(text, n): answer for text, same in equal.items() for n, answer in enumerate(same)}
 
 
@@ -160,12 +157,6 @@ def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> 
             raise EvaluationError(
                 f"{where}: the right answers to {other:,} of {len(common):,} documents differ "
                 f"between {first} and {name}; evaluate both on one version of the test"
-            )
-        if any(a.question != b.question and not a.document_hash == b.document_hash != ""
-               for a, b in pairs):  # fmt: skip
-            yield (
-                f"{where}: the documents of {first} and {name} are paired by position, because an "
-                "earlier version wrote the answers; check that both had the same test file"
             )
         how = {f"{a.prompts}, filter={a.filter!r}" for a in by[row].values() if a.prompts}
         ways |= {name: " and ".join(sorted(how))} if how else {}
@@ -212,7 +203,8 @@ def _compared(
     common = _common(scores.values(), row)
     if not common:
         raise EvaluationError(
-            f"{' '.join(row)}: the models share no document; their test files or prompts differ"
+            f"{' '.join(row)}: the models share no document; their test files differ, or an "
+            "earlier version wrote some answers"
         )
     answered = {name: by[row] for name, by in scores.items() if row in by}
     return Compared.of(

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import paired_difference
-from layerswap.experiment.answers import Answer, Measure, Values, under, values_of
+from layerswap.experiment.answers import Answer, Values, under, values_of
 from layerswap.experiment.baselines import answers_of_baselines, baselines_of
 from layerswap.experiment.compare import (
     NOT_SAVED,
@@ -43,9 +43,6 @@ from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
 from layerswap.merge import Plan, make_plan
-
-if TYPE_CHECKING:
-    from layerswap.engine.sweep import Sweep
 
 Composed = Plan | Recipe | PathLike
 """A composition of checkpoints: a plan, a recipe, or the path of a recipe file."""
@@ -159,28 +156,8 @@ def sweep_plans(
     return run_experiment(documents, candidates, others, screen=spec.screen, log=log)
 
 
-class Scorer(Protocol):
-    """Documents on which the compositions of a sweep are scored."""
-
-    @property
-    def sweep(self) -> Sweep:
-        """The models in memory."""
-
-    @property
-    def members(self) -> Mapping[Condition, int]:
-        """The number of each condition in the sweep."""
-
-    def rows(
-        self, split: str, conditions: Sequence[Condition], *, first: int | None = None
-    ) -> list[Answer]:
-        """Scores compositions on a split, or on the `first` documents of each task."""
-
-    def measure(self, rows: Sequence[Answer]) -> Measure:
-        """Returns the measure that chooses."""
-
-
 def run_experiment(
-    documents: Scorer,
+    documents: Evaluator,
     candidates: Mapping[Condition, Plan],
     others: Mapping[Condition, Plan],
     *,
@@ -242,7 +219,7 @@ def _default(
 
 
 def _scored(
-    documents: Scorer,
+    documents: Evaluator,
     candidates: Sequence[Condition],
     default: Condition | None,
     rivals: Sequence[Condition],

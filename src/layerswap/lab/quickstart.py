@@ -28,7 +28,7 @@ from layerswap.experiment.conditions import (
     contenders,
     grid_plans,
 )
-from layerswap.experiment.evaluator import TEST
+from layerswap.experiment.evaluator import TEST, Evaluator
 from layerswap.experiment.sections import change_section
 from layerswap.experiment.spec import Grid
 from layerswap.experiment.sweep_page import (
@@ -67,7 +67,7 @@ MEASURE = ("exact_match", "greedy")
 """Metric and filter of all answers."""
 
 
-class LabQuestions:
+class LabQuestions(Evaluator):
     """The lab's questions as documents: the task in the target language decides, all measures test.
 
     Texts are written for the first test problems alone.
@@ -85,8 +85,9 @@ class LabQuestions:
         return "task_target", *MEASURE
 
     def rows(
-        self, split: Any, conditions: Sequence[Condition], *, first: int | None = None
-    ) -> list[Answer]:
+        self, split: Any, conditions: Sequence[Condition], *, first: int | None = None,
+        quiet: bool = False,
+    ) -> list[Answer]:  # fmt: skip
         """Scores compositions on the questions of a split, and writes texts on the test split."""
         members = [self.members[condition] for condition in conditions]
         rows: list[Answer] = []

@@ -14,7 +14,7 @@ from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
 from layerswap.new.inputs import Inputs, Request, check_request
 from layerswap.new.machine import check_disk, measure, memory_gb
-from layerswap.new.study import Settings, expert, render, write_files
+from layerswap.new.study import Settings, expert, render, write_data, write_study
 from layerswap.new.tasks import Task, found_in, found_in_test
 from layerswap.study.estimate import BATCH, Measured, StudyCosts, cost_study, write_speed
 from layerswap.study.plan import plan_study
@@ -64,6 +64,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     target = request.folder.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(target, marker="study.yaml") as folder:
+        write_data(inputs, folder)
         settings, costs, words = _fitting(inputs, folder)
         check_disk(target, costs.disk_gb)
         log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
@@ -130,7 +131,7 @@ def _planned(
     inputs: Inputs, settings: Settings, folder: Path, speed: Measured | None = None
 ) -> tuple[StudyCosts, dict[str, Any]]:
     """Write the study, check it as `study run` does, and estimate its costs."""
-    words = write_files(inputs, settings, folder)
+    words = write_study(inputs, settings, folder)
     for name in ("trial", "study") if inputs.request.trial else ("study",):
         spec = read_study(folder / f"{name}.yaml")
         graph = plan_study(spec, folder)

@@ -46,8 +46,8 @@ def expert(inputs: Inputs, settings: Settings) -> dict[str, Any]:
             "hyperparameters": _hyperparameters(inputs, settings)[0]}  # fmt: skip
 
 
-def write_files(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
-    """Write everything but the README into a folder beside the final one; returns its words."""
+def write_data(inputs: Inputs, folder: Path) -> None:
+    """Write the mixes, the benchmarks and the documents, which depend on no setting."""
     for name in ("mixes", "benchmarks", "data"):
         (folder / name).mkdir(exist_ok=True)
     if isinstance(inputs.task, Task):
@@ -61,6 +61,10 @@ def write_files(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, A
         if language.labelled:
             name = f"{inputs.task_name}-{language.code}-labels"
             _write_task(inputs, language.labelled, folder, name, labels=True)
+
+
+def write_study(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
+    """Write the study and its trial; returns the words of its README."""
     words = _words(inputs, settings, folder)
     (folder / "study.yaml").write_bytes(render("study.yaml", {**words, "few": None}).encode())
     if inputs.request.trial:

@@ -21,7 +21,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -189,7 +189,20 @@ def parts_of(suite: str) -> tuple[TaskPart, ...]:
         if suite not in known:
             raise EvaluationError(f"no suite {suite!r}{nearest(suite, known)}")
         path = Path(__file__).parent / f"{suite}.yaml"
-    data, lines = parse_yaml(read_text(path), str(path))
+    whole = _read_suite(path, read_text(path))
+    if isinstance(whole, TaskPart):
+        return (whole,)
+    return tuple(
+        TaskPart(part.benchmark, shots, part.file)
+        for name, shots in whole.benchmarks.items()
+        for part in parts_of(str(path.parent / name) if name.endswith(".yaml") else name)
+    )
+
+
+@lru_cache(maxsize=64)
+def _read_suite(path: Path, text: str) -> TaskPart | Suite:
+    """Read a file, which is asked for again while a study is planned."""
+    data, lines = parse_yaml(text, str(path))
     if isinstance(data, dict) and ("like" in data or {"base", "evaluate"} <= set(data)):
         raise EvaluationError(
             f"{path}: is a study, not a suite or a benchmark; run it by `layerswap study run`, or "
@@ -200,14 +213,9 @@ def parts_of(suite: str) -> tuple[TaskPart, ...]:
         benchmark = validate(Benchmark, data, where=str(path), expected=expected, lines=lines)
         named = benchmark.model_copy(update={"name": benchmark.name or path.stem})
         shipped = path.parent == Path(__file__).parent
-        return (TaskPart(named, named.shots, None if shipped else path),)
+        return TaskPart(named, named.shots, None if shipped else path)
     expected = "a suite is a mapping with `benchmarks`"
-    whole = validate(Suite, data, where=str(path), expected=expected, lines=lines)
-    return tuple(
-        TaskPart(part.benchmark, shots, part.file)
-        for name, shots in whole.benchmarks.items()
-        for part in parts_of(str(path.parent / name) if name.endswith(".yaml") else name)
-    )
+    return validate(Suite, data, where=str(path), expected=expected, lines=lines)
 
 
 @cache
