@@ -397,11 +397,17 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
     ("changed", "said"),
     [
         (["--tasks", "own_chose"], "no task 'own_chose'; did you mean 'own_choose'?"),
-        (["--tasks", "own_choose", "--suite", "mgsm"], "give either --tasks or --suite"),
-        (["--tasks", "own_choose", "--language", "sw"], "--language and --data belong to --suite"),
+        (
+            ["--tasks", "own_choose", "--suite", "mgsm"],
+            "give either tasks or a suite (--tasks, --suite)",
+        ),
+        (
+            ["--tasks", "own_choose", "--language", "sw"],
+            "language and data (--data) belong to a suite",
+        ),
         (["--tasks", "own_choose", "--apply-chat-template"], "has no chat template to apply"),
         (["--tasks", "own_choose", "--gen-kwargs", "nonsense"], "gen_kwargs"),
-        (["--suite", "mgsm"], "--suite needs --language"),
+        (["--suite", "mgsm"], "a suite needs a language (--language)"),
         (
             ["--tasks", "own_choose", "--engine", "hf", "--engine-args", "max_model_len=256"],
             "needs the engine vllm",

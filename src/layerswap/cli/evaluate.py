@@ -9,7 +9,6 @@ from typer import Option
 
 from layerswap.cli import commands, options, output
 from layerswap.evaluation.suites import suite_names
-from layerswap.ground.errors import RecipeError
 
 
 def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> None:
@@ -71,20 +70,6 @@ class SuiteOptions(commands.OptionGroup):
     answer_text: list[str] | None = None
     data: Path | None = None
 
-    def check(self, tasks: list[str]) -> None:
-        """Refuse suite options with tasks, task options with a suite, and no task."""
-        if (self.suite is None) == (not tasks):
-            raise RecipeError("give either --tasks or --suite")
-        if self.suite is not None and not self.language:
-            raise RecipeError("--suite needs --language")
-        if self.suite is None and (self.language or self.data):
-            raise RecipeError("--language and --data belong to --suite; tasks have their own")
-        if self.suite is not None and self.answer_language:
-            raise RecipeError("--answer-language belongs to --tasks; a suite knows its languages")
-        if self.answer_text and not self.answer_language:
-            raise RecipeError("--answer-text belongs to --answer-language")
-        options.refuse_checkpoint("--language", self.language, takes="a language code or name")
-
 
 def evaluate(
     models: list[str],
@@ -111,7 +96,7 @@ def evaluate(
     from layerswap.experiment.tables import evaluation_table
 
     settings = evaluation.settings()
-    asked.check(settings.tasks)
+    options.refuse_checkpoint("--language", asked.language, takes="a language code or name")
     done = evaluations.evaluate(
         models, suite=asked.suite, language=asked.language or (), data=asked.data,
         answer_language=asked.answer_language or "",

@@ -85,10 +85,15 @@ def evaluate(
     settings |= {"tasks": listed(tasks), "include": list(map(str, folders))}
     checked = validate(EvaluationSettings, settings, where="evaluate", expected="settings by name")
     names, languages, out = checked.tasks, listed(language), Path(out)
-    if (suite is None) == (not names):
-        raise RecipeError("give either tasks or a suite")
-    if suite is not None and not languages:
-        raise RecipeError("a suite needs a language")
+    for mistaken, why in (
+        ((suite is None) == (not names), "give either tasks or a suite (--tasks, --suite)"),
+        (suite is not None and not languages, "a suite needs a language (--language)"),
+        (suite is None and (languages or data), "language and data (--data) belong to a suite"),
+        (suite is not None and answer_language, "--answer-language belongs to tasks"),
+        (answer_texts and not answer_language, "--answer-text belongs to --answer-language"),
+    ):
+        if mistaken:
+            raise RecipeError(why)
     need_extras("evaluating", "eval")
     speaks: str | Speaks | None = None
     identified: list[str] = []

@@ -19,9 +19,12 @@ from layerswap.new.tasks import Task, found_in, found_in_test
 from layerswap.study.estimate import BATCH, Measured, StudyCosts, cost_study, write_speed
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
-from layerswap.study.spec import read_study
+from layerswap.study.spec import StudySpec, read_study
+from layerswap.study.steps import Graph
 from layerswap.versions import need_extras
 
+Planned = tuple[StudySpec, Graph]
+"""A study, and its steps."""
 HOUR = 1.0
 """Longest study that trains three seeds by default."""
 SEEDS = 3
@@ -65,9 +68,10 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(target, marker="study.yaml") as folder:
         write_data(inputs, folder)
-        settings, costs, words = _fitting(inputs, folder)
+        settings, planned, costs = _fitting(inputs, folder)
         check_disk(target, costs.disk_gb)
         log(f"measuring {request.base} on {inputs.device}: some training steps on your data")
+        before = settings
         settings, speed = _measured(inputs, settings, partial(_look, inputs, found, log))
         ways = ["the experts are LoRA adapters"] * settings.lora
         if settings.rows < BATCH:
@@ -76,10 +80,13 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
         if ways:
             log(f"memory is short: {'; '.join(ways)}")
         write_speed(speed, folder)
-        costs, words = _planned(inputs, settings, folder, speed)
+        if settings != before:
+            planned = _planned(inputs, settings, folder)
+        costs = cost_study(*planned, speed)
         if request.seeds is None and sum(costs.hours.values()) > HOUR:
             settings = settings._replace(seeds=1)
-            costs, words = _planned(inputs, settings, folder, speed)
+            costs = cost_study(*_planned(inputs, settings, folder), speed)
+        words = write_study(inputs, settings, folder)  # with the cautions of the measurement
         proofs = [{"code": language.code, "name": language.name,
                    "proof": _proof(inputs, language.code)}
                   for language in inputs.languages]  # fmt: skip
@@ -114,29 +121,28 @@ def _look(inputs: Inputs, found: list[str], log: Log, model: Any, tokenizer: Any
                 inputs.cautions.append(f"{found[-1]}.")
 
 
-def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, StudyCosts, dict[str, Any]]:
+def _fitting(inputs: Inputs, folder: Path) -> tuple[Settings, Planned, StudyCosts]:
     """Full fine-tuning if memory allows it, else LoRA."""
     free, seeds = memory_gb(inputs.device), inputs.request.seeds or SEEDS
     for settings in (Settings(seeds, lora=False), Settings(seeds, lora=True)):
-        costs, words = _planned(inputs, settings, folder)
+        planned = _planned(inputs, settings, folder)
+        costs = cost_study(*planned)
         if ROOM * costs.memory_gb <= free:
-            return settings, costs, words
+            return settings, planned, costs
     raise StudyError(
         f"--base {inputs.request.base}: needs {ROOM * costs.memory_gb:,.1f} GB of memory with LoRA "
         f"and {free:,.1f} GB are free; choose a smaller base or another machine"
     )
 
 
-def _planned(
-    inputs: Inputs, settings: Settings, folder: Path, speed: Measured | None = None
-) -> tuple[StudyCosts, dict[str, Any]]:
-    """Write the study, check it as `study run` does, and estimate its costs."""
-    words = write_study(inputs, settings, folder)
+def _planned(inputs: Inputs, settings: Settings, folder: Path) -> Planned:
+    """Write the study, and check it as `study run` does."""
+    write_study(inputs, settings, folder)
     for name in ("trial", "study") if inputs.request.trial else ("study",):
         spec = read_study(folder / f"{name}.yaml")
         graph = plan_study(spec, folder)
         check_plan(graph)
-    return cost_study(spec, graph, speed), words
+    return spec, graph
 
 
 def _proof(inputs: Inputs, code: str) -> str:

@@ -19,7 +19,7 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.spec import Grid
 from layerswap.ground.strict import Strict
-from layerswap.study.spec import Compared
+from layerswap.study.spec import Contenders
 
 REGIMES = {"": "", "LoRA": "lora-"}
 """Regimes of training, and prefixes of the names of their steps."""
@@ -53,7 +53,7 @@ class Variant(Strict):
     language: str | None = None
 
 
-class LanguageModels(Compared):
+class LanguageModels(Contenders):
     """Settings of the models of one language."""
 
     language: str

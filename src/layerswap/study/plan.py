@@ -43,7 +43,7 @@ from layerswap.study.mixes import DataStep
 from layerswap.study.spec import (
     TASK,
     Benchmarks,
-    Compared,
+    Contenders,
     Experts,
     Finish,
     StepKind,
@@ -274,7 +274,7 @@ class _Planner:
         languages = {variant: step.name for variant, step in of_language.items()}
         step = EvaluateStep(
             language=language, base=self.base, kinds=kinds, grid=grid, evaluate=asked,
-            **{name: getattr(spec, name) for name in Compared.model_fields},
+            **{name: getattr(spec, name) for name in Contenders.model_fields},
             both=[BothTrained(condition=condition, step=joint.name)
                   for condition, joint in joints.items()],
             variants=[

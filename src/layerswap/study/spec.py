@@ -248,7 +248,7 @@ class StudyResources(Strict):
         return usual.model_copy(update=given)
 
 
-class Compared(Strict):
+class Contenders(Strict):
     """Settings of the models that a study compares; `StudySpec` describes them."""
 
     pairs: Literal["all", "same"] = "all"
@@ -266,7 +266,7 @@ class Compared(Strict):
     dtype: Literal[DTYPES] | None = None  # type: ignore[valid-type]
 
 
-class StudySpec(Compared):
+class StudySpec(Contenders):
     """A whole study.
 
     Attributes:
