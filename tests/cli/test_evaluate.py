@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from typer.main import get_command
 
+from layerswap.cli import app
+from layerswap.evaluation.asked import AskedFields
+from layerswap.evaluation.settings import Asked
 from layerswap.experiment.answers import kept_answers, read_answers
+from layerswap.experiment.spec import SweepSpec
+from layerswap.study.spec import EvaluationSpec, Experts
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -420,3 +426,15 @@ def test_mistakes_about_tasks_are_one_line(layerswap, models, own, tmp_path, cha
     )
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+def test_every_setting_of_an_evaluation_is_an_option_and_a_key():
+    """Of `eval`, of checkpoint selection, of a sweep and of a study, from one class."""
+    root = get_command(app)
+    commands = root.commands["eval"], root.commands["analyse"].commands["select"]
+    offered = [{param.name: param for param in command.params} for command in commands]
+    for name in AskedFields.__annotations__:
+        assert all(params[name].help for params in offered), name
+        assert all(name in kind.model_fields for kind in (SweepSpec, EvaluationSpec, Asked)), name
+    assert Experts.model_fields["by"].annotation is Asked
+    assert {"--num-fewshot", "--shots"} == set(offered[0]["num_fewshot"].opts)
