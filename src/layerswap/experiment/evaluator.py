@@ -18,7 +18,7 @@ from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.experiment.answers import Answer, Measure, answers_to
 from layerswap.experiment.compare import split_documents
 from layerswap.experiment.conditions import Condition
-from layerswap.experiment.spec import Choice, SweepSettings
+from layerswap.experiment.spec import ChooseBy, SweepSettings
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log
 from layerswap.ground.yaml_file import nearest
@@ -88,7 +88,7 @@ class Evaluator:
 
     def check_choice(self, condition: Condition) -> None:
         """Refuses a wrong `choose_by` before all are asked."""
-        if self.spec.choose_by != Choice():
+        if self.spec.choose_by != ChooseBy():
             self.measure(self.rows(DEVELOPMENT, [condition], first=1, quiet=True))
 
     def measure(self, rows: Sequence[Answer]) -> Measure:
@@ -96,7 +96,7 @@ class Evaluator:
         fitting = list(dict.fromkeys((row.task, row.metric, row.filter) for row in rows))
         if not fitting:
             raise EvaluationError("choose_by: the tasks have no score of a single document")
-        for i, key in enumerate(Choice.model_fields):
+        for i, key in enumerate(ChooseBy.model_fields):
             wanted = getattr(self.spec.choose_by, key)
             known = list(dict.fromkeys(measure[i] for measure in fitting))
             if wanted is not None and wanted not in known:

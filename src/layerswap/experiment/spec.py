@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
@@ -55,7 +55,7 @@ class Grid(Strict):
         return {size.name: getattr(self, size.name) for size in fields(Zones)}
 
 
-class Choice(Strict):
+class ChooseBy(Strict):
     """The score that the best composition is chosen by; the tasks' first score by default."""
 
     task: str | None = None
@@ -77,7 +77,7 @@ class SweepSettings(EvaluationSettings):
     `limit` is the largest number of documents of a task, both splits together.
     """
 
-    choose_by: Choice = Choice()
+    choose_by: ChooseBy = ChooseBy()
     screen: Screen | None = None
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
     # Share of each task's documents that compositions are chosen on; the others are for the report.
@@ -85,17 +85,12 @@ class SweepSettings(EvaluationSettings):
     seed: Annotated[int, Field(ge=0)] = 0  # of the split
     device: str = "cpu"
 
-    @field_validator("engine")
-    @classmethod
-    def _together(cls, engine: str) -> str:
-        if engine != "sweep":
-            raise ValueError("a sweep has the engine `sweep`; leave it out")
-        return engine
-
     @model_validator(mode="after")
-    def _something(self) -> Self:
+    def _can_be_swept(self) -> Self:
         if not self.tasks:
             raise ValueError("tasks: write at least one")
+        if self.engine != "sweep":
+            raise ValueError("engine: a sweep has the engine `sweep`; leave it out")
         return self
 
 
