@@ -120,7 +120,7 @@ def test_every_command_of_the_tutorial_works(tmp_path):
     assert len(found) > 10
     for command in found:
         check(command, tmp_path)
-    for made in ("map/map.html", "swept/report.html", "study/study/report.html",
+    for made in ("map/map.svg", "swept/report.html", "study/study/report.html",
                  "merged/model.safetensors", "expert/model.safetensors"):  # fmt: skip
         assert (tmp_path / made).is_file(), made
 

@@ -25,13 +25,13 @@ def test_delta_writes_tables_maps_and_the_page(layerswap, experts, tmp_path):
     result = layerswap.done("delta", "--base", experts.base, *experts.pair, "--out", out)
     assert {f.name for f in out.iterdir()} == {
         "atlas.json", "rows.parquet", "tensors.parquet", "map.svg", "map.pdf",
-        "map.png", "map.html",
+        "map.png",
     }  # fmt: skip
     lines = result.out.splitlines()
     assert lines[0].startswith("task: deltas of up to ")
     assert "saved in bfloat16 it would lose " in lines[0]
     assert lines[1].startswith("language: deltas of up to ")
-    assert lines[-1] == f"wrote {out}; open {out / 'map.html'}"
+    assert lines[-1] == f"wrote {out}; open {out / 'map.svg'}"
     delta = load_file(f"{experts.task}/model.safetensors")
     start = load_file(f"{experts.base}/model.safetensors")
     name = "model.layers.3.mlp.down_proj.weight"

@@ -9,7 +9,7 @@ from layerswap.evaluation.statistics import Interval, friedman
 from layerswap.lab.assets import shipped
 from layerswap.report import Report, Section, Table, write_report
 from layerswap.report.charts import draw_heat_map, draw_intervals, draw_ranks
-from layerswap.report.delta_map import map_panel
+from layerswap.report.delta_map import draw_changes
 from layerswap.report.page import Answers, ShownAnswer
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Difference
@@ -41,7 +41,7 @@ def path(tmp_path_factory):
             figure=draw_intervals(list(apart.items()), measure="difference", differences=True),
         ),
         Section("Grid", figure=draw_heat_map(grid, row_label="bottom", column_label="top")),
-        Section("Maps", maps=map_panel(atlas)),
+        Section("Maps", figure=draw_changes(atlas)),
         Section("Answers", answers=Answers(["swap", "soup"], examples)),
         Section("Ranks", figure=draw_ranks(ranked)),
     ]
@@ -91,28 +91,6 @@ def test_on_paper_there_is_one_column_of_unbroken_figures(page):
     assert not page.locator("nav").is_visible()
     assert not page.locator("h2", has_text="Answers").is_visible()
     assert page.locator(".command").evaluate("one => one.scrollWidth <= one.clientWidth")
-
-
-def test_the_maps_count_fewer_rows_above_a_higher_threshold(page):
-    panel = page.locator("[data-panel=maps]")
-    panel.locator("input[type=checkbox]").check()
-
-    def total():
-        return sum(int(text) for text in panel.locator("td").all_inner_texts() if text)
-
-    before = total()
-    panel.locator("input[type=range]").press("End")
-    assert total() < before
-    panel.locator("[data-role=right]").select_option(label="difference from furo")
-    assert "less furo" in panel.locator("caption").first.inner_text()
-
-
-def test_arrow_keys_walk_over_the_map(page):
-    panel = page.locator("[data-panel=maps]")
-    panel.locator("td").first.focus()
-    assert "layer 7" in panel.locator("[role=status]").inner_text()
-    page.keyboard.press("ArrowDown")
-    assert "layer 6" in panel.locator("[role=status]").inner_text()
 
 
 def test_answers_are_grouped_by_the_model_that_is_right(page):

@@ -24,8 +24,8 @@ def delta(
 ) -> None:
     """Map the rows that fine-tuning changed, by layer and matrix.
 
-    Also measures how much of a delta bfloat16 loses. Writes tables, figures and an interactive
-    page into the folder OUT.
+    Also measures how much of a delta bfloat16 loses. Writes tables and figures into the
+    folder OUT.
 
     Example: layerswap delta --base llama --task math-expert --language swahili-expert --out map
 

@@ -12,7 +12,7 @@ from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import BASELINES, Condition
 from layerswap.experiment.tables import BY_LABEL, balanced_table, labels_table, scores_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
-from layerswap.report.delta_map import map_panel
+from layerswap.report.delta_map import draw_changes
 from layerswap.report.page import Answers, Section, ShownAnswer
 from layerswap.report.stack import NOTHING_ON_TOP
 from layerswap.report.tables import interval_words
@@ -73,8 +73,8 @@ def change_section(atlas: Atlas, heading: str) -> Section:
     return Section(
         heading,
         "Share of rows of each matrix among the 15% of rows that each expert changed most, by mean "
-        "absolute change (paper 1, figure 2). The slider sets the 15%.",
-        maps=map_panel(atlas),
+        "absolute change (paper 1, figure 2).",
+        figure=draw_changes(atlas),
     )
 
 

@@ -1,7 +1,6 @@
 """Maps of experts: which rows of which matrices fine-tuning changed (paper 1, figure 2).
 
-A map is a figure, or an interactive page with a slider over the threshold. `write_atlas` writes
-both, beside the tables.
+`write_atlas` writes the map as a figure, beside the tables.
 """
 
 from __future__ import annotations
@@ -15,18 +14,11 @@ from layerswap.checkpoint import atomic_folder
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.ground.errors import visible
 from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
-from layerswap.report.page import Report, Section, render
 from layerswap.report.tables import score
 from layerswap.versions import install, missing_of
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
-STEPS = 60
-"""Positions of the slider, even in the logarithm; fewer for large models."""
-SHARE = 0.15
-"""Default share of the rows of an expert that are shown as changed."""
-COUNTS = 250_000
-"""Most counts that a page holds, at about five characters each."""
 
 
 @dataclass(frozen=True)
@@ -111,92 +103,16 @@ def draw_maps(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) 
     return Drawing(figure, "Rows that fine-tuning changed, by layer and matrix", "; ".join(facts))
 
 
-def delta_page(atlas: Atlas, threshold: float | None = None) -> str:
-    """The interactive map of an atlas as one HTML file, with a slider that starts at a threshold.
-
-    Without a threshold the slider sets the share of rows of each expert, from 15%.
-    """
-    experts = ", ".join(map(visible, atlas.experts))
-    lead = (
-        f"Against {visible(atlas.base)}: for every layer and matrix, the share of rows "
-        f"({atlas.axis} features) whose mean absolute change is above a threshold."
-    )
-    section = Section(f"Map of {experts}", maps=map_panel(atlas, threshold))
-    return render(Report("What fine-tuning changed", lead, [section]))
+def draw_changes(
+    atlas: Atlas, threshold: float | None = None, *, caption: str = "", numbers: bool = False
+) -> Drawing:
+    """The maps of all experts; without a threshold, of the 15% of rows that each changed most."""
+    at = thresholds_of(atlas, threshold)
+    maps = [map_of(atlas, expert, at[expert]) for expert in atlas.experts]
+    return draw_maps(maps, caption=caption, numbers=numbers)
 
 
-def map_panel(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
-    """The data of an interactive map, for `Section`; see `delta_page`.
-
-    It holds the number of rows above each position of the slider, for every cell and expert. The
-    slider sets the share of the rows of each expert; with a threshold, one MAV for all experts.
-    """
-    import numpy as np
-
-    cells = atlas.matrices()
-    rows = {
-        (expert, cell): np.concatenate([atlas.changes[expert, tensor].rows for tensor in tensors])
-        for expert in atlas.experts
-        for cell, tensors in cells.items()
-    }
-    steps = max(10, min(STEPS, COUNTS // max(1, len(rows))))
-    of_expert = [
-        np.concatenate([rows[expert, cell] for cell in cells]).astype(np.float64)
-        for expert in atlas.experts
-    ]
-    if threshold is None:
-        shares = np.unique(np.append(np.geomspace(0.005, 0.6, steps - 1), SHARE))[::-1]
-        positions = [f"top {100 * share:.3g}%" for share in shares]
-        start = int(np.argmin(abs(shares - SHARE)))
-        thresholds = [np.quantile(all_rows, 1 - shares) for all_rows in of_expert]
-    else:
-        values = _thresholds(np.concatenate(of_expert), threshold, steps)
-        positions = [f"{value:.2e}" for value in values]
-        start = int(np.searchsorted(values, threshold))
-        thresholds = [values] * len(atlas.experts)
-    labels = labels_of(atlas)
-    return {
-        "experts": list(atlas.experts),
-        "layers": atlas.layers,
-        "columns": list(labels),
-        "labels": list(labels.values()),
-        "rows": {
-            f"{layer} {column}": len(rows[atlas.experts[0], (layer, column)])
-            for layer, column in cells
-        },
-        "slider": "Rows that count, of each expert" if threshold is None else "Rows above a MAV of",
-        "positions": positions,
-        "start": start,
-        "thresholds": [limits.tolist() for limits in thresholds],
-        "above": [
-            {f"{layer} {column}": _above(rows[expert, (layer, column)], limits)
-             for layer, column in cells}
-            for expert, limits in zip(atlas.experts, thresholds, strict=True)
-        ],
-    }  # fmt: skip
-
-
-def _thresholds(rows: Any, threshold: float, steps: int) -> Any:
-    """The slider's positions, from where nearly all changed rows are above to where none is."""
-    import numpy as np
-
-    changed = rows[rows > 0]
-    low, high = (
-        (float(np.quantile(changed, 0.001)), float(changed.max())) if len(changed) else (1e-9, 1.0)
-    )
-    even = np.geomspace(low, max(high, low * 2), steps - 1)
-    return np.unique(np.append(even, threshold))
-
-
-def _above(rows: Any, thresholds: Any) -> list[int]:
-    """Rows above each threshold."""
-    import numpy as np
-
-    ordered = np.sort(rows.astype(np.float64))
-    return (len(ordered) - np.searchsorted(ordered, thresholds, side="right")).tolist()  # type: ignore[no-any-return]
-
-
-# --- the folder of an atlas: tables, figures and a page ---
+# --- the folder of an atlas: tables and figures ---
 
 LOSS = 0.3
 """Share of a delta lost to bfloat16 above which a warning is given."""
@@ -218,7 +134,7 @@ def write_atlas(
     numbers: bool = False,
     overwrite: bool = False,
 ) -> Written:
-    """Write tables (Parquet), the map (SVG, PDF, PNG) and the interactive page (HTML).
+    """Write tables (Parquet) and the map (SVG, PDF, PNG).
 
     Without the extra `report`, write the tables alone, as JSON Lines.
     """
@@ -227,13 +143,12 @@ def write_atlas(
         atlas.save(folder)
         if not (missing := missing_of("report")):
             at = thresholds_of(atlas, threshold)
-            maps = [map_of(atlas, expert, at[expert]) for expert in atlas.experts]
             above = ", ".join(f"{value:.2g} ({expert})" for expert, value in at.items())
             if threshold is not None:
                 above = f"{threshold:.2g}"
             caption = f"rows ({atlas.axis} features) with a MAV above {above}"
-            draw_maps(maps, caption=caption, numbers=numbers).save(folder / "map")
-            (folder / "map.html").write_bytes(delta_page(atlas, threshold).encode())
+            drawn = draw_changes(atlas, threshold, caption=caption, numbers=numbers)
+            drawn.save(folder / "map")
     lines = _lines(atlas, target)
     if missing:
         lines[-1] = f"wrote tables to {target}"
@@ -295,4 +210,4 @@ def _lines(atlas: Atlas, folder: Path) -> list[str]:
                     else "is lost to bfloat16; save experts in float32"
                 )
             )
-    return [*lines, f"wrote {folder}; open {folder / 'map.html'}"]
+    return [*lines, f"wrote {folder}; open {folder / 'map.svg'}"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -81,7 +80,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: heading, text, command, figure, table, map, answers and note.
+    """A part of the report: heading, text, command, figure, table, answers and note.
 
     Attributes:
         heading: a few words.
@@ -90,7 +89,6 @@ class Section:
         figure: a drawing of this package.
         table: results, which readers can download as CSV.
         note: a caution, set apart. Paragraphs like `text`.
-        maps: data of an interactive map, which needs JavaScript; see `delta_map.map_panel`.
         answers: answers one by one.
     """
 
@@ -100,7 +98,6 @@ class Section:
     figure: Drawing | None = None
     table: Table | None = None
     note: str | None = None
-    maps: Mapping[str, Any] | None = None
     answers: Answers | None = None
 
 
@@ -162,17 +159,11 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        paragraphs=_paragraphs, cell=_cell, island=_island, visible=visible, slug=slug,
+        paragraphs=_paragraphs, cell=_cell, visible=visible, slug=slug,
         shortened=_shortened,
     )  # fmt: skip
     environment.globals.update(variables=variables, stylesheet=stylesheet)
     return environment
-
-
-def _island(data: Mapping[str, Any]) -> str:
-    """Data for a script element, which only "</" and "<!--" could end."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.replace("</", "<\\/").replace("<!--", "<\\u0021--")
 
 
 def _paragraphs(words: str) -> list[str]:

@@ -52,7 +52,6 @@ from layerswap.ground.types import Log
 from layerswap.merge import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
 from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
-from layerswap.report.delta_map import draw_maps, map_of
 from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
@@ -132,9 +131,6 @@ class FinishedSteps:
         for old in (path for kind in ("svg", "pdf", "png") for path in figures.glob(f"*.{kind}")):
             old.unlink()  # the study may have had other languages and benchmarks
         write_tables(tables / tables.name, self.results.tables)
-        for language, atlas in self.atlases.items():
-            maps = [map_of(atlas, expert, atlas.threshold(expert)) for expert in atlas.experts]
-            draw_maps(maps).save(figures / f"change-{language}")
         report = self.report()
         drawings = {slug(section.heading.lower()): section.figure for section in report.sections}
         drawings |= {"differences": report.figure, "stack": report.sections[0].figure}
