@@ -287,8 +287,8 @@ def test_a_head_that_only_one_file_has(files, tmp_path):
 def test_files_that_do_not_fit_together(files, tmp_path):
     for path, message in (
         (other_vocabulary(tmp_path / "v.gguf"),
-         r"tokenizers of task and language differ: tokenizer.ggml.tokens \d+ is '.*' and 'odd'; rows "
-         "of GGUF files cannot be aligned, so merge the safetensors"),
+         r"tokenizers of task and language differ: tokenizer.ggml.tokens \d+ is '.*' and 'odd'; "
+         "rows of GGUF files cannot be aligned, so merge the safetensors"),
         (write_gguf(tmp_path / "l.gguf", 3, layers=2), "number of layers differs: 3 in task, 2 in"),
         (with_rope_table(tmp_path / "f.gguf"),
          "language stores 'rope_freqs.weight' and task does not"),
