@@ -169,7 +169,7 @@ def test_a_merge_passes_through_few_modules(tmp_path):
     walked = modules_run("merge", f"--out={out}", *experts)
     assert (out / "model.safetensors").is_file()
     assert "layerswap.merge.writer" in walked
-    assert len(walked) <= 40, walked
+    assert len(walked) <= 41, walked
 
 
 @pytest.mark.slow

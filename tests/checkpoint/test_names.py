@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.effort import sampled
 from tests.helpers.merging import refusal
 
-from layerswap.checkpoint.names import canonical, computed_buffers, predicting, renaming, unwrapped
+from layerswap.checkpoint.names import canonical, predicting, renaming, unloaded, unwrapped
 from layerswap.ground.errors import CheckpointError
 
 TEXT = {
@@ -109,7 +109,7 @@ def test_transformers_ignores_what_counts_as_ignored(tmp_path):
              "mtp.fc.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"]  # fmt: skip
     names = [*model.state_dict(), *extra]
     assert predicting(names, 2) == set(extra[:3])
-    assert computed_buffers(names, {}) == {extra[3]}
+    assert unloaded(names, {}) == {extra[3]}
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), **{n: torch.ones(2) for n in extra}}, file, {"format": "pt"})

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tests.helpers.effort import sampled
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from layerswap.checkpoint import places
+from layerswap.checkpoint.classes import HEADS, PREFIXES
 from layerswap.checkpoint.places import (
     ROLES,
     Pattern,
@@ -385,6 +387,93 @@ def test_every_tensor_of_a_family_has_the_place_of_its_module(name):
     assert expected <= {where.role for where in disk.values()}
 
 
+# --- encoders, encoder-decoders, and their heads ---
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+         "intermediate_size": 48, "max_position_embeddings": 64}  # fmt: skip
+PAIR = {"vocab_size": 64, "d_model": 32, "encoder_layers": 3, "decoder_layers": LAYERS,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48, "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 3,
+      "num_decoder_layers": LAYERS}  # fmt: skip
+DEBERTA = {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False}
+GEMMA = {**TEXT, "num_hidden_layers": LAYERS, "sliding_window": 16}
+ENCODERS = {
+    "BertForPreTraining": SMALL,
+    "BertModel": SMALL,
+    "XLMRobertaForSequenceClassification": SMALL | {"pad_token_id": 1},
+    "XLMRobertaXLForMaskedLM": SMALL | {"pad_token_id": 1},
+    "DistilBertForMaskedLM": {"vocab_size": 64, "dim": 32, "n_layers": LAYERS, "n_heads": 4,
+                              "hidden_dim": 48, "max_position_embeddings": 64},
+    "DebertaForTokenClassification": SMALL | DEBERTA,
+    "DebertaV2ForMultipleChoice": SMALL | DEBERTA | {"position_buckets": 8},
+    "MPNetForMaskedLM": SMALL,
+    "ElectraForMaskedLM": SMALL | {"embedding_size": 16},
+    "ElectraForPreTraining": SMALL | {"embedding_size": 16},
+    "ElectraForMultipleChoice": SMALL | {"embedding_size": 16},
+    "ModernBertForMaskedLM": SMALL | {"pad_token_id": 0},
+    "BartForSequenceClassification": PAIR,
+    "M2M100ForConditionalGeneration": PAIR,
+    "WhisperForConditionalGeneration": PAIR | {"num_mel_bins": 8, "max_source_positions": 16},
+    "T5ForConditionalGeneration": T5,
+    "MT5ForConditionalGeneration": T5,
+    "T5GemmaForConditionalGeneration": {"encoder": GEMMA | {"num_hidden_layers": 3},
+                                        "decoder": GEMMA},
+}  # fmt: skip
+
+
+@functools.cache
+def _encoder(name: str) -> nn.Module:
+    model_class = getattr(transformers, name)
+    with torch.device("meta"):
+        model: nn.Module = model_class(model_class.config_class(**ENCODERS[name]))
+    return model
+
+
+def _stacks(model: nn.Module) -> list[nn.ModuleList]:
+    """The lists of layers, the encoder's before the decoder's."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) in (LAYERS, 3)]
+    outer = [m for m in lists if not any(m is not other and m in [*other.modules()]
+                                         for other in lists)]  # fmt: skip
+    return sorted((m for m in outer if len([*m.parameters()]) > 2 * len(m)), key=len, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "name", sampled(ENCODERS, "BertForPreTraining", "T5ForConditionalGeneration")
+)
+def test_layers_and_heads_of_encoders_and_encoder_decoders(name):
+    """The oracle numbers the modules of the lists, from the encoder's first to the decoder's last.
+
+    A head is what is not in the base model, or pools its output.
+    """
+    model = _encoder(name)
+    layers = [layer for stack in _stacks(model) for layer in stack]
+    of_layer = {id(tensor): i for i, layer in enumerate(layers) for tensor in layer.parameters()}
+    attention = {
+        id(tensor)
+        for layer in layers
+        for module in layer.modules()
+        if "Attention" in type(module).__name__ and "Layer" not in type(module).__name__
+        for tensor in module.parameters()
+    }
+    base = {id(tensor) for tensor in model.base_model.parameters()}
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    places = place_tensors([key for key, _ in model.named_parameters()])
+    assert count_layers(places) == len(layers) == (LAYERS if len(_stacks(model)) == 1 else 5)
+    for key, tensor in model.named_parameters():
+        where = places[key]
+        assert where.layer == of_layer.get(id(tensor)), key
+        if id(tensor) in attention:
+            assert where.role == "attention", key
+        elif where.layer is not None:
+            assert where.role in ("mlp", "norm"), key
+        elif id(tensor) not in base or "pooler" in key:
+            assert where.role == "head", key
+        else:
+            assert where.role in ("embedding", "final_norm", "other"), key
+            assert where.role == "embedding" or id(tensor) not in embedded or "rel" in key, key
+
+
 # --- names found on disk ---
 
 ATTENTION, MLP = Place(0, "attention"), Place(0, "mlp")
@@ -468,6 +557,12 @@ ON_DISK_TEXTS = {
 0 norm: h.0.ln_2.bias
 - final_norm: ln_f.weight
 """,
+    "bert-hub": """
+- embedding: bert.embeddings.LayerNorm.gamma bert.embeddings.position_ids
+- embedding: bert.embeddings.word_embeddings.weight
+0 mlp: bert.encoder.layer.0.output.LayerNorm.beta
+- head: cls.predictions.transform.LayerNorm.gamma cls.seq_relationship.weight
+""",
     "buffers-llama": "0 attention: model.layers.0.self_attn.rotary_emb.inv_freq",
     "buffers-llama-4.45": """
 0 mlp: model.layers.0.mlp.up_proj.weight
@@ -495,12 +590,13 @@ def test_names_that_transformers_no_longer_writes(names):
 def test_every_word_of_the_tables_is_in_a_checked_name():
     names = [key for name in FAMILIES for key in (*_build(name).memory, *_build(name).disk)]
     names += [key for listed in ON_DISK.values() for key in listed]
+    names += [key for name in ENCODERS for key in _encoder(name).state_dict()]
     names += [gguf.TENSOR_NAMES[tensor] for arch in gguf.MODEL_TENSORS.values() for tensor in arch]
     seen = {word for key in names for word in key.split(".")}
     tables = (places.OWNERS, places.INSIDE, places.OUTSIDE)
     words = {word for table in tables for row in table.values() for word in row}
     words |= places.WRAPPERS | places.STACKS | places.OUTSIDE_LEAVES
-    assert words - seen == set()
+    assert words - seen - PREFIXES - HEADS == set()
 
 
 # --- what is not known is reported ---
@@ -520,9 +616,7 @@ def _llama(*layers: int) -> list[str]:
         "model.layers.0.self_attn.q_proj.qweight",
         "model.layers.0.mlp.experts.gate_up_proj_blocks",
         "model.layers.0.time_mix.A_log",
-        "model.encoder.layers.0.self_attn.q_proj.weight",  # BART
-        "encoder.block.0.layer.0.SelfAttention.q.weight",  # T5
-        "bert.encoder.layer.0.attention.self.query.weight",
+        "bert.encoder.layer.0.attention.self.query.weight_scale",
         "model.layers.61.eh_proj.weight",  # DeepSeek-V3's prediction of further tokens
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
         "model.layers.00.self_attn.q_proj.weight",
@@ -555,13 +649,13 @@ def test_the_one_list_with_as_many_members_is_the_layers():
         *_blocks("rwkv.blocks", 3, "ffn.key.weight", "ln.weight", "parts.0.w", "parts.1.w"),
         *_blocks("vision_model.blocks", 3, "w"),  # a tower that the tables know
         *_blocks("convolutions", 2, "w"),
-        "head.weight", "embed_tokens.weight",
+        "top.weight", "embed_tokens.weight",
     ]  # fmt: skip
     places, numbered = place_by_number(names, layers=3)
     assert list(places) == names
     assert places["rwkv.blocks.2.parts.1.w"] == Place(2, "other")
     assert places["embed_tokens.weight"] == Place(None, "embedding")
-    assert places["head.weight"] == places["convolutions.1.w"] == Place(None, "other")
+    assert places["top.weight"] == places["convolutions.1.w"] == Place(None, "other")
     assert places["vision_model.blocks.0.w"] == Place(None, "other")
     assert numbered.stack == "rwkv.blocks"
     assert numbered.roleless == {n for n in names if n[:4] not in ("visi", "embe")}

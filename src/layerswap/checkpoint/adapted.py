@@ -8,10 +8,19 @@ from typing import Self
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
 from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
+from layerswap.checkpoint.classes import LABELLED
+from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.given import Given, fetch_checkpoint, is_adapter
 from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.names import renaming, text_config, with_text
-from layerswap.checkpoint.places import Pattern, Place, place
+from layerswap.checkpoint.names import (
+    class_for,
+    class_of,
+    renaming,
+    text_config,
+    unloaded,
+    with_text,
+)
+from layerswap.checkpoint.places import HEAD, Pattern, Place, place
 from layerswap.checkpoint.read import zero_samples
 from layerswap.ground.errors import CheckpointError, error_context
 from layerswap.ground.strict_json import quoted
@@ -55,6 +64,8 @@ class AdaptedModel(Checkpoint):
         adapter = self.adapter
         with error_context(self.source):
             _refuse_base(base)
+            adapter, notes = _without_unloaded(adapter, base)
+            base = _with_task(base, adapter)
             _refuse_tied(base, adapter)
             if base.tensors:
                 weights = match_tensors(adapter, base.tensors)
@@ -64,7 +75,7 @@ class AdaptedModel(Checkpoint):
             else:
                 weights = {path: f"{path}.weight" for path in adapter.modules}
             low_rank = {weights[path]: low for path, low in adapter.modules.items()}
-            places = base.places or _module_places({*low_rank, *adapter.saved}, patterns)
+            places = base.places or _module_places({*low_rank, *adapter.saved}, patterns, base)
             low_rank = {
                 name: replace(low, transposed=_is_transposed(adapter, low, places[name], base))
                 for name, low in low_rank.items()
@@ -79,7 +90,7 @@ class AdaptedModel(Checkpoint):
         tensors = {**base.tensors, **adapter.saved}
         return replace(
             self, config=config, tensors=tensors, places=places, adapter=adapter,
-            low_rank=low_rank, ignored=base.ignored,
+            low_rank=low_rank, ignored=base.ignored, notes=(*self.notes, *notes),
         )  # fmt: skip
 
     @property
@@ -121,6 +132,42 @@ def _refuse_base(base: Checkpoint) -> None:
         raise CheckpointError(f"{base.identity} {base.no_adapter}")
 
 
+def _without_unloaded(adapter: Adapter, base: Checkpoint) -> tuple[Adapter, tuple[str, ...]]:
+    """Leave out the modules that the class of the base does not have; PEFT ignores them too."""
+    gone = unloaded((f"{path}.weight" for path in adapter.modules), base.config)
+    if not gone:
+        return adapter, ()
+    kept = {path: low for path, low in adapter.modules.items() if f"{path}.weight" not in gone}
+    note = (
+        f"leaves out {len(gone)} of its weights, such as {min(gone)!r}: transformers does not load "
+        "them into this model"
+    )
+    return replace(adapter, modules=kept), (note,)
+
+
+def _with_task(base: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """Return the base as the class that an adapter with a head of its own was trained in."""
+    name = class_for(base.config, adapter.config.get("task_type"))
+    head = {n: i for n, i in adapter.saved.items() if place(n) == HEAD and n not in base.tensors}
+    if name is None or not head:
+        return base
+    rows = min((info.shape[0] for info in head.values() if len(info.shape) == 2), default=0)
+    config = {**base.config, "architectures": [name]}
+    if len(config.get("id2label") or ()) != rows:
+        labels = [f"LABEL_{row}" for row in range(rows)]
+        config["id2label"] = {str(row): label for row, label in enumerate(labels)}
+        config["label2id"] = {label: row for row, label in enumerate(labels)}
+    if not base.tensors:
+        return replace(base, config=config)
+    kept = {n: where for n, where in base.places.items() if where != HEAD}
+    return replace(
+        base,
+        config=config,
+        tensors={**{n: i for n, i in base.tensors.items() if n in kept}, **head},
+        places={**kept, **dict.fromkeys(head, HEAD)},
+    )
+
+
 def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:
     """True if a weight is stored as [in, out].
 
@@ -140,6 +187,8 @@ def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
         return
     for path in (*adapter.modules, *(name.removesuffix(".weight") for name in adapter.saved)):
         where = place(f"{path}.weight")
+        if where == HEAD and class_of(base.config) in LABELLED:
+            continue
         if where is not None and where.role in ("embedding", "head"):
             raise CheckpointError(
                 f"changes {path!r}, but embedding and head are one tensor here (tied); merge it "
@@ -172,10 +221,12 @@ def _check_shape(
         )
 
 
-def _module_places(names: set[str], patterns: Sequence[Pattern]) -> dict[str, Place]:
+def _module_places(
+    names: set[str], patterns: Sequence[Pattern], base: Checkpoint
+) -> dict[str, Place]:
     places = {}
     for name in sorted(names):
-        where = place(name, patterns)
+        where = place(name, patterns, encoder=encoder_layers(base.config))
         if where is None:
             raise CheckpointError(
                 f"cannot tell the layer and role of {quoted(name)}; place it with `patterns` in "

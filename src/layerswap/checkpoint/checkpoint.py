@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from layerswap.checkpoint.adapter import LowRank
+from layerswap.checkpoint.classes import LABELLED
 from layerswap.checkpoint.configuration import configured_layers
 from layerswap.checkpoint.given import Given, fetch_checkpoint
 from layerswap.checkpoint.header import TensorInfo, Translated
-from layerswap.checkpoint.loading import filled_config
-from layerswap.checkpoint.names import method_of, renaming, text_config
-from layerswap.checkpoint.places import Numbered, Pattern, Place, count_layers
+from layerswap.checkpoint.loading import filled_config, missing_tensors
+from layerswap.checkpoint.names import class_of, method_of, renaming, text_config
+from layerswap.checkpoint.places import HEAD, Numbered, Pattern, Place, count_layers
 from layerswap.checkpoint.read import (
     FLOAT_DTYPES,
     as_torch,
@@ -53,7 +54,9 @@ class Checkpoint:
         places: the place of every tensor.
         low_rank: low-rank deltas that are added to tensors, by their names.
         numbered: how layers were identified when names do not reveal every role; else None.
-        ignored: tensors that transformers does not load: of multi-token prediction, and buffers.
+        ignored: tensors that transformers does not load: of multi-token prediction, buffers, and
+            modules of other classes.
+        borrowed: tensors of another checkpoint's head, which replaces its own.
         notes: remarks on how the files were read.
 
     Example:
@@ -79,6 +82,7 @@ class Checkpoint:
     low_rank: Mapping[str, LowRank] = field(default_factory=dict)
     numbered: Numbered | None = None
     ignored: frozenset[str] = frozenset()
+    borrowed: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -330,12 +334,19 @@ class Checkpoint:
 
     @property
     def heads(self) -> set[str]:
-        """The matrices of the head; a tied head may have a bias of its own."""
+        """The matrices of a language model's head; a tied head may have a bias of its own."""
+        size = text_config(self.config).get("vocab_size")
+        if class_of(self.config) in LABELLED:
+            return set()
+
+        def has_rows(name: str) -> bool:
+            shape = self.tensors[name].shape
+            return len(shape) > 1 and (shape[0] == size or not isinstance(size, int))
+
         return {
             name
             for name, place in self.places.items()
-            if place.role == "head"
-            and (name not in self.tensors or len(self.tensors[name].shape) > 1)
+            if place == HEAD and (name not in self.tensors or has_rows(name))
         }
 
     @property
@@ -357,14 +368,23 @@ class Checkpoint:
 
 
 def without_unshared(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Drop ignored tensors that some of the sources lack.
+    """Drop tensors that some of the sources lack and transformers does not load.
 
     The Hub's base has layers of multi-token prediction, and its fine-tunes lost them when
-    transformers saved them. Older checkpoints store buffers that newer ones compute.
+    transformers saved them. Older checkpoints store buffers that newer ones compute. Where the
+    tables do not decide, transformers is asked if the tensors that all sources have are a model.
     """
     opened = [c for c in checkpoints.values() if c.tensors]
     ignored = frozenset[str]().union(*(c.ignored for c in opened))
-    unshared = {name for name in ignored if any(name not in c.tensors for c in opened)}
+    names = [c.tensors.keys() for c in opened]
+    shared = set(names[0]).intersection(*names) if names else set[str]()
+    more = set[str]().union(*names) - shared
+    unshared = more & ignored
+    heads = {name for c in opened for name in more if c.places.get(name) == HEAD}
+    if (rest := more - ignored - heads) and opened[0].form == "safetensors":
+        shapes = {n: i.shape for n, i in opened[0].tensors.items() if n in shared}
+        if missing_tensors(opened[0].config, shapes) == set():
+            unshared |= rest
 
     def without(checkpoint: Checkpoint) -> Checkpoint:
         gone = checkpoint.tensors.keys() & unshared

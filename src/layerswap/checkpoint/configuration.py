@@ -24,6 +24,7 @@ from layerswap.ground.strict_json import quoted, read_json_object
 PLAIN_TYPES = ("llama", "mistral", "qwen2", "gemma", "gemma2", "gemma3_text")
 """Model types whose matrices have the shapes of Llama's, and whose `head_dim` has no default."""
 
+ENCODER_COUNTS = "encoder_layers", "num_encoder_layers", "num_layers"
 LAYER_COUNTS = (
     "decoder_layers", "num_decoder_layers",  # BART: the other counts are its encoder's
     "num_hidden_layers", "n_layer", "num_layers", "n_layers",
@@ -100,9 +101,15 @@ def configured_layers(config: Mapping[str, Any]) -> int | None:
     text = text_config(config)
     for key in LAYER_COUNTS:
         if type(text.get(key)) is int:
-            return int(text[key])
+            return int(text[key]) + encoder_layers(config)
     kinds = text.get("layers_block_type")  # Nemotron-H has no other count
     return len(kinds) if isinstance(kinds, list) and kinds else None
+
+
+def encoder_layers(config: Mapping[str, Any]) -> int:
+    """Return the layers of an encoder-decoder's encoder, which come first; 0 for other models."""
+    counts = [config[key] for key in ENCODER_COUNTS if type(config.get(key)) is int]
+    return counts[0] if counts and config.get("is_encoder_decoder") else 0
 
 
 def place_all(
@@ -132,7 +139,7 @@ def _place_stored(
     try:
         return place_tensors(names, layers=layers, patterns=patterns), None
     except CheckpointError:
-        # An encoder-decoder's configuration does not say whose layers it counts.
+        # By its number alone, a layer could be the encoder's or the decoder's.
         if layers is None or config.get("is_encoder_decoder"):
             raise
         placed = place_by_number(names, layers=layers, patterns=patterns)

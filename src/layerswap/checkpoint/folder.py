@@ -11,7 +11,7 @@ from layerswap.checkpoint.checkpoint import Checkpoint
 from layerswap.checkpoint.configuration import check_shapes, place_all, predicted_names, read_config
 from layerswap.checkpoint.given import Given
 from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.names import computed_buffers, unwrapped
+from layerswap.checkpoint.names import unloaded, unwrapped
 from layerswap.checkpoint.shards import read_tensors
 from layerswap.ground.errors import error_context
 
@@ -38,7 +38,7 @@ class SafetensorsFolder(Checkpoint):
             places, numbered = place_all(tensors, predicted, config, given.patterns)
         return cls(
             given.name, commit, folder, config, tensors, places, numbered=numbered,
-            ignored=predicted | computed_buffers(tensors, config),
+            ignored=predicted | unloaded(tensors, config),
             notes=_leftover_notes(folder),
         )  # fmt: skip
 

@@ -111,10 +111,10 @@ def _commit_folder(api: Any, folder: Path, name: str, texts: Mapping[str, str]) 
     """Upload a folder in one commit; `upload_folder` splits slow uploads into several."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    contents = {path.name: path for path in files} | {k: v.encode() for k, v in texts.items()}
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    named = {path.relative_to(folder).as_posix(): path for path in files}
+    contents: dict[str, Any] = named | {k: v.encode() for k, v in texts.items()}
     operations: list[Any] = [CommitOperationAdd(*entry) for entry in contents.items()]
-    names = {path.name for path in files}
     old = [path for path in api.list_repo_files(name) if WEIGHTS.fullmatch(path)]
-    operations += [CommitOperationDelete(path) for path in old if path not in names]
+    operations += [CommitOperationDelete(path) for path in old if path not in named]
     return api.create_commit(name, operations, commit_message="Merge with layerswap")

@@ -252,6 +252,36 @@ def load_weights(
     return model, loading
 
 
+def missing_tensors(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> set[str] | None:
+    """Ask transformers which tensors of a model it would initialise anew, beside these.
+
+    The model has no memory: its tensors are on the meta device. None if transformers is not
+    installed or does not know the class.
+    """
+    try:
+        import torch
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return None
+    given = {key: value for key, value in config.items() if key != "quantization_config"}
+    with suppress(Exception), without_progress_bars(), _without_report():  # odd configurations
+        known = CONFIG_MAPPING[str(config.get("model_type"))].from_dict(deepcopy(given))
+        _forget_kernels(known)
+        _, loading = model_class_of(known).from_pretrained(
+            None,
+            config=known,
+            state_dict={n: torch.empty(shape, device="meta") for n, shape in shapes.items()},
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+        )
+        return {str(name) for name in loading["missing_keys"]}
+    return None
+
+
 def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:
     """Add a PEFT adapter to a model."""
     try:

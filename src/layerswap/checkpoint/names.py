@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 
-from layerswap.checkpoint.places import WRAPPERS
+from layerswap.checkpoint.classes import CLASSES
+from layerswap.checkpoint.places import STACKS, WRAPPERS
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted
 
@@ -28,6 +30,8 @@ TRAINING_PREFIXES = ("module.", "base_model.model.")
 """Prefixes that DataParallel and PEFT add to every name of a model."""
 SAME_WORDS = {"embed_out": "lm_head", "block_sparse_moe": "mlp"}
 """Words of stored names that transformers 5 replaces in memory (GPT-NeoX, Mixtral)."""
+OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Ends of the names in the oldest files of BERT, which transformers replaces for every class."""
 TOWERS = frozenset(["vision_tower", "audio_tower", "vision_model"])
 PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 """Matches names of multi-token prediction (Qwen3.5 and later, MiMo, ERNIE 4.5)."""
@@ -35,6 +39,7 @@ PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head"])
 """Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
 BUFFERS = re.compile(r".*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|.*\.position_ids")
 """Matches names of buffers that transformers computes. Older versions also stored them."""
+SHARES = re.compile(r"layers\.(\d+)\.self_attn\.(\w+)")
 MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
 MASKED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "gpt_bigcode", "imagegpt")
 """Model types whose older checkpoints store the causal mask as `attn.bias`."""
@@ -65,12 +70,33 @@ def canonical(name: str) -> str:
     Example: `language_model.model.layers.0.mlp.up_proj.weight` and
     `model.language_model.layers.0.mlp.up_proj.weight` give `layers.0.mlp.up_proj.weight`.
     """
+    for old, new in OLD_NORMS.items():
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
     words = name.split(".")
     while len(words) > 1 and words[0] in WRAPPERS:
         del words[0]
     if len(words) > 1 and words[0] in TOWERS and words[1] == "vision_model":
         del words[1]
     return ".".join(SAME_WORDS.get(word, word) for word in words)
+
+
+def in_layers(name: str) -> bool:
+    """True for the name of a module or a tensor in a layer of the language model."""
+    words = canonical(name).split(".")
+    return len(words) > 2 and words[0] in STACKS and words[1].isdecimal()
+
+
+def with_prefix_of(name: str, like: str) -> str:
+    """Return a name in a layer with the wrappers of another such name."""
+    if not (in_layers(name) and in_layers(like)):
+        return name
+    prefix, rest = _wrappers(like), name.split(".")[len(_wrappers(name)) :]
+    return ".".join([*prefix, *rest])
+
+
+def _wrappers(name: str) -> list[str]:
+    return [*takewhile(WRAPPERS.__contains__, name.split("."))]
 
 
 def renaming(names: Collection[str], like: Collection[str]) -> dict[str, str]:
@@ -146,11 +172,28 @@ def predicting(names: Iterable[str], layers: int | None) -> frozenset[str]:
     return frozenset(found | {name for name, layer in beyond.items() if layer in predictors})
 
 
-def computed_buffers(names: Iterable[str], config: Mapping[str, object]) -> frozenset[str]:
-    """Find stored buffers that transformers ignores, as it computes them."""
+def unloaded(names: Iterable[str], config: Mapping[str, Any]) -> frozenset[str]:
+    """Find stored tensors that transformers does not load into the class of a configuration.
+
+    They are buffers that it computes, modules of other classes, and keys and values of layers
+    that take them from another layer (Gemma 3n, Gemma 4).
+    """
     masked = config.get("model_type") in MASKED_TYPES
+    modules, text = unused_modules(config), text_config(config)
+    sharing = text.get("num_kv_shared_layers") or 0
+    own = text.get("num_hidden_layers", 0) - sharing
+
+    def shares(name: str) -> bool:
+        match = SHARES.match(canonical(name)) if sharing else None
+        return match is not None and int(match[1]) >= own and match[2] in CLASSES["shared"]
+
     return frozenset(
-        name for name in names if BUFFERS.fullmatch(name) or (masked and MASKS.fullmatch(name))
+        name
+        for name in names
+        if BUFFERS.fullmatch(name)
+        or (masked and MASKS.fullmatch(name))
+        or (modules and f"{canonical(name)}.".startswith(modules))
+        or shares(name)
     )
 
 
@@ -172,6 +215,21 @@ def with_text(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str
     if text is config:
         return {**config, **changed}
     return {**config, "text_config": {**text, **changed}}
+
+
+def class_of(config: Mapping[str, Any]) -> str | None:
+    """The class that a configuration names."""
+    return next(iter(config.get("architectures") or ()), None)
+
+
+def unused_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Modules outside the layers that the class of a configuration does not load."""
+    return tuple(f"{module}." for module in CLASSES["unused"].get(class_of(config) or "", ()))
+
+
+def class_for(config: Mapping[str, Any], task: str | None) -> str | None:
+    """The class for a task over the same base model; None if there is none."""
+    return CLASSES["tasks"].get(str(config.get("model_type")), {}).get(str(task))
 
 
 # --- quantised weights, which are copied and never computed with ---

@@ -26,6 +26,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple, cast
 
+from layerswap.checkpoint.classes import HEADS, PREFIXES
 from layerswap.ground.errors import CheckpointError, RecipeError
 
 
@@ -33,17 +34,18 @@ def _words(*rows: str) -> frozenset[str]:
     return frozenset(word for row in rows for word in row.split())
 
 
-# Modules that only hold the text decoder. `encoder` is not here: its layers are not the decoder's.
-WRAPPERS = _words("model transformer language_model text_model decoder gpt_neox biogpt backbone")
+# Modules that only hold the layers. `encoder` is not here: an encoder-decoder has both.
+WRAPPERS = PREFIXES | _words("model text_model decoder")
 
-# The list of layers: most families; GPT-2, Falcon and BLOOM; MPT; GGUF.
-STACKS = _words("layers h blocks blk")
+# The list of layers: most families; GPT-2, Falcon and BLOOM; MPT; GGUF; BERT; T5.
+STACKS = _words("layers h blocks blk layer block")
 
 # Directly inside a layer: role -> modules and parameters with that role.
 OWNERS: Mapping[str, frozenset[str]] = {
     "attention": _words(
         "self_attn self_attention attn attention",
         "cross_attn",  # Llama 3.2 Vision
+        "encoder_attn SelfAttention EncDecAttention",  # BART; T5
         # Mixers of tokens in place of attention: Qwen3-Next and Qwen3.5; state-space layers of
         # Jamba, Bamba, Falcon-H1 and Granite 4; LFM2; RecurrentGemma.
         "linear_attn mamba conv temporal_block",
@@ -57,6 +59,7 @@ OWNERS: Mapping[str, frozenset[str]] = {
         "fc1 fc2",  # OPT, XGLM, BioGPT: no module around them
         "shared_mlp",  # GraniteMoeShared
         "router experts",  # Gemma 4 with experts
+        "intermediate output DenseReluDense",  # BERT; T5
         "mlp_block mixer",  # RecurrentGemma; Nemotron-H
         "ffn_gate ffn_up ffn_down ffn_gate_inp ffn_sub_norm exp_probs_b",  # GGUF
         "ffn_gate_exps ffn_up_exps ffn_down_exps ffn_gate_up_exps ffn_gate_inp_shexp",
@@ -68,6 +71,10 @@ OWNERS: Mapping[str, frozenset[str]] = {
         "post_feedforward_layernorm_1 post_feedforward_layernorm_2 pre_feedforward_layernorm_2",
         "pre_mlp_layernorm post_mlp_layernorm post_self_attn_layernorm",  # Afmoe, GLM-4
         "self_attn_layer_norm final_layer_norm",  # OPT, XGLM, BioGPT: final in the layer
+        "encoder_attn_layer_norm layer_norm LayerNorm",  # BART; T5; XLM-R XL
+        "pre_self_attn_layernorm post_self_attn_layernorm",  # T5Gemma
+        "pre_cross_attn_layernorm post_cross_attn_layernorm",
+        "sa_layer_norm output_layer_norm attn_norm mlp_norm",  # DistilBERT; ModernBERT
         "ln_1 ln_2",  # GPT-2 and its kin
         "ln_attn ln_mlp",  # Falcon, new decoder
         "norm_1 norm_2",  # MPT
@@ -97,13 +104,17 @@ ROUTERS = _words(
 SHARED = _words("shared_transf shared_transformer")
 
 # Below an owner: role -> words that may follow, besides numbers (experts, per-head norms).
-_LEAVES = "weight bias"
+_LEAVES = ("weight", "bias", "gamma", "beta")  # the last two: BERT's oldest files
 INSIDE: Mapping[str, frozenset[str]] = {
     "attention": _words(
-        _LEAVES,
+        *_LEAVES,
         "q_proj k_proj v_proj qkv_proj o_proj out_proj gate_proj dense query_key_value",
         "c_attn c_proj attention",  # GPT-2; GPT-Neo has attn.attention
-        "Wqkv",  # MPT
+        "Wqkv Wo",  # MPT; ModernBERT
+        "self query key value output LayerNorm q_lin k_lin v_lin out_lin",  # BERT, DistilBERT
+        "query_proj key_proj value_proj q_bias v_bias in_proj pos_proj pos_q_proj",  # DeBERTa
+        "attn self_attn_layer_norm",  # MPNet; XLM-R XL
+        "q k v o relative_attention_bias",  # T5
         "wq wk wv wo",  # Meta
         "q_norm k_norm q_layernorm k_layernorm query_layernorm key_layernorm norms attn_sub_norm",
         "q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj",  # DeepSeek
@@ -117,10 +128,11 @@ INSIDE: Mapping[str, frozenset[str]] = {
         "input_gate_weight input_gate_bias recurrent_gate_weight recurrent_gate_bias",
     ),
     "mlp": _words(
-        _LEAVES,
+        *_LEAVES,
         "gate_proj up_proj down_proj gate_up_proj gate_up_proj_bias down_proj_bias",
         "c_fc c_proj fc1 fc2 fc_in fc_out dense_h_to_4h dense_4h_to_h",
         "w1 w2 w3",  # Meta, Mixtral
+        "dense LayerNorm lin1 lin2 wi wi_0 wi_1 wo Wi Wo",  # BERT, DistilBERT, T5, ModernBERT
         *ROUTERS,
         "experts layer input_linear output_linear",
         "shared_expert shared_experts shared_mlp",
@@ -128,9 +140,9 @@ INSIDE: Mapping[str, frozenset[str]] = {
         "act_fn alpha_n alpha_p beta eps",  # Apertus
         "ffn_sub_norm",  # BitNet
     ),
-    "norm": _words(_LEAVES),
+    "norm": _words(*_LEAVES),
     "other": _words(
-        _LEAVES,
+        *_LEAVES,
         "correct_output_scale correction_coefs prediction_coefs modality_router router_norm",
         "linear_left linear_right post_laurel_norm",
     ),
@@ -145,11 +157,12 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
         "project_in",  # OPT: the second factor of a factorised embedding
         "token_embd token_embd_norm position_embd",  # GGUF
         "embed_tokens_per_layer",  # Gemma 3n, Gemma 4
+        "shared layernorm_embedding embeddings_project",  # BART, T5; ELECTRA
     ),
-    "head": _words(
-        "lm_head embed_out output_projection",
-        "output",  # Meta, GGUF
+    "head": HEADS
+    | _words(
         "project_out",  # OPT: the first factor of a factorised head
+        "pooler",  # BERT: reads the first token for the head
     ),
     "final_norm": _words(
         "norm ln_f norm_f final_layernorm final_layer_norm layer_norm",
@@ -160,14 +173,21 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
         "vision_tower vision_model visual audio_tower",
         "multi_modal_projector connector embed_vision embed_audio image_newline",
         "rope rotary_emb",  # buffers
+        "conv1 conv2 rel_embeddings relative_attention_bias LayerNorm",  # Whisper; DeBERTa; MPNet
         "rope_freqs rope_factors_long rope_factors_short",  # GGUF
         "per_layer_model_projection per_layer_projection_norm",  # Gemma 3n, Gemma 4
         "altup_projections altup_unembed_projections",  # Gemma 3n
     ),
 }
 
-# `weights` is XGLM's sinusoidal position table in old checkpoints.
-OUTSIDE_LEAVES = _words(_LEAVES, "weights")
+OUTSIDE_LEAVES = _words(
+    *_LEAVES,
+    "weights",  # XGLM's sinusoidal position table in old checkpoints
+    "word_embeddings position_embeddings token_type_embeddings LayerNorm",  # BERT's embeddings
+    "tok_embeddings norm position_ids",  # ModernBERT's; a buffer
+    "dense decoder layer_norm out_proj predictions transform seq_relationship",  # heads
+    "dense_prediction summary",
+)
 
 # The papers' names (Llama's as Meta wrote them): role -> last module of the name -> name.
 ALIASES: Mapping[str, Mapping[str, str]] = {
@@ -221,6 +241,7 @@ class Place(NamedTuple):
     role: str
 
 
+HEAD = Place(None, "head")
 MOST_REPEATS, MOST_OPTIONAL, LONGEST_NAME = 4, 8, 1000
 """Bounds on expressions from files, and on the names they are tried on: more could take years."""
 
@@ -297,6 +318,7 @@ class _Name(NamedTuple):
     stack: str | None  # the list of layers, as written: "model.layers"
     layer: int | None
     rest: list[str]  # the owner, and the words inside it
+    side: str  # "encoder", "decoder", or "" for a model that has no such parts
 
 
 def place_tensors(
@@ -310,6 +332,7 @@ def place_tensors(
     """
     by_name = {name: _by_pattern(name, patterns) for name in names}
     parsed = {name: _parse(name) for name, where in by_name.items() if where is None}
+    parsed = _in_one_order(parsed)
     by_name.update((name, _by_tables(words)) for name, words in parsed.items())
     unknown = [name for name, where in by_name.items() if where is None]
     if unknown:
@@ -322,6 +345,30 @@ def place_tensors(
     _check_one_stack(parsed.values())
     _check_layers({where.layer for where in places.values() if where.layer is not None}, layers)
     return places
+
+
+def _in_one_order(names: dict[str, _Name]) -> dict[str, _Name]:
+    """Number the decoder's layers behind the encoder's, from the input to the output.
+
+    An encoder without a decoder beside another list of layers is a tower: its names stay unknown.
+    """
+    layers: dict[str, int] = {}
+    for name in names.values():
+        if name.layer is not None:
+            layers[name.side] = max(layers.get(name.side, 0), name.layer + 1)
+    if not layers.get("encoder"):
+        alone = "decoder" in layers
+        return {n: name._replace(side="") for n, name in names.items()} if alone else names
+    if "" in layers:
+        tower = _Name(None, None, [""], "")
+        return {n: tower if name.side == "encoder" else name for n, name in names.items()}
+    return {n: _behind(name, layers["encoder"]) for n, name in names.items()}
+
+
+def _behind(name: _Name, encoder: int) -> _Name:
+    if name.side != "decoder" or name.layer is None:
+        return name
+    return name._replace(layer=name.layer + encoder)
 
 
 class _Listed(NamedTuple):
@@ -379,9 +426,12 @@ def _listed(name: str) -> _Listed:
     return _Listed(place, ".".join(words[:at]), int(words[at]))
 
 
-def place(name: str, patterns: Sequence[Pattern] = ()) -> Place | None:
-    """Return the place of one tensor; None if neither `patterns` nor the tables know its name."""
-    return _by_pattern(name, patterns) or _by_tables(_parse(name))
+def place(name: str, patterns: Sequence[Pattern] = (), *, encoder: int = 0) -> Place | None:
+    """Return the place of one tensor; None if neither `patterns` nor the tables know its name.
+
+    `encoder` is the number of an encoder-decoder's encoder layers, which come first.
+    """
+    return _by_pattern(name, patterns) or _by_tables(_behind(_parse(name), encoder))
 
 
 def count_layers(places: Mapping[str, Place]) -> int:
@@ -416,13 +466,24 @@ def _by_pattern(name: str, patterns: Sequence[Pattern]) -> Place | None:
 
 def _parse(name: str) -> _Name:
     words = name.split(".")
-    start = 0
-    while start < len(words) and words[start] in WRAPPERS:
-        start += 1
+    start, side = _skip_wrappers(words, 0), ""
+    if start < len(words) and words[start] == "encoder":
+        side, start = "encoder", _skip_wrappers(words, start + 1)
+    elif "decoder" in words[:start]:
+        side = "decoder"
     rest = words[start:]
     if len(rest) > 2 and rest[0] in STACKS and _is_index(rest[1]):
-        return _Name(".".join(words[: start + 1]), int(rest[1]), rest[2:])
-    return _Name(None, None, rest)
+        # T5 numbers the parts of a layer, which have lists of their own.
+        inner = rest[4:] if rest[0] == "block" and rest[2] == "layer" else rest[2:]
+        return _Name(".".join(words[: start + 1]), int(rest[1]), inner, side)
+    return _Name(None, None, rest, side)
+
+
+def _skip_wrappers(words: Sequence[str], start: int) -> int:
+    """Return the position behind the wrappers; a parameter keeps its module."""
+    while start + 1 < len(words) and words[start] in WRAPPERS and words[start + 1] not in _LEAVES:
+        start += 1
+    return start
 
 
 @lru_cache(1 << 14)
@@ -433,6 +494,8 @@ def _is_index(word: str) -> bool:
 
 def _by_tables(name: _Name) -> Place | None:
     role = _role(tuple(name.rest), in_layer=name.layer is not None)
+    if role == "final_norm" and name.side == "encoder":
+        role = "other"  # the decoder follows
     return None if role is None else Place(name.layer, role)
 
 
@@ -453,8 +516,9 @@ def _role(words: tuple[str, ...], *, in_layer: bool) -> str | None:
 
 
 def _check_one_stack(names: Iterable[_Name]) -> None:
-    stacks = list(dict.fromkeys(name.stack for name in names if name.stack is not None))
-    if len(stacks) > 1:
+    named = dict.fromkeys((name.side, name.stack) for name in names if name.stack is not None)
+    stacks = [stack for _, stack in named]
+    if len({side for side, _ in named}) < len(stacks):
         raise CheckpointError(
             f"two lists of layers, {stacks[0]!r} and {stacks[1]!r}; place the tensors that are not "
             "the decoder's with `patterns` in the recipe"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
-from layerswap.checkpoint.configuration import LAYER_COUNTS
+from layerswap.checkpoint.configuration import LAYER_COUNTS, encoder_layers
 from layerswap.checkpoint.header import Requantised
 from layerswap.checkpoint.names import canonical, text_config, with_text
 from layerswap.checkpoint.places import restacked_names
@@ -44,6 +44,10 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
         raise MergeError(
             f"{checkpoint.identity}: its layers are identified by number alone, so none can move; "
             "place its tensors with `patterns` in the recipe"
+        )
+    if encoder_layers(checkpoint.config):
+        raise MergeError(
+            f"{checkpoint.identity}: is an encoder-decoder, whose layers cannot move between both"
         )
     checkpoint = without_layer_behind(checkpoint)
     names = restacked_names(checkpoint.places, taken)

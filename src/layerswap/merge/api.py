@@ -21,6 +21,7 @@ from layerswap.ground.types import Log, PathLike
 from layerswap.merge.compatibility import check_together, untied
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat
+from layerswap.merge.heads import with_one_head
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
 from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
@@ -95,7 +96,7 @@ def make_plan(
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
         recipe = recipe.model_copy(update={"base": named})
-    together = untied(without_unshared(sources.together))
+    together = untied(without_unshared(with_one_head(sources.together, sources.names)))
     sources = replace(sources, together=together)
     stamps = stamps_of(together.values())
     form = FORMATS[sources.form]()
@@ -106,6 +107,8 @@ def make_plan(
     drop = check_together(together, aligned=alignment is not None)
     first = next(iter(sources.experts.values()))
     skip = drop.union(first.vocabulary_tensors if alignment else ())
+    if sources.base is not None:
+        skip |= sources.base.borrowed
     magnitude = _measured_weights(recipe, sources, skip)
     places = {name: place for name, place in first.places.items() if name not in drop}
     depth = first.layers

@@ -10,7 +10,9 @@ from itertools import combinations
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
-from layerswap.checkpoint.names import with_text
+from layerswap.checkpoint.classes import LABELLED
+from layerswap.checkpoint.configuration import encoder_layers
+from layerswap.checkpoint.names import class_of, with_text
 from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.read import (
     first_floats,
@@ -62,6 +64,8 @@ def check_together(
     layers, and the names and shapes of all tensors; `aligned` vocabularies may differ in rows.
     Returns the tensors to leave out of the output: heads that are stored copies of embeddings.
     """
+    # Of a base without weights here only the configuration is known.
+    checkpoints = {name: c for name, c in checkpoints.items() if c.places}
     first, *others = checkpoints
     for other in others:
         checkpoints[first].check_beside(first, checkpoints[other], other)
@@ -79,7 +83,7 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
     """Refuse different sources for head and embedding if both are one tensor."""
     head, embedding = composition[Place(None, "head")], composition[Place(None, "embedding")]
     heads = reference.heads - drop
-    if not heads and head != embedding:
+    if not heads and head != embedding and class_of(reference.config) not in LABELLED:
         raise MergeError(
             f"the head cannot take {head} and the embedding {embedding}: they are one tensor "
             "here (tied); give both the same"
@@ -119,6 +123,17 @@ def numbered_notes(reference: Checkpoint) -> list[str]:
     ]
 
 
+def stack_notes(reference: Checkpoint) -> list[str]:
+    """A note on the order of the layers of an encoder-decoder."""
+    encoder = encoder_layers(reference.config)
+    if not encoder:
+        return []
+    return [
+        f"layers 0 to {encoder - 1} are the encoder's, {encoder} to {reference.layers - 1} the "
+        "decoder's: bottom layers are at the encoder's input, top layers at the decoder's output"
+    ]
+
+
 def tied_notes(
     composition: Composition, reference: Checkpoint, drop: frozenset[str], equal: Collection[str]
 ) -> list[str]:
@@ -126,7 +141,8 @@ def tied_notes(
     blended = {place.role for name, place in reference.places.items() if name not in equal}
     head = reference.heads - drop
     embedding = composition[Place(None, "embedding")]
-    if head or "embedding" not in blended or len(embedding.experts) < 2:
+    labelled = class_of(reference.config) in LABELLED
+    if head or labelled or "embedding" not in blended or len(embedding.experts) < 2:
         return []
     if reference.needs_base:
         return []  # An adapter does not change the base's tied embedding.
@@ -205,13 +221,7 @@ def _number(value: Any) -> Any:
 def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
     """Settings that change what a layer computes: of the model, of its text part, and of RoPE."""
     config, text = checkpoint.config, text_config(checkpoint.config)
-    kind = {key: config.get(key) for key in ("model_type", "architectures")}
-    if isinstance(kind["architectures"], list):  # without its head, a model has the same layers
-        kind["architectures"] = [
-            re.sub("(?:Model|ForCausalLM)$", "ForCausalLM", str(name))
-            for name in kind["architectures"]
-        ]
-    yield {**kind, "number of layers": checkpoint.layers}
+    yield {"model_type": config.get("model_type"), "number of layers": checkpoint.layers}
     unused = NOT_COMPUTED | (WINDOWS if text.get("use_sliding_window") is False else set())
     yield {key: text[key] for key in sorted(text.keys() - unused) if "drop" not in key}
     yield dict(sorted(_rope(text).items()))
@@ -238,18 +248,15 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
 
 
 def _relation(a: Checkpoint, b: Checkpoint) -> str:
-    """Say if two checkpoints have one base, by a sample of matrices, and what to do."""
+    """Say how much two checkpoints differ, by a sample of matrices."""
     nearest = _nearest(a, b)
     if nearest is None:
-        return "save both with one class of transformers if they have one base"
+        return "they are not one model"
     name, distance = nearest
     measured = f"{name!r} differs by {distance:.0%} of its norm"
     if distance > FARTHEST:
         return f"they are not fine-tuned from one base ({measured})"
-    return (
-        f"otherwise they are close ({measured}); load and save one of them with the other's class "
-        "of transformers, so that both have these tensors or neither"
-    )
+    return f"so they are not one model, though {measured}"
 
 
 def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:

@@ -25,7 +25,13 @@ from layerswap.merge.layout import (
     pack_shards,
     pack_shared_shards,
 )
-from layerswap.merge.metadata import record, tokenizer_folder, write_configuration, write_documents
+from layerswap.merge.metadata import (
+    module_notes,
+    record,
+    tokenizer_folder,
+    write_configuration,
+    write_documents,
+)
 from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
@@ -84,6 +90,7 @@ class FolderFormat(Format):
             )
         notes += _dtype_notes(plan)
         notes += tokenizer_notes(plan.sources, plan.tokenizer_owner)
+        notes += module_notes(plan.used, plan.reference)
         if plan.alignment is not None:
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
             for name, tokens in plan.alignment.added.items():

@@ -21,6 +21,7 @@ from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
 from layerswap.compose.schema import BASE
 from layerswap.ground.errors import MergeError
+from layerswap.merge.heads import label_rows, label_tensors
 from layerswap.merge.sources import Fisher, with_base
 from layerswap.merge.terms import (
     Adapted,
@@ -228,6 +229,13 @@ def term_builder(
     checkpoints = {**({BASE: base} if base else {}), **experts}
     blends: dict[tuple[str, str], Gathered] = {}
     deltas: dict[tuple[str, str], Gathered] = {}
+    first = next(iter(experts.values()))
+    for name, checkpoint in experts.items():
+        if order := label_rows(checkpoint, first):
+            for tensor in label_tensors(checkpoint):
+                source = source_of(checkpoint, tensor)
+                runs = tuple(Run(source, row, 1) for row in order)
+                blends[name, tensor] = Gathered(checkpoint.tensors[tensor].shape, runs)
     if alignment is not None:
         owners = with_base(experts, base)
         for name, checkpoint in owners.items():

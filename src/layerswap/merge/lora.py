@@ -15,7 +15,7 @@ from layerswap.checkpoint import Checkpoint, LowRank, Place, TensorInfo, atomic_
 from layerswap.checkpoint.adapted import adapter_of
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY, saved_name
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm
-from layerswap.checkpoint.names import without_training_words
+from layerswap.checkpoint.names import in_layers, with_prefix_of, without_training_words
 from layerswap.checkpoint.read import (
     FLOAT_NAMES,
     is_finite,
@@ -183,9 +183,18 @@ def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
             if name in plan.experts[expert].low_rank
         ]
         if parts:
-            match = KEY.fullmatch(without_training_words(parts[0][0].a.name))
-            assert match is not None, "the adapter reader let another name through"
-            yield match["module"], parts
+            yield _module(plan, parts[0][0]), parts
+
+
+def _module(plan: Plan, low: LowRank) -> str:
+    """The path of a module in memory, with the prefix that the first adapter's modules have.
+
+    Adapters of one base may have been trained in two classes, such as the text model alone.
+    """
+    match = KEY.fullmatch(without_training_words(low.a.name))
+    assert match is not None, "the adapter reader let another name through"
+    layers = (path for path in adapter_of(plan.reference).modules if in_layers(path))
+    return with_prefix_of(match["module"], next(layers, match["module"]))
 
 
 def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:
@@ -194,6 +203,8 @@ def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, floa
     adapted = {name for c in plan.used.values() for name in c.low_rank}
     for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
         if name in adapted:  # a copy of the base's embedding, stored with its adapter
+            continue
+        if all(name not in c.tensors for c in plan.used.values()):  # a head that is left out
             continue
         weights = _weights(plan, name)
         if not any(name in adapters[expert].saved for expert, _ in weights):
@@ -276,6 +287,18 @@ def _in_memory(plan: Plan, name: str) -> str:
     return next(saved_name(a.saved[name].name) for a in adapters if name in a.saved)
 
 
+def _saved_modules(plan: Plan, names: list[str]) -> list[str]:
+    """The modules that hold tensors which are saved whole, as the adapters call them."""
+    configs = [adapter_of(c).config for c in plan.used.values()]
+    known = {str(module) for config in configs for module in config.get("modules_to_save") or ()}
+    return list(
+        dict.fromkeys(
+            next((m for m in known if f".{m}." in f".{name}"), name.rpartition(".")[0])
+            for name in names
+        )
+    )
+
+
 def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
     """`adapter_config.json`, with alpha equal to the rank, so that every scaling is 1."""
     assert plan.base is not None
@@ -294,7 +317,7 @@ def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, An
         "rank_pattern": patterns,
         "alpha_pattern": dict(patterns),
         "target_modules": list(ranks),
-        "modules_to_save": [name.removesuffix(".weight") for name in whole] or None,
+        "modules_to_save": _saved_modules(plan, whole) or None,
         "layers_to_transform": None,
         "layers_pattern": None,
         "exclude_modules": None,

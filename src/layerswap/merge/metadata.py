@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, fingerprints, read_json_object
+from layerswap.checkpoint import Checkpoint, fingerprints, parse_json, read_json_object
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
@@ -34,10 +34,16 @@ COPIED = (
     TOKENIZER_FILES,
     PROCESSOR_FILES,
 )
-"""Files that are copied, each group as a whole from the first source that has one of its files.
+"""Files that are copied, each group as a whole from the first source that has one of its files,
+and the first group only from the source of the tokenizer, or its base if that is an adapter.
 The base is the last source. Code (`*.py`) is never copied."""
 LOST_TO_RANK = "largest_share_lost_to_rank"
 """The key of an adapter's record for the largest error of cutting ranks."""
+MODULES = "modules.json"
+MODULE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json")
+MODULE_FOLDER = re.compile(r"\w[\w-]*")
+"""Names of the folders of modules of sentence-transformers, such as `1_Pooling`; others could point
+elsewhere."""
 LONGEST_FRONT = 1 << 16
 """Most bytes of a card that are read."""
 
@@ -63,6 +69,7 @@ def write_configuration(folder: Path, plan: Plan) -> None:
     _write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
         _copy_first(folder, plan, group)
+    copy_modules(plan.reference.folder, folder)
     if plan.alignment is not None and plan.alignment.added:
         add_tokens(folder, plan.alignment, plan.experts)
 
@@ -208,7 +215,7 @@ def tokenizer_folder(plan: Plan) -> Path:
 
 
 def generation_file(plan: Plan) -> Path | None:
-    """The generation configuration of the output: of the first source that has one."""
+    """The generation configuration of the output: of the source of its tokenizer, if it has one."""
     return next(iter(_first(plan, COPIED[0])), None)
 
 
@@ -235,12 +242,56 @@ def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     vocabulary, and templates from the first source with a template.
     """
     folders = [c.folder for c in (plan.tokenizer_owner, *plan.sources.values())]
+    if names is COPIED[0]:  # another model's would stop at another token
+        of_base = [plan.base.folder] if plan.base and plan.tokenizer_owner.needs_base else []
+        folders = [plan.tokenizer_owner.folder, *of_base]
     groups = [[f for n in names if (f := folder / n).is_file()] for folder in folders]
     if names is not TOKENIZER_FILES:
         return next((files for files in groups if files), [])
     files = next((files for files in groups if VOCABULARIES & {f.name for f in files}), [])
     alone = [] if files == groups[0] else [f for f in groups[0] if "template" in f.name]
     return [*(f for f in files if f.name not in {f.name for f in alone}), *alone]
+
+
+def module_files(folder: Path) -> list[str]:
+    """The files of the modules that sentence-transformers puts behind a model, by their paths."""
+    path = folder / MODULES
+    if not path.is_file():
+        return []
+    modules = parse_json(read_source(path), str(path))
+    paths = (
+        [m.get("path") for m in modules if isinstance(m, dict)] if isinstance(modules, list) else []
+    )
+    folders = [folder / p for p in paths if isinstance(p, str) and MODULE_FOLDER.fullmatch(p)]
+    inside = [
+        f for d in folders for form in ("*.json", "*.safetensors") for f in sorted(d.glob(form))
+    ]
+    names = [name for name in MODULE_FILES if (folder / name).is_file()]
+    return names + [file.relative_to(folder).as_posix() for file in inside if file.is_file()]
+
+
+def copy_modules(source: Path, target: Path) -> None:
+    """Copy the modules of a folder beside the weights of the output."""
+    for name in module_files(source):
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_bytes(read_source(source / name))
+
+
+def module_notes(checkpoints: Mapping[str, Checkpoint], reference: Checkpoint) -> list[str]:
+    """Note experts whose modules differ from those that the output has."""
+    own = module_files(reference.folder)
+    notes = []
+    for name, checkpoint in checkpoints.items():
+        theirs = module_files(checkpoint.folder)
+        differ = [
+            file
+            for file in theirs
+            if file not in own
+            or read_source(checkpoint.folder / file) != read_source(reference.folder / file)
+        ]
+        if differ:
+            notes.append(f"{name} has another {differ[0]}; the output has {reference.identity}'s")
+    return notes
 
 
 def _config(plan: Plan) -> dict[str, Any]:

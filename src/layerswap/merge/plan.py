@@ -32,9 +32,11 @@ from layerswap.merge.compatibility import (
     default_notes,
     numbered_notes,
     origin_notes,
+    stack_notes,
     tied_notes,
     zero_notes,
 )
+from layerswap.merge.heads import check_heads
 from layerswap.merge.layout import (
     SMALLEST_RUN,
     OutputTensor,
@@ -477,6 +479,7 @@ class Format(ABC):
         """Refuse a composition that the format cannot hold."""
         check_roles(plan.composition, plan.reference)
         check_tied(plan.composition, plan.reference, plan.drop)
+        check_heads(plan.composition, plan.experts, plan.base)
 
     def tensors(self, plan: Plan) -> list[OutputTensor]:
         """Every tensor of the merged model."""
@@ -506,6 +509,7 @@ class Format(ABC):
             *origin_notes(sources),
             *zero_notes(plan.used),
             *numbered_notes(plan.reference),
+            *stack_notes(plan.reference),
             *copy_notes(plan.used, plan.base),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
         ]

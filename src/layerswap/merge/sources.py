@@ -158,7 +158,7 @@ class _Opener:
 def _in_one_layout(sources: Sources) -> Sources:
     """Give all checkpoints the names of the recipe's first safetensors."""
     opened = sources.together.values()
-    like = next((c for c in opened if c.form == "safetensors" and c.tensors), None)
+    like = next((c for c in opened if c.form == "safetensors" and c.places), None)
     if like is None:
         return sources
 

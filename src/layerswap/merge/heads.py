@@ -1,0 +1,121 @@
+"""Heads of experts of one base that do different tasks, such as a classifier and a masked LM.
+
+The output is a model of the first expert's class, with its head. An expert or a base of another
+class is read with that head in place of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint.classes import LABELLED
+from layerswap.checkpoint.names import class_of
+from layerswap.checkpoint.places import HEAD
+from layerswap.compose import Composition
+from layerswap.compose.blend import Operation
+from layerswap.ground.errors import MergeError, visible
+
+DEFAULT_LABEL = re.compile(r"LABEL_\d+")
+
+
+def kind_of(checkpoint: Checkpoint) -> str | None:
+    """The class of a checkpoint; a model without its head counts as a language model."""
+    name = class_of(checkpoint.config)
+    return name and re.sub("(?:Model|ForCausalLM)$", "ForCausalLM", name)
+
+
+def with_one_head(
+    checkpoints: Mapping[str, Checkpoint], experts: Collection[str]
+) -> dict[str, Checkpoint]:
+    """Return the checkpoints with the head of the first one, if others are of other classes."""
+    first = next(iter(checkpoints.values()))
+    return {n: _with_head(c, first, noted=n in experts) for n, c in checkpoints.items()}
+
+
+def _with_head(checkpoint: Checkpoint, first: Checkpoint, *, noted: bool) -> Checkpoint:
+    if kind_of(checkpoint) == kind_of(first) or not checkpoint.places or not first.places:
+        return checkpoint
+    head, own = _head(first), _head(checkpoint)
+    kept = {name: place for name, place in checkpoint.places.items() if place != HEAD}
+    ours, output = class_of(checkpoint.config), class_of(first.config)
+    note = f"its head is left out: it is a model of class {ours}, and the output of class {output}"
+    return replace(
+        checkpoint,
+        config={**checkpoint.config, "architectures": first.config.get("architectures")},
+        tensors={**{n: i for n, i in checkpoint.tensors.items() if n in kept}, **head},
+        places={**kept, **dict.fromkeys(head, HEAD)},
+        low_rank={n: low for n, low in checkpoint.low_rank.items() if n in kept},
+        borrowed=frozenset(head),
+        notes=(*checkpoint.notes, note) if noted and own.keys() - head else checkpoint.notes,
+    )
+
+
+def _head(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {n: i for n, i in checkpoint.tensors.items() if checkpoint.places[n] == HEAD}
+
+
+def check_heads(
+    composition: Composition, experts: Mapping[str, Checkpoint], base: Checkpoint | None
+) -> None:
+    """Refuse heads that the composition needs and an expert or the base does not have."""
+    first, blend = next(iter(experts.values())), composition[HEAD]
+    own = [n for n, c in experts.items() if n in blend.experts and not c.borrowed]
+    if not own and any(experts[name].borrowed for name in blend.experts if name in experts):
+        name = blend.experts[0]
+        raise MergeError(
+            f"the head cannot come from {name}: the output is a model of class "
+            f"{class_of(first.config)}, and {name} has no head of that class"
+        )
+    deltas = any(isinstance(member, Operation) and member.base for member in blend.members)
+    if len(own) < 2:
+        return
+    if deltas and base is not None and base.borrowed:
+        raise MergeError(
+            f"the base has no head of class {class_of(first.config)}, so the changes of the heads "
+            f"of {' and '.join(own)} are unknown; {_remedy(own[0])}"
+        )
+    orders = {name: labels_of(experts[name].config) for name in own}
+    known = {name: labels for name, labels in orders.items() if labels}
+    for name, labels in known.items():
+        start = next(iter(known))
+        if labels == known[start] or (not deltas and sorted(labels) == sorted(known[start])):
+            continue
+        each = ", ".join(f"{visible(', '.join(known[n]))[:80]} in {n}" for n in (start, name))
+        raise MergeError(f"labels differ: {each}; {_remedy(start)}")
+
+
+def _remedy(name: str) -> str:
+    return (
+        "take the head from one of them, in a recipe with "
+        f"`places: [{{layers: outside, roles: [head], take: {name}}}]`"
+    )
+
+
+def labels_of(config: Mapping[str, Any]) -> list[str]:
+    """The names of a classifier's labels in their order; empty if they have no names."""
+    names = config.get("id2label")
+    if class_of(config) not in LABELLED or not isinstance(names, dict):
+        return []
+    try:
+        labels = [str(names[key]) for key in sorted(names, key=int)]
+    except (TypeError, ValueError):
+        return []
+    return [] if all(map(DEFAULT_LABEL.fullmatch, labels)) else labels
+
+
+def label_rows(checkpoint: Checkpoint, like: Checkpoint) -> list[int] | None:
+    """The rows of a head in the order of another's labels; None if the orders agree."""
+    ours, wanted = labels_of(checkpoint.config), labels_of(like.config)
+    if ours == wanted or sorted(ours) != sorted(wanted) or checkpoint.borrowed:
+        return None
+    return [ours.index(label) for label in wanted]
+
+
+def label_tensors(checkpoint: Checkpoint) -> Iterable[str]:
+    """The tensors of a head with a row for each label."""
+    count = len(labels_of(checkpoint.config))
+    return (name for name, info in _head(checkpoint).items() if info.shape[:1] == (count,))

@@ -1,0 +1,242 @@
+"""Experts with different heads: classifiers, language models, encoder-decoders, embeddings."""
+
+import json
+
+import pytest
+import torch
+import transformers as tf
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from tests.helpers.merging import refusal, tiny_llama
+
+import layerswap as ls
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "max_position_embeddings": 66, "pad_token_id": 1}  # fmt: skip
+LABELS = ["entailment", "neutral", "contradiction"]
+
+
+def _save(model, folder, seed, labels=None):
+    """A fine-tuned copy of a model, with every weight changed."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.02)
+    if labels:
+        model.config.id2label = dict(enumerate(labels))
+        model.config.label2id = {label: i for i, label in enumerate(labels)}
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def _xlmr(name, seed=0, **more):
+    torch.manual_seed(seed)
+    return getattr(tf, name)(tf.XLMRobertaConfig(**SMALL, **more))
+
+
+def _weights(folder):
+    return load_file(f"{folder}/model.safetensors")
+
+
+def _as_on_the_hub(folder, model):
+    """Add what the Hub's files have and transformers no longer writes."""
+    stored = _weights(folder)
+    embedding = stored["roberta.embeddings.word_embeddings.weight"]
+    stored |= {
+        "roberta.pooler.dense.weight": torch.randn(32, 32),
+        "roberta.pooler.dense.bias": torch.zeros(32),
+        "roberta.embeddings.position_ids": torch.arange(66)[None],
+        "lm_head.decoder.weight": embedding.clone(),
+        "lm_head.decoder.bias": stored["lm_head.bias"].clone(),
+    }
+    stored = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in stored.items()
+    }
+    save_file(stored, f"{folder}/model.safetensors", {"format": "pt"})
+
+
+def test_a_swap_of_a_classifier_and_a_masked_language_model_of_the_hub(tmp_path):
+    """The output is the classifier with the language expert's bottom and top layer."""
+    task = _save(_xlmr("XLMRobertaForSequenceClassification", num_labels=3), tmp_path / "t", 1)
+    language = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "l", 2)
+    plain = _weights(language)
+    _as_on_the_hub(language, plain)
+    ls.swap(task=task, language=language, bottom=1, top=1, outside="task").save(tmp_path / "out")
+    merged, ours = _weights(tmp_path / "out"), _weights(task)
+    assert merged.keys() == ours.keys()
+    for name, tensor in merged.items():
+        swapped = ".layer.0." in name or ".layer.3." in name
+        assert torch.equal(tensor, (plain if swapped else ours)[name]), name
+    model, loading = tf.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert type(model).__name__ == "XLMRobertaForSequenceClassification"
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+
+
+def test_a_head_comes_from_no_model_of_another_class(tmp_path):
+    task = _save(_xlmr("XLMRobertaForSequenceClassification"), tmp_path / "t", 1)
+    language = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "l", 2)
+    assert "the head cannot come from language" in refusal(
+        ls.swap, task=task, language=language, outside="language"
+    )
+
+
+def test_deltas_of_heads_that_the_base_lacks_and_the_remedy(tmp_path):
+    a, b = (
+        _save(_xlmr("XLMRobertaForSequenceClassification"), tmp_path / str(i), i) for i in (1, 2)
+    )
+    base = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "base", 3)
+    text = (
+        f"{{base: {base}, experts: {{a: {a}, b: {b}}}, merge: {{method: ties, experts: [a, b]}}}}"
+    )
+    message = refusal(lambda: ls.make_plan(ls.parse_recipe(text)))
+    assert message.startswith("the base has no head of class XLMRobertaForSequenceClassification")
+    remedy = message.partition("with `")[2].removesuffix("`")
+    plan = ls.make_plan(ls.parse_recipe(text[:-1] + f", {remedy}}}"))
+    plan.save(tmp_path / "out")
+    head = "classifier.out_proj.weight"
+    assert torch.equal(_weights(tmp_path / "out")[head], _weights(a)[head])
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_rows_of_heads_are_averaged_by_the_names_of_their_labels(order, tmp_path):
+    model = "XLMRobertaForSequenceClassification"
+    a = _save(_xlmr(model, num_labels=3), tmp_path / "a", 1, LABELS)
+    b = _save(_xlmr(model, num_labels=3), tmp_path / "b", 2, [LABELS[i] for i in order])
+    ls.soup([a, b]).save(tmp_path / "out")
+    for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
+        rows = torch.stack([_weights(b)[name][order.index(i)] for i in range(3)])
+        assert torch.allclose(_weights(tmp_path / "out")[name], (_weights(a)[name] + rows) / 2)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"]["0"] == LABELS[0]
+
+
+def test_heads_of_other_labels_are_not_averaged(tmp_path):
+    model = "XLMRobertaForSequenceClassification"
+    a = _save(_xlmr(model, num_labels=3), tmp_path / "a", 1, LABELS)
+    b = _save(_xlmr(model, num_labels=3), tmp_path / "b", 2, ["sports", "science", "politics"])
+    assert refusal(ls.swap, task=a, language=b).startswith("labels differ: entailment, neutral")
+    ls.swap(task=a, language=b, outside="task").save(tmp_path / "out")
+
+
+def _adapter(folder, model, base, seed, **settings):
+    torch.manual_seed(seed)
+    adapted = get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, **settings))
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "xlm-roberta"])
+def test_an_adapter_of_a_classifier_and_one_of_a_language_model(family, tmp_path):
+    base = tmp_path / "base"
+    if family == "llama":
+        torch.manual_seed(0)
+        tf.LlamaForCausalLM(tiny_llama(pad_token_id=0)).save_pretrained(base)
+        targets, language_class, head = ["q_proj"], tf.AutoModelForCausalLM, "score"
+    else:
+        _xlmr("XLMRobertaForMaskedLM").save_pretrained(base)
+        targets, language_class, head = ["query"], tf.AutoModelForMaskedLM, "classifier"
+    classes = tf.AutoModelForSequenceClassification
+    task = _adapter(
+        tmp_path / "t", classes.from_pretrained(base, num_labels=3), base, 1,
+        target_modules=targets, task_type="SEQ_CLS",
+    )  # fmt: skip
+    language = _adapter(
+        tmp_path / "l", language_class.from_pretrained(base), base, 2, target_modules=targets
+    )
+    plan = ls.swap(task=task, language=language, bottom=1, top=1, outside="task")
+    plan.save(tmp_path / "out")
+    fresh = classes.from_pretrained(base, num_labels=3)
+    loaded = dict(PeftModel.from_pretrained(fresh, tmp_path / "out").named_parameters())
+    ours, theirs = (load_file(f"{f}/adapter_model.safetensors") for f in (task, language))
+    heads = [name for name in ours if f".{head}." in name]
+    assert heads
+    for name in heads:
+        where = name.replace(f".{head}.", f".{head}.modules_to_save.default.")
+        assert torch.equal(loaded[where], ours[name]), name
+    for name in theirs:
+        if ".lora_A" in name:
+            source = theirs if ".0." in name or ".3." in name else ours
+            pair = [name, name.replace("lora_A", "lora_B")]
+            a, b = (source[each] for each in pair)
+            mine = [loaded[each.replace(".weight", ".default.weight")] for each in pair]
+            assert torch.allclose(mine[1] @ mine[0], b @ a * 4, atol=1e-6), name
+    ls.swap(task=task, language=language, bottom=1, top=1, outside="task", bake=True).save(
+        tmp_path / "full"
+    )
+    model, loading = classes.from_pretrained(tmp_path / "full", output_loading_info=True)
+    assert model.config.num_labels == 3
+    assert not loading["missing_keys"]
+
+
+def test_layers_of_an_encoder_decoder_are_numbered_from_input_to_output(tmp_path):
+    settings = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4,
+                "num_layers": 3, "num_decoder_layers": 2}  # fmt: skip
+    task, language = (
+        _save(tf.MT5ForConditionalGeneration(tf.MT5Config(**settings)), tmp_path / str(i), i)
+        for i in (1, 2)
+    )
+    plan = ls.swap(task=task, language=language, bottom=1, top=1, outside="task")
+    assert plan.composition.layers == 5
+    assert any("layers 0 to 2 are the encoder's, 3 to 4 the decoder's" in n for n in plan.notes)
+    plan.save(tmp_path / "out")
+    merged, a, b = map(_weights, (tmp_path / "out", task, language))
+    for name, tensor in merged.items():
+        swapped = name.startswith(("encoder.block.0.", "decoder.block.1."))
+        assert torch.equal(tensor, (b if swapped else a)[name]), name
+
+
+def test_keys_and_values_of_layers_that_share_them_are_no_part_of_the_model(tmp_path):
+    config = tf.Gemma4TextConfig(
+        vocab_size=64, vocab_size_per_layer_input=64, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        global_head_dim=8, sliding_window=16, num_kv_shared_layers=2, max_position_embeddings=64,
+        hidden_size_per_layer_input=8, layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    a, b, base = (_save(tf.Gemma4ForCausalLM(config), tmp_path / str(i), i) for i in range(3))
+    stored = _weights(base)
+    stored |= {
+        name.replace(f".layers.{i}.", f".layers.{i + 2}."): tensor.clone()
+        for name, tensor in stored.items()
+        for i in (0, 1)
+        if f".layers.{i}." in name and ("k_proj" in name or "v_proj" in name or "k_norm" in name)
+    }
+    assert len(stored) > len(_weights(base))
+    recipe = (
+        f"{{base: {base}, experts: {{a: {a}, b: {b}}}, merge: {{method: ties, experts: [a, b]}}}}"
+    )
+    ls.make_plan(ls.parse_recipe(recipe)).save(tmp_path / "plain")
+    save_file(stored, f"{base}/model.safetensors", {"format": "pt"})
+    ls.make_plan(ls.parse_recipe(recipe)).save(tmp_path / "hub")
+    plain, hub = _weights(tmp_path / "plain"), _weights(tmp_path / "hub")
+    assert all(torch.equal(tensor, hub[name]) for name, tensor in plain.items())
+
+
+def test_the_modules_of_sentence_transformers_stay(tmp_path):
+    for name, pooling in (("a", "cls"), ("b", "mean")):
+        folder = tmp_path / name
+        _save(_xlmr("XLMRobertaModel"), folder, ord(name))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+        modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"},
+                   {"path": "../a", "type": "Dense"}]  # fmt: skip
+        (folder / "modules.json").write_text(json.dumps(modules))
+    plan = ls.swap(task=tmp_path / "a", language=tmp_path / "b", outside="task")
+    assert any("language has another 1_Pooling/config.json" in note for note in plan.notes)
+    plan.save(tmp_path / "out")
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
+
+
+def test_a_model_without_a_generation_configuration_keeps_its_own_end(tmp_path):
+    for name, end in (("a", 5), ("b", 1)):
+        _save(tf.LlamaForCausalLM(tiny_llama(eos_token_id=end)), tmp_path / name, end)
+    (tmp_path / "a" / "generation_config.json").unlink()
+    ls.swap(task=tmp_path / "a", language=tmp_path / "b", outside="task").save(tmp_path / "out")
+    model = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.eos_token_id == 5
