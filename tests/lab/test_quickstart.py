@@ -82,7 +82,7 @@ def test_report_and_drawing_show_the_composition(finished):
     page = (folder / "report.html").read_text()
     best = outcome.board.intervals[outcome.board.selected].mean
     assert f"A swap answers {best:.1%}" in page
-    assert page.count("<svg ") == 3
+    assert page.count("<svg ") == 4
     zones = outcome.board.best.recipe.swap
     assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
     assert "language-furo-1" in page
