@@ -46,6 +46,7 @@ from research import baselines, dose, outer, ten_languages
 from research.figures import save_svg
 from research.markdown import Table, per_cent, points, table
 from research.selection import select
+from research.ten_languages import LANGUAGE, SOUP, SWAP, TASK
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -116,6 +117,9 @@ ZONES = {"headlines": "headline-zones", "sentences": "topic-zones"}
 CSV = DOCS / "tables"
 CHART = DOCS / "images" / "summary"
 """The README's chart, without its suffix."""
+ROADS = ("commonest label", "task expert", "language expert", "average", "swap", "labels alone",
+         "small encoder")  # fmt: skip
+"""The rows of the README's chart, for each task."""
 SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
     "dose in short": ("dose-task", (1, 2, 3, 4, 5), "mean"),
     "dose of sentences in short": ("dose-sentences", (1, 2, 3, 4, 5), ""),
@@ -573,27 +577,23 @@ def models_table(measure: Callable[..., Interval], words: str) -> Table:
     return table([words, *head], rows)
 
 
+def summary() -> list[tuple[str, Interval]]:
+    """The roads in Swahili with all text: % correct of headlines and sentences, without a choice."""
+    rows = []
+    for task, study in (("headlines", "dose-task"), ("sentences", "dose-sentences")):
+        alone = {"commonest label": baselines.COMMONEST, "labels alone": baselines.LABELS,
+                 "small encoder": baselines.ENCODER}  # fmt: skip
+        merged = {"task expert": TASK, "language expert": LANGUAGE, "average": SOUP, "swap": SWAP}
+        own = {name: baselines.right(task, "sw", key) for name, key in alone.items()} | {
+            name: dose.classified(study, "sw", key, "all").right for name, key in merged.items()
+        }
+        rows += [(f"{task}: {name}", mean_interval(own[name])) for name in ROADS]
+    return rows
+
+
 def draw_summary() -> Drawing:
-    """Draw merges and roads without a merge, minus the task expert, on headlines and sentences."""
-    merges = {"average": "soup", "swap": str(DEFAULT)}
-    roads = {"small encoder": baselines.ENCODER, "labels alone": baselines.LABELS}
-    headlines = [
-        (f"headlines: {words}", ten_languages.gain(ten_languages.accuracy, name, "task expert"))
-        for words, name in merges.items()
-    ]
-    headlines += [(f"headlines: {words}", baselines.gain(name)) for words, name in roads.items()]
-    sentences = [
-        (f"sentences: {words}", correct("sentences", name, "task expert"))
-        for words, name in merges.items()
-    ]
-    expert = over_pairs("sentences", "task expert")
-    sentences += [
-        (f"sentences: {words}", over_languages("sentences", differences(own, expert)))
-        for words, name in roads.items()
-        for own in [[baselines.right("sentences", code, name) for code in LANGUAGES]]
-    ]
-    measure = "minus the task expert"
-    return draw_intervals(headlines + sentences, measure=measure, differences=True)
+    """Draw the README's chart: what each road answers in Swahili."""
+    return draw_intervals(summary(), measure="right answers in Swahili")
 
 
 def _gains(task: str, first: str, second: str) -> list[Values]:

@@ -17,7 +17,7 @@ from typer.main import get_command
 import layerswap as ls
 from layerswap.cli import app
 from layerswap.lab.assets import shipped
-from layerswap.lab.questions import write_tasks
+from layerswap.lab.questions import questions, write_tasks
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -125,32 +125,24 @@ def test_every_command_of_the_tutorial_works(tmp_path):
         assert (tmp_path / made).is_file(), made
 
 
+ELSEWHERE = ("layerswap new ", "layerswap study run ", "layerswap deploy ")
+"""Commands that tests of the road on a laptop and of deploy run."""
+
+
 @pytest.mark.slow
 def test_every_command_of_the_readme_works(tmp_path):
     lab = shipped()
-    for name, folder in (("base", lab.base), ("math-expert", lab.task_experts[0]),
+    for name, folder in (("math-expert", lab.task_experts[0]),
                          ("swahili-expert", lab.language_experts["furo"][0])):  # fmt: skip
         (tmp_path / name).symlink_to(folder)
-    write_tasks(tmp_path / "tasks", 20)
-    (tmp_path / "sweep.yaml").write_text(
-        "recipe: {experts: {task: math-expert, language: swahili-expert}, swap: {}}\n"
-        "grid: {bottom: 0-2, top: 0}\ntasks: [lab_problem_furo]\ninclude: [tasks]\n"
-    )
-    (tmp_path / "swap.yaml").write_text(
-        "experts: {task: math-expert, language: swahili-expert}\nswap: {bottom: 2, top: 0}\n"
-    )
-    rows = '{"prompt": "nela:", "completion": " bufo"}\n' * 32
-    (tmp_path / "rows.jsonl").write_text(rows)
-    (tmp_path / "swahili.yaml").write_text(
-        "base: base\ndata: {train: rows.jsonl}\n"
-        "hyperparameters: {learning_rate: 1.0e-4, max_steps: 2}\n"
-    )
-    for command in commands("README.md"):
-        if command.startswith("layerswap compare"):
-            # `eval` could not fetch its data, so there is nothing to compare.
-            assert "error: " in run(command, tmp_path).stderr
-        else:
+    lines = [f"{one.prompt} {one.answer}\n" for one in questions("comprehension", "furo", "test")]
+    (tmp_path / "igbo-news.txt").write_text("".join(lines))
+    found = commands("README.md")
+    assert sum(command.startswith(ELSEWHERE) for command in found) == 3
+    for command in found:
+        if not command.startswith(ELSEWHERE):
             check(command, tmp_path)
+    assert (tmp_path / "topics/ask.html").is_file()
 
 
 STANDINS = {
@@ -164,7 +156,7 @@ STANDINS = {
 
 @pytest.mark.parametrize(
     "file",
-    ["README.md", "docs/method.md", "docs/gpu.md",
+    ["docs/method.md", "docs/gpu.md",
      pytest.param("docs/evaluation.md", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
@@ -263,7 +255,7 @@ def test_the_site_builds_without_a_warning(site):
     assert "Compose, search, write" in (site / "reference/cli/index.html").read_text()
     assert "magnitude" in (site / "reference/python/index.html").read_text()
     home = (site / "index.html").read_text()
-    for part in ("images/quickstart.png", "images/summary.svg", "md-footer__link--next"):
+    for part in ("images/summary.svg", "md-footer__link--next"):
         assert part in home
     assert "md-footer__link--prev" in (site / "faq/index.html").read_text()
     assert (site / "notebooks/quickstart.ipynb").is_file()

@@ -9,7 +9,7 @@ import pytest
 
 from layerswap.study.spec import read_study
 from layerswap.training.mix.schema import read_mix
-from research import inputs, ten_languages, transfer
+from research import inputs, transfer
 
 LINK = re.compile(r"\(tables/([\w-]+\.csv)\)")
 
@@ -44,10 +44,10 @@ def test_the_readmes_chart_is_that_of_the_recorded_scores(tmp_path):
     assert drawn == transfer.CHART.with_suffix(".svg").read_text("utf-8")
     readme = (transfer.HERE.parent / "README.md").read_text("utf-8")
     assert f"]({transfer.CHART.relative_to(transfer.HERE.parent)}.svg)" in readme
-    alone = [ten_languages.accuracy(code, "task expert") for code in ten_languages.LANGUAGES]
-    sentences = transfer.correct("sentences", "task expert").mean
-    assert f"(task expert: {100 * np.mean(alone):.1f}% right)" in readme
-    assert f"sentences in three ({100 * sentences:.1f}%)" in readme
+    shown = {name: f"{100 * interval.mean:.1f}" for name, interval in transfer.summary()}
+    for task in ("headlines", "sentences"):
+        numbers = ", ".join(f"{road} {shown[f'{task}: {road}']}" for road in transfer.ROADS)
+        assert f"{task.capitalize()}: {numbers}" in readme
 
 
 @pytest.mark.slow
