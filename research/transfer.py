@@ -578,7 +578,7 @@ def models_table(measure: Callable[..., Interval], words: str) -> Table:
 
 
 def summary() -> list[tuple[str, Interval]]:
-    """The roads in Swahili with all text: % correct of headlines and sentences, without a choice."""
+    """The roads in Swahili with all text, on headlines and sentences, without a choice."""
     rows = []
     for task, study in (("headlines", "dose-task"), ("sentences", "dose-sentences")):
         alone = {"commonest label": baselines.COMMONEST, "labels alone": baselines.LABELS,

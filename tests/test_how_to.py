@@ -76,7 +76,7 @@ def test_the_road_is_short():
 
 
 NEEDS_MORE = ("layerswap ask read", "layerswap deploy")
-"""Commands that need a speaker's answers or a GGUF file; tests/evaluation and tests/deploy run them."""
+"""Need a speaker's answers or a GGUF file; tests/evaluation and tests/deploy run them."""
 
 
 @pytest.mark.slow

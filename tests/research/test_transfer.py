@@ -4,7 +4,6 @@ import csv
 import json
 import re
 
-import numpy as np
 import pytest
 
 from layerswap.study.spec import read_study
