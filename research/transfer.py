@@ -1,4 +1,4 @@
-"""The tables of docs/real.md and docs/when.md, and the README's chart, from recorded scores.
+"""The tables of real.md, when.md and answers.md in docs, and the README's chart, from scores.
 
     python -m research.transfer                  # prints them; nothing is trained or evaluated
     python -m research.transfer --write          # writes them, and the README's chart
@@ -42,7 +42,7 @@ from layerswap.experiment.compare import Compared, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from layerswap.report import Drawing
 from layerswap.report.charts import draw_intervals
-from research import baselines, dose, outer, ten_languages
+from research import answers, baselines, dose, outer, ten_languages
 from research.figures import save_svg
 from research.markdown import Table, per_cent, points, table
 from research.selection import select
@@ -50,7 +50,7 @@ from research.ten_languages import LANGUAGE, SOUP, SWAP, TASK
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGES = tuple(DOCS / f"{name}.md" for name in ("real", "when"))
+PAGES = tuple(DOCS / f"{name}.md" for name in ("real", "when", "answers"))
 LABELS, PROBABILITIES = "labels.json", "probabilities.parquet"
 SIGNALS = "signals.json"
 TASKS = {
@@ -142,6 +142,16 @@ SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
     "by language in short": ("by language", (0, 2, 3, 4, 5), ""),
     "means in short": ("means", (0, 1, 2, 3, 4), ""),
     "partial in short": ("partial", (0, 1, 3), ""),
+    "answers in short": (
+        "answers",
+        (0, 1, 2, 3, 4, 5, 6),
+        frozenset(set(answers.MODELS) - {answers.TRUE, answers.LANGUAGE_SHOTS}),
+    ),
+    "answers in English in short": (
+        "answers in English",
+        (0, 1, 2, 3, 6),
+        frozenset({answers.LEAD, answers.TASK, answers.SWAP, answers.SOUP}),
+    ),
 }
 """Parts of tables that pages show: the table, its columns, and the rows or their beginning."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -663,6 +673,7 @@ def tables() -> dict[str, Table]:
         **ten_languages.tables(),
         **dose.tables(),
         **outer.tables(),
+        **answers.tables(),
         **baselines.tables(),
         "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),
