@@ -240,3 +240,65 @@ def test_a_model_without_a_generation_configuration_keeps_its_own_end(tmp_path):
     ls.swap(task=tmp_path / "a", language=tmp_path / "b", outside="task").save(tmp_path / "out")
     model = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.generation_config.eos_token_id == 5
+
+
+def test_an_adapter_over_a_base_with_other_words_on_disk(tmp_path):
+    """EXAONE 3.5 is a Llama in memory, with the words of GPT-2 on disk."""
+    settings = {k: v for k, v in tiny_llama().to_diff_dict().items() if k != "model_type"}
+    config = tf.AutoConfig.for_model("exaone", **settings)
+    torch.manual_seed(0)
+    base = tmp_path / "base"
+    tf.AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    assert "transformer.h.0.mlp.c_fc_0.weight" in _weights(base)
+    task, language = (
+        _adapter(
+            tmp_path / str(seed), tf.AutoModelForCausalLM.from_pretrained(base), base, seed,
+            target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM",
+        )
+        for seed in (1, 2)
+    )  # fmt: skip
+    ls.swap(task=task, language=language, bottom=1, top=1, outside="task", bake=True).save(
+        tmp_path / "out"
+    )
+    merged = _weights(tmp_path / "out")
+    for layer, adapter in ((0, language), (1, task), (3, language)):
+        fresh = tf.AutoModelForCausalLM.from_pretrained(base)
+        folder = tmp_path / f"whole{layer}"
+        PeftModel.from_pretrained(fresh, adapter).merge_and_unload().save_pretrained(folder)
+        name = f"transformer.h.{layer}.mlp.c_fc_0.weight"
+        assert torch.allclose(merged[name], _weights(folder)[name], atol=1e-6)
+        assert not torch.equal(merged[name], _weights(base)[name])
+
+
+def test_adapters_trained_in_two_classes_are_written_in_one(tmp_path):
+    """PEFT loads all modules of the output."""
+    base = tmp_path / "base"
+    torch.manual_seed(0)
+    tf.LlamaForCausalLM(tiny_llama()).save_pretrained(base)
+    task = _adapter(
+        tmp_path / "t", tf.LlamaForCausalLM.from_pretrained(base), base, 1,
+        target_modules=["q_proj"], task_type="CAUSAL_LM",
+    )  # fmt: skip
+    language = _adapter(
+        tmp_path / "l", tf.LlamaModel.from_pretrained(base), base, 2, target_modules=["v_proj"]
+    )
+    ls.soup([task, language]).save(tmp_path / "out")
+    stored = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert {name.partition("layers.")[0] for name in stored} == {"base_model.model.model."}
+    assert len(stored) == 2 * 2 * 4
+
+
+def test_a_dtype_keeps_what_is_float32_in_a_model_of_16_bits(tmp_path):
+    folders = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        folder = tmp_path / str(seed)
+        tf.LlamaForCausalLM(tiny_llama()).bfloat16().save_pretrained(folder)
+        stored = _weights(folder)
+        stored["model.norm.weight"] = 6.8 + torch.rand(24)
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+        folders.append(folder)
+    ls.soup(folders, dtype="bfloat16").save(tmp_path / "out")
+    merged = _weights(tmp_path / "out")
+    assert merged["model.norm.weight"].dtype == torch.float32
+    assert merged["lm_head.weight"].dtype == torch.bfloat16

@@ -68,7 +68,7 @@ class AdaptedModel(Checkpoint):
             base = _with_task(base, adapter)
             _refuse_tied(base, adapter)
             if base.tensors:
-                weights = match_tensors(adapter, base.tensors)
+                weights = match_tensors(adapter, base.tensors, base.config.get("model_type"))
                 new = renaming(adapter.saved.keys(), base.tensors.keys())
                 saved = {new.get(name, name): info for name, info in adapter.saved.items()}
                 adapter = replace(adapter, saved=saved)

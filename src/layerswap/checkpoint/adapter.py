@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import TensorInfo, read_header
-from layerswap.checkpoint.names import canonical, without_training_words
+from layerswap.checkpoint.names import canonical, in_memory, without_training_words
 from layerswap.checkpoint.places import LONGEST_NAME, compile_pattern
 from layerswap.checkpoint.read import FLOAT_DTYPES, read_matrix
 from layerswap.ground.errors import CheckpointError, error_context
@@ -257,14 +257,18 @@ def _number(config: Mapping[str, Any], key: str, path: str) -> float:
     return value
 
 
-def match_tensors(adapter: Adapter, names: Iterable[str]) -> dict[str, str]:
+def match_tensors(
+    adapter: Adapter, names: Iterable[str], model_type: object = None
+) -> dict[str, str]:
     """Find the weight of every module of an adapter among the tensors of a checkpoint.
 
     Names on disk may lack, or add, the outer words of the names in memory, and have them in another
-    order.
+    order; of some types of models they have other words.
     """
     by_ending: dict[str, list[str]] = {}
     for name in names:
+        for memory in in_memory(name, model_type):
+            by_ending.setdefault(f"canonical {memory}", []).append(name)
         by_ending.setdefault(f"canonical {canonical(name)}", []).append(name)
         words = name.split(".")
         for i in range(len(words)):

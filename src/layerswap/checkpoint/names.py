@@ -81,6 +81,20 @@ def canonical(name: str) -> str:
     return ".".join(SAME_WORDS.get(word, word) for word in words)
 
 
+def in_memory(name: str, model_type: object) -> tuple[str, ...]:
+    """Return the canonical name in memory, if its words differ from those on disk.
+
+    Example: of EXAONE 3.5, `transformer.h.0.mlp.c_fc_0.weight` gives
+    `layers.0.mlp.gate_proj.weight`. A weight that is several tensors in memory has no such name.
+    """
+    core, number = canonical(name), r"(?<=\.)\d+(?=\.)"
+    renamed = CLASSES["renamed"].get(str(model_type), {}).get(re.sub(number, "#", core), ())
+    numbers = iter(re.findall(number, core))
+    if len(renamed) != 1:
+        return ()
+    return (re.sub("#", lambda _: next(numbers, "#"), renamed[0]),)
+
+
 def in_layers(name: str) -> bool:
     """True for the name of a module or a tensor in a layer of the language model."""
     words = canonical(name).split(".")

@@ -273,6 +273,7 @@ def output_tensors(
     """
     first = next(iter(experts.values()))
     target = FLOAT_NAMES[dtype] if dtype else _baked_dtype(experts)
+    short = any(info.dtype in SHORT for info in first.tensors.values())
     outputs = []
     for name in first.tensors:
         if name in drop:
@@ -287,6 +288,8 @@ def output_tensors(
             continue
         stored = {checkpoint.tensors[name].dtype for checkpoint in experts.values()}
         wide = target or widest(stored & set(FLOAT_DTYPES))
+        if dtype and wide in SHORT and stored == {"F32"} and short:
+            wide = "F32"  # such as the corrections of a router, which 16 bits would make equal
         if _blend_copies(inputs, wide):
             inputs = ((inputs[0][0], 1.0),)
         shape = next(sources_of(inputs)).shape
