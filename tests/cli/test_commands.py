@@ -30,15 +30,17 @@ def weights(folder):
 def test_the_commands_of_the_help(layerswap):
     root = get_command(app)
     assert " ".join(root.commands) == (
-        "quickstart new bases play plan merge instruct revert verify deploy data train "
-        "sweep eval compare delta ask study lab analyse"
+        "quickstart new play plan merge instruct revert verify deploy data train "
+        "sweep eval compare delta bases ask study lab analyse"
     )
     analyses = ["linearity", "composability", "fisher", "freeze-or-revert", "select"]
     assert list(root.commands["analyse"].commands) == analyses
     shown = layerswap("--help").out
     panels = re.findall(r"^(\S.*):$", shown, re.MULTILINE)
-    assert panels == ["Options", "Start here", "Merge experts", "Train experts",
+    assert panels == ["Options", "Start here", "Try it", "Merge experts", "Train experts",
                       "Choose and evaluate", "Analyse and experiment"]  # fmt: skip
+    first = re.findall(r"^  (\w+)  ", shown.partition("Start here")[2].partition("Try it")[0], re.M)
+    assert first == ["new", "study", "merge", "eval", "ask", "deploy"]
     assert "--install-completion" in shown
 
 

@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
-START, MERGE, TRAIN = "Start here", "Merge experts", "Train experts"
+START, TRY, MERGE, TRAIN = "Start here", "Try it", "Merge experts", "Train experts"
 EVALUATE, ANALYSE = "Choose and evaluate", "Analyse and experiment"
 COMMANDS = {
-    "quickstart": ("lab:quickstart", START, False),
+    "quickstart": ("lab:quickstart", TRY, False),
     "new": ("new:new", START, False),
-    "bases": ("bases:bases", START, True),
-    "play": ("play:play", START, False),
+    "play": ("play:play", TRY, False),
     "plan": ("merge:plan", MERGE, True),
-    "merge": ("merge:merge", MERGE, True),
+    "merge": ("merge:merge", START, True),
     "instruct": ("merge:instruct", MERGE, True),
     "revert": ("merge:revert", MERGE, False),
     "verify": ("merge:verify", MERGE, True),
-    "deploy": ("deploy:deploy", MERGE, True),
+    "deploy": ("deploy:deploy", START, True),
     "data": ("training:data", TRAIN, False),
     "train": ("training:train", TRAIN, False),
     "sweep": ("evaluate:sweep", EVALUATE, True),
-    "eval": ("evaluate:evaluate", EVALUATE, True),
+    "eval": ("evaluate:evaluate", START, True),
     "compare": ("evaluate:compare", EVALUATE, True),
     "delta": ("analyse:delta", ANALYSE, True),
+    "bases": ("bases:bases", ANALYSE, True),
 }
 """Module and function, panel of the help, and `--json` of every command outside the groups."""
 ANALYSES = ("linearity", "composability", "fisher", "freeze_or_revert", "select")
@@ -75,9 +75,9 @@ def application(only: str | None = None) -> typer.Typer:
     if only not in COMMANDS:
         from layerswap.cli import analyse, ask, lab, study
 
-        app.add_typer(ask.app, name="ask", rich_help_panel=EVALUATE)
-        app.add_typer(study.app, name="study", rich_help_panel=ANALYSE)
-        app.add_typer(lab.app, name="lab", rich_help_panel=ANALYSE)
+        app.add_typer(ask.app, name="ask", rich_help_panel=START)
+        app.add_typer(study.app, name="study", rich_help_panel=START)
+        app.add_typer(lab.app, name="lab", rich_help_panel=TRY)
         analyses = commands.group("Run the papers' analyses of experts and merges.")
         app.add_typer(analyses, name="analyse", rich_help_panel=ANALYSE)
         for name in ANALYSES:

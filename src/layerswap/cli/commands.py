@@ -101,6 +101,10 @@ class PlainCommand(TyperCommand):
         _write(formatter, panels)
 
 
+FIRST = ("new", "study", "merge", "eval", "ask", "deploy")
+"""Commands that `layerswap --help` lists first, in this order."""
+
+
 class PlainGroup(TyperGroup):
     """A group of commands whose help shows their whole summaries, by panels."""
 
@@ -117,7 +121,10 @@ class PlainGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the summary of every command."""
         panels: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
+        names = self.list_commands(ctx)
+        if ctx.parent is None:
+            names = [*FIRST, *(name for name in names if name not in FIRST)]
+        for name in names:
             command: Any = self.get_command(ctx, name)
             panel = getattr(command, "rich_help_panel", None)
             rows = panels.setdefault(panel if isinstance(panel, str) else "Commands", [])
