@@ -122,8 +122,6 @@ ROADS = ("commonest label", "task expert", "language expert", "average", "swap",
 """The rows of the README's chart, for each task."""
 SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
     "dose in short": ("dose-task", (1, 2, 3, 4, 5), "mean"),
-    "dose of sentences in short": ("dose-sentences", (1, 2, 3, 4, 5), ""),
-    "after in short": ("after", (0, 1, 3, 4, 6), ""),
     "ten languages in short": (
         "ten languages",
         (0, 1, 2, 3, 4),
