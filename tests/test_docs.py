@@ -211,11 +211,11 @@ def test_the_page_of_support_is_that_of_the_tests():
     assert support_page.PAGE.read_text("utf-8") == support_page.page()
 
 
-def test_the_pages_are_at_most_22_with_30000_words():
+def test_the_pages_are_at_most_22_with_28000_words():
     counts = {page: len((ROOT / page).read_text("utf-8").split()) for page in PAGES}
     assert len(counts) <= 22
     assert max(counts.values()) <= 3000, max(counts, key=lambda page: counts[page])
-    assert sum(counts.values()) <= 30_000
+    assert sum(counts.values()) <= 28_000
 
 
 def test_the_home_page_is_the_readme_with_links_of_the_site():
