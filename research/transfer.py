@@ -143,12 +143,7 @@ SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
     "answers in short": (
         "answers",
         (0, 1, 2, 3, 4, 5, 6),
-        frozenset(set(answers.MODELS) - {answers.TRUE, answers.LANGUAGE_SHOTS}),
-    ),
-    "answers in English in short": (
-        "answers in English",
-        (0, 1, 2, 3, 6),
-        frozenset({answers.LEAD, answers.TASK, answers.SWAP, answers.SOUP}),
+        frozenset({*answers.MODELS} - {answers.TRUE, *answers.SHOTS}),
     ),
 }
 """Parts of tables that pages show: the table, its columns, and the rows or their beginning."""

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from layerswap.evaluation.statistics import paired_difference
 from layerswap.lab.assets import shipped
 from layerswap.training.expert.spec import check_expert
 from research import answers
@@ -160,10 +161,18 @@ def test_recorded_measures_become_rows(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_figure_is_that_of_the_recorded_measures(tmp_path):
+def test_figure_and_words_are_those_of_the_recorded_measures(tmp_path):
     from research.figures import save_svg
 
     answers.recorded.cache_clear()
     save_svg(answers.draw(), tmp_path / "answers")
     drawn = (tmp_path / "answers.svg").read_text("utf-8")
+    page = " ".join(answers.FIGURE.parents[1].joinpath("answers.md").read_text("utf-8").split())
+    kept = paired_difference(
+        *(answers.recorded("en")[one]["chrf"] for one in (answers.SWAP, answers.TASK))
+    )
+    assert answers.points(kept) == "+2.5 [-0.3, +5.9]"
+    assert "level with the task expert, +2.5 chrF++ [-0.3, +5.9]," in page
+    empty = answers.recorded("sw")[answers.LANGUAGE]["words"] == 0
+    assert f"nothing in {empty.sum()} of {len(empty)} answers in Swahili" in page
     assert drawn == answers.FIGURE.with_suffix(".svg").read_text("utf-8")
