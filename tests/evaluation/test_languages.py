@@ -72,3 +72,11 @@ def test_macrolanguages_are_their_main_members_and_no_others(language, code, ide
     assert match(language, codes) == code
     if identified:
         assert identified_code(language) == identified
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [("lg", "Luganda"), ("lug_Latn", "Luganda"), ("ny", "Chichewa")]
+)
+def test_a_language_has_the_name_of_its_speakers(code, name):
+    assert language_name(code) == name
+    assert standard_tag(name) == standard_tag(code)

@@ -82,11 +82,16 @@ def standard_tag(language: str) -> str:
     return f"{tag}-001" if unusable_name(tag) else tag
 
 
+SPOKEN = {"lg": "Luganda", "ny": "Chichewa", "st": "Sesotho", "tn": "Setswana"}
+"""Names that speakers and data sets use, where CLDR has another."""
+
+
 def language_name(language: str) -> str:
     """Return the English name of a language."""
     import langcodes
 
-    return str(langcodes.Language.get(standard_tag(language)).language_name())
+    tag = standard_tag(language)
+    return SPOKEN.get(tag) or str(langcodes.Language.get(tag).language_name())
 
 
 def match(language: str, supported: Iterable[str]) -> str | None:
