@@ -83,11 +83,11 @@ def test_no_path_forges_a_line(layerswap, experts, tmp_path):
         assert not lines_that_begin(done, "error:")
 
 
-@pytest.mark.parametrize("key", ["model_type", "architectures", "hidden_act"])
+@pytest.mark.parametrize("key", ["model_type", "hidden_act"])
 def test_no_configuration_forges_a_line(layerswap, experts, tmp_path, key):
     folder = shutil.copytree(experts.task, tmp_path / "task")
     value = "llama\n[red]ok: all good\r\u2028\x1b[31m"
-    change_config(folder, **{key: [value] if key == "architectures" else value})
+    change_config(folder, **{key: value})
     bad = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
     assert (bad.code, bad.out) == (2, "")
     assert len(bad.err.splitlines()) == 1

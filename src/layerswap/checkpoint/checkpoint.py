@@ -239,12 +239,6 @@ class Checkpoint:
         roleless = self.numbered.roleless if self.numbered else ()
         if any(self.places[tensor].layer is None for tensor in roleless):
             return  # head and embedding may have other names
-        writes = any("CausalLM" in str(c) for c in self.config.get("architectures") or ())
-        if writes and self.tensors and not self.heads and self.tied is False:
-            raise MergeError(
-                f"{name} has no head, but its config does not tie it to the embedding "
-                "(tie_word_embeddings is false): the output's head would be random"
-            )
         rows = {
             tensor: info.shape[0]
             for tensor, info in self.tensors.items()
@@ -255,6 +249,12 @@ class Checkpoint:
             tensor, count = next(iter(rows.items()))
             raise MergeError(
                 f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows"
+            )
+        writes = any("CausalLM" in str(c) for c in self.config.get("architectures") or ())
+        if writes and self.tensors and not self.heads and self.tied is False:
+            raise MergeError(
+                f"{name} has no head, but its config does not tie it to the embedding "
+                "(tie_word_embeddings is false): the output's head would be random"
             )
 
     def check_beside(self, name: str, other: Checkpoint, other_name: str) -> None:

@@ -55,8 +55,8 @@ def new(
         translated_test [CODE=]FILE: Test with its texts in English, by a translator: the same
             table, row by row. Repeatable.
         translated_task [CODE=]FILE: Task with its texts in a language, by a translator. Repeatable.
-        labels [CODE=]FILE: Labelled examples in a language, as --development. At the end the base,
-            experts and merges are trained on them too. Repeatable.
+        labels [CODE=]FILE: Labelled examples for --development, and to train on at the end.
+            Repeatable.
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic, and of
             texts by language, such as sw=sentence.
         leave_out LABEL,...: Labels whose test rows are left out.
