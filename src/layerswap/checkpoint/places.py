@@ -113,6 +113,7 @@ INSIDE: Mapping[str, frozenset[str]] = {
         "Wqkv Wo",  # MPT; ModernBERT
         "self query key value output LayerNorm q_lin k_lin v_lin out_lin",  # BERT, DistilBERT
         "query_proj key_proj value_proj q_bias v_bias in_proj pos_proj pos_q_proj",  # DeBERTa
+        "pos_key_proj pos_query_proj",  # DeBERTa 2
         "attn self_attn_layer_norm",  # MPNet; XLM-R XL
         "q k v o relative_attention_bias",  # T5
         "wq wk wv wo",  # Meta

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 
+import yaml
+
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.engine.trie import build_trie, count_layers, paths_of
@@ -27,7 +29,7 @@ from layerswap.study.english import EnglishStep, TranslatedStep
 from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.finishing import FinishStep
 from layerswap.study.inputs import files_of, layers_of
-from layerswap.study.mixes import DataStep, mix_of
+from layerswap.study.mixes import DataStep
 from layerswap.study.spec import TASK, Benchmarks, StudySpec, TrainingRun, named_billions
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import SelectStep, TrainedOn, TrainStep
@@ -190,8 +192,11 @@ def examples_seen(step: TrainStep, graph: Graph) -> tuple[int, float]:
 def _rows(data: TrainedOn, graph: Graph) -> tuple[int, float]:
     """The rows of a data set and the mean tokens of a row, assumed where nothing says so."""
     if data.step is not None:
-        mix = mix_of(DataStep.of(graph[data.step]).mix, data.step)
-        return mix.total or ROWS, mix.row_tokens or TOKENS
+        # Not checked here: templates need jinja2, which `study list` works without.
+        mix = yaml.safe_load(DataStep.of(graph[data.step]).mix)
+        total, tokens = mix.get("total"), mix.get("row_tokens")
+        return (total if isinstance(total, int) else ROWS,
+                tokens if isinstance(tokens, int) else TOKENS)  # fmt: skip
     if isinstance(data.given, dict):
         lines = [len(line) for file in files_of(Path(data.given["train"]))
                  if file.suffix == ".jsonl" for line in file.read_bytes().splitlines()]  # fmt: skip
