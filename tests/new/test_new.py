@@ -374,6 +374,10 @@ def test_labels_are_development_documents_and_trained_on_at_the_end(files, unmea
     assert mix["total"] == 20
     assert list(mix["filters"]["evaluation"]["against"]) == ["qaa-test"]
     assert study.finish.run.train == study.task.runs[0].train
+    (files / "few.tsv").write_text("prompt\tanswer\na b\t1\nc d\t2\n")
+    assert "few.tsv: has 2 complete rows; cross-validation needs 4" in str(
+        new("few", "--labels", "few.tsv").exception
+    )
     refused = new("again", "--labels", "problems-qaa.tsv")
     assert "of its rows are also in the test, so a choice here would flatter" in str(
         refused.exception

@@ -26,6 +26,7 @@ from layerswap.ground.errors import DataError, EvaluationError, RecipeError, Stu
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task, spelling
 from layerswap.reading.files import evenly_spaced
+from layerswap.study.spec import FOLDS
 from layerswap.training.mix.examples import shown
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.training.mix.templates import parse_template, text_of
@@ -393,6 +394,11 @@ def _language(
         for option, files in (("--translated-task", request.translated_tasks),
                               ("--labels", request.labels))
     )  # fmt: skip
+    if labelled and len(labelled.complete) < FOLDS:
+        raise DataError(
+            f"{request.labels[code]}: has {len(labelled.complete)} complete rows; cross-validation "
+            f"needs {FOLDS}, and a training about a hundred"
+        )
     shared = task.shared(development, test) if isinstance(task, Task) else 0
     if shared > len(development) / 4:
         raise DataError(

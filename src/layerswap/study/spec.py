@@ -129,6 +129,10 @@ Start = Literal["base", "task expert", "language expert", "swap", "soup"]
 """A model that is trained on labels: the base, an expert, the default swap, or the soup."""
 
 
+FOLDS = 4
+"""Parts of the labelled rows, each of which is held out once."""
+
+
 class Finish(Strict):
     """Trainings on labelled rows of a language, after the merges.
 
@@ -144,7 +148,7 @@ class Finish(Strict):
         "learning_rate": 2e-5, "num_train_epochs": 3, "per_device_train_batch_size": 16,
         "lr_scheduler_type": "linear",
     })  # fmt: skip
-    folds: Annotated[int, Field(ge=2)] = 4
+    folds: Annotated[int, Field(ge=2)] = FOLDS
 
 
 class OtherLanguages(Strict):
