@@ -291,7 +291,7 @@ def test_a_sweep_from_python_is_that_of_the_file(world, tmp_path):
     page = found.report(tmp_path / "report.html")
     assert page.read_text().startswith("<!DOCTYPE html>")
     shown = repr(found)
-    assert "swap, chosen on development" in shown
+    assert "language expert" in shown
     assert len(shown) < 4000
 
 

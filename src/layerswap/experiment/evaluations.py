@@ -160,7 +160,8 @@ def _compared(
         how: dict[str, Any] = {"selected": None, "wholes": whole, "task": task.name,
                                "benchmark": task.benchmark, "metric": task.metric[0],
                                "language": task.language}  # fmt: skip
-        corpus = task.document_metric is not None  # such as BLEU
+        # BLEU and perplexity are scores of the whole task alone.
+        corpus = task.document_metric is not None or not answered
         yield Compared(scores={}, **how) if corpus else Compared.of(answered, **how)
     main = {(row.task, row.filter) for row in rows if row.main}
     shares = files.grouped(
