@@ -133,7 +133,7 @@ def test_a_result_compares_with_the_selected_condition():
     assert result.against(SOUP) == {
         one: paired_difference(scores[one], scores[SOUP]) for one in (CHOSEN, DEFAULT)
     }
-    assert result.against(SOUP) is result.against(SOUP)
+    assert result.against(SOUP)[CHOSEN] is result.against(SOUP)[CHOSEN]
     facts = json.loads(json.dumps(result.records()))
     assert [row["condition"] for row in facts] == [str(one) for one in scores]
     assert facts[1]["selected_minus"] is None

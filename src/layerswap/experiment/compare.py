@@ -300,26 +300,23 @@ class Compared:
 
         Empty if the selected model is not among the models.
         """
-        if self.selected not in self.scores:
-            return {}
-        first, others = self.scores[self.selected], {**self.scores}
-        del others[self.selected]
-        return {model: paired_difference(first, values) for model, values in others.items()}
+        return {model: self._minus(self.selected, model) for model in self._others(self.selected)}
 
     def against(self, reference: Model) -> dict[Model, Interval]:
-        """Every other model minus a reference, paired over documents; computed once."""
-        if reference not in self.scores:
-            return {}
-        if reference not in self._against:
-            first, others = self.scores[reference], {**self.scores}
-            del others[reference]
-            self._against[reference] = {
-                model: paired_difference(values, first) for model, values in others.items()
-            }
-        return self._against[reference]
+        """Every other model minus a reference, paired over documents."""
+        return {model: self._minus(model, reference) for model in self._others(reference)}
+
+    def _others(self, reference: Model) -> list[Model]:
+        return [m for m in self.scores if m != reference] if reference in self.scores else []
+
+    def _minus(self, model: Model, other: Model) -> Interval:
+        """A model minus another, paired over documents; computed once."""
+        if (model, other) not in self._apart:
+            self._apart[model, other] = paired_difference(self.scores[model], self.scores[other])
+        return self._apart[model, other]
 
     @cached_property
-    def _against(self) -> dict[Model, dict[Model, Interval]]:
+    def _apart(self) -> dict[tuple[Model, Model], Interval]:
         return {}
 
     @cached_property
@@ -334,15 +331,6 @@ class Compared:
     def above(self) -> list[Model]:
         """Models that the documents show clearly above the selected one, best first."""
         return self.by_sign[-1]
-
-    @cached_property
-    def balanced_differences(self) -> dict[Model, Balanced]:
-        """`differences` of a classification's balanced measures; empty for other tasks."""
-        first = self.classified.get(self.selected)
-        return {} if first is None else {
-            model: first.minus(answers) for model, answers in self.classified.items()
-            if model != self.selected
-        }  # fmt: skip
 
     def balanced_against(self, reference: Model) -> dict[Model, Balanced]:
         """`against` of a classification's balanced measures; empty for other tasks."""
@@ -420,7 +408,7 @@ class Compared:
     def _clearly_above(self, model: Condition, other: Condition) -> bool:
         if self.intervals[model].mean <= self.intervals[other].mean:
             return False  # as the difference would say, which costs a bootstrap
-        if paired_difference(self.scores[model], self.scores[other]).sign < 1:
+        if self._minus(model, other).sign < 1:
             return False
         known = [self.classified[one] for one in (model, other) if one in self.classified]
         return len(known) < 2 or known[0].minus(known[1]).balanced_accuracy.sign > -1
@@ -436,10 +424,9 @@ class Compared:
     def _balanced(self, model: Model) -> dict[str, Any]:
         if model not in self.classified:
             return {}
-        return {
-            **asdict(self.classified[model].balanced),
-            "selected_minus_balanced": plain(self.balanced_differences.get(model)),
-        }
+        answers, first = self.classified[model], self.classified.get(self.selected)
+        gap = first.minus(answers) if first and model != self.selected else None
+        return {**asdict(answers.balanced), "selected_minus_balanced": plain(gap)}
 
 
 def plain(value: Any) -> dict[str, Any] | None:
