@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from layerswap.evaluation.statistics import Balanced
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, grouped, read_answers
 from layerswap.experiment.compare import Compared, over_languages, plain
@@ -50,7 +51,7 @@ def comparison_facts(compared: Results) -> dict[str, Any]:
     """The content of `compare --json`; cells are by row and model."""
     names = compared.models
 
-    def cell(by: Compared, model: str) -> dict[str, Any] | None:
+    def cell(by: Compared, model: str, balanced: Mapping[str, Balanced]) -> dict[str, Any] | None:
         if model not in by.scores:
             return None
         gap, answers = by.against(by.selected).get(model), by.classified.get(model)
@@ -59,7 +60,7 @@ def comparison_facts(compared: Results) -> dict[str, Any]:
             "score": asdict(by.intervals[model]), "against": test if gap else None,
             "p": compared.p_values.get((by, model)), "best": model in by.leaders,
             "documents": by.counts[model], "balanced": plain(answers and answers.balanced),
-            "balanced_against": plain(by.balanced_against(by.selected).get(model)),
+            "balanced_against": plain(balanced.get(model)),
         }  # fmt: skip
 
     def mean(same: Sequence[Compared], *models: str) -> dict[str, Any] | None:
@@ -68,7 +69,8 @@ def comparison_facts(compared: Results) -> dict[str, Any]:
     return {
         "models": names,
         "rows": [[by.benchmark, by.language, by.metric] for by in compared.results],
-        "cells": [[cell(by, name) for name in names] for by in compared.results],
+        "cells": [[cell(by, name, balanced) for name in names] for by in compared.results
+                  for balanced in [by.balanced_against(by.selected)]],
         "means": [
             {"benchmark": same[0].benchmark, "metric": same[0].metric,
              "scores": [mean(same, name) for name in names],
