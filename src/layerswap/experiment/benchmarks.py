@@ -212,17 +212,20 @@ def in_other_languages(
 @lru_cache(maxsize=64)
 def language_results(
     language: str, answers: Path, further: tuple[Path, ...], development: float | None, written: int
-) -> list[Compared]:
-    """The benchmarks of a language, from its answers and those of its baselines.
+) -> dict[Compared, Table | None]:
+    """The benchmarks of a language, each with the table of its answers as written.
 
-    Tables and report read the same results. `written` is the time of the answers.
+    They are of its answers and those of its baselines. Tables and report read the same results.
+    `written` is the time of the answers.
     """
     del written
-    rows = [row for folder in (answers, *further) for row in read_answers(folder)]
-    return [
+    own = read_answers(answers)
+    rows = [*own, *(row for folder in further for row in read_answers(folder))]
+    results = [
         benchmark_result(language, benchmark, scores, development)
         for (benchmark, _), scores in condition_scores(rows).items()
     ]
+    return {by: _written(by, own) for by in results}
 
 
 class Part(NamedTuple):
@@ -241,8 +244,8 @@ class StudyResults:
     Attributes:
         benchmarks: every language on every benchmark.
         elsewhere: by language and benchmark, its models in other languages.
-        written: of a result, the share of the answers' letters in its language, as a table.
-        english: of a result, the task experts in English.
+        written: by result, the table of its answers as written.
+        english: by result, the task experts in English.
     """
 
     benchmarks: Sequence[Compared]
@@ -373,10 +376,10 @@ def study_results(
             language, folder / RESULTS, tuple(others), development, time.stat().st_mtime_ns
         )
         found += own
-        written |= {by: table for by in own if (table := _written(by, folder / RESULTS))}
+        written |= {by: table for by, table in own.items() if table}
         if (folder / OTHER_LANGUAGES).is_dir():
             there = read_condition_scores(folder / OTHER_LANGUAGES)
-            elsewhere[language] = in_other_languages(own, there, development)
+            elsewhere[language] = in_other_languages([*own], there, development)
     there = {} if english is None else read_condition_scores(english / RESULTS)
     in_english = {benchmark: scores for (benchmark, _), scores in there.items()}
     return StudyResults(found, elsewhere, written, {
@@ -393,10 +396,10 @@ def _in_english(found: BenchmarkScores, own: Compared) -> InEnglish:
     return InEnglish(score, np.array_equal(found.labels[places], labels))
 
 
-def _written(result: Compared, folder: Path) -> Table | None:
-    """Describe the answers of each treatment as written; None for choices."""
+def _written(result: Compared, answers: Iterable[Answer]) -> Table | None:
+    """Tabulate the measures of written answers by treatment; None for choices."""
     shares: dict[tuple[Condition, str], list[float]] = defaultdict(list)
-    for score in read_answers(folder):
+    for score in answers:
         if score.metric in AS_WRITTEN and not score.main and score.benchmark == result.benchmark:
             for name in result.choice.names_of(score.condition):
                 if name != FLATTERED:
