@@ -287,9 +287,12 @@ class StudyResults:
         caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
         return models_table(columns, first="treatment", caption=caption)
 
-    @property
-    def parts(self) -> Iterator[Part]:
+    @cached_property
+    def parts(self) -> list[Part]:
         """Every table, in the order of the report."""
+        return [*self._parts()]
+
+    def _parts(self) -> Iterator[Part]:
         for benchmark, same in self.by_benchmark.items():
             if len(same) > 1:
                 yield Part("overview", f"{benchmark}, all languages",

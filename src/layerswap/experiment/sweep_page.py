@@ -81,7 +81,9 @@ class SweepResult(Compared):
         return default_zones(self.best.composition.layers)
 
     def tested(self, measure: Measure) -> Compared:
-        """The test documents under another measure."""
+        """The test documents under a measure."""
+        if measure == self.measure:
+            return self
         rows = (row for row in self.rows if row.split == TEST)
         return Compared.of(under(rows, measure), selected=self.selected)
 

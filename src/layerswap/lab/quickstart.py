@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -163,7 +163,7 @@ class Outcome:
         swap = plan.recipe.swap
         return None if swap is None else swap.zones(plan.composition.layers)
 
-    @property
+    @cached_property
     def tests(self) -> dict[LabMeasure, Compared]:
         """Every measure on the test split."""
         return {measure: self.board.tested((measure, *MEASURE)) for measure in MEASURES}
