@@ -30,6 +30,7 @@ Measure = tuple[str, str, str]
 """Task, metric and filter."""
 Values = npt.NDArray[np.float64]
 """One score per document."""
+ItemT = TypeVar("ItemT")
 KeyT = TypeVar("KeyT")
 
 
@@ -278,11 +279,11 @@ def whole_score(result: Mapping[str, Any], task: WrittenTask) -> float | Interva
     )
 
 
-def grouped(scores: Iterable[Answer], key: Callable[[Answer], KeyT]) -> dict[KeyT, list[Answer]]:
-    """Group scores by a key, in the order of its first scores."""
-    groups: dict[KeyT, list[Answer]] = {}
-    for score in scores:
-        groups.setdefault(key(score), []).append(score)
+def grouped(items: Iterable[ItemT], key: Callable[[ItemT], KeyT]) -> dict[KeyT, list[ItemT]]:
+    """Group answers or results by a key, in the order of the first of each group."""
+    groups: dict[KeyT, list[ItemT]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.evaluation.classifier import Labels
 from layerswap.evaluation.languages import ANSWER, REASONING
 from layerswap.evaluation.metrics import COPIED, CUT, EMPTY, WRITTEN
 from layerswap.evaluation.statistics import (
@@ -22,7 +23,14 @@ from layerswap.evaluation.statistics import (
     mean_interval,
 )
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
-from layerswap.experiment.answers import ANSWERS_TABLE, Answer, Values, fraction, read_answers
+from layerswap.experiment.answers import (
+    ANSWERS_TABLE,
+    Answer,
+    Values,
+    fraction,
+    grouped,
+    read_answers,
+)
 from layerswap.experiment.baselines import baselines
 from layerswap.experiment.compare import (
     RANKED,
@@ -55,10 +63,6 @@ RESULTS, OTHER_LANGUAGES = "results", "other_languages"
 """Folders of an evaluation: in the language's own documents, and in other languages."""
 Scores = Mapping[Condition, Values]
 """By condition, one score per document of a benchmark."""
-
-
-Labels = npt.NDArray[np.str_]
-"""One label per document of a classification."""
 
 
 class BenchmarkScores(NamedTuple):
@@ -271,10 +275,7 @@ class StudyResults:
     @property
     def by_benchmark(self) -> dict[str, list[Compared]]:
         """Every language on each benchmark."""
-        found: dict[str, list[Compared]] = defaultdict(list)
-        for result in self.benchmarks:
-            found[result.benchmark].append(result)
-        return dict(found)
+        return grouped(self.benchmarks, lambda result: result.benchmark)
 
     @cached_property
     def summary(self) -> Table:
@@ -446,10 +447,9 @@ def in_order(answers: Iterable[Answer]) -> list[Answer]:
     return sorted(rows, key=lambda row: (row.task not in published, row.task, row.document))
 
 
-def test_documents(result: Compared, known: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The test documents among all of a benchmark, as task and position."""
-    published = development_tasks(task for task, _ in known)
-    ordered = sorted(known, key=lambda document: (document[0] not in published, *document))
+def test_documents(result: Compared, answers: Iterable[Answer]) -> list[tuple[str, int]]:
+    """The test documents of a result, as task and position; `answers` are to all its documents."""
+    ordered = [*dict.fromkeys((row.task, row.document) for row in in_order(answers))]
     return [ordered[i] for i in result.test if i < len(ordered)]
 
 

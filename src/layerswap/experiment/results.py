@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.statistics import Interval, holm, paired_bootstrap_p
+from layerswap.experiment.answers import grouped
 from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared, Model
 
@@ -40,10 +41,7 @@ class Results:
     @property
     def by_benchmark(self) -> list[list[Compared]]:
         """The languages of each benchmark and metric."""
-        found: dict[tuple[str, str], list[Compared]] = {}
-        for result in self.results:
-            found.setdefault((result.benchmark, result.metric), []).append(result)
-        return list(found.values())
+        return [*grouped(self.results, lambda by: (by.benchmark, by.metric)).values()]
 
     @cached_property
     def uncorrected(self) -> dict[tuple[Compared, Model], float]:

@@ -487,7 +487,7 @@ def examples_of(result: Compared, results: Path) -> Iterator[Section]:
         if row.main and row.condition in models.values()
         and result.benchmark in (row.benchmark, row.task)
     ]  # fmt: skip
-    documents = test_documents(result, {(row.task, row.document) for row in rows})
+    documents = test_documents(result, rows)
     if answers := side_by_side(models, rows, documents):
         yield Section(
             f"Answers one by one, {result.heading}",
