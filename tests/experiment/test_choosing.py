@@ -21,7 +21,6 @@ from layerswap.experiment.conditions import (
     Condition,
     contenders,
     methods,
-    partition_of,
     ties,
 )
 from layerswap.lab.assets import shipped
@@ -33,7 +32,7 @@ NAMES = {
     Condition("swap", zones=Zones(5, 2)): "swap 5,2,0,0",
     Condition("swap", zones=Zones(5, 2), outside="task"): "swap 5,2,0,0, outside task",
     Condition("swap", regime="LoRA"): "swap, LoRA",
-    partition_of("C"): "partition C",
+    Condition("partition", "C"): "partition C",
     Condition("partition", "C", regime="LoRA"): "partition C, LoRA",
     ties(0.2): "TIES, density 0.2",
     Condition("task expert", "reverted C"): "task expert, reverted C",

@@ -10,7 +10,6 @@ from layerswap.report import Report, Section, Table, render
 from layerswap.report.tables import (
     Difference,
     best_cells,
-    interval_words,
     score,
     words_of,
     write_tables,
@@ -70,7 +69,7 @@ def test_a_terminal_of_any_width_loses_nothing(monkeypatch, width):
     assert all("".join(name.split()) in words for name in NAMES if width > 60)
     numbers = re.findall(r"(?<![\d.\[])\d+\.\d(?![\d,\]])|\[[\d., ]+\]", one.text())
     assert sorted(numbers) == sorted(
-        part for row in rows for i in row[1:] for part in interval_words(i).split(" ", 1)
+        part for row in rows for i in row[1:] for part in str(words_of(i)).split(" ", 1)
     )
     assert one.styled().count("\x1b[1m") > one.text().count("\x1b[1m") == 0
 

@@ -300,7 +300,7 @@ def write_results(
     results: Results,
     asked: Sequence[WrittenTask],
     *,
-    of_model: Mapping[str, Mapping[str, Any]] | None = None,
+    of_model: Mapping[str, Mapping[str, Any]],
     kept: Sequence[Answer] = (),
     speaks: str | Speaks | None = None,
     further: Callable[[Sequence[Answer]], Iterable[Answer]] = lambda answers: (),
@@ -322,15 +322,10 @@ def write_results(
                       if key != "config" and isinstance(value, dict) and key in old}  # fmt: skip
         text = json.dumps(whole, indent=2, default=handle_non_serializable, ensure_ascii=False)
         (folder / RESULTS).write_bytes((text + "\n").encode())
-    answers = answers_of(results, asked, of_model or {}, speaks)
+    answers = answers_of(results, asked, of_model, speaks)
     answers += further(answers)
     write_answers(out / ANSWERS_TABLE, [*answers, *kept])
     return answers
-
-
-def earlier_answers(out: Path) -> list[Answer]:
-    """Read the answers of earlier evaluations in a folder, which may have none."""
-    return read_answers(out) if (out / ANSWERS_TABLE).is_file() else []
 
 
 def kept_answers(

@@ -119,11 +119,6 @@ def ties(density: float) -> Condition:
     return Condition("ties", f"density {density}")
 
 
-def partition_of(name: str) -> Condition:
-    """Returns the condition of a partition of the second paper."""
-    return Condition("partition", name)
-
-
 TUNED = ("weighted soup", "task arithmetic", "ties")
 """Methods with a setting that can be chosen on development documents."""
 
@@ -153,7 +148,7 @@ def methods(
 
     yield DEFAULT, {"swap": dict(roles)}
     for name in partitions:
-        yield partition_of(name), part(name)
+        yield Condition("partition", name), part(name)
     experts = list(roles.values())
     known: dict[str, list[tuple[Condition, dict[str, Any]]]] = {
         "experts": [(TASK_EXPERT, {"soup": {"experts": [task]}}),

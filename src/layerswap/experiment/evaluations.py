@@ -108,7 +108,8 @@ def evaluate(
     store_of = open_store or (lambda path: closing(AnswerStore(path)))
     with nothing_if_refused(out / files.ANSWERS):
         folder = files.open_folder(out)
-        earlier = files.earlier_answers(folder)
+        written_before = (folder / files.ANSWERS_TABLE).is_file()
+        earlier = files.read_answers(folder) if written_before else []
         task_folder = TaskFolder(folder / files.TASKS)
         written = [] if suite is None else write_suite(
             suite, languages, task_folder,

@@ -15,7 +15,7 @@ from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
 from layerswap.report.delta_map import draw_changes
 from layerswap.report.page import Answers, Section, ShownAnswer
 from layerswap.report.stack import NOTHING_ON_TOP
-from layerswap.report.tables import interval_words
+from layerswap.report.tables import words_of
 
 SHOWN = 300
 """Most documents whose answers are shown together."""
@@ -25,7 +25,7 @@ RIGHT = 0.5
 
 def scored(score: Interval, unit: str = "%") -> str:
     """Write a score with its interval, such as `61.2 [58.1, 64.3]%`."""
-    return interval_words(score, unit) + ("%" if unit == "%" else "")
+    return f"{words_of(score, unit)}{unit}"
 
 
 def worth_in_words(result: Compared) -> str:

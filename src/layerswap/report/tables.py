@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 NAME_WIDTH, NARROW = 20, 80
-"""Longest name of a row that is not cut, and the width of a terminal from which on, in columns."""
+"""Longest name of a row that stays whole, and the narrowest terminal for that, in columns."""
 PIPE = 160
 """Width of a table where standard output is no terminal and COLUMNS is not set."""
 
@@ -49,11 +49,6 @@ def score(value: float, unit: str = "%") -> str:
 def unit_of(metric: str) -> str:
     """The unit of a metric in tables: % of a share, none of a score of another kind."""
     return "" if re.search(r"chrf|bleu|perplexity|^ter$|^bits_per", metric) else "%"
-
-
-def interval_words(interval: Interval, unit: str = "%") -> str:
-    """A mean with its interval: `61.2 [58.1, 64.3]`, or `-0.2 [-3.0 to 2.5]` below zero."""
-    return str(words_of(interval, unit))
 
 
 STAR = "*: the interval of the difference excludes zero."
@@ -180,6 +175,7 @@ def words_of(cell: Cell, unit: str = "%") -> Words | str:
 
 
 def _with_interval(cell: Interval, unit: str) -> Words:
+    """A mean with its interval: `61.2 [58.1, 64.3]`, or `-0.2 [-3.0 to 2.5]` below zero."""
     mean, low, high = (score(value, unit) for value in (cell.mean, cell.low, cell.high))
     between = " to " if MINUS in low + high else ", "
     return Words(mean, f"[{low}{between}{high}]", low, high)
