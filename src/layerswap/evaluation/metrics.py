@@ -206,8 +206,8 @@ def add_written(result: Mapping[str, Any], tasks: Mapping[str, Any], model: Any)
             _add(sample, CUT, float(len(model.tok_encode(whole)) >= 0.95 * most))
             copied = size >= COPY[by_letter] and normalised(whole) in normalised(prompt)
             _add(sample, COPIED, float(copied))
-        for metric in (*metrics, EMPTY, CUT, COPIED):
-            _average(result, metric)
+    for metric in BESIDE:
+        _average(result, metric)
 
 
 class Added(NamedTuple):
