@@ -161,7 +161,6 @@ class Choice:
         count: the number of documents.
         published: true for a published development split, on which nothing is reported.
         labels: the right labels of the documents; empty for tasks without labels.
-        lead: the chosen composition minus the default swap, paired; None where they are the same.
         screening: the two stages, with a screen.
     """
 
@@ -171,7 +170,6 @@ class Choice:
     count: int = 0
     published: bool = False
     labels: frozenset[str] = frozenset()
-    lead: Interval | None = None
     screening: Screening | None = None
 
     @property

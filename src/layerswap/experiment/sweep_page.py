@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.compose import Zones, default_zones
 from layerswap.engine.trie import LayerCounts
+from layerswap.evaluation.statistics import paired_difference
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, Measure, under, write_answers
-from layerswap.experiment.compare import Compared
+from layerswap.experiment.compare import Compared, plain
 from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
@@ -21,12 +22,7 @@ from layerswap.experiment.conditions import (
     Condition,
 )
 from layerswap.experiment.evaluator import TEST
-from layerswap.experiment.sections import (
-    grid_sections,
-    score_sections,
-    scored,
-    side_by_side,
-)
+from layerswap.experiment.sections import grid_sections, score_sections, scored, side_by_side
 from layerswap.experiment.tables import scores_table
 from layerswap.experiment.verdict import opening, verdict_facts
 from layerswap.ground.types import PathLike
@@ -115,15 +111,19 @@ def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
 def summary(board: SweepResult) -> dict[str, Any]:
     """The content of `board.json`."""
     names, choice = ("task", "metric", "filter"), board.choice
+    default, competed = choice.reported[""].get(DEFAULT), choice.competed[""]
+    apart = None
+    if default not in (None, board.chosen):
+        apart = paired_difference(competed[CHOSEN], competed[DEFAULT])
     return {
         "layerswap_version": __version__,
         "chosen_by": " ".join(board.measure),
         "compared_by": dict(zip(names, board.measure, strict=True)),
         "compositions_tried": len(choice.candidates),
         "development": [{**c.to_dict(), "mean": score} for c, score in board.development.items()],
-        "development_lead": choice.lead and asdict(choice.lead),
+        "development_lead": plain(apart),
         "competed": [{**c.to_dict(), "mean": float(scores.mean())}
-                     for c, scores in choice.competed[""].items()],
+                     for c, scores in competed.items()],
         "verdict": verdict_facts(board),
         "above": [str(model) for model in board.above],
         "default": asdict(board.default),

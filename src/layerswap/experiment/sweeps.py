@@ -15,28 +15,11 @@ from typing import Any
 
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.evaluation.statistics import paired_difference
 from layerswap.experiment.answers import Answer, Values, under, values_of
 from layerswap.experiment.baselines import answers_of_baselines, baselines_of
-from layerswap.experiment.compare import (
-    NOT_SAVED,
-    Choice,
-    Screening,
-    choose,
-    ranked,
-)
-from layerswap.experiment.conditions import (
-    CHOSEN,
-    DEFAULT,
-    Condition,
-    contenders,
-    grid_plans,
-)
-from layerswap.experiment.evaluator import (
-    DEVELOPMENT,
-    TEST,
-    Evaluator,
-)
+from layerswap.experiment.compare import NOT_SAVED, Choice, Screening, choose, ranked
+from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition, contenders, grid_plans
+from layerswap.experiment.evaluator import DEVELOPMENT, TEST, Evaluator
 from layerswap.experiment.spec import Screen, SweepSettings, SweepSpec
 from layerswap.experiment.sweep_page import SweepResult
 from layerswap.ground.errors import EvaluationError
@@ -182,23 +165,21 @@ def run_experiment(
     early, finals, taught, screening = _scored(documents, [*candidates], default, rivals, screen)
     chosen = choose({model: v for model, v in finals.items() if model in candidates})
     named = {CHOSEN: chosen, **({DEFAULT: default} if default else {}), **{o: o for o in rivals}}
+    measure = documents.measure(taught)
+    known = under(taught, measure)[chosen]
     choice = Choice(
         candidates={model: {**early, **finals}[model] for model in candidates},
         competed={"": {name: finals[model] for name, model in named.items()}},
         reported={"": named}, count=len(finals[chosen]), screening=screening,
-        lead=None if default in (None, chosen)
-        else paired_difference(finals[chosen], finals[default]),
+        labels=frozenset(row.label for row in known if row.label),
     )  # fmt: skip
     if screening is not None:
         log(str(screening))
-    measure = documents.measure(taught)
     rows = [
         replace(row, condition=CHOSEN, model=str(CHOSEN)) if row.condition == chosen else row
         for row in documents.rows(TEST, [chosen, *others])
     ]
     tested = under(rows, measure)[CHOSEN]
-    known = under(taught, measure)[chosen]
-    choice = replace(choice, labels=frozenset(row.label for row in known if row.label))
     free = baselines_of(known, tested)
     rows += [*answers_of_baselines(tested, free), *recorded]
     return SweepResult.of(
