@@ -251,7 +251,7 @@ def test_a_model_with_one_answer_and_labels_that_development_lacks_are_cautions(
     one = ("One answer to at least 95% of the test documents of news, sw, whatever they ask: "
            "swap, default.")  # fmt: skip
     assert found() == [one, "The development documents of news, sw lack labels of the test (rare): "
-                            "what they choose and teach is not for these."]  # fmt: skip
+                            "choices and training on them ignore these labels."]  # fmt: skip
     other = labels.copy()
     other[split.development] = "of another task"
     assert found(labels=other)[1].startswith("The development documents of news, sw have no label")

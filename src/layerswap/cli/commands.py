@@ -46,7 +46,7 @@ class OptionGroup:
     def options(cls) -> dict[str, tuple[Any, Any]]:
         """The annotation and the default of every option, by name.
 
-        Of a field that a file can give in several types, an option has the first.
+        A field with several types in a file is an option of its first type.
         """
         hints = get_type_hints(cls, include_extras=True)
         options: dict[str, tuple[Any, Any]] = {}
@@ -243,7 +243,7 @@ def _option(
 
 
 def _first_type(annotation: Any, default: Any) -> tuple[Any, Any]:
-    """The first type of a union, optional where the default is of another; and the default."""
+    """The first type of a union, optional if the default has another type, and the default."""
     if get_origin(annotation) not in (Union, UnionType):
         return annotation, default
     first = get_args(annotation)[0]

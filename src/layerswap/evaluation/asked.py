@@ -1,4 +1,4 @@
-"""What is asked of models: read by the command line, so without an import that takes time."""
+"""Settings of an evaluation for the command line, without slow imports."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 
 class AskedFields:
-    """Tasks, prompts and documents, named and defined as in lm-eval, and how models answer them.
+    """Tasks, prompts, documents and engine of an evaluation, named and defined as in lm-eval.
 
-    The command line makes its options of these fields: of the first type of each, and of these
-    texts. `Asked` checks them.
+    The command line makes an option of each field, with the field's first type and the text below.
+    `Asked` checks the fields.
 
     Options:
         tasks --tasks,--task NAME,...: lm-eval tasks or groups. Repeatable.

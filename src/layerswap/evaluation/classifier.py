@@ -37,7 +37,7 @@ def in_text_order(texts: Texts, labels: Labels) -> npt.NDArray[np.int64]:
 
 
 def cross_validation(texts: Texts, labels: Labels) -> Folds:
-    """Splits documents into folds that are answered by the others, with every label in each.
+    """Splits documents into folds to answer in turn, with every label in each fold.
 
     Equal texts share a fold. The same documents in another order have the same folds.
     """

@@ -24,7 +24,7 @@ PROMPTS = ("num_fewshot", "apply_chat_template", "think", "system_instruction",
 
 
 class Asked(Extended, AskedFields):
-    """`AskedFields`, checked: every evaluation of a command, a sweep or a study holds them."""
+    """`AskedFields`, checked, for every evaluation of a command, a sweep or a study."""
 
     new_fields = frozenset({"think", "batch_size", "fewshot_seed"})
     fewest: ClassVar[int] = 1  # documents
@@ -105,7 +105,7 @@ class Asked(Extended, AskedFields):
 
 
 class EvaluationSettings(Asked):
-    """What is asked, and where the models run."""
+    """Settings of an evaluation, with the device and the dtype of its models."""
 
     device: str | None = None  # a GPU if there is one when not given
     # As stored when not given, or the widest of several.

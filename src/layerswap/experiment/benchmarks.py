@@ -233,7 +233,7 @@ def language_results(
 
 
 class Part(NamedTuple):
-    """A table of a study, with what it is about."""
+    """A table of a study, with its kind, its heading and its result."""
 
     kind: Literal["overview", "scores", "balanced", "grid", "written", "elsewhere", "ranks"]
     heading: str

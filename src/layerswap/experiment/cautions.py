@@ -1,4 +1,4 @@
-"""Cautions on a result: what a reader should know before trusting its scores."""
+"""Cautions on a result: reasons to doubt its scores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import BASELINES
 
 FEW = 50
-"""Development documents below which a choice is named."""
+"""Fewest development documents of a choice without a caution."""
 NEARLY_ALL = 0.95
-"""Share of documents with one answer from which a model is named."""
+"""Smallest share of equal answers for which a model has a caution."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,8 @@ class Caution:
     """A caution.
 
     Attributes:
-        kind: what is wrong.
-        names: the models that give one answer, the labels that are missing, or the number of
-            documents.
+        kind: the reason.
+        names: the models with one answer, the missing labels, or the number of documents.
         heading: the benchmark and the language.
     """
 
@@ -40,17 +39,17 @@ class Caution:
                         f"whatever they ask: {names}.")  # fmt: skip
             case "some labels":
                 return (f"The development documents{where} lack labels of the test ({names}): "
-                        "what they choose and teach is not for these.")  # fmt: skip
+                        "choices and training on them ignore these labels.")  # fmt: skip
             case "all labels":
-                return (f"The development documents{where} have no label of the test: what they "
-                        "choose and teach says nothing about it.")  # fmt: skip
+                return (f"The development documents{where} have no label of the test: choices and "
+                        "training on them say nothing about it.")  # fmt: skip
             case "few documents":
                 return (f"Only {names} development documents{where} choose: others may choose "
                         "another model.")  # fmt: skip
 
 
 def cautions_on(result: Compared) -> list[Caution]:
-    """Find models with one answer to nearly all documents, and labels that nothing chose for."""
+    """Return the cautions: constant models, labels missing from development, few documents."""
     found = []
     constant = [
         str(model) for model, answers in result.classified.items()

@@ -65,7 +65,7 @@ COSTS: tuple[tuple[Road, set[str]], ...] = (
 )
 """Kinds of road that cost less than a merge, cheapest first, with their methods."""
 COARSE = 0.10
-"""Reach of an interval, as a fraction, from which a test has too few documents."""
+"""Widest reach of an interval, as a fraction, of a test with enough documents."""
 
 
 class DocumentSplit(NamedTuple):
@@ -152,12 +152,12 @@ class Screening(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
-    """What the development documents decided, and why.
+    """The choice on development documents: its candidates, their scores and the result.
 
     Attributes:
         candidates: by composition that was tried, its scores, the mean over pairs of experts.
         competed: by pair and reported model, its scores; the best is selected.
-        reported: by pair, what each reported model is, where zones or a setting were chosen.
+        reported: by pair and reported model, the model with its chosen zones or setting.
         count: the number of documents.
         published: true for a published development split, on which nothing is reported.
         labels: the right labels of the documents; empty for tasks without labels.
@@ -216,8 +216,8 @@ class Verdict:
     """The recommended road of one result.
 
     Attributes:
-        kind: what the road is.
-        road: the cheapest model that no other one is clearly above.
+        kind: the kind of the road.
+        road: the cheapest model without another one clearly above it.
         lead: the selected model minus the road, paired over documents; None if they are the same.
     """
 
@@ -238,7 +238,7 @@ class Compared:
         task: the name of the task or group.
         metric: the metric of the scores; empty for fractions.
         likeness: the metric of written answers, of which the scores are fractions.
-        choice: what the development documents decided; None where nothing was to be chosen.
+        choice: the choice on development documents; empty where nothing was to be chosen.
         classified: answers to a classification, by model; empty for other tasks.
         labelled: the texts of a classification that a linear classifier is trained on and asked.
         counts: documents of each model, where only those that all models have are compared.
@@ -366,7 +366,7 @@ class Compared:
 
     @property
     def saved_score(self) -> Interval:
-        """The score of the one model to save, which is of one pair."""
+        """The score of the model to save, on its own pair of experts."""
         saved = self.choice.saved
         name = saved if saved.method == FINISHED else self.selected
         return mean_interval(self.pairs[saved.pair or next(iter(self.pairs))][name])

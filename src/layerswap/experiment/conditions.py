@@ -105,12 +105,12 @@ BASELINES = (COMMONEST.method, CHANCE.method, ON_LABELS.method, VECTORS, *TRANSL
 
 
 FINISHED, ALSO_FINISHED = "finished", "also finished"
-"""Methods of models that are trained on labels in the language at the end: the one whose start was
-chosen by cross-validation over the labels, and the others."""
+"""Methods of models with a last training on labels in the language: from the start that
+cross-validation over the labels chose, and from other starts."""
 
 
 def finished(start: str, *, chosen: bool) -> Condition:
-    """Returns the condition of a start that is trained on labels, such as `swap`."""
+    """Returns the condition of a model finished on labels, by its start, such as `swap`."""
     return Condition(FINISHED if chosen else ALSO_FINISHED, f"from the {start}")
 
 

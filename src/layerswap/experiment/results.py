@@ -45,7 +45,7 @@ class Results:
 
     @cached_property
     def uncorrected(self) -> dict[tuple[Compared, Model], float]:
-        """Bootstrap tests of models against the selected one of each result."""
+        """P-values of paired bootstrap tests against the selected model, by result and model."""
         return {
             (by, model): paired_bootstrap_p(by.scores[model], by.scores[by.selected])
             for by in self.results for model in by.against(by.selected)
@@ -53,7 +53,7 @@ class Results:
 
     @cached_property
     def p_values(self) -> dict[tuple[Compared, Model], float]:
-        """The same, corrected by Holm over all."""
+        """The p-values of `uncorrected`, corrected by Holm over all."""
         return dict(zip(self.uncorrected, holm([*self.uncorrected.values()]), strict=True))
 
     def records(self) -> Iterator[dict[str, Any]]:

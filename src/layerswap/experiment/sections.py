@@ -69,7 +69,7 @@ def surpassing(
 
 
 def change_section(atlas: Atlas, heading: str) -> Section:
-    """Show what fine-tuning changed."""
+    """Map the rows that fine-tuning changed, by expert."""
     return Section(
         heading,
         "Share of rows of each matrix among the 15% of rows that each expert changed most, by mean "

@@ -21,7 +21,7 @@ from layerswap.experiment.sections import scored, surpassing, worth_in_words
 
 
 def verdict_in_words(result: Compared) -> str:
-    """Recommends a road in one sentence, and says what the selected model is worth in labels."""
+    """Recommends a road in one sentence, with the worth of the selected model in labels."""
     selected = result.selected
     if selected not in result.scores:
         return ""

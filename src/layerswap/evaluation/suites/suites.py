@@ -201,7 +201,7 @@ def parts_of(suite: str) -> tuple[TaskPart, ...]:
 
 @lru_cache(maxsize=64)
 def _read_suite(path: Path, text: str) -> TaskPart | Suite:
-    """Read a file, which is asked for again while a study is planned."""
+    """Read a suite or a benchmark; cached, because the plan of a study asks for it again."""
     data, lines = parse_yaml(text, str(path))
     if isinstance(data, dict) and ("like" in data or {"base", "evaluate"} <= set(data)):
         raise EvaluationError(
