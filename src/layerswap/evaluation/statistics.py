@@ -44,6 +44,11 @@ class Interval:
         """The ends of the interval and the number of examples, by name."""
         return {"low": self.low, "high": self.high, "n": self.n}
 
+    @property
+    def reach(self) -> float:
+        """The distance from the mean to the farther end."""
+        return max(self.high - self.mean, self.mean - self.low)
+
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
@@ -56,8 +61,7 @@ class Interval:
         points = 100 * self.mean
         if self.sign:
             return f"{abs(points):.1f} points {'higher' if points > 0 else 'lower'}"
-        reach = 100 * max(self.high - self.mean, self.mean - self.low)
-        return f"no difference detected (n={self.n}, ±{reach:.1f} points)"
+        return f"no difference detected (n={self.n}, ±{100 * self.reach:.1f} points)"
 
 
 def mean_interval(correct: Values) -> Interval:

@@ -395,11 +395,7 @@ class Compared:
                 if not any(self._clearly_above(other, model) for other in roads)]  # fmt: skip
         road = best[0] if best else selected
         lead, kind = self.differences.get(road), _kind(road)
-        if (
-            lead
-            and kind == "no model"
-            and max(lead.high - lead.mean, lead.mean - lead.low) > COARSE
-        ):
+        if lead and kind == "no model" and lead.reach > COARSE:
             kind = "too few documents"
         return Verdict(kind, road, lead)
 
