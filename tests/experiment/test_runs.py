@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -30,9 +29,7 @@ def compared(folder, *runs):
     for number, rows in enumerate(runs):
         (folder / str(number)).mkdir(exist_ok=True)
         write_answers(folder / str(number) / "answers.parquet", rows)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of few documents
-        found = ls.compare([folder / str(number) for number in range(len(runs))])
+    found = ls.compare([folder / str(number) for number in range(len(runs))])
     (by,) = found.results
     return found, [by.against(by.selected).get(model) for model in found.models]
 
@@ -82,9 +79,7 @@ def test_runs_in_folders_of_one_name_are_told_apart_and_development_documents_le
     for name, rows in (("p", FIRST + chose), ("q", other)):
         (tmp_path / name / "results").mkdir(parents=True)
         write_answers(tmp_path / name / "results" / "answers.parquet", rows)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of few documents
-        found = ls.compare([tmp_path / "p" / "results", tmp_path / "q" / "results"])
+    found = ls.compare([tmp_path / "p" / "results", tmp_path / "q" / "results"])
     assert found.models == ["p/results/a", "q/results/a"]
     (by,) = found.results
     assert [interval.mean for interval in by.intervals.values()] == [0.5, 1]
