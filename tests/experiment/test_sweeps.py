@@ -31,7 +31,7 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.evaluator import Evaluator
 from layerswap.experiment.spec import Grid, read_sweep
-from layerswap.experiment.sweep_page import lead, sweep_report, write_result
+from layerswap.experiment.sweep_page import lead, summary, sweep_report, write_result
 from layerswap.experiment.sweeps import run_sweep
 from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.report.page import render
@@ -177,6 +177,7 @@ def test_an_expert_is_saved_if_it_is_best_and_what_the_test_shows_above_it_is_wr
     assert board.selected == TASK_EXPERT
     facts = write_result(board, tmp_path)
     assert facts["selected"] == "task expert"
+    assert facts["development_lead"] is None, "the chosen composition is the default swap"
     assert facts["above"] == ["swap, chosen on development", "swap, default"]
     competed = {str(Condition.from_dict(row)): row["mean"] for row in facts["competed"]}
     assert competed["task expert"] == competed["soup"] == 1.0
@@ -263,6 +264,7 @@ def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypa
     means = {one.zones: mean for one, mean in board.development.items()}
     assert (means[Zones(2, 0)], means[Zones(0, 0)], means[Zones(1, 1)]) == (1, 0.8, 0)
     assert (means[Zones(2, 1)], means[Zones(1, 0)]) == (0.5, 0), "of the first stage"
+    assert summary(board)["development_lead"]["mean"] == 1
     scored = Counter(row.condition for row in board.rows if row.split == "development")
     assert set(scored.values()) == {2, 5}
     assert said[-1] == (
