@@ -258,20 +258,13 @@ def tasks_of(results: Results, language: str = "") -> list[WrittenTask]:
     return list(tasks.values())
 
 
-def headline(result: Mapping[str, Any], task: WrittenTask) -> float:
-    """Return the headline score of a model on a task or group, as lm-eval aggregates it."""
-    key = ",".join(task.metric)
-    for part in ("results", "groups"):
-        values = result.get(part, {}).get(task.name, {})
-        if key in values:
-            return float(values[key])
-    raise EvaluationError(f"{task.name}: lm-eval has no {key}")
-
-
 def whole_score(result: Mapping[str, Any], task: WrittenTask) -> float | Interval:
-    """Return the headline score, with its interval if it is of the corpus and has a reach."""
-    score, (metric, name) = headline(result, task), task.metric
-    reach = result.get("results", {}).get(task.name, {}).get(f"{metric}_reach,{name}")
+    """Return lm-eval's headline score of a task or group, with its interval if it has a reach."""
+    key, (metric, name) = ",".join(task.metric), task.metric
+    own, group = (result.get(part, {}).get(task.name, {}) for part in ("results", "groups"))
+    if key not in {**group, **own}:
+        raise EvaluationError(f"{task.name}: lm-eval has no {key}")
+    score, reach = float({**group, **own}[key]), own.get(f"{metric}_reach,{name}")
     if reach is None:
         return score
     return Interval(
