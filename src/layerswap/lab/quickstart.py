@@ -117,12 +117,13 @@ class LabQuestions(Evaluator):
 
     def _asked(self, split: Any, measure: LabMeasure) -> Sequence[Question]:
         count = TEST_QUESTIONS if split == TEST else DEVELOPMENT_QUESTIONS
-        return questions(*_skill_and_language(self.lab, self.language, measure), split)[:count]
+        asked = _skill_and_language(self.lab.source, self.language, measure)
+        return questions(*asked, split)[:count]
 
 
-def _skill_and_language(lab: Lab, language: str, measure: LabMeasure) -> tuple[Skill, str]:
+def _skill_and_language(source: str, target: str, measure: LabMeasure) -> tuple[Skill, str]:
     skill: Skill = "problem" if measure.startswith("task") else "comprehension"
-    return skill, language if measure.endswith("target") else lab.source
+    return skill, target if measure.endswith("target") else source
 
 
 def _answers(
@@ -290,7 +291,7 @@ def measures_table(outcome: Outcome) -> Table:
     """All models on the test split, by measure."""
 
     def name(measure: LabMeasure) -> str:
-        skill, spoken = _skill_and_language(shipped(), outcome.language, measure)
+        skill, spoken = _skill_and_language(outcome.source, outcome.language, measure)
         return f"{'problems' if skill == 'problem' else skill}, {spoken}"
 
     return models_table(
