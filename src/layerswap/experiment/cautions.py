@@ -58,14 +58,13 @@ def cautions_on(result: Compared) -> list[Caution]:
     ]  # fmt: skip
     if constant:
         found.append(Caution("one answer", tuple(constant), result.heading))
-    for answers in [*result.classified.values()][:1]:
-        labels = {*answers.labels.tolist()}
-        missing = tuple(sorted(labels - {*result.choice.labels}))
-        if result.choice.labels and missing:
-            kind: Literal["some labels", "all labels"] = (
-                "all labels" if len(missing) == len(labels) else "some labels"
-            )
-            found.append(Caution(kind, missing, result.heading))
+    if result.classified and result.choice.labels:
+        labels = {*next(iter(result.classified.values())).labels.tolist()}
+        if missing := tuple(sorted(labels - result.choice.labels)):
+            found.append(Caution(
+                "all labels" if len(missing) == len(labels) else "some labels", missing,
+                result.heading,
+            ))  # fmt: skip
     if 0 < result.choice.count < FEW:
         found.append(Caution("few documents", (str(result.choice.count),), result.heading))
     return found
