@@ -1,6 +1,6 @@
 """Headlines in ten languages: tables and figures from the recorded answers, and the losses.
 
-    python -m research.ten_languages figures                 # the forest plots of docs/real.md
+    python -m research.ten_languages figures                 # the forest plot of docs/real.md
     python -m research.ten_languages loss INPUTS STUDY --base GEMMA
 
 The tables are among those of `python -m research.transfer`. `loss` measures what the base and the
@@ -214,19 +214,18 @@ def tables() -> dict[str, Table]:
 
 
 def draw_figures(out: Path) -> None:
-    """Draw the swap minus the task expert and minus the plain average, one row a language."""
+    """Draw the swap minus the task expert, one row a language."""
     from research.figures import save_svg
 
-    for name, other in (("task", TASK), ("soup", SOUP)):
-        gains = {
-            language: paired_difference(right(code, SWAP), right(code, other))
-            for code, language in LANGUAGES.items()
-        }
-        rows = sorted(gains.items(), key=lambda row: -row[1].mean)
-        rows += [("mean over languages", gain(accuracy, SWAP, other))]
-        rows += [("mean, balanced", gain(recall, SWAP, other))]
-        measure = f"swap minus {MODELS[other]}, headlines"
-        save_svg(draw_intervals(rows, measure=measure, differences=True), out / f"forest-{name}")
+    gains = {
+        language: paired_difference(right(code, SWAP), right(code, TASK))
+        for code, language in LANGUAGES.items()
+    }
+    rows = sorted(gains.items(), key=lambda row: -row[1].mean)
+    rows += [("mean over languages", gain(accuracy, SWAP, TASK))]
+    rows += [("mean, balanced", gain(recall, SWAP, TASK))]
+    measure = f"swap minus {MODELS[TASK]}, headlines"
+    save_svg(draw_intervals(rows, measure=measure, differences=True), out / "forest-task")
 
 
 def measure_losses(inputs: Path, study: Path, base: str) -> None:
@@ -267,7 +266,7 @@ def measure_losses(inputs: Path, study: Path, base: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    figures = commands.add_parser("figures", help="draw the forest plots")
+    figures = commands.add_parser("figures", help="draw the forest plot")
     figures.add_argument("--out", type=Path, default=IMAGES)
     loss = commands.add_parser("loss", help="measure what models know of the languages")
     loss.add_argument("inputs", type=Path, help="folder of the inputs")
