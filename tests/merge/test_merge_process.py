@@ -192,7 +192,6 @@ def test_a_merge_killed_at_any_moment_leaves_the_old_or_the_new(experts, tmp_pat
 
 FROM_HUB = """
 import sys, layerswap as ls
-from layerswap.checkpoint import shards
 from layerswap.compose.recipe import check_recipe
 import json
 plan = ls.swap(task="someone/task", language="someone/language@v1", bottom=1, top=1)
