@@ -43,6 +43,10 @@ def files(tmp_path, monkeypatch):
     write_tsv(tmp_path / "one-row.tsv", ("text", "label"), labels[:1])
     write_tsv(tmp_path / "no-rows.tsv", ("text", "label"), [])
     write_tsv(tmp_path / "one-label.tsv", ("text", "label"), [("x y", "sports")] * 3)
+    write_tsv(tmp_path / "two-labels.tsv", ("text", "label"), [("u v", "sports"), ("w", "health")])
+    problems = (tmp_path / "problems-qaa.tsv").read_text("utf-8").splitlines(keepends=True)
+    dev = (tmp_path / "problems-qaa-dev.tsv").read_text("utf-8")
+    (tmp_path / "mostly-dev.tsv").write_text(dev + problems[1], "utf-8")
     write_tsv(tmp_path / "two.tsv", ("prompt", "answer"), [("a b", 1), ("c d", 2)])
     (tmp_path / "latin.txt").write_bytes("fine\ncaf\xe9\n".encode("latin1"))
     (tmp_path / "empty.txt").write_text("")
@@ -101,7 +105,19 @@ BAD = {
     ),
     "a test of one label": (
         {"task": "labels-en.tsv", "test": "one-label.tsv"}, (), "one-label.tsv: every row has the "
-        "label 'sports'; a test needs rows of at least two labels",
+        "label 'sports'; give rows of at least two labels",
+    ),
+    "labels of one label": (
+        {"task": "labels-en.tsv", "test": "two-labels.tsv"}, ("--labels", "one-label.tsv"),
+        "one-label.tsv: every row has the label 'sports'; give rows of at least two labels",
+    ),
+    "labels with a test document": (
+        {}, ("--labels", "mostly-dev.tsv"), "mostly-dev.tsv: test documents among its rows: 1; "
+        "leave them out, since no model may train on them",
+    ),
+    "labels with a test document beside development documents": (
+        {"development": "problems-qaa-dev.tsv"}, ("--labels", "problems-qaa.tsv"),
+        "problems-qaa.tsv: test documents among its rows: 20; leave them out",
     ),
     "a task of one row": ({"task": "one-row.tsv"}, (), "one-row.tsv: has one row; the task expert "
                           "trains on its rows, give more"),

@@ -405,6 +405,11 @@ def _language(
             f"{request.documents['dev'][code]}: {shared:,} of its rows are also in the test, so "
             "a choice here would flatter its score; give other documents"
         )
+    if labelled and (tested := labelled.shared(labelled.complete, test)):
+        raise DataError(
+            f"{request.labels[code]}: test documents among its rows: {tested:,}; leave them out, "
+            "since no model may train on them"
+        )
     parallel, other = _parallel(pair, code, columns) if pair else (None, "")
     read = None if text is None or ready else read_texts(text, code, columns)
     if code in columns and not any(table and table.fields for table in (read, parallel)):

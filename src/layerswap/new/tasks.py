@@ -205,8 +205,8 @@ class Task:
             raise DataError(f"{given}: has no complete row")
         if self.labelled and len({document["label"] for document in kept}) == 1:
             raise DataError(
-                f"{given}: every row has the label {kept[0]['label']!r:.40}; a test needs rows of "
-                "at least two labels"
+                f"{given}: every row has the label {kept[0]['label']!r:.40}; give rows of at least "
+                "two labels"
             )
         if strange := {document["label"] for document in kept if self.labelled} - {*self.labels}:
             _check_forms(given, self.labels, sorted(strange))
