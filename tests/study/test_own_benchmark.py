@@ -391,7 +391,10 @@ def test_models_are_finished_on_labels_and_the_start_is_chosen_without_the_test(
     assert rows[names[0]]["mean"] > rows["swap, default"]["mean"]
     assert names[0] in page
     (merged,) = merge_models(own / "out", log=print)
-    assert "It was trained on 24 labelled rows at the end." in (merged / "README.md").read_text()
+    card = (merged / "README.md").read_text()
+    assert "It was trained on 24 labelled rows at the end." in card
+    assert "is worth" not in card
+    assert f"The study saves the model {names[0]}, in sw." in page
     trained = load_file(merged / "model.safetensors")
 
     if changes:

@@ -13,7 +13,7 @@ from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Zones
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, write_answers
 from layerswap.experiment.benchmarks import BenchmarkScores, StudyResults, benchmark_result
-from layerswap.experiment.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition
+from layerswap.experiment.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition, finished
 from layerswap.experiment.runs import compare
 from layerswap.experiment.tables import comparison_tables
 from layerswap.ground.commit import write_json
@@ -69,6 +69,18 @@ def test_models_above_the_selected_swap_are_named():
         "expert (75.0 [63.3, 85.0]%). "
         "layerswap study merge study --model 'task expert' writes the task expert."
     )
+
+
+def test_finished_models_that_are_saved_are_named_at_the_head():
+    half = np.tile([0.0, 1.0], 30)
+    models = (replace(DEFAULT, pair="0-0"), finished("swap", chosen=True))
+    scores = BenchmarkScores(dict.fromkeys(models, half))
+    saved = benchmark_result("ha", "maths", scores, None)
+    said = study_opening([result("sw"), saved, result("ha")], Path("study"), "The end.")
+    assert said[1:3] == [
+        "The study saves the swap, default, in sw; the model finished, from the swap, in ha.",
+        "The end.",
+    ]
 
 
 def test_balanced_accuracy_is_reported_beside_accuracy():

@@ -32,6 +32,7 @@ from layerswap.experiment.conditions import (
     BASELINES,
     CHOSEN,
     DEFAULT,
+    FINISHED,
     JOINT,
     LANGUAGE_EXPERT,
     SOUP,
@@ -288,13 +289,20 @@ def write_best(journal: StudyJournal, results: Sequence[Compared]) -> None:
     """
     folder = journal.root / BEST
     folder.mkdir(exist_ok=True)
-    first = {result.language: result for result in reversed(results)}
-    for language, result in first.items():
+    for language, result in _first(results).items():
         saved = result.choice.saved
         recipe = dict(_recipes(journal, language))[saved]
         head = f"# {result.benchmark} in {language}, {saved}: {scored(result.saved_score)}\n"
         text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
         (folder / f"{language}.yaml").write_bytes((head + text).encode())
+
+
+def _first(results: Sequence[Compared]) -> dict[str, Compared]:
+    """Return the first result of each language, whose model is saved."""
+    first: dict[str, Compared] = {}
+    for result in results:
+        first.setdefault(result.language, result)
+    return first
 
 
 def evaluations_of(graph: Graph) -> dict[str, EvaluateStep]:
@@ -339,18 +347,19 @@ def merge_models(
     for language, recipe in recipes.items():
         log(f"merging the model of {language}")
         (root / MERGED).mkdir(exist_ok=True)
-        remarks = [*_finished(recipe), "" if model else _worth(root, language)]
-        plan = replace(make_plan(recipe), remark=" ".join(filter(None, remarks)))
+        remark = _finished(recipe) or ("" if model else _worth(root, language))
+        plan = replace(make_plan(recipe), remark=remark)
         yield plan.save(root / MERGED / language, overwrite=True)
 
 
-def _finished(recipe: Recipe) -> Iterator[str]:
-    """Say on how many labelled rows a model was finished, for its card."""
+def _finished(recipe: Recipe) -> str:
+    """Return the number of a finished model's labelled rows, for its card; empty for others."""
     for expert in recipe.experts.values():
         facts = Path(expert.source or "").parent / FINISH
         if facts.is_file():
             rows = json.loads(facts.read_text("utf-8"))["rows"]
-            yield f"It was trained on {rows:,} labelled rows at the end."
+            return f"It was trained on {rows:,} labelled rows at the end."
+    return ""
 
 
 def _worth(root: Path, language: str) -> str:
@@ -422,11 +431,16 @@ def selected_in_words(results: Sequence[Compared]) -> str:
 
 
 def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[str]:
-    """`opening` of a study, with the command that writes the first model above."""
+    """`opening` of a study, with its finished models, and with the command for the first above."""
     above = (model for result in results for model in result.above)
     best = next((model for model in above if model.method not in BASELINES), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
-    return opening(results, *said, written=best, command=command)
+    saved = {language: one.choice.saved for language, one in _first(results).items()}
+    names = [f"the {'model ' * (model.method == FINISHED)}{model.treatment}, in {language}"
+             for language, model in saved.items()]  # fmt: skip
+    finished = any(model.method == FINISHED for model in saved.values())
+    kept = f"The study saves {'; '.join(names)}." if finished else ""
+    return opening(results, kept, *said, written=best, command=command)
 
 
 def _differences(results: Sequence[Compared]) -> Drawing | None:
