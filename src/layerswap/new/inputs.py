@@ -126,7 +126,8 @@ class LanguageInput:
 
     def cautions(self) -> Iterator[str]:
         """Sentences for the report on the test, and on a text that has it or another language."""
-        lines = {spelling(text) for text in self.own_texts()}
+        written = [text for text in self.own_texts() if text.strip()]
+        lines = {*map(spelling, written)}
         for split, use in (("test", "test"), ("dev", "development")):
             documents = self.tests.get(split, [])
             asked = [[document[role] for role in ASKED if role in document]
@@ -135,9 +136,7 @@ class LanguageInput:
             if shared:
                 yield (f"The text in {self.name} has {shared:,} of the {len(documents):,} {use} "
                        "documents; the expert trains without them.")  # fmt: skip
-        if known_language(self.code) is not None and (
-            seen := self._languages_seen([text for text in self.own_texts() if text.strip()])
-        ):
+        if known_language(self.code) is not None and (seen := self._languages_seen(written)):
             yield f"The text may be in another language than {self.name}: {seen}."
         count = len(self.tests.get("test", ()))
         if not self.proved:

@@ -19,7 +19,7 @@ from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
-from layerswap.new.tables import NAMES, Shape, Table, read_table, recognise
+from layerswap.new.tables import NAMES, Kind, Shape, Table, read_table, recognise
 from layerswap.reading.letters import folded, is_unspaced
 from layerswap.training.mix.examples import conversation, shown
 from layerswap.training.mix.schema import Messages
@@ -194,10 +194,7 @@ class Task:
 
         Returns its documents, and a remark on incomplete or repeated rows, empty without any.
         """
-        table = with_references(
-            read_table(given, split=split.replace("translated", "test")), columns
-        )
-        shape = recognise(table, columns, self.shape.kind)
+        table, shape = _read(given, columns, self.shape.kind, split)
         with error_context(given):
             complete = self.documents(table.rows, shape)
         kept = [document for document in complete if document.get("label") not in leave_out]
@@ -230,8 +227,7 @@ class Task:
     def translation(self, given: str, columns: Mapping[str, str]) -> Task:
         """Read the task's rows in another language, with the checks of a test."""
         self.read_test(given, columns, (), "train")
-        table = with_references(read_table(given), columns)
-        return Task(table, recognise(table, columns, self.shape.kind))
+        return Task(*_read(given, columns, self.shape.kind))
 
     def disputed(self, documents: Sequence[Document]) -> list[str]:
         """Count the texts with different labels, such as those of several annotators, in a line."""
@@ -259,8 +255,7 @@ class Task:
 
     def labels_of(self, given: str, columns: Mapping[str, str], split: str) -> set[str]:
         """The labels in a test or development file."""
-        table = read_table(given, split=split)
-        shape = recognise(table, columns, self.shape.kind)
+        table, shape = _read(given, columns, self.shape.kind, split)
         with error_context(given):
             return {
                 document["label"] for document in self.documents(table.rows, shape) if self.labelled
@@ -364,9 +359,8 @@ class Task:
 
 def read_task(given: str, columns: Mapping[str, str]) -> Task:
     """The task of a table."""
-    table = with_references(read_table(given), columns)
-    task = Task(table, recognise(table, columns))
-    if len(table.rows) < 2:
+    task = Task(*_read(given, columns))
+    if len(task.table.rows) < 2:
         raise DataError(f"{given}: has one row; the task expert trains on its rows, give more")
     with error_context(given):
         complete = task.complete
@@ -417,7 +411,16 @@ def target(task: Task, document: Document, language: str) -> Document:
     return {**document, "answer": answer}
 
 
-def with_references(table: Table, columns: Mapping[str, str]) -> Table:
+def _read(
+    given: str, columns: Mapping[str, str], kind: Kind | None = None, split: str = "train"
+) -> tuple[Table, Shape]:
+    """Read a table of the task, and recognise its columns."""
+    table = read_table(given, split=split.replace("translated", "test"))
+    table = _with_references(table, columns)
+    return table, recognise(table, columns, kind)
+
+
+def _with_references(table: Table, columns: Mapping[str, str]) -> Table:
     """Read several right answers to a question: a list, or the spans of SQuAD, TyDi and AfriQA.
 
     The column keeps the first of them, on which a model trains; `references` has all.
@@ -502,10 +505,8 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
     cells = {role: row[column] for role, column in shape.columns.items()}
     texts = {role: text_of(cell, role) for role, cell in cells.items() if role != "choices"}
     if shape.kind != "choices":
-        more = (
-            {"references": row["references"]} if "references" in row and "answer" in cells else {}
-        )
-        return {**texts, **more}
+        several = "answer" in cells and "references" in row
+        return {**texts, "references": row["references"]} if several else texts
     choices, answer = _choices(cells["choices"]), texts["answer"]
     at = _position(answer, cells["choices"], coding) if choices and answer else None
     return {
