@@ -64,7 +64,7 @@ class FinishStep(TrainStep):
             self._held_out(context, parts / str(part), rows, part_of == part)
             for part in range(self.folds)
         ]
-        self._fit(context, _saved(rows, parts / "rows"), context.folder / EXPERT)
+        self._fit(context, {"train": _saved(rows, parts / "rows")}, context.folder / EXPERT)
         if self.lora:
             recipe = alone(str(context.folder / EXPERT), str(start)) | {"bake": True}
             plan = make_plan(check_recipe(recipe, where=f"study, {self.start}"))
@@ -102,7 +102,7 @@ class FinishStep(TrainStep):
                 name: _saved(rows.select(np.flatnonzero(chosen)), folder.with_suffix(f".{name}"))
                 for name, chosen in (("train", ~held), ("validation", held))
             }
-            self._fit(context, {key: value["train"] for key, value in files.items()}, folder)
+            self._fit(context, files, folder)
             write_json(known, read_training(folder)["losses"]["validation"])
             shutil.rmtree(folder)
         return float(json.loads(known.read_text("utf-8")))
@@ -133,8 +133,8 @@ class FinishedStep(EvaluateStep):
             yield finished(start, chosen=start == best), alone(str(model), self.base)
 
 
-def _saved(rows: Dataset, path: Path) -> dict[str, str]:
-    """Write rows as JSON Lines; returns them as the data of an expert."""
-    path = path.with_name(f"{path.name}.jsonl")
-    rows.to_json(path)
-    return {"train": str(path)}
+def _saved(rows: Dataset, path: Path) -> str:
+    """Write rows as JSON Lines; returns the file."""
+    file = f"{path}.jsonl"
+    rows.to_json(file)
+    return file
