@@ -144,7 +144,7 @@ class Task:
 
         Texts that most documents share, such as stock answers, are left out.
         """
-        left_out = {"label"} if self.metric == "chrf++" else {"label", "answer"}
+        left_out = {"label", "references"} | ({"answer"} if self.metric != "chrf++" else set())
         first, *others = (role for role in documents[0] if role not in left_out)
         counts = {role: len({str(document[role]) for document in documents}) for role in others}
         return [first, *(role for role, count in counts.items() if 2 * count > len(documents))]
