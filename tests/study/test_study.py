@@ -792,6 +792,12 @@ def test_an_estimate_is_tokens_at_one_speed(tmp_path):
     assert "at the usual speed of an A100 for 1 billion parameters" in str(usual)
     less = cost_study(*small(rows, keep_checkpoints="selected"), measured)
     assert less.disk_gb < costs.disk_gb
+    finish = {"labels": {"sw": {"train": str(rows)}}, "starts": ["base", "swap"], "run": {}}
+    ends = cost_study(*small(rows, finish=finish), measured)
+    assert ends.hours["finish/sw/base"] - start == pytest.approx(4 * once)
+    assert ends.hours["finished/sw"] == pytest.approx(evaluate)  # two models, as above
+    lora = cost_study(*small(rows, finish={**finish, "run": {"lora": {}}}), measured)
+    assert lora.disk_gb == ends.disk_gb == costs.disk_gb + 24
 
 
 def test_compositions_that_share_layers_cost_less(tmp_path):

@@ -27,7 +27,7 @@ from layerswap.ground.types import duration
 from layerswap.study.conditions import recipes
 from layerswap.study.english import EnglishStep, TranslatedStep
 from layerswap.study.evaluating import EvaluateStep
-from layerswap.study.finishing import FinishStep
+from layerswap.study.finishing import FinishedStep, FinishStep
 from layerswap.study.inputs import files_of, layers_of
 from layerswap.study.mixes import DataStep
 from layerswap.study.spec import TASK, Benchmarks, StudySpec, TrainingRun, named_billions
@@ -109,7 +109,8 @@ def cost_study(
     spec: StudySpec, graph: Graph, measured: Measured | None = None, done: Collection[str] = ()
 ) -> StudyCosts:
     """Estimate the costs of a study from its plan; `done` names finished steps."""
-    evaluations, trainings = EvaluateStep.all_of(graph), TrainStep.all_of(graph)
+    evaluations, finishes = EvaluateStep.all_of(graph), FinishStep.all_of(graph)
+    trainings = {**TrainStep.all_of(graph), **finishes}
     billions, inside = size_of(spec, next(iter(evaluations.values())).base)
     speed, words = measured, "at this machine's measured speed"
     if speed is None:
@@ -120,10 +121,8 @@ def cost_study(
         words = f"at the usual speed of {where} for {billions:.2g} billion parameters"
     examples = {name: examples_seen(step, graph) for name, step in trainings.items()}
     seconds = {name: seen * tokens / speed.train for name, (seen, tokens) in examples.items()}
-    for name, finish in FinishStep.all_of(graph).items():
-        seen, tokens = examples_seen(finish, graph)
-        # Each part of the rows is left out once, then none.
-        seconds[name] = finish.folds * seen * tokens / speed.train
+    for name, finish in finishes.items():
+        seconds[name] *= finish.folds  # each part of the rows is left out once, then none
     for name, select in SelectStep.all_of(graph).items():
         if select.tasks:
             models = sum(examples[need][0] // trainings[need].save_every or 1
@@ -135,6 +134,8 @@ def cost_study(
     for name, alone in {**EnglishStep.all_of(graph), **TranslatedStep.all_of(graph)}.items():
         experts = SelectStep.of(graph[f"select/{TASK}"]).kept
         seconds[name] = experts * tokens_read(alone.evaluate) / speed.read
+    for name, finished in FinishedStep.all_of(graph).items():
+        seconds[name] = len(graph[name].needs) * tokens_read(finished.evaluate) / speed.read
     gpu, whole = spec.device != "cpu", spec.dtype == "float32"
     memory = [2.5 * (4 if whole or (spec.dtype is None and not gpu) else 2)]  # two experts, a blend
     for run in trainings.values():
@@ -154,7 +155,8 @@ def _disk(
     """Disk of all trainings, GB: what they keep, and what one kind of them needs until then."""
     kept, passing = 0.0, defaultdict[str, float](float)
     for name, run in trainings.items():
-        weights = 4 * billions * (ADAPTER if run.lora else 1)  # in float32
+        adapter = run.lora and not isinstance(run, FinishStep)  # which saves a whole model
+        weights = 4 * billions * (ADAPTER if adapter else 1)  # in float32
         saved = weights * (seen[name] // run.save_every) + 2 * weights  # and two moments
         kept += weights + (saved if spec.keep_checkpoints == "all" else 0)
         passing[name.rpartition("/")[0]] += saved if spec.keep_checkpoints == "selected" else 0
