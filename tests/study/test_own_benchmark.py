@@ -368,8 +368,9 @@ def finishing(own, first, **changes):
     rate = 3e-3 if changes else 6e-4
     settings = {"learning_rate": rate, "num_train_epochs": 4, "per_device_train_batch_size": 8}
     finish = {"labels": {"sw": {"train": "labels.jsonl"}}, "starts": ["task expert", "swap"],
-              "run": {"hyperparameters": settings, **changes}, "folds": 2}  # fmt: skip
-    return planned(own, baselines=["experts"], finish=finish)
+              "run": {"hyperparameters": settings, "save_every": 32, **changes},
+              "folds": 2}  # fmt: skip
+    return planned(own, baselines=["experts"], finish=finish, keep_checkpoints="selected")
 
 
 @pytest.mark.slow
@@ -390,6 +391,7 @@ def test_models_are_finished_on_labels_and_the_start_is_chosen_without_the_test(
     assert {*names, "swap, default", "task expert"} <= {*rows}
     assert rows[names[0]]["mean"] > rows["swap, default"]["mean"]
     assert names[0] in page
+    assert not [*(own / "out").rglob("checkpoint-*")]
     (merged,) = merge_models(own / "out", log=print)
     card = (merged / "README.md").read_text()
     assert "It was trained on 24 labelled rows at the end." in card

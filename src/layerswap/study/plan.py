@@ -332,6 +332,7 @@ class _Planner:
             yield step.plan(
                 f"finish/{language}/{start}", [*needs, *([data.step] if data.step else [])],
                 self.base_fingerprint | files, resources=self._resources("train"),
+                delete_checkpoints=self.selected_alone,
             )  # fmt: skip
 
     def _of_finished(self, evaluation: Step, finished: Sequence[Step]) -> Step:

@@ -110,18 +110,15 @@ class TrainStep(Kind, TrainingRun):
 
     def run(self, context: Context) -> None:
         """Train, or resume."""
-        from layerswap.training.expert.save import CHECKPOINTS
-
         sets = [data.at(context.inputs[data.step] if data.step else None) for data in self.data]
         out = context.folder / EXPERT
         context.log("reading the base and the rows")
         self.fit(self.expert(sets), out, context)
-        if context.step.delete_checkpoints:
-            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
     def fit(self, spec: dict[str, Any], out: Path, context: Context) -> None:
         """Train an expert, in the form of `EXPERT.yaml`, or resume its training."""
         from layerswap.training.expert import trainer
+        from layerswap.training.expert.save import CHECKPOINTS
 
         checked = check_expert(spec, where=context.step.name)
         resume = (out / TRAINING).is_file()
@@ -129,6 +126,8 @@ class TrainStep(Kind, TrainingRun):
             launch_training(spec, out, self.launch.model_dump(), resume=resume)
         else:
             trainer.train(checked, out, resume=resume, log=context.log)
+        if context.step.delete_checkpoints:
+            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
 
 class SelectStep(Kind, EvaluationSettings):
