@@ -237,6 +237,7 @@ def ray_of(nodes, head, *, started):
 @pytest.mark.parametrize(("kind", "key"), [
     ("train", "resources.train"), ("english", "resources.evaluate"),
     ("translated", "resources.evaluate"), ("vectors", "resources.evaluate"), ("tables", ""),
+    ("finish", "resources.train"), ("finished", "resources.evaluate"),
 ])  # fmt: skip
 def test_a_request_that_ray_cannot_meet_names_its_key(kind, key, monkeypatch):
     """An autoscaler may add a node; nobody does to a fixed cluster, or to a Ray started here."""

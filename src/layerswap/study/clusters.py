@@ -297,7 +297,9 @@ def first_of_kinds(steps: Sequence[Step]) -> dict[str, Step]:
 
 def resources_key(kind: str) -> str:
     """Return the study's key for the resources of a kind of step; empty if they are fixed."""
-    kind = "evaluate" if kind in ("english", "translated", "vectors") else kind
+    shared = {"finish": "train"}
+    shared |= dict.fromkeys(("english", "translated", "vectors", "finished"), "evaluate")
+    kind = shared.get(kind, kind)
     return f"resources.{kind}" if kind in get_args(StepKind) else ""
 
 
