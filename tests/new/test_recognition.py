@@ -183,7 +183,9 @@ def test_texts_of_one_document_are_kept_out_of_the_training():
     assert task_of(*rows).own_texts(stock) == ["question"]
     short = [{**row, "answer": f"town {i}"} for i, row in enumerate(rows)]
     assert task_of(*short).own_texts(short) == ["question"]
-    several = [{**row, "references": [row["answer"], f"village {i}"]} for i, row in enumerate(short)]
+    several = [
+        {**row, "references": [row["answer"], f"village {i}"]} for i, row in enumerate(short)
+    ]
     assert task_of(*short).own_texts(several) == ["question"]
     assert task_of(*HEADLINES).own_texts(task_of(*HEADLINES).complete) == ["text"]
 

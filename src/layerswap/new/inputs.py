@@ -36,7 +36,7 @@ HELD_OUT = 100
 """Most rows of the task that are held out: for a score in English, and where there is no test."""
 TASK_LANGUAGE = "en"
 ASKED = ("text", "premise", "hypothesis", "question", "context", "prompt")
-"""Roles of columns that a test document asks about."""
+"""Roles of the question in a test document."""
 FEW = 100
 """Test documents below which the report has a caution."""
 
@@ -121,11 +121,11 @@ class LanguageInput:
         return lines
 
     def _languages_seen(self, texts: Sequence[Any]) -> str | None:
-        """Describe the languages of texts that are not in its own."""
+        """Describe the other languages among its texts."""
         return languages_seen(map(str, evenly_spaced(texts, SAMPLE)), self.code)
 
     def cautions(self) -> Iterator[str]:
-        """Sentences for the report on the test, and on a text that has it or another language."""
+        """Cautions for the report: a leaked test, another language, a missing or small test."""
         written = [text for text in self.own_texts() if text.strip()]
         lines = {*map(spelling, written)}
         for split, use in (("test", "test"), ("dev", "development")):
@@ -216,7 +216,7 @@ class Inputs:
 
     @cached_property
     def most_written(self) -> int:
-        """The most tokens that a model may write for an answer of the task or of a test."""
+        """The token limit of a written answer."""
         assert isinstance(self.task, Task)
         asked = self.task.pairs([document for _, test in self.task.tests for document in test])
         prompts, answers = zip(*self.task_rows, *asked, strict=True)
@@ -225,7 +225,7 @@ class Inputs:
         return max(16, min(2 * longest, max(longest, 512), room))
 
     def unwritable(self, language: LanguageInput) -> Iterator[str]:
-        """Count the right answers that the base cannot write, in sentences for the report."""
+        """Cautions for the report: right answers beyond the base's length or letters."""
         task, test = self.task, language.tests.get("test", ())
         if not (isinstance(task, Task) and task.generates and test) or task.numeric:
             return

@@ -43,9 +43,9 @@ SCORED = {
     "chrf++": "chrF++, the likeness of texts (0 to 100); ROUGE-L stands beside it",
 }
 SHORT = {False: 4, True: 10}
-"""Most words of a short answer, and most characters in a script without spaces (median)."""
+"""Largest median length of short answers: words, and characters in a script without spaces."""
 WORKED = 8
-"""Words from which on an answer that ends in a number is a worked solution (median)."""
+"""Largest median number of words in short numeric answers; longer ones are worked solutions."""
 LETTERS = "ABCDEFGHIJ"
 ENGLISH = re.compile(r"[-_.](?:en|eng|english|train)$", re.IGNORECASE)
 ROLE = re.compile(r"{(\w+)}")
@@ -140,7 +140,7 @@ class Task:
         return "token_f1" if median(sizes) <= SHORT[by_letter] else "chrf++"
 
     def own_texts(self, documents: Sequence[Document]) -> list[str]:
-        """List the roles whose texts are not to be trained on: the question, and long answers.
+        """List the roles to keep out of the training: the question, and long answers.
 
         Texts that most documents share, such as stock answers, are left out.
         """
@@ -230,7 +230,7 @@ class Task:
         return Task(*_read(given, columns, self.shape.kind))
 
     def disputed(self, documents: Sequence[Document]) -> list[str]:
-        """Count the texts with different labels, such as those of several annotators, in a line."""
+        """Count texts with contradictory labels, such as those of several annotators, in a line."""
         labels: dict[str, set[str]] = {}
         for document in documents if self.labelled else ():
             labels.setdefault(self._seen(document), set()).add(document["label"])
@@ -443,7 +443,7 @@ def _with_references(table: Table, columns: Mapping[str, str]) -> Table:
 
 
 def _listed(cell: Any, column: str) -> Any:
-    """Return the different texts of a list or of spans; another cell as it is."""
+    """Return the distinct texts of a list or of spans; other cells unchanged."""
     if isinstance(cell, Mapping) and isinstance(cell.get("text"), list):
         cell = cell["text"]
     if column == "answers" and isinstance(cell, str) and cell.startswith("["):
@@ -455,9 +455,9 @@ def _listed(cell: Any, column: str) -> Any:
 
 
 def _are_numbers(answers: Sequence[str], language: str) -> bool:
-    """True if answers are numbers alone, or end in one after a mark that they share.
+    """True if the answers are bare numbers, or end in a number after a shared mark.
 
-    Answers that are short and differ where their numbers do not, as verses of a book, are texts.
+    Short answers with equal numbers, such as chapters of different books, are texts.
     """
     if not all(is_number(answer, language) for answer in answers):
         return False
@@ -470,7 +470,7 @@ def _are_numbers(answers: Sequence[str], language: str) -> bool:
 
 
 def _heading(column: str) -> str:
-    """Return the words before a text: the name of its column or of its language."""
+    """Return the heading of a text: the name of its language or of its column."""
     with suppress(EvaluationError):
         if len(column) == 2:
             return language_name(column)

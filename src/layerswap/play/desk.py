@@ -1,7 +1,7 @@
 """The queue of a model, and the streams of events of the pages that ask it.
 
-A job is a generator of events, and the model's thread runs one step of one job at a time. An answer
-therefore overtakes a merge between two of its events. Everything else runs in the event loop.
+A job is a generator of events, and the model's thread runs one step of one job at a time: a
+cancelled job ends at its next event. Everything else runs in the event loop.
 """
 
 from __future__ import annotations

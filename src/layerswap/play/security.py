@@ -66,7 +66,7 @@ def guard(frames: str = "'none'") -> Dispatch:
         answer = refusal(request) or await call_next(request)
         answer.headers.update({"content-security-policy": POLICY.format(frames=frames), **HEADERS})
         if {"content-length", "transfer-encoding"} & {*request.headers}:
-            answer.headers["connection"] = "close"  # the rest of a body is waited for by nobody
+            answer.headers["connection"] = "close"  # nobody reads the rest of a body
         return answer
 
     return dispatch

@@ -38,7 +38,7 @@ FINISH, MODEL, START = "finish.json", "model", "start"
 
 
 class FinishStep(TrainStep):
-    """Trains one start on the labelled rows of a language, and again without each part of them."""
+    """Trains one start on the labelled rows of a language, and cross-validates it on them."""
 
     kind: ClassVar[str] = "finish"
     language: str
@@ -75,7 +75,7 @@ class FinishStep(TrainStep):
         shutil.rmtree(start)
 
     def _recipe(self, inputs: Mapping[str, Path]) -> RecipeData:
-        """The start, of the best experts."""
+        """Return the recipe of the start, over the best experts."""
         if self.start == "base":
             return alone(self.base, self.base)
         parts = {condition.method: part for condition, part in methods()}
@@ -86,7 +86,7 @@ class FinishStep(TrainStep):
         return {"base": self.base, "experts": experts, **parts[self.start], "bake": True}
 
     def _refuse_tested(self, rows: Dataset, results: Path) -> None:
-        """Refuse a row whose prompt is that of a test document."""
+        """Refuse test documents among the rows, by their prompts."""
         prompts = {folded(row["prompt"]): i for i, row in enumerate(rows, 1)
                    if isinstance(row.get("prompt"), str)}  # fmt: skip
         for scores in read_condition_scores(results).values():
@@ -95,7 +95,7 @@ class FinishStep(TrainStep):
                     raise StudyError(f"labels of {self.language}: row {row} is a test document")
 
     def _held_out(self, context: Context, folder: Path, rows: Dataset, held: Any) -> float:
-        """The loss of a training on the other rows, nats per token of the answers held out."""
+        """Train on the other rows; returns the loss on the held-out answers, nats per token."""
         known = folder.with_suffix(".json")
         if not known.is_file():
             files = {

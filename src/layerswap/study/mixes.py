@@ -25,7 +25,7 @@ EVERY = 15.0
 
 @lru_cache(maxsize=64)
 def mix_of(text: str, where: str) -> Mix:
-    """The mix of a step, which is checked, costed and built from one reading."""
+    """Parse the mix of a step, once for its checks and its build."""
     return parse_mix(text, where=where)
 
 

@@ -131,7 +131,7 @@ class OnRay(ClusterExecutor):
 
 
 def _check_answers(given: str) -> None:
-    """Refuse a cluster that does not answer, for which Ray would wait minutes."""
+    """Refuse a cluster without an answer; Ray itself would wait for minutes."""
     address = ray_inside.address_of(given)
     if address is None or "://" in address or _listens(address):
         return

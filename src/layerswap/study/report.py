@@ -311,7 +311,7 @@ def evaluations_of(graph: Graph) -> dict[str, EvaluateStep]:
 
 
 def _recipes(journal: StudyJournal, language: str) -> Iterator[tuple[Condition, RecipeData]]:
-    """List a language's conditions and recipes; those of finished models once they are there."""
+    """List a language's conditions and recipes, with those of existing finished models."""
     for kind in (EvaluateStep, FinishedStep):
         name = f"{kind.kind}/{language}"
         if name in journal.graph and (kind is EvaluateStep or name in journal.finished()):

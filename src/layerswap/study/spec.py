@@ -126,11 +126,11 @@ class Translated(Strict):
 
 
 Start = Literal["base", "task expert", "language expert", "swap", "soup"]
-"""A model that is trained on labels: the base, an expert, the default swap, or the soup."""
+"""Start of a training on labels: the base, an expert, the default swap, or the soup."""
 
 
 FOLDS = 4
-"""Parts of the labelled rows, each of which is held out once."""
+"""Parts of the cross-validation over the labelled rows."""
 
 
 class Finish(Strict):
