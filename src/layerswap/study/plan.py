@@ -24,7 +24,6 @@ from layerswap.study.conditions import REGIMES, BothTrained, Variant
 from layerswap.study.english import (
     ENGLISH,
     EnglishStep,
-    TaskExpertsStep,
     TranslatedStep,
     has_english,
 )
@@ -112,20 +111,19 @@ class _Planner:
             steps = [self._evaluate(language, variants[TASK], variants[language], joints)]
             if wanted and not last and "experts" in spec.baselines:
                 files = suite_files(str(spec.evaluate.suite), ENGLISH)
-                yield self._of_experts(EnglishStep, steps[0], *files)  # no table needs it
+                yield self._like(steps[0], EnglishStep, *files)  # no table needs it
             if test := spec.translated.get(language, Translated()).test:
                 path = existing_path(self.folder / test)
-                steps += [self._of_experts(TranslatedStep, steps[0], path, translated=path)]
+                steps += [self._like(steps[0], TranslatedStep, path, translated=path)]
             if spec.change:
                 steps.append(self._change(language))
             if spec.encoder:
                 steps.append(self._vectors(language, spec.encoder))
             yield from steps
             if spec.finish and language in spec.finish.labels:
-                finished = list(self._finish(language, spec.finish))
+                finished = list(self._finish(language, spec.finish, steps[0]))
                 yield from finished
-                steps.append(self._of_finished(steps[0], finished))
-                yield steps[-1]
+                steps.append(finished[-1])
             last += [step.name for step in steps]
         yield TablesStep(
             languages=list(spec.languages), development=spec.development, name=spec.name,
@@ -289,14 +287,15 @@ class _Planner:
             f"evaluate/{language}", needs, inputs, resources=self._resources("evaluate")
         )
 
-    def _of_experts(
-        self, kind: type[TaskExpertsStep], evaluation: Step, *files: Path | str, **settings: str
-    ) -> Step:
-        """The task experts on other documents, with the settings of an evaluation."""
+    def _like(
+        self, evaluation: Step, kind: type[EvaluateStep], *files: Path | str,
+        needs: Sequence[str] = (), **settings: Any,
+    ) -> Step:  # fmt: skip
+        """Make an evaluation of other models or documents, with the settings of another one."""
         own = EvaluateStep.of(evaluation).model_copy(update={"grid": None})
         inputs = {**evaluation.inputs, **fingerprints(*map(str, files))}
         return kind.model_validate({**own.settings(), **settings}).plan(
-            f"{kind.kind}/{own.language}", evaluation.needs, inputs,
+            f"{kind.kind}/{own.language}", needs or evaluation.needs, inputs,
             resources=self._resources("evaluate"),
         )  # fmt: skip
 
@@ -319,31 +318,26 @@ class _Planner:
             resources=self._resources("evaluate"),
         )  # fmt: skip
 
-    def _finish(self, language: str, finish: Finish) -> Iterator[Step]:
-        """The training of every start on the labelled rows of a language."""
+    def _finish(self, language: str, finish: Finish, evaluation: Step) -> Iterator[Step]:
+        """The training of every start on the labelled rows of a language, then their evaluation."""
         data, files = self._trained_on(f"{language}/labels")
         assert data is not None, "labels are data"
-        needs = [f"evaluate/{language}", *self._kept(TASK, language)]
-        for start in finish.starts:
+        needs = [evaluation.name, *self._kept(TASK, language)]
+        starts = [f"finish/{language}/{start}" for start in finish.starts]
+        for name, start in zip(starts, finish.starts, strict=True):
             step = FinishStep(
                 language=language, start=start, folds=finish.folds, base=self.base, data=[data],
                 development=self.spec.development, **dict(finish.run),
             )  # fmt: skip
             yield step.plan(
-                f"finish/{language}/{start}", [*needs, *([data.step] if data.step else [])],
+                name, [*needs, *([data.step] if data.step else [])],
                 self.base_fingerprint | files, resources=self._resources("train"),
                 delete_checkpoints=self.selected_alone,
             )  # fmt: skip
-
-    def _of_finished(self, evaluation: Step, finished: Sequence[Step]) -> Step:
-        """The evaluation of finished models, with the settings of another evaluation."""
-        own = EvaluateStep.of(evaluation)
-        asked = own.evaluate.model_copy(update={"other_languages": None})
-        alone = own.model_copy(update={"grid": None, "evaluate": asked, "both": [], "variants": []})
-        return FinishedStep.model_validate(alone.settings()).plan(
-            f"finished/{own.language}", [step.name for step in finished], evaluation.inputs,
-            resources=self._resources("evaluate"),
-        )  # fmt: skip
+        asked = EvaluateStep.of(evaluation).evaluate.model_copy(update={"other_languages": None})
+        yield self._like(
+            evaluation, FinishedStep, needs=starts, evaluate=asked, both=[], variants=[]
+        )
 
     def _trained_on(self, kind: str) -> tuple[TrainedOn | None, dict[str, str]]:
         """The data of a kind of expert, and fingerprints of its files; None for given experts."""
