@@ -8,18 +8,10 @@ from typing import Self
 
 from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
 from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
-from layerswap.checkpoint.classes import LABELLED
 from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.given import Given, fetch_checkpoint, is_adapter
 from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.names import (
-    class_for,
-    class_of,
-    renaming,
-    text_config,
-    unloaded,
-    with_text,
-)
+from layerswap.checkpoint.names import class_for, renaming, unloaded, with_text
 from layerswap.checkpoint.places import HEAD, Pattern, Place, place
 from layerswap.checkpoint.read import zero_samples
 from layerswap.ground.errors import CheckpointError, error_context
@@ -182,12 +174,11 @@ def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoin
 
 
 def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
-    text = text_config(base.config)
-    if not base.config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
+    if not base.tied:
         return
     for path in (*adapter.modules, *(name.removesuffix(".weight") for name in adapter.saved)):
         where = place(f"{path}.weight")
-        if where == HEAD and class_of(base.config) in LABELLED:
+        if where == HEAD and base.labelled:
             continue
         if where is not None and where.role in ("embedding", "head"):
             raise CheckpointError(

@@ -327,6 +327,16 @@ class Checkpoint:
     # --- heads and embeddings ---
 
     @property
+    def class_name(self) -> str | None:
+        """The class of transformers that the configuration names."""
+        return class_of(self.config)
+
+    @property
+    def labelled(self) -> bool:
+        """True for a class that answers with labels."""
+        return self.class_name in LABELLED
+
+    @property
     def tied(self) -> Any:
         """`tie_word_embeddings` of the configuration; None if it has no such key."""
         text = text_config(self.config)
@@ -336,7 +346,7 @@ class Checkpoint:
     def heads(self) -> set[str]:
         """The matrices of a language model's head; a tied head may have a bias of its own."""
         size = text_config(self.config).get("vocab_size")
-        if class_of(self.config) in LABELLED:
+        if self.labelled:
             return set()
 
         def has_rows(name: str) -> bool:

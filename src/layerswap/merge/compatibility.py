@@ -10,15 +10,10 @@ from itertools import combinations
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
-from layerswap.checkpoint.classes import LABELLED
 from layerswap.checkpoint.configuration import encoder_layers
-from layerswap.checkpoint.names import class_of, with_text
+from layerswap.checkpoint.names import with_text
 from layerswap.checkpoint.places import pattern_advice
-from layerswap.checkpoint.read import (
-    first_floats,
-    same_bytes,
-    same_sample,
-)
+from layerswap.checkpoint.read import first_floats, same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
@@ -83,7 +78,7 @@ def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[
     """Refuse different sources for head and embedding if both are one tensor."""
     head, embedding = composition[Place(None, "head")], composition[Place(None, "embedding")]
     heads = reference.heads - drop
-    if not heads and head != embedding and class_of(reference.config) not in LABELLED:
+    if not heads and head != embedding and not reference.labelled:
         raise MergeError(
             f"the head cannot take {head} and the embedding {embedding}: they are one tensor "
             "here (tied); give both the same"
@@ -141,8 +136,7 @@ def tied_notes(
     blended = {place.role for name, place in reference.places.items() if name not in equal}
     head = reference.heads - drop
     embedding = composition[Place(None, "embedding")]
-    labelled = class_of(reference.config) in LABELLED
-    if head or labelled or "embedding" not in blended or len(embedding.experts) < 2:
+    if head or reference.labelled or "embedding" not in blended or len(embedding.experts) < 2:
         return []
     if reference.needs_base:
         return []  # An adapter does not change the base's tied embedding.

@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint
-from layerswap.checkpoint.classes import LABELLED
-from layerswap.checkpoint.names import class_of
 from layerswap.checkpoint.places import HEAD
 from layerswap.compose import Composition
 from layerswap.compose.blend import Operation
@@ -24,7 +22,7 @@ DEFAULT_LABEL = re.compile(r"LABEL_\d+")
 
 def kind_of(checkpoint: Checkpoint) -> str | None:
     """The class of a checkpoint; a model without its head counts as a language model."""
-    name = class_of(checkpoint.config)
+    name = checkpoint.class_name
     return name and re.sub("(?:Model|ForCausalLM)$", "ForCausalLM", name)
 
 
@@ -41,8 +39,10 @@ def _with_head(checkpoint: Checkpoint, first: Checkpoint, *, noted: bool) -> Che
         return checkpoint
     head, own = _head(first), _head(checkpoint)
     kept = {name: place for name, place in checkpoint.places.items() if place != HEAD}
-    ours, output = class_of(checkpoint.config), class_of(first.config)
-    note = f"its head is left out: it is a model of class {ours}, and the output of class {output}"
+    note = (
+        f"its head is left out: it is a model of class {checkpoint.class_name}, and the output of "
+        f"class {first.class_name}"
+    )
     return replace(
         checkpoint,
         config={**checkpoint.config, "architectures": first.config.get("architectures")},
@@ -68,20 +68,19 @@ def check_heads(
         name = blend.experts[0]
         raise MergeError(
             f"the head cannot come from {name}: the output is a model of class "
-            f"{class_of(first.config)}, and {name} has no head of that class"
+            f"{first.class_name}, and {name} has no head of that class"
         )
     deltas = any(isinstance(member, Operation) and member.base for member in blend.members)
     if len(own) < 2:
         return
     if deltas and base is not None and base.borrowed:
         raise MergeError(
-            f"the base has no head of class {class_of(first.config)}, so the changes of the heads "
-            f"of {' and '.join(own)} are unknown; {_remedy(own[0])}"
+            f"the base has no head of class {first.class_name}, so the changes of the heads of "
+            f"{' and '.join(own)} are unknown; {_remedy(own[0])}"
         )
-    orders = {name: labels_of(experts[name].config) for name in own}
-    known = {name: labels for name, labels in orders.items() if labels}
+    known = {name: labels for name in own if (labels := labels_of(experts[name]))}
+    start = next(iter(known), "")
     for name, labels in known.items():
-        start = next(iter(known))
         if labels == known[start] or (not deltas and sorted(labels) == sorted(known[start])):
             continue
         each = ", ".join(f"{visible(', '.join(known[n]))[:80]} in {n}" for n in (start, name))
@@ -95,10 +94,10 @@ def _remedy(name: str) -> str:
     )
 
 
-def labels_of(config: Mapping[str, Any]) -> list[str]:
+def labels_of(checkpoint: Checkpoint) -> list[str]:
     """The names of a classifier's labels in their order; empty if they have no names."""
-    names = config.get("id2label")
-    if class_of(config) not in LABELLED or not isinstance(names, dict):
+    names = checkpoint.config.get("id2label")
+    if not checkpoint.labelled or not isinstance(names, dict):
         return []
     try:
         labels = [str(names[key]) for key in sorted(names, key=int)]
@@ -109,7 +108,7 @@ def labels_of(config: Mapping[str, Any]) -> list[str]:
 
 def label_rows(checkpoint: Checkpoint, like: Checkpoint) -> list[int] | None:
     """The rows of a head in the order of another's labels; None if the orders agree."""
-    ours, wanted = labels_of(checkpoint.config), labels_of(like.config)
+    ours, wanted = labels_of(checkpoint), labels_of(like)
     if ours == wanted or sorted(ours) != sorted(wanted) or checkpoint.borrowed:
         return None
     return [ours.index(label) for label in wanted]
@@ -117,5 +116,5 @@ def label_rows(checkpoint: Checkpoint, like: Checkpoint) -> list[int] | None:
 
 def label_tensors(checkpoint: Checkpoint) -> Iterable[str]:
     """The tensors of a head with a row for each label."""
-    count = len(labels_of(checkpoint.config))
+    count = len(labels_of(checkpoint))
     return (name for name, info in _head(checkpoint).items() if info.shape[:1] == (count,))
