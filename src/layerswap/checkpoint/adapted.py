@@ -149,15 +149,7 @@ def _with_task(base: Checkpoint, adapter: Adapter) -> Checkpoint:
         labels = [f"LABEL_{row}" for row in range(rows)]
         config["id2label"] = {str(row): label for row, label in enumerate(labels)}
         config["label2id"] = {label: row for row, label in enumerate(labels)}
-    if not base.tensors:
-        return replace(base, config=config)
-    kept = {n: where for n, where in base.places.items() if where != HEAD}
-    return replace(
-        base,
-        config=config,
-        tensors={**{n: i for n, i in base.tensors.items() if n in kept}, **head},
-        places={**kept, **dict.fromkeys(head, HEAD)},
-    )
+    return base.with_head(head, config) if base.tensors else replace(base, config=config)
 
 
 def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:

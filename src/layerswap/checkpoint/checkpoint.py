@@ -369,6 +369,17 @@ class Checkpoint:
             if place.role == "embedding" or (name in roleless and place.layer is None)
         ]
 
+    def with_head(self, head: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Self:
+        """Return the checkpoint with another head, and the configuration for it."""
+        kept = {name: place for name, place in self.places.items() if place != HEAD}
+        return replace(
+            self,
+            config=config,
+            tensors={**{n: i for n, i in self.tensors.items() if n in kept}, **head},
+            places={**kept, **dict.fromkeys(head, HEAD)},
+            low_rank={n: low for n, low in self.low_rank.items() if n in kept},
+        )
+
     def matrices(self) -> Iterator[tuple[str, TensorInfo]]:
         """Yield names and headers of the float matrices in the layers."""
         for name, info in self.tensors.items():

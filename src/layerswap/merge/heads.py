@@ -38,17 +38,13 @@ def _with_head(checkpoint: Checkpoint, first: Checkpoint, *, noted: bool) -> Che
     if kind_of(checkpoint) == kind_of(first) or not checkpoint.places or not first.places:
         return checkpoint
     head, own = _head(first), _head(checkpoint)
-    kept = {name: place for name, place in checkpoint.places.items() if place != HEAD}
     note = (
         f"its head is left out: it is a model of class {checkpoint.class_name}, and the output of "
         f"class {first.class_name}"
     )
+    config = {**checkpoint.config, "architectures": first.config.get("architectures")}
     return replace(
-        checkpoint,
-        config={**checkpoint.config, "architectures": first.config.get("architectures")},
-        tensors={**{n: i for n, i in checkpoint.tensors.items() if n in kept}, **head},
-        places={**kept, **dict.fromkeys(head, HEAD)},
-        low_rank={n: low for n, low in checkpoint.low_rank.items() if n in kept},
+        checkpoint.with_head(head, config),
         borrowed=frozenset(head),
         notes=(*checkpoint.notes, note) if noted and own.keys() - head else checkpoint.notes,
     )
