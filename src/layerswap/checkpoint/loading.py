@@ -144,15 +144,18 @@ def filled_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
     None if transformers is not installed, has no such class, or refuses the values.
     """
-    try:
-        from transformers import CONFIG_MAPPING
-    except ImportError:
-        return None
-    given = {key: value for key, value in config.items() if key != "quantization_config"}
     with suppress(Exception), _without_report():  # odd configurations: no common class
-        filled = CONFIG_MAPPING[str(config.get("model_type"))].from_dict(deepcopy(given))
-        return dict(filled.to_dict())
+        return dict(_own_config(config).to_dict())
     return None
+
+
+def _own_config(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """Read a configuration with its class, without its quantisation."""
+    from transformers import CONFIG_MAPPING
+
+    given = {key: value for key, value in config.items() if key != "quantization_config"}
+    own_class: type[PreTrainedConfig] = CONFIG_MAPPING[str(config.get("model_type"))]
+    return own_class.from_dict(deepcopy(given))
 
 
 def _forget_kernels(config: PreTrainedConfig) -> None:
@@ -233,10 +236,12 @@ def load_weights(
     dtype: torch.dtype | None = None,
     *,
     named: str | None = None,
+    device: str | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Build a model that shares tensors in memory; return it and transformers' loading record.
 
-    The record lists missing, unexpected and mismatched tensors, which is no error here.
+    The record lists missing, unexpected and mismatched tensors, which is no error here. On the
+    `meta` device the model takes no memory.
     """
     refusing = _refusing(config.name_or_path or "", named, "the model")
     with refusing, without_progress_bars(), _without_report():
@@ -245,6 +250,7 @@ def load_weights(
             config=config,
             state_dict=dict(weights),
             dtype="auto" if dtype is None else dtype,
+            device_map=device,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             trust_remote_code=False,
@@ -255,29 +261,17 @@ def load_weights(
 def missing_tensors(
     config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> set[str] | None:
-    """Ask transformers which tensors of a model it would initialise anew, beside these.
+    """Find the tensors of a model that transformers would initialise, besides the given ones.
 
-    The model has no memory: its tensors are on the meta device. None if transformers is not
-    installed or does not know the class.
+    None if transformers is not installed or does not know the class.
     """
-    try:
+    with suppress(Exception), _without_report():  # odd configurations: no common class
         import torch
-        from transformers import CONFIG_MAPPING
-    except ImportError:
-        return None
-    given = {key: value for key, value in config.items() if key != "quantization_config"}
-    with suppress(Exception), without_progress_bars(), _without_report():  # odd configurations
-        known = CONFIG_MAPPING[str(config.get("model_type"))].from_dict(deepcopy(given))
+
+        known = _own_config(config)
         _forget_kernels(known)
-        _, loading = model_class_of(known).from_pretrained(
-            None,
-            config=known,
-            state_dict={n: torch.empty(shape, device="meta") for n, shape in shapes.items()},
-            device_map="meta",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-        )
+        empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        _, loading = load_weights(known, empty, device="meta")
         return {str(name) for name in loading["missing_keys"]}
     return None
 
