@@ -267,9 +267,8 @@ def match_tensors(
     """
     by_ending: dict[str, list[str]] = {}
     for name in names:
-        for memory in in_memory(name, model_type):
-            by_ending.setdefault(f"canonical {memory}", []).append(name)
-        by_ending.setdefault(f"canonical {canonical(name)}", []).append(name)
+        for core in {canonical(name), in_memory(name, model_type)}:
+            by_ending.setdefault(f"canonical {core}", []).append(name)
         words = name.split(".")
         for i in range(len(words)):
             by_ending.setdefault(".".join(words[i:]), []).append(name)

@@ -81,18 +81,19 @@ def canonical(name: str) -> str:
     return ".".join(SAME_WORDS.get(word, word) for word in words)
 
 
-def in_memory(name: str, model_type: object) -> tuple[str, ...]:
-    """Return the canonical name in memory, if its words differ from those on disk.
+def in_memory(name: str, model_type: object) -> str:
+    """Return the canonical name in memory; a weight that is several tensors there keeps its own.
 
     Example: of EXAONE 3.5, `transformer.h.0.mlp.c_fc_0.weight` gives
-    `layers.0.mlp.gate_proj.weight`. A weight that is several tensors in memory has no such name.
+    `layers.0.mlp.gate_proj.weight`.
     """
     core, number = canonical(name), r"(?<=\.)\d+(?=\.)"
-    renamed = CLASSES["renamed"].get(str(model_type), {}).get(re.sub(number, "#", core), ())
-    numbers = iter(re.findall(number, core))
+    words = CLASSES["renamed"].get(str(model_type))
+    renamed = words.get(re.sub(number, "#", core), ()) if words else ()
     if len(renamed) != 1:
-        return ()
-    return (re.sub("#", lambda _: next(numbers, "#"), renamed[0]),)
+        return core
+    numbers = iter(re.findall(number, core))
+    return re.sub("#", lambda _: next(numbers, "#"), renamed[0])
 
 
 def in_layers(name: str) -> bool:
@@ -193,7 +194,8 @@ def unloaded(names: Iterable[str], config: Mapping[str, Any]) -> frozenset[str]:
     that take them from another layer (Gemma 3n, Gemma 4).
     """
     masked = config.get("model_type") in MASKED_TYPES
-    modules, text = unused_modules(config), text_config(config)
+    unused, text = CLASSES["unused"].get(class_of(config) or "", ()), text_config(config)
+    modules = tuple(f"{module}." for module in unused)
     sharing = text.get("num_kv_shared_layers") or 0
     own = text.get("num_hidden_layers", 0) - sharing
 
@@ -234,11 +236,6 @@ def with_text(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str
 def class_of(config: Mapping[str, Any]) -> str | None:
     """The class that a configuration names."""
     return next(iter(config.get("architectures") or ()), None)
-
-
-def unused_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Modules outside the layers that the class of a configuration does not load."""
-    return tuple(f"{module}." for module in CLASSES["unused"].get(class_of(config) or "", ()))
 
 
 def class_for(config: Mapping[str, Any], task: str | None) -> str | None:
