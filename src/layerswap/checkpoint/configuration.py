@@ -11,13 +11,7 @@ from layerswap.checkpoint.adapter import ZERO3
 from layerswap.checkpoint.given import CONFIG, is_adapter, other_kind
 from layerswap.checkpoint.header import TensorInfo
 from layerswap.checkpoint.names import method_of, predicting, text_config, weight_of
-from layerswap.checkpoint.places import (
-    Numbered,
-    Pattern,
-    Place,
-    place_by_number,
-    place_tensors,
-)
+from layerswap.checkpoint.places import Numbered, Pattern, Place, place_by_number, place_tensors
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted, read_json_object
 
@@ -125,17 +119,15 @@ def place_all(
     quantised = method_of(config) is not None
     weights = {n: weight_of(n) if quantised else n for n in names if n not in predicted}
     stored = [*dict.fromkeys(weights.values())]
-    places, numbered = _place_stored(stored, config, configured_layers(config), patterns)
+    places, numbered = _place_stored(stored, config, patterns)
     other = Place(None, "other")
     return {name: places.get(weights.get(name, name), other) for name in names}, numbered
 
 
 def _place_stored(
-    names: Sequence[str],
-    config: Mapping[str, Any],
-    layers: int | None,
-    patterns: Sequence[Pattern],
+    names: Sequence[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
 ) -> tuple[dict[str, Place], Numbered | None]:
+    layers = configured_layers(config)
     try:
         return place_tensors(names, layers=layers, patterns=patterns), None
     except CheckpointError:
