@@ -17,7 +17,7 @@ from layerswap.checkpoint import (
     read_json_object,
 )
 from layerswap.checkpoint.adapted import with_adapter
-from layerswap.checkpoint.given import INDEX, SINGLE, Given, fetch_checkpoint, is_folder
+from layerswap.checkpoint.given import INDEX, SINGLE, Given, is_folder
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID
 from layerswap.checkpoint.kinds import open_any
 from layerswap.checkpoint.quantised import quantisation_in
@@ -272,7 +272,8 @@ def open_fishers(
 
 
 def _open(source: str, expert: Checkpoint, drop: frozenset[str], *, own: bool) -> Fisher:
-    folder, commit = fetch_checkpoint(source)
+    given = Given(source)
+    folder, commit = given.fetched
     path = folder / FISHER_WEIGHTS
     if not path.is_file():
         raise MergeError(
@@ -296,5 +297,4 @@ def _open(source: str, expert: Checkpoint, drop: frozenset[str], *, own: bool) -
     norm = record.get("norm")
     if not isinstance(norm, int | float) or not 0 < norm < math.inf:
         raise MergeError(f"{folder / FISHER_RECORD}: norm is {norm!r:.40}, not a number above 0")
-    name = source.partition("@")[0] if commit else source
-    return Fisher(Checkpoint(name, commit, folder, {}, tensors, {}), float(norm))
+    return Fisher(Checkpoint(given.name, commit, folder, {}, tensors, {}), float(norm))
