@@ -123,6 +123,25 @@ def test_heads_of_other_labels_are_not_averaged(tmp_path):
     ls.swap(task=a, language=b, outside="task").save(tmp_path / "out")
 
 
+def test_heads_with_other_numbers_of_labels_are_named_so(tmp_path):
+    model = "XLMRobertaForSequenceClassification"
+    a, b = (_save(_xlmr(model, num_labels=n), tmp_path / str(n), n) for n in (3, 2))
+    assert refusal(ls.swap, task=a, language=b) == (
+        "numbers of labels differ: 'classifier.out_proj.bias' is [3] in task, [2] in language"
+    )
+
+
+def test_an_encoder_without_a_head_is_not_tied(tmp_path):
+    """Its pooler and its embedding may come from two experts."""
+    a, b = (_save(_xlmr("XLMRobertaModel"), tmp_path / str(i), i) for i in (1, 2))
+    assert not any("(tied)" in note for note in ls.soup([a, b]).notes)
+    places = "[{layers: outside, roles: [head], take: a}]"
+    recipe = f"{{experts: {{a: {a}, b: {b}}}, soup: {{experts: [a, b]}}, places: {places}}}"
+    ls.make_plan(ls.parse_recipe(recipe)).save(tmp_path / "out")
+    name = "pooler.dense.weight"
+    assert torch.equal(_weights(tmp_path / "out")[name], _weights(a)[name])
+
+
 def _adapter(folder, model, base, seed, **settings):
     torch.manual_seed(seed)
     adapted = get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, **settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from layerswap.checkpoint.read import Floats
 
+BASE_MODEL = re.compile(r"(?<!Head)(?<!Heads)(?<!MT)(?<!Decoder)Model$")
+"""Matches classes without a head, such as `BertModel`, and not `GPT2LMHeadModel`."""
 CONV1D_TYPES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt")
 """Model types whose matrices are stored [in, out] (transformers' Conv1D)."""
 
@@ -341,6 +344,11 @@ class Checkpoint:
         """`tie_word_embeddings` of the configuration; None if it has no such key."""
         text = text_config(self.config)
         return self.config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+
+    @property
+    def headless(self) -> bool:
+        """True for a class without a head."""
+        return BASE_MODEL.search(self.class_name or "") is not None
 
     @property
     def heads(self) -> set[str]:

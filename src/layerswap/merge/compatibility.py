@@ -12,7 +12,7 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.names import with_text
-from layerswap.checkpoint.places import pattern_advice
+from layerswap.checkpoint.places import HEAD, pattern_advice
 from layerswap.checkpoint.read import first_floats, same_bytes, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
@@ -76,9 +76,8 @@ def check_together(
 
 def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> None:
     """Refuse different sources for head and embedding if both are one tensor."""
-    head, embedding = composition[Place(None, "head")], composition[Place(None, "embedding")]
-    heads = reference.heads - drop
-    if not heads and head != embedding and not reference.labelled:
+    head, embedding = composition[HEAD], composition[Place(None, "embedding")]
+    if head != embedding and _reads_embedding(reference, drop):
         raise MergeError(
             f"the head cannot take {head} and the embedding {embedding}: they are one tensor "
             "here (tied); give both the same"
@@ -134,16 +133,21 @@ def tied_notes(
 ) -> list[str]:
     """A note on a blended embedding that is the head too; `equal` are the tensors not blended."""
     blended = {place.role for name, place in reference.places.items() if name not in equal}
-    head = reference.heads - drop
     embedding = composition[Place(None, "embedding")]
-    if head or reference.labelled or "embedding" not in blended or len(embedding.experts) < 2:
+    if "embedding" not in blended or len(embedding.experts) < 2:
         return []
-    if reference.needs_base:
-        return []  # An adapter does not change the base's tied embedding.
+    # An adapter does not change the base's tied embedding.
+    if reference.needs_base or not _reads_embedding(reference, drop):
+        return []
     return [
         "embedding and head are one tensor (tied), so the blend changes both input and output; "
         "compare it with --outside task"
     ]
+
+
+def _reads_embedding(checkpoint: Checkpoint, drop: frozenset[str]) -> bool:
+    """True if the head is the embedding; base models and classifiers have no such head."""
+    return not (checkpoint.heads - drop or checkpoint.labelled or checkpoint.headless)
 
 
 def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
@@ -237,7 +241,9 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
         skip = 1 if name in rows else 0
         if name not in drop and info.shape[skip:] != b.tensors[name].shape[skip:]:
             shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
-            kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
+            of_head = "numbers of labels" if a.labelled else "vocabularies"
+            kinds = {"embedding": "vocabularies", "head": of_head}
+            kind = kinds.get(a.places[name].role, "shapes")
             raise MergeError(f"{kind} differ: {name!r} is {shapes}")
 
 
@@ -355,7 +361,7 @@ def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:
         checkpoint,
         config={**with_text(checkpoint.config, own), **own},
         tensors={**checkpoint.tensors, **given},
-        places={**checkpoint.places, **{name: Place(None, "head") for name in given}},
+        places={**checkpoint.places, **dict.fromkeys(given, HEAD)},
         notes=(*checkpoint.notes, note),
     )
 
