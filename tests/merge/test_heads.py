@@ -250,6 +250,14 @@ def test_the_modules_of_sentence_transformers_stay(tmp_path):
     plan.save(tmp_path / "out")
     for name in ("modules.json", "1_Pooling/config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
+    assert ls.verify(tmp_path / "out").findings == []
+    pooling = tmp_path / "out" / "1_Pooling"
+    (pooling / "config.json").write_text("{}")
+    (pooling / "more.json").write_text("{}")
+    assert ls.verify(tmp_path / "out").findings == [
+        f"{pooling / 'config.json'}: not as the merge writes it",
+        f"{pooling / 'more.json'}: not a file that the merge writes",
+    ]
 
 
 def test_a_model_without_a_generation_configuration_keeps_its_own_end(tmp_path):

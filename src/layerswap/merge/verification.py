@@ -335,7 +335,11 @@ def verify(
         return report
     pairs = _check_shards(report, plan.shards)
     if plan.format.name == "safetensors":
-        _check_files(report, plan)
+        index = index_of(plan.shards)
+        checked = [*(shard.file for shard in plan.shards), *([index[0]] if index else [])]
+        with tempfile.TemporaryDirectory() as name:
+            write_configuration(Path(name), plan)
+            _check_files(report, Path(name), checked)
     facts = measure_tensors(plan.tensors, workers)
     work = comparisons(pairs, share=1.0 if full else share, seed=seed, facts=facts)
     for verbatim, counted in ((True, report.verbatim), (False, report.computed)):
@@ -362,26 +366,26 @@ def verify(
 def _check_adapter(report: Verification, plan: Plan) -> None:
     """Compare a merged adapter, which is small, with a second one from the same plan."""
     with tempfile.TemporaryDirectory() as name:
-        again = plan.save(Path(name) / "again")
-        names = {file.name for file in again.iterdir()}
-        for file in sorted(again.iterdir()):
-            if file.name not in (RECORD, CARD):
-                _compare_file(report, file)
+        _check_files(report, plan.save(Path(name) / "again"))
     report.computed = Counted(int(plan.to_dict()["tensors"]), plan.nbytes, plan.nbytes)
-    _check_extra(report, names)
 
 
-def _check_files(report: Verification, plan: Plan) -> None:
-    """Find missing, wrong and foreign files next to the weights."""
-    expected = {shard.file for shard in plan.shards} | {RECORD, CARD}
-    if (index := index_of(plan.shards)) is not None:
-        expected.add(index[0])
-    with tempfile.TemporaryDirectory() as name:
-        write_configuration(Path(name), plan)
-        for file in sorted(Path(name).iterdir()):
-            expected.add(file.name)
-            _compare_file(report, file)
-    _check_extra(report, expected)
+def _check_files(report: Verification, again: Path, checked: Iterable[str] = ()) -> None:
+    """Find missing, wrong and foreign files by the files that the merge writes `again`."""
+    expected = {*checked, RECORD, CARD}
+    for file in sorted(again.rglob("*")):
+        name = file.relative_to(again).as_posix()
+        if name not in expected and file.is_file():
+            _compare_file(report, name, file)
+        expected.add(name)
+    out = report.folder
+    folders = [out, *filter(Path.is_dir, (out / name for name in sorted(expected)))]
+    present = (path for folder in folders for path in sorted(folder.iterdir()))
+    report.findings += [
+        f"{path}: not a file that the merge writes"
+        for path in present
+        if path.relative_to(out).as_posix() not in {*expected, *IGNORED}
+    ]
 
 
 def _check_shards(report: Verification, shards: Sequence[Shard]) -> list[TensorPair]:
@@ -415,8 +419,8 @@ def _check_shard(report: Verification, path: Path, shard: Shard) -> list[TensorP
     return pairs
 
 
-def _compare_file(report: Verification, expected: Path) -> None:
-    path = report.folder / expected.name
+def _compare_file(report: Verification, name: str, expected: Path) -> None:
+    path = report.folder / name
     if not _present(report, path) or path.read_bytes() == expected.read_bytes():
         return
     try:
@@ -428,12 +432,6 @@ def _compare_file(report: Verification, expected: Path) -> None:
         report.findings.append(str(error))
         return
     report.findings.append(f"{path}: not as the merge writes it")
-
-
-def _check_extra(report: Verification, expected: Iterable[str]) -> None:
-    expected_files = {*expected, *IGNORED}
-    extra = (path for path in sorted(report.folder.iterdir()) if path.name not in expected_files)
-    report.findings += [f"{path}: not a file that the merge writes" for path in extra]
 
 
 def _present(report: Verification, path: Path) -> bool:
