@@ -1,6 +1,7 @@
 """Experts with different heads: classifiers, language models, encoder-decoders, embeddings."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import layerswap as ls
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
          "num_attention_heads": 4, "max_position_embeddings": 66, "pad_token_id": 1}  # fmt: skip
+MT5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 3,
+       "num_decoder_layers": 2}  # fmt: skip
 LABELS = ["entailment", "neutral", "contradiction"]
 
 
@@ -151,7 +154,7 @@ def _adapter(folder, model, base, seed, **settings):
 
 
 @pytest.mark.parametrize("family", ["llama", "xlm-roberta"])
-def test_an_adapter_of_a_classifier_and_one_of_a_language_model(family, tmp_path):
+def test_an_adapter_of_a_classifier_and_one_of_a_language_model(family, tmp_path, monkeypatch):
     base = tmp_path / "base"
     if family == "llama":
         torch.manual_seed(0)
@@ -170,6 +173,9 @@ def test_an_adapter_of_a_classifier_and_one_of_a_language_model(family, tmp_path
     )
     plan = ls.swap(task=task, language=language, bottom=1, top=1, outside="task")
     plan.save(tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "out")
+    exec(Path("README.md").read_text().split("```python\n")[1].split("```")[0], card := {})
+    assert type(card["model"]).__name__ == "PeftModelForSequenceClassification"
     fresh = classes.from_pretrained(base, num_labels=3)
     loaded = dict(PeftModel.from_pretrained(fresh, tmp_path / "out").named_parameters())
     ours, theirs = (load_file(f"{f}/adapter_model.safetensors") for f in (task, language))
@@ -194,10 +200,8 @@ def test_an_adapter_of_a_classifier_and_one_of_a_language_model(family, tmp_path
 
 
 def test_layers_of_an_encoder_decoder_are_numbered_from_input_to_output(tmp_path):
-    settings = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4,
-                "num_layers": 3, "num_decoder_layers": 2}  # fmt: skip
     task, language = (
-        _save(tf.MT5ForConditionalGeneration(tf.MT5Config(**settings)), tmp_path / str(i), i)
+        _save(tf.MT5ForConditionalGeneration(tf.MT5Config(**MT5)), tmp_path / str(i), i)
         for i in (1, 2)
     )
     plan = ls.swap(task=task, language=language, bottom=1, top=1, outside="task")
@@ -258,6 +262,27 @@ def test_the_modules_of_sentence_transformers_stay(tmp_path):
         f"{pooling / 'config.json'}: not as the merge writes it",
         f"{pooling / 'more.json'}: not a file that the merge writes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [
+        ("XLMRobertaForTokenClassification", "AutoModelForTokenClassification"),
+        ("XLMRobertaForMaskedLM", "AutoModelForMaskedLM"),
+        ("XLMRobertaModel", "AutoModel"),
+        ("MT5ForConditionalGeneration", "AutoModelForSeq2SeqLM"),
+        ("LlamaForCausalLM", "AutoModelForCausalLM"),
+    ],
+)
+def test_the_card_loads_the_output_as_its_class(name, auto, tmp_path):
+    configs = {"XLM": tf.XLMRobertaConfig(**SMALL), "MT5": tf.MT5Config(**MT5), "Lla": tiny_llama()}
+    folders = [_save(getattr(tf, name)(configs[name[:3]]), tmp_path / str(i), i) for i in (1, 2)]
+    out = ls.soup(folders).save(tmp_path / "out")
+    card = (out / "README.md").read_text()
+    assert f"from transformers import {auto}, AutoTokenizer" in card
+    assert f"model = {auto}.from_pretrained(folder)" in card
+    assert ("model.generate" in card) is (auto[-2:] == "LM" and "Masked" not in auto)
+    assert type(getattr(tf, auto).from_pretrained(out)).__name__ == name
 
 
 def test_a_model_without_a_generation_configuration_keeps_its_own_end(tmp_path):

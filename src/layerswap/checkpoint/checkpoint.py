@@ -253,8 +253,7 @@ class Checkpoint:
             raise MergeError(
                 f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows"
             )
-        writes = any("CausalLM" in str(c) for c in self.config.get("architectures") or ())
-        if writes and self.tensors and not self.heads and self.tied is False:
+        if self.writes and self.tensors and not self.heads and self.tied is False:
             raise MergeError(
                 f"{name} has no head, but its config does not tie it to the embedding "
                 "(tie_word_embeddings is false): the output's head would be random"
@@ -344,6 +343,11 @@ class Checkpoint:
         """`tie_word_embeddings` of the configuration; None if it has no such key."""
         text = text_config(self.config)
         return self.config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+
+    @property
+    def writes(self) -> bool:
+        """True for a class of causal language models."""
+        return "CausalLM" in (self.class_name or "")
 
     @property
     def headless(self) -> bool:

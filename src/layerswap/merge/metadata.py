@@ -104,14 +104,14 @@ def model_card(
     import yaml
 
     licences = {name: licence_of(checkpoint) for name, checkpoint in plan.used.items()}
-    writes = any("CausalLM" in str(c) for c in plan.reference.config.get("architectures") or ())
+    auto = _auto_class(plan.reference)
     origin = _descent(plan, library)
     metadata = {
         "base_model": origin.pop("base_model", None),
         "language": list(plan.recipe.languages) or None,
         "library_name": library,
         **_licence(licences),
-        "pipeline_tag": "text-generation" if writes else None,
+        "pipeline_tag": "text-generation" if plan.reference.writes else None,
         "tags": ["merge", "layerswap"],
         **origin,
     }
@@ -126,7 +126,7 @@ def model_card(
     note = rounding_note(lost) if lost else None
     limits = f"## Precision\n\n{note}\n\n" if note else ""
     remark = f" {in_markdown(plan.remark)}" if plan.remark else ""
-    load = _LOAD_ADAPTER if library == "peft" else _LOAD
+    load = _load_adapter(auto, plan.reference) if library == "peft" else _load(auto)
     return (
         f"---\n{front}---\n\n# A layer-swapped model\n\n"
         "Recomposed layer by layer from experts fine-tuned from one base, with "
@@ -154,20 +154,52 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-_LOAD = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+TASK = re.compile(
+    r"For(?:\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM|PreTraining)$"
+)
+"""Matches the end of a class that an Auto class has too."""
+NOT_OF_PEFT = re.compile("For(?:MultipleChoice|MaskedLM|PreTraining)$")
+"""Matches the end of an Auto class that PEFT does not have."""
+
+
+def _auto_class(model: Checkpoint) -> str:
+    """The Auto class of transformers for a model."""
+    if model.headless:
+        return "AutoModel"
+    if task := TASK.search(model.class_name or ""):
+        return f"AutoModel{task[0]}"
+    encodes = model.config.get("is_encoder_decoder")
+    return "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
+
+
+def _load(auto: str) -> str:
+    """Python code that loads a model, and generates if the model does."""
+    load = f"""\
+from transformers import {auto}, AutoTokenizer
 
 folder = "."  # this folder, or the id of this repository
 tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
+model = {auto}.from_pretrained(folder)
+"""
+    generate = """\
 inputs = tokenizer("2 + 3 =", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
 """
-_LOAD_ADAPTER = """\
-from peft import AutoPeftModelForCausalLM
+    return load + generate * auto.endswith(("CausalLM", "Seq2SeqLM"))
 
-model = AutoPeftModelForCausalLM.from_pretrained(".")  # or the id of this repository
+
+def _load_adapter(auto: str, model: Checkpoint) -> str:
+    """Python code that loads an adapter."""
+    name = NOT_OF_PEFT.sub("", auto.replace("Auto", "AutoPeft"))
+    labels = model.config.get("id2label") if model.labelled else None
+    count = f", num_labels={len(labels)}" if labels else ""
+    return f"""\
+from peft import {name}
+
+model = {name}.from_pretrained("."{count})  # or the id of this repository
 """
+
+
 LICENCE = re.compile(r"[\w.+-]{1,60}")
 """A name of a licence that the Hub accepts."""
 
