@@ -28,6 +28,7 @@ from transformers import (
 
 from layerswap.checkpoint import places
 from layerswap.checkpoint.classes import HEADS, PREFIXES
+from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.places import (
     ROLES,
     Pattern,
@@ -460,6 +461,7 @@ def test_layers_and_heads_of_encoders_and_encoder_decoders(name):
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     places = place_tensors([key for key, _ in model.named_parameters()])
     assert count_layers(places) == len(layers) == (LAYERS if len(_stacks(model)) == 1 else 5)
+    assert encoder_layers(model.config.to_dict()) == (0 if len(_stacks(model)) == 1 else 3)
     for key, tensor in model.named_parameters():
         where = places[key]
         assert where.layer == of_layer.get(id(tensor)), key

@@ -101,9 +101,12 @@ def configured_layers(config: Mapping[str, Any]) -> int | None:
 
 
 def encoder_layers(config: Mapping[str, Any]) -> int:
-    """Return the layers of an encoder-decoder's encoder, which come first; 0 for other models."""
-    counts = [config[key] for key in ENCODER_COUNTS if type(config.get(key)) is int]
-    return counts[0] if counts and config.get("is_encoder_decoder") else 0
+    """Return the number of an encoder-decoder's encoder layers; 0 for other models."""
+    if not config.get("is_encoder_decoder"):
+        return 0
+    if isinstance(inner := config.get("encoder"), dict):  # T5Gemma
+        return configured_layers(inner) or 0
+    return next((config[key] for key in ENCODER_COUNTS if type(config.get(key)) is int), 0)
 
 
 def place_all(
