@@ -41,6 +41,7 @@ LOST_TO_RANK = "largest_share_lost_to_rank"
 """The key of an adapter's record for the largest error of cutting ranks."""
 MODULES = "modules.json"
 MODULE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json")
+MODULE_FORMS = ("*.json", "*.safetensors")
 MODULE_FOLDER = re.compile(r"\w[\w-]*")
 """Names of the folders of modules of sentence-transformers, such as `1_Pooling`; others could point
 elsewhere."""
@@ -69,7 +70,9 @@ def write_configuration(folder: Path, plan: Plan) -> None:
     _write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
         _copy_first(folder, plan, group)
-    copy_modules(plan.reference.folder, folder)
+    for name, content in _modules(plan.reference.folder).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
     if plan.alignment is not None and plan.alignment.added:
         add_tokens(folder, plan.alignment, plan.experts)
 
@@ -126,7 +129,8 @@ def model_card(
     note = rounding_note(lost) if lost else None
     limits = f"## Precision\n\n{note}\n\n" if note else ""
     remark = f" {in_markdown(plan.remark)}" if plan.remark else ""
-    load = _load_adapter(auto, plan.reference) if library == "peft" else _load(auto)
+    load = _load_adapter(auto, plan.reference) if library == "peft" else _LOAD.format(auto=auto)
+    load += _GENERATE * (library != "peft" and auto.endswith(("CausalLM", "Seq2SeqLM")))
     return (
         f"---\n{front}---\n\n# A layer-swapped model\n\n"
         "Recomposed layer by layer from experts fine-tuned from one base, with "
@@ -154,11 +158,20 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-TASK = re.compile(
-    r"For(?:\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM|PreTraining)$"
-)
+_LOAD = """\
+from transformers import {auto}, AutoTokenizer
+
+folder = "."  # this folder, or the id of this repository
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = {auto}.from_pretrained(folder)
+"""
+_GENERATE = """\
+inputs = tokenizer("2 + 3 =", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
+"""
+TASK = re.compile(r"For(\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM|PreTraining)$")
 """Matches the end of a class that an Auto class has too."""
-NOT_OF_PEFT = re.compile("For(?:MultipleChoice|MaskedLM|PreTraining)$")
+NOT_OF_PEFT = re.compile("For(MultipleChoice|MaskedLM|PreTraining)$")
 """Matches the end of an Auto class that PEFT does not have."""
 
 
@@ -170,22 +183,6 @@ def _auto_class(model: Checkpoint) -> str:
         return f"AutoModel{task[0]}"
     encodes = model.config.get("is_encoder_decoder")
     return "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
-
-
-def _load(auto: str) -> str:
-    """Python code that loads a model, and generates if the model does."""
-    load = f"""\
-from transformers import {auto}, AutoTokenizer
-
-folder = "."  # this folder, or the id of this repository
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = {auto}.from_pretrained(folder)
-"""
-    generate = """\
-inputs = tokenizer("2 + 3 =", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
-"""
-    return load + generate * auto.endswith(("CausalLM", "Seq2SeqLM"))
 
 
 def _load_adapter(auto: str, model: Checkpoint) -> str:
@@ -285,44 +282,29 @@ def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     return [*(f for f in files if f.name not in {f.name for f in alone}), *alone]
 
 
-def module_files(folder: Path) -> list[str]:
-    """The files of the modules that sentence-transformers puts behind a model, by their paths."""
+def _modules(folder: Path) -> dict[str, bytes]:
+    """Read the files of sentence-transformers' modules in a folder, by their paths in it."""
     path = folder / MODULES
     if not path.is_file():
-        return []
+        return {}
     modules = parse_json(read_source(path), str(path))
     paths = (
         [m.get("path") for m in modules if isinstance(m, dict)] if isinstance(modules, list) else []
     )
     folders = [folder / p for p in paths if isinstance(p, str) and MODULE_FOLDER.fullmatch(p)]
-    inside = [
-        f for d in folders for form in ("*.json", "*.safetensors") for f in sorted(d.glob(form))
-    ]
-    names = [name for name in MODULE_FILES if (folder / name).is_file()]
-    return names + [file.relative_to(folder).as_posix() for file in inside if file.is_file()]
-
-
-def copy_modules(source: Path, target: Path) -> None:
-    """Copy the modules of a folder beside the weights of the output."""
-    for name in module_files(source):
-        (target / name).parent.mkdir(exist_ok=True)
-        (target / name).write_bytes(read_source(source / name))
+    files = [folder / name for name in MODULE_FILES]
+    files += [f for d in folders for form in MODULE_FORMS for f in sorted(d.glob(form))]
+    return {f.relative_to(folder).as_posix(): read_source(f) for f in files if f.is_file()}
 
 
 def module_notes(checkpoints: Mapping[str, Checkpoint], reference: Checkpoint) -> list[str]:
-    """Note experts whose modules differ from those that the output has."""
-    own = module_files(reference.folder)
-    notes = []
+    """Note experts whose modules differ from the output's."""
+    own, notes = _modules(reference.folder), []
     for name, checkpoint in checkpoints.items():
-        theirs = module_files(checkpoint.folder)
-        differ = [
-            file
-            for file in theirs
-            if file not in own
-            or read_source(checkpoint.folder / file) != read_source(reference.folder / file)
-        ]
-        if differ:
-            notes.append(f"{name} has another {differ[0]}; the output has {reference.identity}'s")
+        theirs = _modules(checkpoint.folder)
+        differ = next((file for file in theirs if theirs[file] != own.get(file)), None)
+        if differ is not None:
+            notes.append(f"{name} has another {differ}; the output has {reference.identity}'s")
     return notes
 
 
