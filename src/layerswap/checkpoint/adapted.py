@@ -188,9 +188,7 @@ def _new_size(base: Checkpoint, adapter: Adapter) -> int | None:
     return next(iter(rows))[0]
 
 
-def _check_shape(
-    name: str, shape: tuple[int, ...], base: Checkpoint, size: int | None = None
-) -> None:
+def _check_shape(name: str, shape: tuple[int, ...], base: Checkpoint, size: int | None) -> None:
     if not base.tensors:
         return
     if size is not None and name in base.vocabulary_tensors:

@@ -49,7 +49,6 @@ class GGUFFile(Checkpoint):
         view: True under the names, shapes and configuration of a transformers model.
     """
 
-    cannot = {}
     no_adapter = "is a GGUF file, to which adapters cannot be added; give its safetensors"
 
     metadata: Metadata = field(kw_only=True)

@@ -195,12 +195,8 @@ def is_adapter(folder: Path) -> bool:
     if not (folder / ADAPTER_CONFIG).is_file():
         return False
     has_adapter = any((folder / name).is_file() for name in (ADAPTER_WEIGHTS, PICKLED_ADAPTER))
-    return not (folder / CONFIG).is_file() or (has_adapter and not _has_model(folder))
-
-
-def _has_model(folder: Path) -> bool:
-    """True if a folder holds files with a full model's weights."""
-    return any(path for form in MODEL_FILES for path in folder.glob(form))
+    has_model = any(any(folder.glob(form)) for form in MODEL_FILES)
+    return not (folder / CONFIG).is_file() or (has_adapter and not has_model)
 
 
 def other_kind(folder: Path) -> str:
