@@ -20,7 +20,7 @@ from layerswap.ground.strict_json import quoted
 
 @dataclass(frozen=True, repr=False)
 class AdaptedModel(Checkpoint):
-    """A folder with a LoRA adapter; it has tensors and places when it is over its base.
+    """A folder with a LoRA adapter; tensors and places come with its base.
 
     The tensors are the base's, and those that the adapter saves whole. Over a base without tensors
     (`open_configuration`) it can only be composed with other adapters.
@@ -104,13 +104,13 @@ class AdaptedModel(Checkpoint):
 
 
 def adapter_of(checkpoint: Checkpoint) -> Adapter:
-    """The adapter of a checkpoint that is one."""
+    """The adapter of an `AdaptedModel`."""
     assert isinstance(checkpoint, AdaptedModel), "a plan over adapters holds another checkpoint"
     return checkpoint.adapter
 
 
 def with_adapter(model: Checkpoint, source: str, patterns: Sequence[Pattern]) -> Checkpoint:
-    """Add an adapter to a full checkpoint, which stays the one that the record names."""
+    """Add an adapter to a full checkpoint, under the name of the checkpoint."""
     _refuse_base(model)
     given = Given(source)
     if not AdaptedModel.takes(given):
@@ -125,7 +125,7 @@ def _refuse_base(base: Checkpoint) -> None:
 
 
 def _without_unloaded(adapter: Adapter, base: Checkpoint) -> tuple[Adapter, tuple[str, ...]]:
-    """Leave out the modules that the class of the base does not have; PEFT ignores them too."""
+    """Leave out modules that the class of the base lacks, as PEFT does."""
     gone = unloaded((f"{path}.weight" for path in adapter.modules), base.config)
     if not gone:
         return adapter, ()
@@ -138,7 +138,7 @@ def _without_unloaded(adapter: Adapter, base: Checkpoint) -> tuple[Adapter, tupl
 
 
 def _with_task(base: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Return the base as the class that an adapter with a head of its own was trained in."""
+    """Return the base as the class of an adapter with a head of its own."""
     name = class_for(base.config, adapter.config.get("task_type"))
     head = {n: i for n, i in adapter.saved.items() if place(n) == HEAD and n not in base.tensors}
     if name is None or not head:

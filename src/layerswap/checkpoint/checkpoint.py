@@ -1,4 +1,4 @@
-"""What a checkpoint is: its configuration, its tensors and their places, with no tensor loaded."""
+"""A checkpoint: its configuration, its tensors and their places, with no tensor loaded."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Checkpoint:
     """One checkpoint, with no tensor loaded.
 
     Each kind of input is a subclass in a module of its own, listed in `checkpoint.kinds`. It opens
-    what a person gave, checks itself and the others, reads its tensors under the others' names, and
-    says what cannot be done with it.
+    a source, checks itself and the others, reads its tensors under the others' names, and refuses
+    unsuitable settings.
 
     Attributes:
         source: name that the user gave: a folder, a file, or a Hub id.
@@ -72,7 +72,7 @@ class Checkpoint:
     cannot: ClassVar[Mapping[str, str]] = {}
     """Settings of a recipe that this kind cannot follow, as `key` or `key=value`, with reasons."""
     no_adapter: ClassVar[str | None] = None
-    """Why no adapter can be added to this kind; None if it can."""
+    """Reason to refuse an adapter over this kind; None for no refusal."""
     needs_base: ClassVar[bool] = False
     """True if it is no model without its base."""
 
@@ -109,7 +109,7 @@ class Checkpoint:
 
     @property
     def own(self) -> Mapping[str, TensorInfo]:
-        """What the source itself stores, by name; an adapter lacks its base's tensors."""
+        """The stored tensors of the source itself, by name; without the base's for an adapter."""
         lows = {i.name: i for low in self.low_rank.values() for i in (low.a, low.b)}
         return {**self.tensors, **lows} if lows else self.tensors
 
@@ -234,7 +234,7 @@ class Checkpoint:
         return None, None
 
     def over(self, base: Checkpoint, patterns: Sequence[Pattern] = ()) -> Checkpoint:
-        """Return the model that the source is over its base."""
+        """Return the source added to its base."""
         return self
 
     def check(self, name: str) -> None:
@@ -260,7 +260,7 @@ class Checkpoint:
             )
 
     def check_beside(self, name: str, other: Checkpoint, other_name: str) -> None:
-        """Refuse a source that is stored in a way that this one cannot be merged with."""
+        """Refuse a source in a form that cannot be merged with this one."""
         methods = [method_of(c.config) for c in (self, other)]
         if methods[0] != methods[1]:
             named = [f"is quantised ({m})" if m else "is not quantised" for m in methods]
@@ -269,10 +269,10 @@ class Checkpoint:
             )
 
     def check_tokens(self, name: str, like: Checkpoint) -> None:
-        """Refuse other tokens than a checkpoint of another kind has."""
+        """Refuse tokens other than those of a checkpoint of another kind."""
 
     def matched(self, like: Checkpoint) -> Checkpoint:
-        """Return the checkpoint with another's names for tensors that are the same."""
+        """Return the checkpoint with another's names for equal tensors."""
         new = renaming(self.places.keys(), like.places.keys())
         if not new:
             return self
@@ -297,7 +297,7 @@ class Checkpoint:
 
     @property
     def tokenizer_folder(self) -> Path | None:
-        """The folder of its tokenizer; None if that is compared in another way."""
+        """The folder of its tokenizer; None for a kind that compares tokenizers itself."""
         return self.folder
 
     def zeros(self) -> str | None:
@@ -401,7 +401,7 @@ class Checkpoint:
 
 
 def without_unshared(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Drop tensors that some of the sources lack and transformers does not load.
+    """Drop tensors that transformers does not load and some sources lack.
 
     The Hub's base has layers of multi-token prediction, and its fine-tunes lost them when
     transformers saved them. Older checkpoints store buffers that newer ones compute. Where the

@@ -1,4 +1,4 @@
-"""What transformers knows of its classes of models, without transformers.
+"""Facts about transformers' classes of models, read without transformers.
 
 `python -m research.classes` writes the table from the installed transformers, with one row for each
 fact that differs from the rule. Names in it are canonical: without the words of wrappers.

@@ -21,7 +21,7 @@ class SafetensorsFolder(Checkpoint):
 
     @classmethod
     def takes(cls, given: Given) -> bool:
-        """True for every folder: what is missing in it is said as it is opened."""
+        """True for every folder; `open` reports missing files."""
         return True
 
     @classmethod

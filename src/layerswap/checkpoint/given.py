@@ -1,4 +1,4 @@
-"""What a person gives for a checkpoint: a folder or a Hub id, or something else by mistake."""
+"""Sources of checkpoints: folders and Hub ids, and mistakes in their place."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HUB_PAGE = re.compile(rf"https?://(?:huggingface\.co|hf\.co)/(?P<id>{HUB_ID.patt
 
 @dataclass(frozen=True)
 class Given:
-    """What a person gave for a checkpoint.
+    """The source of a checkpoint, with the settings for opening it.
 
     Attributes:
         source: local folder, path of a `.gguf` file, or `owner/name[@revision]` on the Hub, with
@@ -144,7 +144,7 @@ def _fetch(source: str, revision: str | None, *, weights: bool) -> tuple[Path, s
 
 
 def _file_kind(path: Path) -> str:
-    """What a file is in place of a folder, and what to give."""
+    """Describe a file in place of a folder, with a remedy."""
     start = b""
     with suppress(OSError), path.open("rb") as file:
         start = file.read(4)

@@ -1,4 +1,4 @@
-"""The kinds of input, and what opens any of them."""
+"""The kinds of input, and the functions that open them."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def load_weights(
 def missing_tensors(
     config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> set[str] | None:
-    """Find the tensors of a model that transformers would initialise, besides the given ones.
+    """Find the tensors of a model that are not given, which transformers would initialise.
 
     None if transformers is not installed or does not know the class.
     """

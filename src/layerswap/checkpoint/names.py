@@ -234,7 +234,7 @@ def with_text(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str
 
 
 def class_of(config: Mapping[str, Any]) -> str | None:
-    """The class that a configuration names."""
+    """The first class in a configuration; None without one."""
     return next(iter(config.get("architectures") or ()), None)
 
 

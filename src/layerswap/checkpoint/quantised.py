@@ -63,7 +63,7 @@ class QuantisedFolder(SafetensorsFolder):
         return quantised_names(self.tensors)
 
     def check_beside(self, name: str, other: Checkpoint, other_name: str) -> None:
-        """Also refuse weights that are quantised with other settings."""
+        """Also refuse other settings of the quantisation."""
         super().check_beside(name, other, other_name)
         first, second = (settings_of(c.config) or {} for c in (self, other))
         for key in sorted({*first} & {*second} - PROVENANCE):

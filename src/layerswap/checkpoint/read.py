@@ -467,7 +467,7 @@ def same_sample(first: TensorInfo, second: TensorInfo, blocks: int = 4, nbytes: 
 def zero_samples(
     infos: Iterable[TensorInfo], blocks: int = 4, nbytes: int = 4096
 ) -> Iterator[TensorInfo]:
-    """Find the stored tensors of which evenly spread blocks contain only zero bytes."""
+    """Find stored tensors whose evenly spread blocks contain only zero bytes."""
     for file, group in groupby(infos, key=lambda info: info.file):
         with open_file(file) as handle:
             yield from (info for info in group if _is_zero(handle, info, blocks, nbytes))

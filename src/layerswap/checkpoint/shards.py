@@ -1,4 +1,4 @@
-"""The safetensors files of a folder, with their index, and what else may lie in their place."""
+"""The safetensors files of a folder, with their index, and other files in their place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from layerswap.ground.types import Log
 
 NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 MANY = 20_000
-"""Tensors from which headers take seconds to read, which is said."""
+"""Number of tensors whose headers take seconds to read, so that a line is logged."""
 MOST_INDEXED = 500_000
 """Most tensors of a checkpoint; Kimi K2 has 208,000 in its quantised form."""
 

@@ -132,7 +132,7 @@ FORMATS: Mapping[str, type[Format]] = {
 
 
 def _refuse_settings(recipe: Recipe, cannot: Mapping[str, str], whose: str = "") -> None:
-    """Refuse settings of a recipe that a form of output, or a kind of input, does not have."""
+    """Refuse settings of a recipe that a form of output, or a kind of input, lacks."""
     for setting, why in cannot.items():
         key, _, value = setting.partition("=")
         given = getattr(recipe, key)

@@ -29,7 +29,7 @@ def kind_of(checkpoint: Checkpoint) -> str | None:
 def with_one_head(
     checkpoints: Mapping[str, Checkpoint], experts: Collection[str]
 ) -> dict[str, Checkpoint]:
-    """Return the checkpoints with the head of the first one, if others are of other classes."""
+    """Give checkpoints of other classes the head of the first checkpoint."""
     first = next(iter(checkpoints.values()))
     return {n: _with_head(c, first, noted=n in experts) for n, c in checkpoints.items()}
 
@@ -57,7 +57,7 @@ def _head(checkpoint: Checkpoint) -> dict[str, Any]:
 def check_heads(
     composition: Composition, experts: Mapping[str, Checkpoint], base: Checkpoint | None
 ) -> None:
-    """Refuse heads that the composition needs and an expert or the base does not have."""
+    """Refuse a composition of heads that an expert or the base lacks."""
     first, blend = next(iter(experts.values())), composition[HEAD]
     own = [n for n, c in experts.items() if n in blend.experts and not c.borrowed]
     if not own and any(experts[name].borrowed for name in blend.experts if name in experts):

@@ -187,7 +187,7 @@ def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
 
 
 def _module(plan: Plan, low: LowRank) -> str:
-    """The path of a module in memory, with the prefix that the first adapter's modules have.
+    """Return a module's path in memory, with the prefix of the first adapter's modules.
 
     Adapters of one base may have been trained in two classes, such as the text model alone.
     """
@@ -288,7 +288,7 @@ def _in_memory(plan: Plan, name: str) -> str:
 
 
 def _saved_modules(plan: Plan, names: list[str]) -> list[str]:
-    """The modules that hold tensors which are saved whole, as the adapters call them."""
+    """Return the modules of whole saved tensors, under the adapters' names."""
     configs = [adapter_of(c).config for c in plan.used.values()]
     known = {str(module) for config in configs for module in config.get("modules_to_save") or ()}
     return list(

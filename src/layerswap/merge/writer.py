@@ -378,7 +378,7 @@ def copy_span(source: Handle, output: int, piece: Span) -> None:
 
 
 def run_all(run: Callable[[Work], None], work: Sequence[Work], threads: int) -> None:
-    """Run pieces of work in threads; none begins after one failed."""
+    """Run pieces of work in threads; begin no more after a failure."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="merge")
     try:
         for _ in pool.map(run, work):
