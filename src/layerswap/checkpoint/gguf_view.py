@@ -161,8 +161,7 @@ def as_gguf(checkpoint: Checkpoint, like: Checkpoint) -> dict[str, list[TensorIn
         sources.setdefault(gguf_name, {})[int(expert[1]) if expert else 0] = checkpoint.tensors[
             name
         ]
-    text = text_config(checkpoint.config)
-    if checkpoint.config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
+    if checkpoint.tied:
         sources.pop("output.weight", None)
     if "output.weight" in like.tensors and "token_embd.weight" in sources:
         sources.setdefault("output.weight", sources["token_embd.weight"])
