@@ -73,11 +73,10 @@ class AdaptedModel(Checkpoint):
                 for name, low in low_rank.items()
             }
             size = _new_size(base, adapter)
-            for name, shape in (
-                *((name, low.shape) for name, low in low_rank.items()),
-                *((name, saved.shape) for name, saved in adapter.saved.items()),
-            ):
-                _check_shape(name, shape, base, size)
+            for name, low in low_rank.items():
+                _check_shape(name, low.shape, base, size)
+            for name, info in adapter.saved.items():
+                _check_shape(name, info.shape, base, size)
         config = base.config if size is None else with_text(base.config, {"vocab_size": size})
         tensors = {**base.tensors, **adapter.saved}
         return replace(

@@ -272,7 +272,7 @@ class Checkpoint:
         """Refuse tokens other than those of a checkpoint of another kind."""
 
     def matched(self, like: Checkpoint) -> Checkpoint:
-        """Return the checkpoint with another's names for equal tensors."""
+        """Return the checkpoint with another's names for the same tensors."""
         new = renaming(self.places.keys(), like.places.keys())
         if not new:
             return self

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from layerswap.checkpoint.classes import CLASSES
@@ -106,12 +106,8 @@ def with_prefix_of(name: str, like: str) -> str:
     """Return a name in a layer with the wrappers of another such name."""
     if not (in_layers(name) and in_layers(like)):
         return name
-    prefix, rest = _wrappers(like), name.split(".")[len(_wrappers(name)) :]
-    return ".".join([*prefix, *rest])
-
-
-def _wrappers(name: str) -> list[str]:
-    return [*takewhile(WRAPPERS.__contains__, name.split("."))]
+    prefix = takewhile(WRAPPERS.__contains__, like.split("."))
+    return ".".join([*prefix, *dropwhile(WRAPPERS.__contains__, name.split("."))])
 
 
 def renaming(names: Collection[str], like: Collection[str]) -> dict[str, str]:

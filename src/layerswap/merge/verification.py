@@ -336,7 +336,7 @@ def verify(
     pairs = _check_shards(report, plan.shards)
     if plan.format.name == "safetensors":
         index = index_of(plan.shards)
-        checked = [*(shard.file for shard in plan.shards), *([index[0]] if index else [])]
+        checked = [*(shard.file for shard in plan.shards), *(index or ())[:1]]
         with tempfile.TemporaryDirectory() as name:
             write_configuration(Path(name), plan)
             _check_files(report, Path(name), checked)
