@@ -267,7 +267,7 @@ def test_the_modules_of_sentence_transformers_stay(tmp_path):
 @pytest.mark.parametrize(
     ("name", "auto"),
     [
-        ("XLMRobertaForTokenClassification", "AutoModelForTokenClassification"),
+        ("RoFormerForTokenClassification", "AutoModelForTokenClassification"),
         ("XLMRobertaForMaskedLM", "AutoModelForMaskedLM"),
         ("XLMRobertaModel", "AutoModel"),
         ("MT5ForConditionalGeneration", "AutoModelForSeq2SeqLM"),
@@ -275,7 +275,8 @@ def test_the_modules_of_sentence_transformers_stay(tmp_path):
     ],
 )
 def test_the_card_loads_the_output_as_its_class(name, auto, tmp_path):
-    configs = {"XLM": tf.XLMRobertaConfig(**SMALL), "MT5": tf.MT5Config(**MT5), "Lla": tiny_llama()}
+    configs = {"XLM": tf.XLMRobertaConfig(**SMALL), "MT5": tf.MT5Config(**MT5),
+               "Lla": tiny_llama(), "RoF": tf.RoFormerConfig(**SMALL)}  # fmt: skip
     folders = [_save(getattr(tf, name)(configs[name[:3]]), tmp_path / str(i), i) for i in (1, 2)]
     out = ls.soup(folders).save(tmp_path / "out")
     card = (out / "README.md").read_text()

@@ -169,7 +169,9 @@ _GENERATE = """\
 inputs = tokenizer("2 + 3 =", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
 """
-TASK = re.compile(r"For(\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM|PreTraining)$")
+TASK = re.compile(
+    r"For((Sequence|Token)Classification|QuestionAnswering|MultipleChoice|MaskedLM|PreTraining)$"
+)
 """Matches the end of a class that an Auto class has too."""
 NOT_OF_PEFT = re.compile("For(MultipleChoice|MaskedLM|PreTraining)$")
 """Matches the end of an Auto class that PEFT does not have."""
