@@ -239,14 +239,11 @@ def _naturals(value: Any, field: str) -> tuple[int, ...]:
 def header_bytes(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
     metadata: Mapping[str, str],
-    *,
-    multiple: int = 8,
-    remainder: int = 0,
 ) -> bytes:
     """Build a safetensors header with its length prefix, padded with spaces.
 
     Each tensor has name, dtype, shape and length in bytes, in the order of the tensors' bytes. The
-    header has `remainder` bytes more than a multiple of `multiple` bytes.
+    header is a multiple of 8 bytes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
@@ -255,7 +252,7 @@ def header_bytes(
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         begin += nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * ((remainder - 8 - len(text)) % multiple)
+    text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 

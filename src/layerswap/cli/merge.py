@@ -142,15 +142,12 @@ def _summary(planned: Plan) -> list[object]:
     facts = planned.to_dict()
     files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
-    sharing = ""
-    if shareable := facts.get("shareable_bytes"):
-        sharing = f", {decimal(shareable)} to share where reflinks work (XFS, btrfs)"
     return [
         planned, "",
         *(f"note: {note}" for note in planned.notes),
         *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
         f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
-        f"{copied:.0%} copied bit for bit{sharing}"
+        f"{copied:.0%} copied bit for bit"
     ]  # fmt: skip
 
 
@@ -162,7 +159,6 @@ def merge(
     push: str | None = None,
     public: bool = False,
     download: bool = False,
-    layout: options.Layout = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
@@ -196,7 +192,7 @@ def merge(
         recipe, follow_training=described.file is None, in_place=not download, log=output.log
     )
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    facts = _write(planned.laid_out(out, layout), out, settings)
+    facts = _write(planned, out, settings)
     if push is not None:
         folder = Path(facts["folder"])
         texts = for_upload(folder)
@@ -214,25 +210,19 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.merge.target import RECORD
-    from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES
+    from layerswap.merge.writer import LOST_TO_DTYPE
 
     target = planned.check_target(out, overwrite=settings.overwrite)
     output.say(planned)
     for note in planned.notes:
         output.say(f"note: {note}")
     with output.step_progress("writing", planned.nbytes, "bytes") as progress:
-        shared = planned.write(
+        planned.write(
             target,
             replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
         )
-    size = decimal(planned.nbytes)
-    if shared or is_gguf(out):  # in a GGUF file positions agree by chance
-        size += f", {f'{decimal(shared)} of it' if shared else 'nothing'} shared with the experts"
-    output.say(f"wrote {target} ({size})")
-    facts = {
-        **planned.to_dict(), SHARED_BYTES: shared,
-        ("file" if is_gguf(out) else "folder"): str(target),
-    }  # fmt: skip
+    output.say(f"wrote {target} ({decimal(planned.nbytes)})")
+    facts = {**planned.to_dict(), ("file" if is_gguf(out) else "folder"): str(target)}
     if output.settings.json and not is_gguf(out):
         facts[LOST_TO_DTYPE] = read_json_object(target / RECORD).get(LOST_TO_DTYPE)
     return facts
@@ -265,7 +255,6 @@ def instruct(
     weight: Annotated[float, Option(min=0)] = 1.0,
     places: ChatVector,
     form: options.WeightFormat,
-    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -289,7 +278,7 @@ def instruct(
         **places.given(), **form.given()
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    output.finish("instruct", _write(planned.laid_out(out, layout), out, settings))
+    output.finish("instruct", _write(planned, out, settings))
 
 
 class Reverted(commands.OptionGroup):
@@ -328,7 +317,6 @@ def revert(
     reset: Reverted,
     tokenizer: str | None = None,
     form: options.WeightFormat,
-    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -350,7 +338,7 @@ def revert(
     refuse_target(out, marker=RECORD, overwrite=overwrite)
     planned = plan_revert(base, expert, **reset.settings(), tokenizer=tokenizer, **form.given())
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    _write(planned.laid_out(out, layout), out, settings)
+    _write(planned, out, settings)
 
 
 def verify(

@@ -110,18 +110,16 @@ class GGUFFormat(Format):
         blended = {t.name: {"from": t.stored_dtypes, "to": t.dtype} for t in _blended(plan)}
         return {**super().facts(plan), "format": "gguf", "blended": blended}
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
         """Write the file, with the padding behind its last tensor."""
         check_finite(plan.tensors)
         (shard,) = plan.shards
-        overwrite, share = options.overwrite, plan.layout == "shared"
-        with atomic_file(target, is_ours=is_merged_gguf, overwrite=overwrite) as path:
+        with atomic_file(target, is_ours=is_merged_gguf, overwrite=options.overwrite) as path:
             facts = measure_tensors(plan.tensors, options.workers)
-            shared = write_shard(path, shard, facts, options, share=share)
+            write_shard(path, shard, facts, options)
             os.truncate(path, shard.nbytes)
             check_written(target, read_gguf(path).tensors, plan.account["output"])
             check_unchanged(plan.stamps)
-        return shared
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """Refuse: transformers would dequantise the model."""
