@@ -9,7 +9,7 @@ import pytest
 import layerswap as ls
 from layerswap.compose import Zones
 from layerswap.evaluation.statistics import mean_interval, paired_difference
-from layerswap.experiment.compare import Compared, choose, ranked, split_documents
+from layerswap.experiment.compare import Compared, choose, split_documents
 from layerswap.experiment.conditions import (
     BASE,
     CHOSEN,
@@ -115,7 +115,6 @@ def test_of_equals_the_one_nearest_to_the_task_expert_is_chosen():
     assert choose({one: np.array([share]) for one, share in shares.items()}) == grid[2]
     assert choose({**shares, grid[0]: 0.6}) == grid[0]
     assert choose(shares, of_equals="first") == grid[0]
-    assert ranked(shares) == [grid[2], grid[3], grid[1], grid[0]]
 
 
 def test_a_result_compares_with_the_selected_condition():

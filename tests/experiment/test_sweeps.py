@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +30,7 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.evaluator import Evaluator
 from layerswap.experiment.spec import Grid, read_sweep
-from layerswap.experiment.sweep_page import lead, summary, sweep_report, write_result
+from layerswap.experiment.sweep_page import lead, sweep_report, write_result
 from layerswap.experiment.sweeps import run_sweep
 from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.report.page import render
@@ -194,7 +193,6 @@ MISTAKES = [
     ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
     ({"tasks": []}, "tasks: write at least one"),
     ({"grid": {"bottom": "8-0", "top": 0}}, "8-0 runs backwards; write 0-8"),
-    ({"screen": {"documents": 0}}, "screen.documents"),
     ({"tasks": ["a", "a"]}, "task 'a' is listed twice"),
     ({"development": 1.0}, "development"),
     ({"metrics": 1}, "metrics"),
@@ -239,38 +237,6 @@ def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
     done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
     assert "not written by `layerswap sweep`; choose another folder" in str(done.exception)
     assert open_folder(tmp_path / "new" / "sweep", "sweep").is_dir()
-
-
-# --- two stages ----------------------------------------------------------------------------------
-
-
-def test_a_screen_scores_the_best_few_on_all_documents(world, tmp_path, monkeypatch):
-    """Scores are planted; the default swap, (1, 1), is the worst and yet scored on all."""
-    right = {Zones(2, 0): 5, Zones(2, 1): 4, Zones(0, 0): 4, Zones(0, 1): 3, Zones(1, 0): 1}
-    ask, calls = planted({"development": right, "test": right}), []
-
-    def rows(self, split, conditions, *, first=None):
-        calls.append((split, [one.zones for one in conditions], first))
-        return [row for row in ask(self, split, conditions) if row.document >= 5 - (first or 5)]
-
-    monkeypatch.setattr(Evaluator, "rows", rows)
-    path = write_sweep(world, tmp_path / "s.yaml", choose_by={},
-                       screen={"documents": 2, "finalists": 2})  # fmt: skip
-    said: list[str] = []
-    board = run_sweep(*read_sweep(path), log=said.append)
-    assert calls[0] == ("development", [Zones(b, u) for b in range(3) for u in range(2)], 2)
-    assert calls[1] == ("development", [Zones(2, 0), Zones(0, 0), Zones(1, 1), *[None] * 3], None)
-    assert board.chosen.zones == Zones(2, 0)
-    means = {one.zones: mean for one, mean in board.development.items()}
-    assert (means[Zones(2, 0)], means[Zones(0, 0)], means[Zones(1, 1)]) == (1, 0.8, 0)
-    assert (means[Zones(2, 1)], means[Zones(1, 0)]) == (0.5, 0), "of the first stage"
-    assert summary(board)["development_lead"]["mean"] == 1
-    scored = Counter(row.condition for row in board.rows if row.split == "development")
-    assert set(scored.values()) == {2, 5}
-    assert said[-1] == (
-        "3 of 6 compositions were scored on all 5 development documents, the others on 2"
-    )
-    assert said[-1] in sweep_report(board).colophon
 
 
 # --- from Python ---------------------------------------------------------------------------------

@@ -95,20 +95,6 @@ def split_documents(
     return DocumentSplit(drawn[:cut], drawn[cut:])
 
 
-def ranked(scores: Mapping[Condition, Values | float]) -> list[Condition]:
-    """Sorts candidates from the best mean score to the worst.
-
-    Of equal candidates the one that departs least from the task expert comes first, with the
-    fewest layers in its zones.
-    """
-
-    def rank(condition: Condition) -> tuple[float, int]:
-        size = sum(vars(condition.zones).values()) if condition.zones else 0
-        return -float(np.mean(scores[condition])), size
-
-    return sorted(scores, key=rank)
-
-
 def choose(
     scores: Mapping[Condition, Values | float],
     *,
@@ -116,11 +102,15 @@ def choose(
 ) -> Condition:
     """Returns the candidate with the highest mean score on the development documents.
 
-    Ties: `smallest` uses the order of `ranked`, `first` the order of the mapping.
+    Ties: `smallest` takes the candidate with the fewest layers in its zones, which departs least
+    from the task expert, and `first` the first of the mapping.
     """
-    if of_equals == "smallest":
-        return ranked(scores)[0]
-    return max(scores, key=lambda condition: float(np.mean(scores[condition])))
+
+    def rank(condition: Condition) -> tuple[float, int]:
+        zones = condition.zones if of_equals == "smallest" else None
+        return -float(np.mean(scores[condition])), sum(vars(zones).values()) if zones else 0
+
+    return min(scores, key=rank)
 
 
 def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
@@ -135,21 +125,6 @@ def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
     return choose({model: scores[model] for model in ordered}, of_equals="first")
 
 
-class Screening(NamedTuple):
-    """The two stages of a screened sweep, in numbers of compositions and documents."""
-
-    candidates: int
-    finalists: int  # scored on all development documents
-    first: int  # documents of the first stage
-    documents: int  # all development documents
-
-    def __str__(self) -> str:
-        return (
-            f"{self.finalists} of {self.candidates} compositions were scored on all "
-            f"{self.documents} development documents, the others on {self.first}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
     """The choice on development documents: its candidates, their scores and the result.
@@ -161,7 +136,6 @@ class Choice:
         count: the number of documents.
         published: true for a published development split, on which nothing is reported.
         labels: the right labels of the documents; empty for tasks without labels.
-        screening: the two stages, with a screen.
     """
 
     candidates: Mapping[Condition, Values] = field(default_factory=dict)
@@ -170,7 +144,6 @@ class Choice:
     count: int = 0
     published: bool = False
     labels: frozenset[str] = frozenset()
-    screening: Screening | None = None
 
     @property
     def chosen(self) -> dict[str, Condition]:

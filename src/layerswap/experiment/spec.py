@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from layerswap.compose.presets import Outside, Zones
 from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
@@ -63,14 +63,6 @@ class ChooseBy(Strict):
     filter: str | None = None
 
 
-class Screen(Strict):
-    """Two stages: all compositions on some development documents, the best few on all."""
-
-    # Development documents of each task in the first stage, drawn at random.
-    documents: PositiveInt = 100
-    finalists: PositiveInt = 9  # compositions in the second stage
-
-
 class SweepSettings(EvaluationSettings):
     """How compositions are scored and one of them is chosen.
 
@@ -78,7 +70,6 @@ class SweepSettings(EvaluationSettings):
     """
 
     choose_by: ChooseBy = ChooseBy()
-    screen: Screen | None = None
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
     # Share of each task's documents that compositions are chosen on; the others are for the report.
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5

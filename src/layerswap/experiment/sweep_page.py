@@ -127,7 +127,6 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "verdict": verdict_facts(board),
         "above": [str(model) for model in board.above],
         "default": asdict(board.default),
-        "screening": choice.screening and choice.screening._asdict(),
         "chosen": board.chosen.to_dict(),
         "selected": str(board.selected),
         "test": board.records(),
@@ -139,7 +138,6 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
     swap = board.best.recipe.swap
     names = {swap.task: TASK_EXPERT, swap.language: LANGUAGE_EXPERT} if swap else {}
     choice, counts = board.choice, board.layers_run
-    notes = [f"layerswap {__version__}", *([str(choice.screening)] if choice.screening else [])]
     return Report(
         title=f"{len(choice.candidates)} compositions, chosen by {' '.join(board.measure)}",
         lead=lead(board, recipe and recipe.parent),
@@ -148,7 +146,7 @@ def sweep_report(board: SweepResult, recipe: Path | None = None) -> Report:
             *result_sections(board),
             _models(recipe_of(board.best), recipe),
         ],
-        colophon="; ".join(notes) + f"; {counts.distinct} layers run per batch instead of "
+        colophon=f"layerswap {__version__}; {counts.distinct} layers run per batch instead of "
         f"{counts.naive}.",
     )
 

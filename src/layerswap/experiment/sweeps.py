@@ -1,9 +1,4 @@
-"""`layerswap.sweep`: candidates are scored on development documents, one is selected and tested.
-
-With a screen there are two stages: all candidates are scored on a random part of the development
-documents, and the best few on all of them. On the lab this rule was as good as item-response
-screening and successive halving at the same price (docs/tables/tried.csv).
-"""
+"""`layerswap.sweep`: candidates are scored on development documents, one is selected and tested."""
 
 from __future__ import annotations
 
@@ -15,12 +10,12 @@ from typing import Any
 
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
-from layerswap.experiment.answers import Answer, Values, under, values_of
+from layerswap.experiment.answers import Answer, under, values_of
 from layerswap.experiment.baselines import answers_of_baselines, baselines_of
-from layerswap.experiment.compare import NOT_SAVED, Choice, Screening, choose, ranked
+from layerswap.experiment.compare import NOT_SAVED, Choice, choose
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition, contenders, grid_plans
 from layerswap.experiment.evaluator import DEVELOPMENT, TEST, Evaluator
-from layerswap.experiment.spec import Screen, SweepSettings, SweepSpec
+from layerswap.experiment.spec import SweepSettings, SweepSpec
 from layerswap.experiment.sweep_page import SweepResult
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log, PathLike, listed
@@ -57,7 +52,7 @@ def sweep(
         log: called with what the sweep costs.
         progress: called with the number of compositions just evaluated.
         settings: further keys of a sweep file: `development` (share of documents to choose on),
-            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `screen`.
+            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`.
 
     Returns:
         The result: `.best` is the selected plan, `.intervals` and `.differences` are on the test
@@ -136,7 +131,7 @@ def sweep_plans(
     """
     documents = Evaluator(spec, {**others, **candidates}, store=store, log=log, progress=progress)
     documents.check_choice(next(iter(candidates)))
-    return run_experiment(documents, candidates, others, screen=spec.screen, log=log)
+    return run_experiment(documents, candidates, others, log=log)
 
 
 def run_experiment(
@@ -144,14 +139,13 @@ def run_experiment(
     candidates: Mapping[Condition, Plan],
     others: Mapping[Condition, Plan],
     *,
-    screen: Screen | None = None,
     recorded: Sequence[Answer] = (),
     log: Log = lambda line: None,
 ) -> SweepResult:
     """Scores models on the development split, selects one, and tests all on the test split.
 
-    See `sweep_plans` and `best_of_all`; `screen` has the two stages. `recorded` are test answers of
-    further models.
+    See `sweep_plans` and `best_of_all`. `recorded` are test answers of further models. The default
+    swap competes with the candidates.
     """
     plans = {**others, **candidates}
     numbers = [documents.members[candidate] for candidate in candidates]
@@ -162,19 +156,19 @@ def run_experiment(
     )
     default = _default(candidates, others)
     rivals = [rival for rival in others if rival.method not in NOT_SAVED and rival != DEFAULT]
-    early, finals, taught, screening = _scored(documents, [*candidates], default, rivals, screen)
-    chosen = choose({model: v for model, v in finals.items() if model in candidates})
+    asked = dict.fromkeys([*candidates, *([default] if default else []), *rivals])
+    taught = documents.rows(DEVELOPMENT, [*asked])
+    scores = values_of(taught, documents.measure(taught))
+    chosen = choose({model: scores[model] for model in candidates})
     named = {CHOSEN: chosen, **({DEFAULT: default} if default else {}), **{o: o for o in rivals}}
     measure = documents.measure(taught)
     known = under(taught, measure)[chosen]
     choice = Choice(
-        candidates={model: {**early, **finals}[model] for model in candidates},
-        competed={"": {name: finals[model] for name, model in named.items()}},
-        reported={"": named}, count=len(finals[chosen]), screening=screening,
+        candidates={model: scores[model] for model in candidates},
+        competed={"": {name: scores[model] for name, model in named.items()}},
+        reported={"": named}, count=len(scores[chosen]),
         labels=frozenset(row.label for row in known if row.label),
     )  # fmt: skip
-    if screening is not None:
-        log(str(screening))
     rows = [
         replace(row, condition=CHOSEN, model=str(CHOSEN)) if row.condition == chosen else row
         for row in documents.rows(TEST, [chosen, *others])
@@ -197,33 +191,3 @@ def _default(
         return None
     wanted = others[DEFAULT].composition
     return next((name for name, plan in candidates.items() if plan.composition == wanted), DEFAULT)
-
-
-def _scored(
-    documents: Evaluator,
-    candidates: Sequence[Condition],
-    default: Condition | None,
-    rivals: Sequence[Condition],
-    screen: Screen | None,
-) -> tuple[dict[Condition, Values], dict[Condition, Values], list[Answer], Screening | None]:
-    """Scores the candidates; with a screen all on a part of the documents, the best few on all.
-
-    The default swap and its rivals are scored on all documents, as the choice competes with them.
-    Returns the scores of the first stage, those on all documents, and the answers.
-    """
-    finalists = candidates
-    first: list[Answer] = []
-    early: dict[Condition, Values] = {}
-    if screen is not None:
-        first = documents.rows(DEVELOPMENT, candidates, first=screen.documents)
-        early = values_of(first, documents.measure(first))
-        finalists = ranked(early)[: screen.finalists]
-    finalists = list(dict.fromkeys([*finalists, *([default] if default else [])]))
-    rows = documents.rows(DEVELOPMENT, [*finalists, *rivals])
-    finals = values_of(rows, documents.measure(rows))
-    screening = None
-    if early:
-        size, whole = (len(next(iter(by.values()))) for by in (early, finals))
-        screening = Screening(len(candidates), len(finalists), size, whole)
-        rows += [row for row in first if row.condition not in finals]
-    return early, finals, rows, screening
