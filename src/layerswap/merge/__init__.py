@@ -6,7 +6,6 @@ from layerswap.ground.types import lazy_names
 
 if TYPE_CHECKING:
     from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap
-    from layerswap.merge.compare import verify_against
     from layerswap.merge.plan import Plan
     from layerswap.merge.verification import verify
 
@@ -19,7 +18,6 @@ __all__ = [
     "soup",
     "swap",
     "verify",
-    "verify_against",
 ]
 
 if not TYPE_CHECKING:  # a merge from the command line needs no verification
@@ -28,7 +26,6 @@ if not TYPE_CHECKING:  # a merge from the command line needs no verification
         {
             "Plan": "plan",
             "verify": "verification",
-            "verify_against": "compare",
             **dict.fromkeys(
                 ("instruct", "make_plan", "partition", "revert", "soup", "swap"), "api"
             ),
