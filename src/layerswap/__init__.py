@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
         soup,
         swap,
         verify,
+        verify_against,
     )
     from layerswap.play import play  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
@@ -69,6 +70,7 @@ _HOME = {
     "sweep": "experiment.sweeps",
     "train": "training.expert.trainer",
     "verify": "merge",
+    "verify_against": "merge",
 }
 """The room of every public name, and its name there where it is another."""
 

@@ -164,7 +164,7 @@ def test_verify_a_source_that_moved(layerswap, merged, tmp_path):
 
 BAD = {
     "no folder": (("none",), "none: no such folder"),
-    "a recipe": (("r.yaml",), "r.yaml: a recipe; give a merged folder"),
+    "a recipe": (("r.yaml",), "r.yaml: a recipe; give a merged folder, or --against MODEL with it"),
     "share": (("{merged}", "--sample", "0"), "share is 0; write a number above 0 and at most 1"),
     "pair": (("{merged}", "--source", "task"), "--source: 'task' is not NAME=PATH"),
     "twice": (("{merged}", "--source", "a=b", "--source", "a=c"), "--source: 'a' is given twice"),

@@ -344,6 +344,7 @@ def revert(
 def verify(
     folder: Path,
     *,
+    against: str | None = None,
     full: bool = False,
     sample: float = 0.1,
     seed: int = 0,
@@ -355,10 +356,14 @@ def verify(
     Compares copied tensors bit for bit and recomputes a sample of the others. Prints the findings,
     and exits with code 0 if there are none, else 2.
 
+    With --against, compares a model that another program merged with a recipe, and prints the
+    expert that each layer comes from.
+
     Example: layerswap verify merged --full
 
     Options:
         folder OUT: Folder or GGUF file that merge wrote.
+        against MODEL: Compare another program's merge with OUT's recipe, or a recipe.
         full: Recompute every tensor, not only a sample.
         sample SHARE: Share of each computed tensor to recompute.
         seed: Seed of the sample.
@@ -366,15 +371,32 @@ def verify(
     """
     from layerswap.merge import verify as check
 
-    report = check(
-        folder,
-        full=full,
-        share=sample,
-        seed=seed,
-        sources=options.read_pairs("--source", source, "NAME=PATH"),
-        threads=threads,
-        progress=output.step_progress,
-    )
+    settings: Any = {
+        "share": 1.0 if full else sample, "seed": seed,
+        "threads": threads, "progress": output.step_progress,
+    }  # fmt: skip
+    moved = options.read_pairs("--source", source, "NAME=PATH")
+    if against is not None:
+        _verify_against(folder, against, moved, settings)
+        return
+    report = check(folder, full=full, sources=moved, **settings)
     output.finish("verify", report.to_dict(), [report])
     if not report.passed:
         raise MergeError(*report.problems)
+
+
+def _verify_against(
+    planned: Path, model: str, moved: dict[str, str], settings: dict[str, Any]
+) -> None:
+    from layerswap.compose import read_recipe
+    from layerswap.merge import make_plan, verify_against
+    from layerswap.merge.verification import read_record
+
+    if planned.suffix in (".yaml", ".yml"):
+        plan = make_plan(read_recipe(planned), in_place=True)
+    else:
+        plan = read_record(planned).plan_again(moved)
+    origins = verify_against(plan, model, **settings)
+    output.finish("verify", origins.to_dict(), [origins])
+    if not origins.passed:
+        raise MergeError(f"{model}: {len(origins.different)} tensors are not as planned")

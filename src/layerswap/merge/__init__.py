@@ -6,6 +6,7 @@ from layerswap.ground.types import lazy_names
 
 if TYPE_CHECKING:
     from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap
+    from layerswap.merge.compare import verify_against
     from layerswap.merge.plan import Plan
     from layerswap.merge.verification import verify
 
@@ -18,6 +19,7 @@ __all__ = [
     "soup",
     "swap",
     "verify",
+    "verify_against",
 ]
 
 if not TYPE_CHECKING:  # a merge from the command line needs no verification
@@ -26,6 +28,7 @@ if not TYPE_CHECKING:  # a merge from the command line needs no verification
         {
             "Plan": "plan",
             "verify": "verification",
+            "verify_against": "compare",
             **dict.fromkeys(
                 ("instruct", "make_plan", "partition", "revert", "soup", "swap"), "api"
             ),

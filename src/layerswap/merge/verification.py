@@ -167,7 +167,7 @@ def read_record(out: Path) -> Recorded:
     path = out / RECORD
     refuse_unfinished(out)
     if out.suffix in (".yaml", ".yml"):
-        raise MergeError(f"{out}: a recipe; give a merged folder")
+        raise MergeError(f"{out}: a recipe; give a merged folder, or --against MODEL with it")
     if not out.exists():
         raise MergeError(f"{out}: no such folder")
     if out.is_dir() and not path.exists():
