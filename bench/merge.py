@@ -3,6 +3,7 @@
     python bench/merge.py FOLDER                   # 2 GB checkpoints against cp and mergekit
     python bench/merge.py FOLDER --no-mergekit     # without the other tool
     python bench/merge.py sizes FOLDER --gb 0.5 2  # small and large checkpoints against cp
+    python bench/merge.py shared FOLDER            # filesystems that share blocks; needs root
     python bench/merge.py gguf FOLDER --model model-Q4_K_M.gguf
     python bench/merge.py ... --write              # into bench/results
 
@@ -21,7 +22,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -62,6 +65,11 @@ PROOF = (
     "all. Where the kept deltas cancel exactly, mergekit takes the positive one; layerswap stays "
     "at the base."
 )
+FILESYSTEMS = {
+    "XFS": ["mkfs.xfs", "-q", "-m", "reflink=1"],
+    "XFS without reflinks": ["mkfs.xfs", "-q", "-m", "reflink=0"],
+    "ext4": ["mkfs.ext4", "-q", "-m", "0"],
+}
 STEPPED = {"Q4_0": 2, "Q4_1": 4, "Q5_0": 6, "Q5_1": 8, "Q8_0": 2, "Q4_K": 16, "Q5_K": 48, "Q6_K": 0}
 """The byte of a block at which its numbers begin, for types whose numbers can be stepped."""
 
@@ -233,6 +241,93 @@ def small_and_large(options: argparse.Namespace) -> None:
     report("merge-sizes", [*about, SETTING, *tables], options)
 
 
+@contextmanager
+def filesystem(kind: str, folder: Path, nbytes: float) -> Iterator[Path]:
+    """A mounted filesystem in a loop file."""
+    image, where = folder / "image", folder / "disk"
+    where.mkdir()
+    with image.open("wb") as file:
+        file.truncate(int(nbytes))
+    subprocess.run([*FILESYSTEMS[kind], str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(where)], check=True)
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+        image.unlink()
+        where.rmdir()
+
+
+def used(folder: Path) -> int:
+    """Bytes in use, with all of them on the disk."""
+    subprocess.run(["sync", "-f", str(folder)], check=True)
+    return shutil.disk_usage(folder).used
+
+
+def shared_blocks(options: argparse.Namespace) -> None:
+    """Swaps that share blocks with their experts, on filesystems in a file."""
+    (size,) = options.gb
+    experts = make_checkpoints(options.folder / "experts", size, "--experts-alone")
+    parts = [made(options), machine(options.folder), SETTING]
+    for kind in FILESYSTEMS:
+        with filesystem(kind, options.folder, (5.5 * size + 0.5) * 1e9) as disk:
+            for name in ("task", "language"):
+                shutil.copytree(experts / name, disk / name)
+            before, new = used(disk), dict[str, int]()
+            contestants = on_filesystem(disk, kind, options)
+
+            def look(name: str, out: Path, disk=disk, before=before, new=new) -> None:
+                new[name] = used(disk) - before
+
+            run_rounds(contestants, disk, look)
+            newly = {"MB newly used": lambda c, new=new: f"{new[c.name] / 1e6:,.2f}"}
+            parts.append(times(contestants, contestants[0], newly, title=kind))
+            if kind == "XFS" and options.many:
+                parts.append(keep_many(disk, options.many, before))
+    parts.append("Targets with nothing blended: at most 0.8 s, at most 0.15 of cp "
+                 "--reflink=never, a thirtieth of mergekit, at most 8 MB newly used.")  # fmt: skip
+    report("merge-shared", ["# Merging on filesystems that share blocks", *parts], options)
+
+
+def on_filesystem(disk: Path, kind: str, options: argparse.Namespace) -> list[Contestant]:
+    """Everything that runs on one filesystem; copying first."""
+    swap = f"'{LAYERSWAP}' merge --task '{disk}/task' --language '{disk}/language' --out '{{out}}'"
+    copy = f"cp -r --reflink=%s '{disk}/task' '{{out}}' && sync '{{out}}'/*"
+    commands = {
+        "cp --reflink=never": copy % "never",
+        UNBLENDED: f"{swap} --outside task",
+        "layerswap swap, embeddings blended": swap,
+    }
+    if kind == "XFS":
+        commands |= {
+            "cp --reflink=always": copy % "always",
+            f"{UNBLENDED}, --layout plain": f"{swap} --outside task --layout plain",
+            "python that imports pydantic, typer and yaml":
+                f"'{sys.executable}' -c 'import pydantic.main, typer.main, yaml'",
+        }  # fmt: skip
+    contestants = [Contestant(name, command, options.rounds) for name, command in commands.items()]
+    if options.mergekit and kind == "XFS":
+        contestants += mergekit(disk, options.mergekit, options, sync=True)[:1]
+    return contestants
+
+
+def keep_many(disk: Path, count: int, before: int) -> str:
+    """Write compositions of the pair side by side; what they take beyond `before` bytes."""
+    import layerswap as ls
+
+    started = time.perf_counter()
+    plan = ls.swap(task=disk / "task", language=disk / "language", outside="task")
+    plans = plan.grid(bottom=range(plan.composition.layers), top=range(10))[:count]
+    for number, each in enumerate(plans):
+        each.save(disk / f"kept-{number}")
+    seconds, new = time.perf_counter() - started, used(disk) - before
+    return (
+        f"{len(plans)} compositions of the pair, {len(plans) * plan.nbytes / 1e9:.0f} GB of "
+        f"weights, were written in {seconds:.1f} s by one process, each flushed to the disk, and "
+        f"take {new / 1e6:,.1f} MB."
+    )
+
+
 def gguf_files(options: argparse.Namespace) -> None:
     """Swapping two quantised GGUF files against `cp`."""
     task, language = options.model.resolve(), options.folder / "language.gguf"
@@ -277,6 +372,7 @@ def second_gguf(source: Path, target: Path) -> None:
 CASES = {
     "mergekit": against_mergekit,
     "sizes": small_and_large,
+    "shared": shared_blocks,
     "gguf": gguf_files,
 }
 
@@ -296,6 +392,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--no-mergekit", dest="peer", action="store_false")
     parser.add_argument("--mergekit", type=Path, help="its mergekit-yaml, in its environment")
     parser.add_argument("--constraints", type=Path, help="constraints for pip")
+    parser.add_argument("--many", type=int, default=100, help="shared: compositions kept (100)")
     parser.add_argument("--model", type=Path, help="gguf: a quantised model")
     parser.add_argument("--write", action="store_true", help="write into bench/results")
     if not set(arguments) & {*CASES, "-h", "--help"}:

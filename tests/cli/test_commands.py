@@ -338,11 +338,10 @@ def test_one_expert_twice_is_refused(layerswap, experts, tmp_path):
 
 
 def test_a_wrong_choice_lists_the_choices(layerswap, experts, tmp_path):
-    pair = ("--base", experts.base, "--expert", experts.task)
-    result = layerswap("revert", *pair, "--scope", "tenser", "--out", tmp_path / "out")
+    result = layerswap("merge", *experts.pair, "--layout", "plian", "--out", tmp_path / "out")
     assert (result.code, result.err) == (2, (
-        "error: Invalid value for '--scope': 'tenser' is not one of 'tensor', 'model'; see "
-        "layerswap revert --help\n"
+        "error: Invalid value for '--layout': 'plian' is not one of 'auto', 'plain'; see "
+        "layerswap merge --help\n"
     ))  # fmt: skip
 
 

@@ -144,10 +144,12 @@ def test_copies_in_the_kernel_only_on_linux(any_system, tmp_path):
     source = system.open_to_read(tmp_path / "source")
     output = system.open_to_write(tmp_path / "output")
     count = system.copy_range(source, output, 4, 2, 0)
+    shared = system.share_range(source, output, 0, 0, 0) and any_system != "linux"
     system.start_writing(output, 0, count)
     os.close(source)
     os.close(output)
     assert count == (4 if any_system == "linux" else 0)
+    assert not shared
 
 
 def test_files_and_folders_are_flushed(any_system, tmp_path):

@@ -181,7 +181,7 @@ def digest(folder: Path) -> str:
 
 def merged(case: str, root: Path, out: Path, threads: int) -> str:
     plan = make_plan(check_recipe(CASES[case](root), where=case))
-    return digest(plan.save(out, threads=threads))
+    return digest(plan.save(out, threads=threads, layout="plain"))
 
 
 if __name__ == "__main__":

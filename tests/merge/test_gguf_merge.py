@@ -235,12 +235,14 @@ def test_deltas_and_magnitudes_are_those_of_the_numbers(files):
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_gguf_file(files, tmp_path):
+def test_the_command_says_what_a_gguf_output_shares(files, tmp_path):
     asked = ["merge", "--task", files["task"], "--language", files["language"],
              "--out", tmp_path / "Merged.gguf"]  # fmt: skip
     done = layerswap(*asked, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["format"] == "gguf"
+    done = layerswap(*asked, "--overwrite")
+    assert "nothing shared with the experts)" in done.stdout
 
 
 def other_vocabulary(path):

@@ -239,11 +239,14 @@ def _naturals(value: Any, field: str) -> tuple[int, ...]:
 def header_bytes(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
     metadata: Mapping[str, str],
+    *,
+    multiple: int = 8,
+    remainder: int = 0,
 ) -> bytes:
     """Build a safetensors header with its length prefix, padded with spaces.
 
     Each tensor has name, dtype, shape and length in bytes, in the order of the tensors' bytes. The
-    header is a multiple of 8 bytes.
+    header has `remainder` bytes more than a multiple of `multiple` bytes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
@@ -252,7 +255,7 @@ def header_bytes(
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         begin += nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * ((remainder - 8 - len(text)) % multiple)
     return len(text).to_bytes(8, "little") + text
 
 

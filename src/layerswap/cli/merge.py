@@ -142,12 +142,15 @@ def _summary(planned: Plan) -> list[object]:
     facts = planned.to_dict()
     files = f"{facts['shards']} file{'s' if facts['shards'] > 1 else ''}"
     copied = facts["copied_bytes"] / max(1, facts["weight_bytes"])
+    sharing = ""
+    if shareable := facts.get("shareable_bytes"):
+        sharing = f", {decimal(shareable)} to share where reflinks work (XFS, btrfs)"
     return [
         planned, "",
         *(f"note: {note}" for note in planned.notes),
         *(f"{name}: {identity}" for name, identity in facts["experts"].items()),
         f"{facts['tensors']} tensors, {decimal(facts['output_bytes'])} in {files}; "
-        f"{copied:.0%} copied bit for bit"
+        f"{copied:.0%} copied bit for bit{sharing}"
     ]  # fmt: skip
 
 
@@ -159,6 +162,7 @@ def merge(
     push: str | None = None,
     public: bool = False,
     download: bool = False,
+    layout: options.Layout = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Merge two experts layer by layer into a checkpoint that transformers and vLLM load.
@@ -192,7 +196,7 @@ def merge(
         recipe, follow_training=described.file is None, in_place=not download, log=output.log
     )
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    facts = _write(planned, out, settings)
+    facts = _write(planned.laid_out(out, layout), out, settings)
     if push is not None:
         folder = Path(facts["folder"])
         texts = for_upload(folder)
@@ -210,19 +214,25 @@ def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
     from layerswap.checkpoint import read_json_object
     from layerswap.checkpoint.header import is_gguf
     from layerswap.merge.target import RECORD
-    from layerswap.merge.writer import LOST_TO_DTYPE
+    from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES
 
     target = planned.check_target(out, overwrite=settings.overwrite)
     output.say(planned)
     for note in planned.notes:
         output.say(f"note: {note}")
     with output.step_progress("writing", planned.nbytes, "bytes") as progress:
-        planned.write(
+        shared = planned.write(
             target,
             replace(settings, progress=progress, log=lambda note: output.say(f"warning: {note}")),
         )
-    output.say(f"wrote {target} ({decimal(planned.nbytes)})")
-    facts = {**planned.to_dict(), ("file" if is_gguf(out) else "folder"): str(target)}
+    size = decimal(planned.nbytes)
+    if shared or is_gguf(out):  # in a GGUF file positions agree by chance
+        size += f", {f'{decimal(shared)} of it' if shared else 'nothing'} shared with the experts"
+    output.say(f"wrote {target} ({size})")
+    facts = {
+        **planned.to_dict(), SHARED_BYTES: shared,
+        ("file" if is_gguf(out) else "folder"): str(target),
+    }  # fmt: skip
     if output.settings.json and not is_gguf(out):
         facts[LOST_TO_DTYPE] = read_json_object(target / RECORD).get(LOST_TO_DTYPE)
     return facts
@@ -255,6 +265,7 @@ def instruct(
     weight: Annotated[float, Option(min=0)] = 1.0,
     places: ChatVector,
     form: options.WeightFormat,
+    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -278,7 +289,7 @@ def instruct(
         **places.given(), **form.given()
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    output.finish("instruct", _write(planned, out, settings))
+    output.finish("instruct", _write(planned.laid_out(out, layout), out, settings))
 
 
 class Reverted(commands.OptionGroup):
@@ -317,6 +328,7 @@ def revert(
     reset: Reverted,
     tokenizer: str | None = None,
     form: options.WeightFormat,
+    layout: options.Layout = "auto",
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -338,7 +350,7 @@ def revert(
     refuse_target(out, marker=RECORD, overwrite=overwrite)
     planned = plan_revert(base, expert, **reset.settings(), tokenizer=tokenizer, **form.given())
     settings = MergeOptions(overwrite=overwrite, threads=threads)
-    _write(planned, out, settings)
+    _write(planned.laid_out(out, layout), out, settings)
 
 
 def verify(

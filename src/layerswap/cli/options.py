@@ -36,6 +36,10 @@ LanguageExpert = Annotated[str, _LANGUAGE_EXPERT]
 _OVERWRITE = Option("--overwrite", help="Overwrite an output that layerswap wrote.")
 _THREADS = Option(min=1, show_default="the usable processors", help="Number of threads.")
 _AXIS = Option(help="Features that count as rows: input, as in the papers, or output.")
+_LAYOUT = Option(
+    help="Layout of the files. With auto, they share the experts' blocks if the filesystem can.",
+    rich_help_panel=OUTPUT,
+)
 _RANK = Option(
     min=1,
     show_default="the exact rank",
@@ -46,6 +50,7 @@ OutFolder = Annotated[Path, Option(help="Folder to create.")]
 Overwrite = Annotated[bool, _OVERWRITE]
 Threads = Annotated[int | None, _THREADS]
 Axis = Annotated[Literal["input", "output"], _AXIS]
+Layout = Annotated[Literal["auto", "plain"], _LAYOUT]
 Rank = Annotated[int | None, _RANK]
 
 _DEVICE = Option(

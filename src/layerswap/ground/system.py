@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import signal
+import struct
 import sys
 import threading
 import unicodedata
@@ -36,8 +37,11 @@ LARGEST_CALL = 1 << 30
 NOT_IN_KERNEL = (
     errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP,
     errno.EPERM, errno.EACCES,  # sandboxes answer so to system calls they do not know
+    errno.ENOTTY, errno.ETXTBSY,  # of FICLONERANGE
 )  # fmt: skip
-"""Errors of copying in the kernel after which reading and writing may still work."""
+"""Errors of copying or sharing in the kernel after which reading and writing may still work."""
+FICLONERANGE = 0x4020940D
+"""Linux's request to share blocks between two files."""
 _SEEKING = [threading.Lock() for _ in range(64)]
 _AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2
 _QUERY_LIMITED_INFORMATION, _ACCESS_DENIED, _STILL_ACTIVE = 0x1000, 5, 259
@@ -96,6 +100,19 @@ def copy_range(source: int, output: int, nbytes: int, start: int, offset: int) -
         if error.errno not in NOT_IN_KERNEL:
             raise
         return 0
+
+
+def share_range(source: int, output: int, nbytes: int, start: int, offset: int) -> bool:
+    """Share whole blocks between two files; return False if the filesystem cannot."""
+    if not LINUX:
+        return False
+    try:
+        fcntl.ioctl(output, FICLONERANGE, struct.pack("qQQQ", source, start, nbytes, offset))
+    except OSError as error:
+        if error.errno not in NOT_IN_KERNEL:
+            raise
+        return False
+    return True
 
 
 def start_writing(handle: int, offset: int, nbytes: int) -> None:

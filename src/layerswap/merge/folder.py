@@ -23,6 +23,7 @@ from layerswap.merge.layout import (
     Shard,
     index_of,
     pack_shards,
+    pack_shared_shards,
 )
 from layerswap.merge.metadata import (
     module_notes,
@@ -39,6 +40,7 @@ from layerswap.merge.tokenizers import tokenizer_notes
 from layerswap.merge.trained import base_notes, training_notes
 from layerswap.merge.writer import (
     LOST_TO_DTYPE,
+    SHARED_BYTES,
     Rounding,
     check_finite,
     check_written,
@@ -67,11 +69,13 @@ class FolderFormat(Format):
     def shards(self, plan: Plan) -> list[Shard]:
         """The output files, each up to the largest size of a shard."""
         size, metadata = parse_size(plan.recipe.max_shard_size), {"format": "pt"}
+        if plan.layout == "shared":
+            return pack_shared_shards(plan.tensors, size, metadata, plan.used.values())
         return pack_shards(plan.tensors, size, metadata)
 
     def layout_facts(self, plan: Plan) -> dict[str, Any]:
-        """The layout, of which there is one, and the bytes of the files."""
-        return {"layout": "plain", "output_bytes": plan.nbytes}
+        """The layout, which decides the files, and their bytes."""
+        return {"layout": plan.layout, "output_bytes": plan.nbytes}
 
     def notes(self, plan: Plan) -> list[str]:
         """Notes that include the experts' training, dtypes, tokenizers and downloads."""
@@ -93,25 +97,29 @@ class FolderFormat(Format):
                 notes.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
         return notes + fetch_notes(plan)
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the shards, and the documents next to them."""
         check_finite(plan.tensors)
         shards, content = plan.shards, record(plan)
         with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
             facts = measure_tensors(plan.tensors, options.workers)
             rounding = Rounding() if any(tensor.base for tensor in plan.tensors) else None
+            share, shared = plan.layout == "shared", 0
             for shard in shards:
-                write_shard(folder / shard.file, shard, facts, options, rounding)
+                path = folder / shard.file
+                shared += write_shard(path, shard, facts, options, rounding, share=share)
             names = [name for shard in shards for name in read_header(folder / shard.file)]
             check_written(target, names, content["tensors"]["output"])
             index = index_of(shards)
             if index:
                 (folder / index[0]).write_bytes((json.dumps(index[1], indent=2) + "\n").encode())
             lost = rounding.summary() if rounding is not None else None
-            write_documents(folder, plan, content, {LOST_TO_DTYPE: lost})
+            measured = {LOST_TO_DTYPE: lost, SHARED_BYTES: shared if share else None}
+            write_documents(folder, plan, content, measured)
             check_unchanged(plan.stamps)
         if lost is not None and (note := rounding_note(lost)) is not None:
             options.log(note)
+        return shared
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """The merged model on the CPU, bit-equal to what `write` writes."""

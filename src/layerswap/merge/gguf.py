@@ -110,16 +110,18 @@ class GGUFFormat(Format):
         blended = {t.name: {"from": t.stored_dtypes, "to": t.dtype} for t in _blended(plan)}
         return {**super().facts(plan), "format": "gguf", "blended": blended}
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the file, with the padding behind its last tensor."""
         check_finite(plan.tensors)
         (shard,) = plan.shards
-        with atomic_file(target, is_ours=is_merged_gguf, overwrite=options.overwrite) as path:
+        overwrite, share = options.overwrite, plan.layout == "shared"
+        with atomic_file(target, is_ours=is_merged_gguf, overwrite=overwrite) as path:
             facts = measure_tensors(plan.tensors, options.workers)
-            write_shard(path, shard, facts, options)
+            shared = write_shard(path, shard, facts, options, share=share)
             os.truncate(path, shard.nbytes)
             check_written(target, read_gguf(path).tensors, plan.account["output"])
             check_unchanged(plan.stamps)
+        return shared
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """Refuse: transformers would dequantise the model."""

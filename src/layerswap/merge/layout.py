@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
@@ -35,6 +37,12 @@ from layerswap.merge.tokenizers import Alignment
 
 SHORT = ("BF16", "F16")
 """Dtypes of 16 bits, in which a delta can be lost."""
+BLOCK = 4096
+"""Bytes of a block that two files can share; both begin at a multiple of it."""
+SMALLEST_RUN = 1 << 20
+"""Fewest neighbouring bytes of one source that get their own file to share blocks."""
+MOST_FILES = 64
+"""Most files that a layout with shared blocks has more than its bytes need."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,14 @@ class Span:
         """The bytes [start, stop) of the span."""
         return Span(self.source, self.source_offset + start, self.offset + start, stop - start)
 
+    @property
+    def blocks(self) -> Span | None:
+        """The whole blocks, which both files can share; None if their positions differ."""
+        start = -self.offset % BLOCK
+        stop = self.nbytes - (self.offset + self.nbytes) % BLOCK
+        agree = (self.source_offset - self.offset) % BLOCK == 0
+        return self.part(start, stop) if agree and start < stop else None
+
 
 def spans(shard: Shard) -> Iterator[Span]:
     """The copied bytes of an output file, neighbours in both files as one span."""
@@ -141,6 +157,12 @@ def spans(shard: Shard) -> Iterator[Span]:
         span = Span(info.file, info.offset, offset, tensor.nbytes)
     if span:
         yield span
+
+
+def local_blocks(shards: Iterable[Shard]) -> list[Span]:
+    """Find the whole blocks that output files can share with local sources."""
+    runs = (span.blocks for shard in shards for span in spans(shard))
+    return [blocks for blocks in runs if blocks and isinstance(blocks.source, Path)]
 
 
 Gathereds = Mapping[tuple[str, str], Gathered]
@@ -320,15 +342,114 @@ def pack_shards(
     One file is `model.safetensors`; several are `model-00001-of-0000N.safetensors`. A tensor
     larger than `max_bytes` gets a file of its own.
     """
-    groups = [*_groups(tensors, max_bytes)]
+    return _shards([_Group(group) for group in _groups(tensors, max_bytes)], metadata)
+
+
+def pack_shared_shards(
+    tensors: Sequence[OutputTensor],
+    max_bytes: int,
+    metadata: Mapping[str, str],
+    sources: Iterable[Checkpoint],
+) -> list[Shard]:
+    """Pack output files in which copied tensors share blocks with the sources.
+
+    A shared block has one position in both files, modulo its size. Padding the header gives the
+    first tensor of a file its position; each further run of a source goes where its position
+    agrees. A run that fits nowhere gets a file of its own, or is written with the computed tensors
+    if it is small. A source file that is taken whole stays a file, which the Hub can copy.
+    """
+    sizes: Counter[WeightFile] = Counter()
+    for source in sources:
+        for info in source.tensors.values():
+            sizes[info.file] += info.nbytes
+    groups: list[_Group] = []
+    most = MOST_FILES + sum(tensor.nbytes for tensor in tensors) // max_bytes
+    left = []
+    for run in _runs(tensors):
+        nbytes = sum(tensor.nbytes for tensor in run)
+        opens = nbytes >= SMALLEST_RUN and len(groups) < most
+        if opens and nbytes == sizes[run[0].copied.file] <= max_bytes:
+            groups.append(_Group(run, run[0].copied.offset % BLOCK, nbytes=max_bytes))  # full
+            continue
+        left.append(_place(run, groups, max_bytes, opens=opens))
+    for run in left:
+        _place(run, groups, max_bytes, opens=False)
+    shared = {tensor.name for group in groups for tensor in group.tensors}
+    rest = [tensor for tensor in tensors if tensor.name not in shared]
+    if rest or not groups:
+        groups += [_Group(group) for group in _groups(rest, max_bytes)]
+    return _shards(groups, metadata)
+
+
+@dataclass
+class _Group:
+    """The tensors of one file.
+
+    `start` is the first one's position modulo `BLOCK`, None if any will do; `end` is the position
+    after the last one, and `nbytes` their length.
+    """
+
+    tensors: list[OutputTensor] = field(default_factory=list)
+    start: int | None = None
+    end: int = 0
+    nbytes: int = 0
+
+    def takes(self, tensor: OutputTensor, max_bytes: int) -> bool:
+        """True if a copied tensor can follow, at its source's position modulo `BLOCK`."""
+        fits = self.nbytes + tensor.nbytes <= max_bytes
+        return fits and (self.end - tensor.copied.offset) % BLOCK == 0
+
+
+def _runs(tensors: Sequence[OutputTensor]) -> list[list[OutputTensor]]:
+    """Group copied tensors that are neighbours in one source file, ordered by the first."""
+    uses: Counter[tuple[str, int]] = Counter()
+    copied = []
+    for number, tensor in enumerate(tensors):
+        if tensor.verbatim and tensor.nbytes:
+            at = str(tensor.copied.file), tensor.copied.offset
+            copied.append((at[0], uses[at], at[1], number))
+            uses[at] += 1  # a layer may be taken twice
+    runs: list[list[int]] = []
+    expected: tuple[str, int, int] | None = None
+    for file, use, offset, number in sorted(copied):
+        if expected != (file, use, offset):
+            runs.append([])
+        runs[-1].append(number)
+        expected = file, use, offset + tensors[number].nbytes
+    return [[tensors[number] for number in run] for run in sorted(runs, key=min)]
+
+
+def _place(
+    run: list[OutputTensor], groups: list[_Group], max_bytes: int, *, opens: bool
+) -> list[OutputTensor]:
+    """Add a run to the last groups that take it, or to new ones; return what no group takes."""
+    group: _Group | None = None
+    for number, tensor in enumerate(run):
+        if group is None or not group.takes(tensor, max_bytes):
+            group = next((g for g in reversed(groups) if g.takes(tensor, max_bytes)), None)
+        if group is None and not opens:
+            return run[number:]
+        if group is None:
+            group = _Group(start=tensor.copied.offset % BLOCK, end=tensor.copied.offset)
+            groups.append(group)
+        group.tensors.append(tensor)
+        group.end += tensor.nbytes
+        group.nbytes += tensor.nbytes
+    return []
+
+
+def _shards(groups: Sequence[_Group], metadata: Mapping[str, str]) -> list[Shard]:
     count = len(groups)
     shards = []
     for number, group in enumerate(groups, start=1):
         file = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        entries = [(t.name, t.dtype, t.shape, t.nbytes) for t in group]
-        header = header_bytes(entries, metadata)
+        entries = [(t.name, t.dtype, t.shape, t.nbytes) for t in group.tensors]
+        if group.start is None:
+            header = header_bytes(entries, metadata)
+        else:
+            header = header_bytes(entries, metadata, multiple=BLOCK, remainder=group.start)
         placed, offset = [], len(header)
-        for tensor in group:
+        for tensor in group.tensors:
             placed.append((tensor, offset))
             offset += tensor.nbytes
         shards.append(Shard(file, header, tuple(placed), offset))

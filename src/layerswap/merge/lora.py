@@ -151,12 +151,13 @@ class AdapterFormat(FolderFormat):
             "shards": 1,
         }
 
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the adapter in one thread, since it is small."""
         with atomic_folder(target, marker=RECORD, overwrite=options.overwrite) as folder:
             write_adapter(folder, plan)
             check_unchanged(plan.stamps)
         options.progress(plan.nbytes)
+        return 0
 
     def load(self, plan: Plan) -> PreTrainedModel:
         """The base with the merged adapter on it, as a PEFT model."""

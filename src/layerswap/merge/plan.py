@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from layerswap.checkpoint import Checkpoint, Place
 from layerswap.checkpoint.header import as_stored, is_gguf
@@ -38,15 +38,19 @@ from layerswap.merge.compatibility import (
 )
 from layerswap.merge.heads import check_heads
 from layerswap.merge.layout import (
+    SMALLEST_RUN,
     OutputTensor,
     Shard,
+    Span,
     TermBuilder,
+    local_blocks,
     names_digest,
     output_tensors,
     term_builder,
 )
 from layerswap.merge.sources import Fisher, Stamp, check_unchanged, stamps_of, with_base
 from layerswap.merge.target import (
+    Layout,
     MergeOptions,
     check_apart,
     check_space,
@@ -54,6 +58,7 @@ from layerswap.merge.target import (
 )
 from layerswap.merge.terms import merged_tensors, stored_tensors
 from layerswap.merge.tokenizers import Alignment, align
+from layerswap.merge.writer import shareable_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,6 +81,7 @@ class Plan:
         stamps: size, time and inode of every local weight file and document when it was opened.
         alignment: the rows of embeddings and heads in one vocabulary, if vocabularies differ.
         fishers: the diagonal Fishers by expert, if the recipe names them.
+        layout: `shared` if the output is to share blocks with the sources; else `plain`.
         remark: a sentence for the model card.
 
     Example:
@@ -99,6 +105,7 @@ class Plan:
     stamps: Mapping[Path, Stamp]
     alignment: Alignment | None = None
     fishers: Mapping[str, Fisher] = field(default_factory=dict)
+    layout: Literal["plain", "shared"] = "plain"
     remark: str = ""
 
     def __post_init__(self) -> None:
@@ -164,6 +171,30 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of the weight files that the merge will write."""
         return self.format.nbytes(self)
+
+    @cached_property
+    def blocks(self) -> list[Span]:
+        """Whole blocks that the output can share with local sources; none if too few."""
+        shared = self if self.layout == "shared" else replace(self, layout="shared")
+        vars(shared)["tensors"] = self.tensors  # they do not depend on the layout
+        local = local_blocks(shared.shards)
+        return local if sum(blocks.nbytes for blocks in local) >= SMALLEST_RUN else []
+
+    def shared_bytes(self, folder: Path) -> int:
+        """Bytes that an output in this folder shares with the sources; 0 for a plain layout."""
+        return shareable_bytes(self.blocks, folder) if self.layout == "shared" else 0
+
+    def laid_out(self, out: PathLike, layout: Layout = "auto") -> Plan:
+        """Return the plan with its file layout resolved for an output.
+
+        Args:
+            out: the output.
+            layout: `auto`: files share blocks with the sources where the filesystem can, and are
+                cut for it; `plain`: the same files on every machine.
+        """
+        shared = replace(self, layout="shared")
+        folder = existing_parent(Path(out).expanduser().absolute())
+        return shared if layout == "auto" and shared.shared_bytes(folder) else self
 
     @property
     def account(self) -> dict[str, Any]:
@@ -359,14 +390,19 @@ class Plan:
                 else f"{target}: only GGUF experts merge into a GGUF file; give a folder"
             )
         check_apart(target, self.opened)
-        check_space(existing_parent(target), self.nbytes)
+        folder = existing_parent(target)
+        check_space(folder, self.nbytes - self.shared_bytes(folder))
         check_unchanged(self.stamps)
         return target
 
-    def write(self, target: Path, options: MergeOptions) -> None:
-        """Write the output to a path that `check_target` returned; see `save`."""
+    def write(self, target: Path, options: MergeOptions) -> int:
+        """Write the output to a path that `check_target` returned; see `save`.
+
+        Returns:
+            The bytes that it shares with the sources.
+        """
         plan = self.downloaded() if self.needs_whole else self
-        plan.format.write(plan, target, options)
+        return plan.format.write(plan, target, options)
 
     def save(
         self,
@@ -375,6 +411,7 @@ class Plan:
         overwrite: bool = False,
         threads: int | None = None,
         progress: Advance | None = None,
+        layout: Layout = "auto",
         log: Log | None = None,
     ) -> Path:
         """Write the merged checkpoint: a folder that transformers and vLLM load.
@@ -388,6 +425,8 @@ class Plan:
             overwrite: overwrite an output that layerswap wrote.
             threads: number of workers; the number of usable processors when None.
             progress: called with the number of bytes just written, by any worker.
+            layout: `auto` shares blocks with the sources where the filesystem can, in files that
+                are cut for it; `plain` writes the same files on every machine.
             log: called with each warning, such as changes that the output's dtype loses.
 
         Returns:
@@ -403,8 +442,9 @@ class Plan:
             progress=progress or (lambda count: None),
             log=log or (lambda line: None),
         )
-        target = self.check_target(out, overwrite=overwrite)
-        self.write(target, options)
+        plan = self.laid_out(out, layout)
+        target = plan.check_target(out, overwrite=overwrite)
+        plan.write(target, options)
         return target
 
     def load(self) -> PreTrainedModel:
@@ -487,12 +527,13 @@ class Format(ABC):
             "weight_bytes": sum(tensor.nbytes for tensor in plan.tensors),
             "copied_bytes": verbatim,
             "shards": len(plan.shards),
+            "shareable_bytes": sum(blocks.nbytes for blocks in plan.blocks),
             "fetched_bytes": plan.fetched_bytes,
         }
 
     @abstractmethod
-    def write(self, plan: Plan, target: Path, options: MergeOptions) -> None:
-        """Write the output to a checked target."""
+    def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
+        """Write the output to a checked target; return the bytes that it shares with sources."""
 
     @abstractmethod
     def load(self, plan: Plan) -> PreTrainedModel:

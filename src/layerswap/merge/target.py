@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from layerswap.checkpoint import Checkpoint, refuse_target
 from layerswap.checkpoint.gguf import read_gguf
@@ -23,6 +24,8 @@ RECORD = "layerswap.json"
 """The record in every output folder: how it was made, and from which sources."""
 RECORD_KEY = "layerswap.record"
 """The metadata entry of a GGUF output with the same content."""
+Layout = Literal["auto", "plain"]
+"""The layout of the files that a merge is asked for."""
 
 
 @dataclass(frozen=True)

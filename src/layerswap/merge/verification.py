@@ -37,7 +37,7 @@ from layerswap.merge.layout import Shard, index_of
 from layerswap.merge.metadata import LOST_TO_RANK, record, write_configuration
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
-from layerswap.merge.writer import LOST_TO_DTYPE, measure_tensors
+from layerswap.merge.writer import LOST_TO_DTYPE, SHARED_BYTES, measure_tensors
 
 CARD = "README.md"
 """The card, which the user may edit."""
@@ -106,6 +106,7 @@ class Recorded:
             experts={name: as_recorded(name, c) for name, c in plan.experts.items()},
             base=as_recorded(base_name, plan.base) if plan.base else None,
             fishers=fishers,
+            layout="shared" if self.data.get("layout") == "shared" else "plain",
         )
 
     def changed_files(self, name: str, now: Mapping[str, Any]) -> list[str]:
@@ -142,11 +143,12 @@ class Recorded:
             ("composition", "the composition differs from the recipe's"),
             ("recipe", "the recipe differs from the merge's"),
             ("tensors", "tensors differ from the merge's"),
-            ("layout", "layout is not plain"),
+            ("layout", "layout is neither plain nor shared"),
         ):
             if not same_json(self.data.get(key), again.get(key)):
                 findings.append(f"{self.path}: {what}")
-        for key in self.data.keys() - again.keys() - {LOST_TO_RANK, LOST_TO_DTYPE}:
+        measured = {LOST_TO_RANK, LOST_TO_DTYPE, SHARED_BYTES}
+        for key in self.data.keys() - again.keys() - measured:
             findings.append(f"{self.path}: {key!r} is not a key that the merge writes")
         return findings, []
 

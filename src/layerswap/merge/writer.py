@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,8 +34,8 @@ from layerswap.checkpoint.read import (
 from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, RemoteHandle, WeightFile
 from layerswap.compose.blend import Operation
 from layerswap.ground import system
-from layerswap.ground.errors import MergeError
-from layerswap.merge.layout import OutputTensor, Shard, Span, names_digest, spans
+from layerswap.ground.errors import LayerswapError, MergeError
+from layerswap.merge.layout import BLOCK, OutputTensor, Shard, Span, names_digest, spans
 from layerswap.merge.target import MergeOptions
 from layerswap.merge.terms import (
     NON_FINITE,
@@ -66,6 +67,8 @@ NOTED = 0.1
 """Smallest error of the deltas, as a share of their norm, that a merge warns about."""
 LOST_TO_DTYPE = "lost_to_dtype"
 """The key of `layerswap.json` for the measurement."""
+SHARED_BYTES = "shared_bytes"
+"""The key for the bytes of blocks that are the sources' own."""
 
 
 Work = TypeVar("Work")
@@ -148,8 +151,14 @@ def write_shard(
     facts: ModelFacts,
     options: MergeOptions,
     rounding: Rounding | None = None,
-) -> None:
-    """Write one output file."""
+    *,
+    share: bool = False,
+) -> int:
+    """Write one output file; return the bytes of shared blocks.
+
+    With `share`, whole blocks that have the same position in source and output are not copied if
+    the filesystem can share them.
+    """
     files = {file for tensor, _ in shard.tensors for file in tensor.files}
     threads = options.workers
     if any(isinstance(file, RemoteFile) for file in files):
@@ -160,11 +169,14 @@ def write_shard(
         stack.callback(os.close, output)
         system.write_at(output, shard.header, 0)
         options.progress(len(shard.header))
+        left: list[Span] = []
+        for span in spans(shard):
+            left += share_blocks(handles[span.source], output, span) if share else [span]
+        shared = sum(span.nbytes for span in spans(shard)) - sum(span.nbytes for span in left)
+        if shared:
+            options.progress(shared)
         # Copies first: the kernel does them while NumPy is still being imported.
-        work: list[Span | Piece] = [
-            *(p for s in spans(shard) for p in _pieces(s)),
-            *_computes(shard),
-        ]
+        work: list[Span | Piece] = [*(p for s in left for p in _pieces(s)), *_computes(shard)]
 
         def run(piece: Span | Piece) -> None:
             if isinstance(piece, Span):
@@ -184,6 +196,7 @@ def write_shard(
 
         run_all(run, work, threads)
     _check_fetched(path, shard)
+    return shared
 
 
 def compute_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> Stored:
@@ -305,6 +318,43 @@ def open_all(stack: ExitStack, files: Iterable[WeightFile]) -> dict[WeightFile, 
     listed = sorted(files, key=str)
     system.allow_open_files(len(listed))
     return {file: stack.enter_context(open_file(file)) for file in listed}
+
+
+def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
+    """Bytes of whole blocks that new files in a folder can share with their sources.
+
+    Shares one block of each filesystem with a nameless file: names of filesystems do not reveal it,
+    since it depends on their settings and versions.
+    """
+    shares: dict[int, bool] = {}
+    total = 0
+    for span in blocks:
+        with suppress(OSError, LayerswapError), open_file(span.source) as handle:
+            if isinstance(handle, RemoteHandle):
+                continue
+            device = os.fstat(handle).st_dev
+            if device not in shares:
+                shares[device] = False
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    shares[device] = _share(handle, file.fileno(), Span(span.source, 0, 0, BLOCK))
+            total += span.nbytes if shares[device] else 0
+    return total
+
+
+def share_blocks(source: Handle, output: int, span: Span) -> list[Span]:
+    """Share the whole blocks of a span with its source; return the spans that are left to copy."""
+    blocks = span.blocks
+    if blocks is None or isinstance(source, RemoteHandle):
+        return [span]
+    if not _share(source, output, blocks):
+        return [span]
+    start = blocks.offset - span.offset
+    ends = span.part(0, start), span.part(start + blocks.nbytes, span.nbytes)
+    return [end for end in ends if end.nbytes]
+
+
+def _share(source: int, output: int, span: Span) -> bool:
+    return system.share_range(source, output, span.nbytes, span.source_offset, span.offset)
 
 
 def copy_span(source: Handle, output: int, piece: Span) -> None:
