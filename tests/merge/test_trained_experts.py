@@ -1,4 +1,4 @@
-"""Records of training: the default partition, and trained places that a composition loses."""
+"""Records of training: the default partition, bases and contaminated rows."""
 
 import json
 
@@ -23,7 +23,6 @@ from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose.composition import all_places
 from layerswap.compose.presets import partition
 from layerswap.ground.errors import LayerswapError
-from layerswap.merge.trained import places_in_words
 
 
 def write_record(folder, part, *, name="C", outside="task", data=()):
@@ -73,26 +72,16 @@ def test_a_checkpoint_of_a_training_has_its_record(partial):
     assert ls.swap(task=task, language=step).composition == partition("C", 4, outside="task")
 
 
-def test_a_composition_that_loses_what_was_trained_is_named(partial):
+def test_another_composition_than_the_trained_one_is_named(partial):
     task, language = partial
-    plan = ls.swap(task=task, language=language, bottom=0, top=1)
-    assert plan.notes == [
-        "task was trained at layers 1-2, embedding, final norm, head; this composition dilutes "
-        "embedding, final norm, head to 50%",
-        "language was trained at layers 0, 3; this composition leaves out layer 0",
-    ]
-    notes = ls.soup({"task": task, "language": language}).notes
-    assert "dilutes layers 0, 3 to 50%" in notes[1]
-
-
-def test_experts_of_one_part_may_share_it(partial, experts, tmp_path):
-    task, language = partial
-    other = write_record(copied(experts["third"], tmp_path / "other"), "language")
-    recipe = ls.parse_recipe(
-        f"experts: {{task: {task}, a: {language}, b: {other}, both: {{soup: [a, b]}}}}\n"
-        "partition: {name: C, language: both, outside: task}"
-    )
-    assert ls.make_plan(recipe).notes == ["along partition C, on which the experts were trained"]
+    for plan in (
+        ls.swap(task=task, language=language, bottom=0, top=1),
+        ls.soup({"task": task, "language": language}),
+    ):
+        assert plan.notes == [
+            "another composition than partition C, on which the experts were trained "
+            "(--partition C --outside task)"
+        ]
 
 
 def test_one_partial_expert_or_two_of_different_partitions(pair):
@@ -110,7 +99,7 @@ def test_a_chosen_composition_is_not_replaced(partial):
     assert ls.make_plan(recipe).composition == ls.compose.presets.swap(4)
 
 
-def test_adapters_are_compared_where_they_have_weights(experts, tmp_path):
+def test_adapters_are_composed_along_their_partition(experts, tmp_path):
     kinds = {}
     for kind, layers in (("task", [1, 2]), ("language", [0, 3])):
         folder = save_adapter(
@@ -121,8 +110,6 @@ def test_adapters_are_compared_where_they_have_weights(experts, tmp_path):
     plan = ls.swap(**kinds, base=experts["base"])
     assert plan.composition == partition("C", 4, outside="task")
     assert plan.notes == ["along partition C, on which the experts were trained"]
-    less = ls.swap(**kinds, base=experts["base"], bottom=0)
-    assert "leaves out layer 0" in less.notes[0]
 
 
 def test_evaluation_items_in_the_training_data_are_named(pair):
@@ -192,10 +179,3 @@ def test_a_damaged_record_is_one_line(pair):
     (pair[0] / TRAINING).write_text("{")
     with pytest.raises(LayerswapError, match=f"{TRAINING}: not valid JSON"):
         swap_of(pair)
-
-
-def test_places_in_words():
-    every = [p for p in all_places(8) if p.role != "other"]
-    chosen = [p for p in every if "language" in partition("A", 8)[p].experts]
-    assert places_in_words(chosen, every) == "layers 0-1, 7, attention of layers 2-6"
-    assert places_in_words(every, every) == "layers 0-7, embedding, final norm, head"

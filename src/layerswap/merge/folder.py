@@ -79,7 +79,7 @@ class FolderFormat(Format):
 
     def notes(self, plan: Plan) -> list[str]:
         """Notes that include the experts' training, dtypes, tokenizers and downloads."""
-        notes = training_notes(plan.recipe, plan.composition, plan.used)
+        notes = training_notes(plan.recipe, plan.used)
         notes += base_notes(plan.used, plan.base) + super().notes(plan)
         stored = {info.dtype for info in plan.reference.tensors.values()}
         baked = any(c.low_rank for c in plan.used.values()) and not plan.recipe.dtype
