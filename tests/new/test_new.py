@@ -317,7 +317,8 @@ def test_what_is_written(files, unmeasured):
     mixes = {name: yaml.safe_load((written / "mixes" / f"{name}.yaml").read_text())
              for name in ("qaa", "qab", "problems")}  # fmt: skip
     assert [one["weight"] for one in mixes["qaa"]["sources"].values()] == [3, 1, 1]
-    assert "evaluation" in mixes["problems"]["filters"]
+    assert "held-out" not in mixes["problems"]["filters"]["evaluation"]["against"]
+    assert "held-out" in mixes["qab"]["filters"]["evaluation"]["against"]
     # qab has no test: rows of the task are held out for it, and nothing is proved.
     held = (written / "data" / "qab.test.jsonl").read_text().splitlines()
     kept = (written / "data" / "problems.train.jsonl").read_text().splitlines()

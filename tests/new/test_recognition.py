@@ -5,6 +5,7 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -188,6 +189,21 @@ def test_texts_of_one_document_are_kept_out_of_the_training():
     ]
     assert task_of(*short).own_texts(several) == ["question"]
     assert task_of(*HEADLINES).own_texts(task_of(*HEADLINES).complete) == ["text"]
+
+
+def test_what_is_held_out_is_trained_in_no_spelling():
+    rows = [{"text": text, "label": ("sports", "health")[i % 2]}
+            for i in range(40) for text in (f"Headline {i}.", f"HÉADLINE {i}")]  # fmt: skip
+    rows += [{"text": f"Rain {i}", "label": f"weather {i}"} for i in range(30)]
+    rows += [{"text": "Disputed", "label": "sports"},
+             {"text": "disputed!", "label": "health"}, {"text": "", "label": "sports"}]  # fmt: skip
+    held = task_of(*rows).held_out(100)
+    assert [by[1] for by in held] == [by[0] + 1 for by in held]
+    assert Counter(rows[first]["label"] for first, _ in held) == {"sports": 2, "health": 2}
+    assert held == task_of(*rows).held_out(100)
+    assert len(task_of(*rows).held_out(3)) == 3
+    alone = task_of({"text": "a", "label": "x"}, {"text": "b", "label": "y"}, rows[0])
+    assert len(alone.held_out(100)) == 1
 
 
 def test_sixty_intents_are_labels():

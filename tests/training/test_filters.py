@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layerswap.ground.errors import DataError
+from layerswap.reading.letters import bare, unmarked
 from layerswap.training.mix import filters
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.filters import ItemIndex, is_unspaced, units
@@ -273,6 +274,34 @@ def test_an_apostrophe_that_is_written_otherwise_hides_no_item(mark):
     index.add("test", [item])
     assert index.find(item.replace("'", mark)) is not None
     assert units(item.replace("'", mark), "words") == units(item, "words")
+
+
+ARABIC = "كَتَبَ الطَّالِبُ رِسَالَةً طَوِيلَةً إِلَى صَدِيقِهِ فِي سَنَةِ ١٩٩٠"
+SPELLINGS = [
+    (ARABIC, "كتب الطالب رسالة طويلة الي صديقه فى سنة ۱۹۹۰"),
+    ("این کتاب را برای کودکان در یک مدرسه نوشتند", "اين كتاب را براي كودكان در يك مدرسه نوشتند"),
+    ("בְּרֵאשִׁית בָּרָא אֱלֹהִים אֵת הַשָּׁמַיִם", "בראשית ברא אלהים את השמים"),
+    ("Ọ̀rọ̀ àwọn ọmọdé ní ilé ìwé gíga ti Ìbàdàn", "Oro awon omode ni ile iwe giga ti Ibadan"),
+    ("Orașul și țara sunt frumoase", "Oraşul şi ţara sunt frumoase"),
+    ("The fox jumps over 7.", "Ｔｈｅ　ｆｏｘ　ｊｕｍｐｓ　ｏｖｅｒ　７．"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_letters_that_are_written_otherwise_hide_no_item(one, other):
+    for item, text in ((one, other), (other, one)):
+        index = ItemIndex()
+        index.add("test", [item])
+        assert index.find(f"{text}!"), text
+        assert filters.overlap([text], [item], 3) == [0]
+    assert bare(f"«{one}»?") == bare(other)
+    assert bare("3 - 4 =") != bare("3 * 4 =")
+
+
+def test_only_a_comparison_drops_marks():
+    assert units(ARABIC, "words") != units(unicodedata.normalize("NFD", SPELLINGS[0][1]), "words")
+    assert unmarked("हिन्दी में लिखी") == "हिन्दी में लिखी"
+    assert bare("?!") == "?!"
 
 
 @pytest.mark.parametrize("text", ["မိူင်းတႆးပဵၼ်မိူင်း", "ᥖᥭᥰ ᥖᥬᥲ ᥑᥨᥒᥰ", "ꦧꦱꦗꦮꦲꦶꦏꦸ", "ᬩᬲᬩᬮᬶ", "ភាសាខ្មែរ"])

@@ -24,8 +24,9 @@ from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
-from layerswap.new.tasks import Document, Task, read_task, spelling
+from layerswap.new.tasks import Document, Task, read_task
 from layerswap.reading.files import evenly_spaced
+from layerswap.reading.letters import bare
 from layerswap.study.spec import FOLDS
 from layerswap.training.mix.examples import shown
 from layerswap.training.mix.schema import ready_recipes
@@ -33,7 +34,7 @@ from layerswap.training.mix.templates import parse_template, text_of
 
 SAMPLE = 200
 HELD_OUT = 100
-"""Most rows of the task that are held out: for a score in English, and where there is no test."""
+"""Most questions of the task that are held out: for a score in English, or in place of a test."""
 TASK_LANGUAGE = "en"
 ASKED = ("text", "premise", "hypothesis", "question", "context", "prompt")
 """Roles of the question in a test document."""
@@ -127,12 +128,12 @@ class LanguageInput:
     def cautions(self) -> Iterator[str]:
         """Cautions for the report: a leaked test, another language, a missing or small test."""
         written = [text for text in self.own_texts() if text.strip()]
-        lines = {*map(spelling, written)}
+        lines = {*map(bare, written)}
         for split, use in (("test", "test"), ("dev", "development")):
             documents = self.tests.get(split, [])
             asked = [[document[role] for role in ASKED if role in document]
                      for document in documents]  # fmt: skip
-            shared = sum(any(spelling(text) in lines for text in texts) for texts in asked)
+            shared = sum(any(bare(text) in lines for text in texts) for texts in asked)
             if shared:
                 yield (f"The text in {self.name} has {shared:,} of the {len(documents):,} {use} "
                        "documents; the expert trains without them.")  # fmt: skip
@@ -173,7 +174,7 @@ class Inputs:
     task: Task | str  # a ready mix by name
     suite: str | None  # a ready suite
     languages: list[LanguageInput]
-    held_out: list[int]  # rows of the task
+    held_out: list[list[int]]  # rows of the task, by question
     cautions: list[str] = field(default_factory=list)  # sentences for the report
 
     @cached_property
@@ -282,10 +283,9 @@ def check_request(request: Request) -> Inputs:
             (TASK_LANGUAGE if split == "translated" else language.code, documents)
             for language in languages for split, documents in language.tests.items()
         ])  # fmt: skip
-    held: list[int] = []
+    held: list[list[int]] = []
     if isinstance(task, Task) and (suite is None or not all(one.proved for one in languages)):
-        step = max(10, len(task.table.rows) // HELD_OUT)
-        held = [*range(0, len(task.table.rows), step)][:HELD_OUT]
+        held = task.held_out(HELD_OUT)
     return Inputs(request, base, tokenizer, device, task, suite, languages, held)
 
 

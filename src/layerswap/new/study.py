@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
+from itertools import chain
 from math import inf
 from os.path import relpath
 from pathlib import Path
@@ -171,7 +172,7 @@ def _write_task(
     task: Task,
     folder: Path,
     name: str,
-    held_out: Sequence[int] = (),
+    held_out: Sequence[Sequence[int]] = (),
     *,
     labels: bool = False,
 ) -> None:
@@ -179,7 +180,8 @@ def _write_task(
     benchmark = None if inputs.suite else f"../benchmarks/{inputs.task_name}{end}.yaml"
     source, count = task.source(folder / "mixes", benchmark), len(task.table.rows)
     if held_out or task.table.changed:
-        rows = [row for i, row in enumerate(task.table.rows) if i not in {*held_out}]
+        held = {*chain.from_iterable(held_out)}
+        rows = [row for i, row in enumerate(task.table.rows) if i not in held]
         file = folder / "data" / f"{name}.train.jsonl"
         _write_rows(file, rows)
         source = {k: v for k, v in source.items() if k not in task.table.keys}
@@ -243,7 +245,7 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
             written = TASK_LANGUAGE if split == "translated" else language.code
             rows = (target(task, document, written) for document in documents)
             _write_rows(data / f"{language.code}.{split}.jsonl", rows)
-    held = task.documents([task.table.rows[i] for i in inputs.held_out])
+    held = task.documents([task.table.rows[first] for first, *_ in inputs.held_out])
     english = [TASK_LANGUAGE] if tested and inputs.asks_english else []
     for code in (*unproved, *english):
         rows = (target(task, document, "en") for document in held)
@@ -287,6 +289,10 @@ def _against(
         for split, documents in language.tests.items()
         if split in splits
     }
+    if code and inputs.held_out and isinstance(inputs.task, Task):
+        asked = next((one.code for one in inputs.languages if not one.proved), TASK_LANGUAGE)
+        columns = inputs.task.own_texts(inputs.task.complete)
+        sets["held-out"] = {"path": f"../data/{asked}.test.jsonl", "columns": columns}
     filters = {"exact_duplicates": True}
     return {"filters": filters | ({"evaluation": {"against": sets}} if sets else {})}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 import unicodedata
 from ast import literal_eval
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
 from layerswap.new.tables import NAMES, Kind, Shape, Table, read_table, recognise
-from layerswap.reading.letters import folded, is_unspaced
+from layerswap.reading.letters import bare, folded, is_unspaced
 from layerswap.training.mix.examples import conversation, shown
 from layerswap.training.mix.schema import Messages
 from layerswap.training.mix.tasks import templates
@@ -63,6 +65,8 @@ _RIGHT = {
 }
 Coding = Literal["text", "name", "letter", "number"]
 """Form of an answer that identifies a choice."""
+ANSWERS = {"answer", "label", "references"}
+"""Roles of a document that its question does not have."""
 Document = dict[str, Any]
 """A row by the roles of its columns."""
 
@@ -144,7 +148,7 @@ class Task:
 
         Texts that most documents share, such as stock answers, are left out.
         """
-        left_out = {"label", "references"} | ({"answer"} if self.metric != "chrf++" else set())
+        left_out = ANSWERS - ({"answer"} if self.metric == "chrf++" else set())
         first, *others = (role for role in documents[0] if role not in left_out)
         counts = {role: len({str(document[role]) for document in documents}) for role in others}
         return [first, *(role for role, count in counts.items() if 2 * count > len(documents))]
@@ -250,8 +254,29 @@ class Task:
         seen = {*map(self._seen, others)}
         return sum(self._seen(document) in seen for document in documents)
 
+    def held_out(self, most: int) -> list[list[int]]:
+        """Draw a tenth of its questions, at most `most`: the positions of each one's rows.
+
+        Every label has its share; a label's only question and questions with several labels stay.
+        """
+        rows: dict[str, list[int]] = {}
+        labels: dict[str, set[str]] = {}
+        for i, row in enumerate(self.table.rows):
+            for document in self.documents([row]):
+                rows.setdefault(seen := self._seen(document), []).append(i)
+                labels.setdefault(seen, set()).add(document.get("label", ""))
+        counts = Counter(label for by in labels.values() for label in by)
+        asked = [seen for seen, (label, *more) in labels.items() if counts[label] > 1 and not more]
+        asked = asked or [*rows]
+        random.Random(0).shuffle(asked)
+        asked.sort(key=lambda seen: min(labels[seen]))
+        step = len(asked) / max(1, min(most, len(asked) // 10))
+        return [rows[asked[int((i + 0.5) * step)]] for i in range(round(len(asked) / step))]
+
     def _seen(self, document: Document) -> str:
-        return spelling(" ".join([self._ask(document), *document.get("choices", ())]))
+        """Return what a document asks, as `layerswap data` compares texts."""
+        asked = [value for role, value in document.items() if role not in ANSWERS]
+        return "\n".join(bare(str(value)) for value in asked)
 
     def labels_of(self, given: str, columns: Mapping[str, str], split: str) -> set[str]:
         """The labels in a test or development file."""

@@ -14,12 +14,22 @@ _APOSTROPHE = re.compile(
     r"(\S+ )?APOSTROPHE|.*SINGLE .*QUOTATION MARK|PRIME|(GRAVE|ACUTE) ACCENT)$"
 )
 """Unicode names of the characters that people write for one apostrophe or glottal stop."""
+_VARIANTS = {ord(letter): ord(one) for one, others in {"ک": "كڪ", "ی": "يى", "ہ": "ه"}.items()
+             for letter in others}  # fmt: skip
+"""Letters of Arabic and of its other languages that keyboards and fonts exchange."""
+_MARKS = regex.compile(r"(?V1)[\p{Mn}&&[\p{Inherited}\p{Arabic}\p{Hebrew}\p{Syriac}]]")
+"""Accents, tones, harakat and niqqud: writers leave them out, as no writer does vowels of Hindi."""
+_PUNCTUATION = regex.compile(r"(?:(?![-*/]\s*\d)[\p{P}\p{C}\s])+")
+"""Punctuation and spaces, without operators: 3 - 4 is not 3 * 4."""
 UNSPACED = regex.compile(r"(?V1)[\p{LB=SA}\p{LB=ID}\p{LB=CJ}\p{LB=AK}\p{LB=AS}&&[\p{L}\p{M}]]")
 """Letters whose lines break within a run of letters (UAX 14), as Thai, Shan, Han and Javanese."""
 
 
 class _Visible(dict[int, int | None]):
-    """Drops invisible characters and unites apostrophes; grows as characters are met."""
+    """Drops invisible characters, and unites apostrophes, digits and variants of letters.
+
+    It grows as characters are met.
+    """
 
     def __missing__(self, code: int) -> int | None:
         letter = chr(code)
@@ -28,7 +38,8 @@ class _Visible(dict[int, int | None]):
         elif _APOSTROPHE.match(unicodedata.name(letter, "")):
             self[code] = ord("'")
         else:
-            self[code] = code
+            digit = unicodedata.decimal(letter, None)
+            self[code] = _VARIANTS.get(code, code) if digit is None else ord(str(digit))
         return self[code]
 
 
@@ -40,11 +51,27 @@ def folded(text: str) -> str:
 
     Marks that no reader sees are left out.
     """
+    # An apostrophe may decompose, and a presentation form may compose to a variant.
     visible = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).casefold()
-    return unicodedata.normalize("NFKC", visible)
+    return unicodedata.normalize("NFKC", visible).translate(_VISIBLE)
+
+
+def unmarked(text: str) -> str:
+    """Fold a text, and drop the marks that writers leave out; to compare, never to score."""
+    letters = folded(text)
+    if letters.isascii():
+        return letters
+    return unicodedata.normalize("NFC", _MARKS.sub("", unicodedata.normalize("NFD", letters)))
+
+
+def bare(text: str) -> str:
+    """Reduce a text to its letters, digits and symbols, `unmarked` and with single spaces."""
+    letters = unmarked(text)
+    return _PUNCTUATION.sub(" ", letters).strip() or letters.strip()
 
 
 def is_unspaced(text: str) -> bool:
     """True if most letters of a text belong to a script without spaces between words."""
+    text = unicodedata.normalize("NFKC", text)  # full-width Latin letters break as Han does
     letters = sum(1 for character in text if character.isalpha())
     return letters > 0 and 2 * len(UNSPACED.findall(text)) > letters

@@ -21,7 +21,7 @@ from layerswap.experiment.conditions import Condition, finished, methods
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError
 from layerswap.merge import make_plan
-from layerswap.reading.letters import folded
+from layerswap.reading.letters import bare
 from layerswap.study.conditions import RecipeData, alone
 from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.runner import Context
@@ -87,11 +87,11 @@ class FinishStep(TrainStep):
 
     def _refuse_tested(self, rows: Dataset, results: Path) -> None:
         """Refuse test documents among the rows, by their prompts."""
-        prompts = {folded(row["prompt"]): i for i, row in enumerate(rows, 1)
+        prompts = {bare(row["prompt"]): i for i, row in enumerate(rows, 1)
                    if isinstance(row.get("prompt"), str)}  # fmt: skip
         for scores in read_condition_scores(results).values():
             for document in scores.split(self.development).test if scores.texts else ():
-                if row := prompts.get(folded(scores.texts[document])):
+                if row := prompts.get(bare(scores.texts[document])):
                     raise StudyError(f"labels of {self.language}: row {row} is a test document")
 
     def _held_out(self, context: Context, folder: Path, rows: Dataset, held: Any) -> float:

@@ -2,8 +2,8 @@
 
 Evaluation items are found by shared n-grams, as GPT-3's data was decontaminated (Brown et al.,
 2020, appendix C). Texts are compared as a reader sees them: in compatibility form, case-folded,
-without invisible characters, reduced to letters, marks and digits: by words, or by characters in
-scripts without spaces. An example that shares one n-gram with an item is dropped. n is the 5th
+without invisible characters and accents, reduced to letters and digits: by words, or by characters
+in scripts without spaces. An example that shares one n-gram with an item is dropped. n is the 5th
 percentile of the item lengths of a set, bounded by a minimum and a maximum. An item shorter than n
 counts if the example contains it; one shorter than the minimum, if a line of the example is it.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.evaluation.identifier import NOTABLE
 from layerswap.ground.errors import DataError, EvaluationError
-from layerswap.reading.letters import UNSPACED, folded, is_unspaced
+from layerswap.reading.letters import UNSPACED, folded, is_unspaced, unmarked
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.mathematics import math_probability
 from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
@@ -312,7 +312,7 @@ class ItemIndex:
         texts = [item for item in dict.fromkeys(items) if item.strip()]
         unspaced = sum(1 for text in texts if is_unspaced(text))
         unit = "characters" if unspaced * 2 > len(texts) else "words"
-        split = [(text, units(text, unit)) for text in texts]
+        split = [(text, units(text, unit, unmarked)) for text in texts]
         lengths = sorted(len(parts) for _, parts in split)
         percentile = lengths[len(lengths) // 20] if lengths else 0
         minimum = MINIMUM_UNITS[unit]
@@ -331,12 +331,13 @@ class ItemIndex:
 
     def find(self, text: str) -> tuple[str, str] | None:
         """Return the set and the item that `text` shares an n-gram or a line with, or None."""
+        text = unmarked(text)
         if self._short and (short := self._find_short(text)):
             return short
         for unit, sizes in self._grams.items():
             if not sizes or (unit == "characters" and not UNSPACED.search(text)):
                 continue
-            parts = units(text, unit)
+            parts = units(text, unit, str)
             for size in sorted(sizes, reverse=True):
                 grams = sizes[size]
                 for gram in ngrams(parts, size, unit):
@@ -351,7 +352,7 @@ class ItemIndex:
             pieces += [line, line.partition(":")[2]]
         for piece in pieces:
             unit = "characters" if is_unspaced(piece) else "words"
-            parts = units(piece, unit)
+            parts = units(piece, unit, str)
             match = self._short.get("".join(parts))
             if match and (piece is text or len(parts) >= SHORTEST_LINE[unit]):
                 return match
@@ -370,20 +371,21 @@ def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) ->
     length = {"words": words, "characters": 2 * words}
     for position, item in enumerate(items):
         unit = "characters" if is_unspaced(item) else "words"
-        for run in ngrams(units(item, unit), length[unit], unit):
+        for run in ngrams(units(item, unit, unmarked), length[unit], unit):
             runs[unit].setdefault(run, set()).add(position)
     shared: set[int] = set()
     for text in texts:
         for unit, known in runs.items():
             if known:
-                common = known.keys() & set(ngrams(units(text, unit), length[unit], unit))
+                parts = units(text, unit, unmarked)
+                common = known.keys() & set(ngrams(parts, length[unit], unit))
                 shared.update(*(known[run] for run in common))
     return sorted(shared)
 
 
-def units(text: str, unit: str) -> list[str]:
+def units(text: str, unit: str, fold: Callable[[str], str] = folded) -> list[str]:
     """Split a text into normalised words, or into normalised characters without spaces."""
-    words = folded(text).translate(_SPACES).split()
+    words = fold(text).translate(_SPACES).split()
     return words if unit == "words" else list("".join(words))
 
 
