@@ -19,6 +19,7 @@ from layerswap.new.study import _dump
 from layerswap.new.tables import Table, code_of, read_parallel, read_table, read_texts, recognise
 from layerswap.new.tasks import Task, found_in, read_task, target
 from layerswap.reading.origins import open_rows
+from layerswap.training.mix.build import build_mix
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import MixSource, parse_mix
 from layerswap.training.mix.templates import parse_template
@@ -143,6 +144,48 @@ def test_squads_own_json_is_refused_by_name(tmp_path):
 def test_a_text_that_looks_like_a_list_is_a_text():
     rows = [{"question": f"List {i}?", "answer": "['a', 'b']"} for i in range(2)]
     assert task_of(*rows).rows(1)[0][1] == " ['a', 'b']"
+
+
+CELLS = {"answer": ['["Dodoma", "Dodoma city"]', "['Lagos']", "Nairobi"],
+         "answers": ['{"text": ["Dodoma", "Dodoma city"]}', "['Lagos']", "Nairobi"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("column", CELLS)
+def test_lists_in_the_cells_of_csv_are_right_answers(tmp_path, column):
+    write_tsv(tmp_path / "t.tsv", ("question", column), enumerate(CELLS[column]))
+    task = read_task(str(tmp_path / "t.tsv"), {})
+    assert [answer for _, answer in task.rows(3)] == [" Dodoma", " Lagos", " Nairobi"]
+    assert target(task, task.complete[0], "sw")["answer"] == ["Dodoma", "Dodoma city"]
+    assert "3 rows (1 with several right answers)" in found_in(task)[0]
+    write_tsv(tmp_path / "code.tsv", ("question", "answer"), [("a", '["x"]'), ("b", "[1, 2]")])
+    assert read_task(str(tmp_path / "code.tsv"), {}).rows(1)[0][1] == ' ["x"]'
+    write_tsv(tmp_path / "numpy.tsv", ("question", "answer"), [("a", "['x' 'y']"), ("b", "z")])
+    assert "lists as numpy prints them" in refused(DataError, read_task,
+                                                   str(tmp_path / "numpy.tsv"), {})  # fmt: skip
+
+
+PRODIGY = [{"text": f"t{i}", "label": "xy"[i % 2], "answer": ("accept", "reject", "ignore")[i // 4]}
+           for i in range(12)]  # fmt: skip
+PARTED = [{"text": f"t{i}", "label": "xy"[i % 2], "fold": ("Train", "valid", "test")[i // 4]}
+          for i in range(12)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(PRODIGY, "answer: accept"), (PARTED, "fold: Train")])
+def test_rows_of_another_part_are_not_trained(tmp_path, rows, kept):
+    (tmp_path / "t.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, rows))))
+    task = read_task(str(tmp_path / "t.jsonl"), {})
+    assert [row["text"] for row in task.table.rows] == ["t0", "t1", "t2", "t3"]
+    assert f"4 rows (only rows with {kept})" in found_in(task)[0]
+    column, value = kept.split(": ")
+    assert task.source(tmp_path)["where"] == {column: [value]}
+    tested, remark = task.read_test(str(tmp_path / "t.jsonl"), {}, [], "test") if (
+        rows is PARTED) else (range(4), "test")  # fmt: skip
+    assert (len(tested), "test" in remark) == (4, True)
+    mix = parse_mix(
+        '{name: m, sources: {s: {path: t.jsonl, prompt: "{text}", completion: "{label}"}}}'
+    )
+    with pytest.warns(UserWarning, match=re.escape(f"write where: {{{column}: [{value}]}}")):
+        assert len(build_mix(mix, folder=tmp_path).train) == 12
 
 
 def test_a_conversation_of_several_turns_is_refused(tmp_path):

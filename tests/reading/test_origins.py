@@ -109,6 +109,11 @@ def test_each_line_of_a_text_file_is_a_row(tmp_path):
     assert rows_of(tmp_path, path="x.txt") == [{"text": "one"}, {"text": "two"}]
 
 
+def test_a_header_within_a_table_is_no_row(tmp_path):
+    (tmp_path / "x.csv").write_text("text,label\na,x\ntext,label\nb,y\n\ufeffText,Label\ntext,z\n")
+    assert [row["label"] for row in rows_of(tmp_path, path="x.csv")] == ["x", "y", "z"]
+
+
 def test_a_pattern_reads_its_files_in_order(tmp_path):
     for name in ("b", "a", "c"):
         write(tmp_path / "parts" / f"{name}.jsonl", [{"q": name}])

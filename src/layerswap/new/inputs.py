@@ -114,7 +114,9 @@ class LanguageInput:
                     f" ({few}{len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
                 )
                 form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
-                how = form.get(table.keys.get("format", ""), "")
+                how = form.get(table.keys.get("format", ""), "") + "".join(
+                    f", {remark}" for remark in table.kept
+                )
                 lines += [f"{table.name}: {table.count:,} texts{empty} in {self.name}{how}"]
                 lines += [f"  {shown({'text': text})}" for text in full[:3]]
                 seen = self._languages_seen(full)

@@ -14,7 +14,14 @@ from unicodedata import normalize
 from layerswap.evaluation.languages import language_name, standard_tag
 from layerswap.ground.errors import DataError, EvaluationError, LayerswapError, error_context
 from layerswap.reading.files import FORMATS, delimiter_of, evenly_spaced, lines_of, unpacked
-from layerswap.reading.origins import Origin, check_texts, matching_files, open_rows
+from layerswap.reading.origins import (
+    Origin,
+    check_texts,
+    matching_files,
+    open_rows,
+    where_filter,
+    where_for,
+)
 from layerswap.training.mix.examples import PROMPT_COLUMNS
 from layerswap.training.mix.templates import text_of
 
@@ -67,6 +74,13 @@ class Table:
     fields: Mapping[str, str] = field(default_factory=dict)  # of the file, by the table's columns
     changed: bool = False  # true if the rows are not as in the file
 
+    @property
+    def kept(self) -> list[str]:
+        """A remark on the rows that were read, if the others are of another part."""
+        where: dict[str, list[str]] = self.keys.get("where", {})
+        return [f"only rows with {column}: {', '.join(values)}"
+                for column, values in where.items()]  # fmt: skip
+
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of a source of a mix in `folder`."""
         keys = dict(self.keys)
@@ -84,17 +98,17 @@ class Table:
 def read_table(given: str, *, split: str = "train", most: int | None = None) -> Table:
     """Read `most` rows of a file, or of a Hub data set (`OWNER/NAME` or `OWNER/NAME:CONFIG`)."""
     path, hub = Path(given).expanduser(), _HUB.fullmatch(given)
-    if hub and not path.exists() and _ending(given) not in FORMATS:
+    if hub and not path.exists() and ending(given) not in FORMATS:
         config = {"config": hub[2]} if hub[2] else {}
-        return _read(given, {"id": hub[1], **config, "split": split}, most)
+        return _read(given, {"id": hub[1], **config, "split": split}, most, split)
     keys: dict[str, Any] = {"path": _absolute(given)}
-    if _ending(given) in (".tsv", ".csv"):
+    if ending(given) in (".tsv", ".csv"):
         first = matching_files(Path(), given)[0]
         if len([*islice(filter(str.strip, lines_of(first)), 2)]) == 1:
             raise DataError(f"{given}: has a header and no rows")
-        if _ending(given) == ".csv" and (delimiter := delimiter_of(first)) != ",":
+        if ending(given) == ".csv" and (delimiter := delimiter_of(first)) != ",":
             keys["delimiter"] = delimiter
-    return _read(given, keys, most)
+    return _read(given, keys, most, split)
 
 
 def read_texts(given: str, code: str = "en", columns: Mapping[str, str] | None = None) -> Table:
@@ -114,7 +128,7 @@ def read_texts(given: str, code: str = "en", columns: Mapping[str, str] | None =
 
 def is_table(given: str) -> bool:
     """True if a file's ending is that of a table or of JSON."""
-    return FORMATS.get(_ending(given), "text") != "text"
+    return FORMATS.get(ending(given), "text") != "text"
 
 
 def _choose(table: Table, codes: Mapping[str, str], given: Mapping[str, str]) -> Table:
@@ -179,7 +193,8 @@ def _check_name(table: Table, column: str, kind: Kind) -> None:
         )
 
 
-def _ending(given: str) -> str:
+def ending(given: str) -> str:
+    """Return the extension of a file, without that of a compression."""
     return unpacked(given).suffix.lower()
 
 
@@ -193,9 +208,12 @@ def _absolute(given: str) -> str:
     return str(Path(given).expanduser().absolute())
 
 
-def _read(given: str, keys: dict[str, Any], most: int | None) -> Table:
+def _read(given: str, keys: dict[str, Any], most: int | None, part: str = "") -> Table:
     try:
         rows = open_rows(Origin(**keys), folder=Path()).rows
+        if part and (where := where_for(rows, part)):
+            keys = {**keys, "where": where}
+            rows = rows.filter(where_filter(Origin(**keys), rows))
     except LayerswapError as error:
         here = any(part in str(error) for part in given.split(" and "))
         raise error if here else error.within(given) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import unicodedata
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -21,7 +23,8 @@ from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
-from layerswap.new.tables import NAMES, Kind, Shape, Table, read_table, recognise
+from layerswap.new.tables import NAMES, Kind, Shape, Table, ending, read_table, recognise
+from layerswap.reading.files import FORMATS
 from layerswap.reading.letters import bare, folded, is_unspaced
 from layerswap.training.mix.examples import conversation, shown
 from layerswap.training.mix.schema import Messages
@@ -57,6 +60,8 @@ from layerswap.evaluation.suites.mgsm import number_filter
 
 numbers = number_filter('${code}')
 """
+_NUMPY = re.compile(r"[\[{].*(dtype=object|(['\"])\s+['\"].*\2\s*\]$)", re.DOTALL)
+"""Matches arrays that numpy or pandas wrote as texts, without commas."""
 _RIGHT = {
     "text": "{answer}",
     "name": "{choices}['text'][{choices}['label'].index({answer}|string|trim)]",
@@ -223,7 +228,7 @@ class Task:
                 "which the task expert trains; give other documents"
             )
         lost, known = len(table.rows) - len(complete), {*map(self._seen, kept)}
-        remarks = [f"{lost:,} incomplete rows left out"] * bool(lost)
+        remarks = [*table.kept, *[f"{lost:,} incomplete rows left out"] * bool(lost)]
         remarks += [f"{len(kept) - len(known):,} repeated"] * (len(known) < len(kept))
         remarks += self.disputed(kept)
         return kept, f" ({', '.join(remarks)})" * bool(remarks)
@@ -405,7 +410,13 @@ def found_in(task: Task) -> list[str]:
     )  # fmt: skip
     rows = len(task.table.rows)
     left_out = rows - len(task.complete)
-    count = f"{rows:,} rows" + (f" ({left_out:,} incomplete, left out)" if left_out else "")
+    several = sum(len(row.get("references", ())) > 1 for row in task.table.rows)
+    remarks = [
+        *task.table.kept,
+        *[f"{several:,} with several right answers"] * bool(several),
+        *[f"{left_out:,} incomplete, left out"] * bool(left_out),
+    ]
+    count = f"{rows:,} rows" + f" ({', '.join(remarks)})" * bool(remarks)
     lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
     lines += [f"  {line}" for line in (*task.disputed(task.complete), *task.collisions())]
     return lines + [
@@ -441,8 +452,44 @@ def _read(
 ) -> tuple[Table, Shape]:
     """Read a table of the task, and recognise its columns."""
     table = read_table(given, split=split.replace("translated", "test"))
-    table = _with_references(table, columns)
+    with error_context(given):
+        table = _with_references(_with_lists(table, columns), columns)
     return table, recognise(table, columns, kind)
+
+
+def _with_lists(table: Table, columns: Mapping[str, str]) -> Table:
+    """Read lists and objects that CSV holds as texts, by the rules of JSON or of Python."""
+    roles = ("answer", "label", "choices", "messages")
+    named = {*chain.from_iterable(NAMES[role] for role in roles), *map(columns.get, roles)}
+    for column in table.columns:
+        cells = [row[column] for row in table.rows]
+        held = {cell for cell in cells if isinstance(cell, str) and cell[:1] in ("[", "{")}
+        csv = FORMATS.get(ending(table.name)) == "csv" and {column, column.casefold()} & named
+        if not (held and (csv or column == "answers")):  # AfriQA's own column, in every format
+            continue
+        read = {cell: _read_list(cell, column) for cell in held}
+        if column == "answers" or None not in read.values():
+            known = {cell: value for cell, value in read.items() if value is not None}
+            rows = [{**row, column: known.get(cell, cell) if isinstance(cell, str) else cell}
+                    for row, cell in zip(table.rows, cells, strict=True)]  # fmt: skip
+            table = replace(table, rows=rows, changed=True)
+    return table
+
+
+def _read_list(text: str, column: str) -> Any:
+    """Return the list of texts or the objects in a text; None for another text."""
+    if _NUMPY.match(text):
+        raise DataError(
+            f"column {column!r} holds lists as numpy prints them, which cannot be read back; save "
+            "the table by `to_json(FILE, orient='records', lines=True)`"
+        )
+    for read in (json.loads, literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = read(text)
+            listed = value if isinstance(value, list) else [value]
+            texts = column == "answers" or all(isinstance(one, str | dict) for one in listed)
+            return value if texts else None
+    return None
 
 
 def _with_references(table: Table, columns: Mapping[str, str]) -> Table:
@@ -471,9 +518,6 @@ def _listed(cell: Any, column: str) -> Any:
     """Return the distinct texts of a list or of spans; other cells unchanged."""
     if isinstance(cell, Mapping) and isinstance(cell.get("text"), list):
         cell = cell["text"]
-    if column == "answers" and isinstance(cell, str) and cell.startswith("["):
-        with suppress(ValueError, SyntaxError):  # AfriQA writes Python's lists as texts
-            cell = literal_eval(cell)
     if isinstance(cell, list):
         return [*dict.fromkeys(text for one in cell if (text := text_of(one, column)))]
     return cell

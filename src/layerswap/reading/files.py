@@ -441,10 +441,10 @@ def _rows_of(file: str, layout: Layout) -> Iterator[dict[str, str]]:
                 f"{file}, line {number}: the number of fields is {len(row)}, not {len(names)} "
                 f"as in the header{hint if mark and len(names) == 1 else ''}"
             )
-        if names:
-            yield dict(zip_longest(names, row, fillvalue=""))
-        else:
+        if not names:
             names = _column_names(row)
+        elif [name.strip("\ufeff ").casefold() for name in row] != [*map(str.casefold, names)]:
+            yield dict(zip_longest(names, row, fillvalue=""))  # no header of a further file
     if not names:
         raise DataError(f"{file}: is empty")
 

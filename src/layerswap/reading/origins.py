@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 NonEmpty = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(gt=0, le=10**15)]
 """A number of rows."""
+_END = r"([\W_\d].*)?"
+PARTS = {"train": re.compile(f"(?i)tra?i?n(ing)?{_END}"),
+         "dev": re.compile(f"(?i)(dev|val|eval)[a-z]*{_END}"),
+         "test": re.compile(f"(?i)te?st(ing)?{_END}")}  # fmt: skip
+"""Patterns of the values that mark rows as a part of a data set."""
+PRODIGY = {name: re.compile(name) for name in ("accept", "reject", "ignore")}
 _KINDS = {
     str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list",
     dict: "an object", bytes: "bytes",
@@ -144,6 +151,33 @@ def check_texts(values: Iterable[Any], column: str) -> None:
         usual, first = usual or kind, first or row
         if kind != usual:
             raise DataError(f"row {row}: {column} is {kind}, but {usual} in row {first}")
+
+
+def where_for(rows: Dataset, part: str) -> dict[str, list[str]]:
+    """Find the values of `where` that keep the rows of a part: train, dev or test.
+
+    A column marks parts if each of its values names one; in Prodigy's tables `answer` marks the
+    rows that an annotator accepted.
+    """
+    from datasets import Value
+
+    where: dict[str, list[str]] = {}
+    for column, feature in rows.features.items():
+        if not (isinstance(feature, Value) and feature.dtype == "string"):
+            continue
+        known = PRODIGY if column == "answer" and "label" in rows.features else PARTS
+        # The first rows show most columns to be others.
+        for few in (rows.select(range(min(len(rows), 100))), rows):
+            values = [value for value in few.unique(column) if value]
+            by = {value: next((name for name, pattern in known.items()
+                               if pattern.fullmatch(value.strip())), None)
+                  for value in values}  # fmt: skip
+            if None in by.values():
+                break
+        else:
+            kept = [value for value in values if by[value] in (part, "accept")]
+            where |= {column: kept} if 0 < len(kept) < len(values) else {}
+    return where
 
 
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:

@@ -7,6 +7,7 @@ large source costs no more than its share.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from layerswap.evaluation.identifier import Identifier, learn_identifier
 from layerswap.ground.errors import DataError, error_context
-from layerswap.reading.origins import check_columns, open_rows, where_filter
+from layerswap.reading.origins import check_columns, open_rows, where_filter, where_for
 from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
 from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
 from layerswap.training.mix.schema import Mix
@@ -180,6 +181,11 @@ def _stream(
     source = mix.sources[name]
     keep, maker = where_filter(source, rows), ExampleMaker(source, name)
     maker.check(rows)
+    for column, values in where_for(rows, "train").items():
+        if column not in source.where:
+            warnings.warn(f"source {name!r}: its column {column!r} has other rows than "
+                          f"{', '.join(values)}, and all are trained on; to leave them out, write "
+                          f"where: {{{column}: [{', '.join(values)}]}}", stacklevel=2)  # fmt: skip
     rows = rows.select_columns(sorted(maker.columns | set(source.where)))
     seed = mix.seed if source.seed is None else source.seed
 
