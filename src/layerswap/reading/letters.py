@@ -19,6 +19,7 @@ _VARIANTS = {ord(letter): ord(one) for one, others in {"ک": "كڪ", "ی": "يى
 """Letters of Arabic and of its other languages that keyboards and fonts exchange."""
 _MARKS = regex.compile(r"(?V1)[\p{Mn}&&[\p{Inherited}\p{Arabic}\p{Hebrew}\p{Syriac}]]")
 """Accents, tones, harakat and niqqud: writers leave them out, as no writer does vowels of Hindi."""
+_DIGIT = regex.compile(r"\p{Nd}")
 _PUNCTUATION = regex.compile(r"(?:(?![-*/]\s*\d)[\p{P}\p{C}\s])+")
 """Punctuation and spaces, without operators: 3 - 4 is not 3 * 4."""
 UNSPACED = regex.compile(r"(?V1)[\p{LB=SA}\p{LB=ID}\p{LB=CJ}\p{LB=AK}\p{LB=AS}&&[\p{L}\p{M}]]")
@@ -26,10 +27,7 @@ UNSPACED = regex.compile(r"(?V1)[\p{LB=SA}\p{LB=ID}\p{LB=CJ}\p{LB=AK}\p{LB=AS}&&
 
 
 class _Visible(dict[int, int | None]):
-    """Drops invisible characters, and unites apostrophes, digits and variants of letters.
-
-    It grows as characters are met.
-    """
+    """Drops invisible characters, unites variants of letters; grows as characters are met."""
 
     def __missing__(self, code: int) -> int | None:
         letter = chr(code)
@@ -38,8 +36,7 @@ class _Visible(dict[int, int | None]):
         elif _APOSTROPHE.match(unicodedata.name(letter, "")):
             self[code] = ord("'")
         else:
-            digit = unicodedata.decimal(letter, None)
-            self[code] = _VARIANTS.get(code, code) if digit is None else ord(str(digit))
+            self[code] = _VARIANTS.get(code, code)
         return self[code]
 
 
@@ -57,11 +54,13 @@ def folded(text: str) -> str:
 
 
 def unmarked(text: str) -> str:
-    """Fold a text, and drop the marks that writers leave out; to compare, never to score."""
+    """Fold a text without the marks that writers leave out, and its digits; never to score."""
     letters = folded(text)
     if letters.isascii():
         return letters
-    return unicodedata.normalize("NFC", _MARKS.sub("", unicodedata.normalize("NFD", letters)))
+    letters = _MARKS.sub("", unicodedata.normalize("NFD", letters))
+    letters = _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), letters)
+    return unicodedata.normalize("NFC", letters)
 
 
 def bare(text: str) -> str:
