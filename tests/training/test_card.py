@@ -238,6 +238,7 @@ def test_a_template_that_ends_no_answer_is_named():
             "after an answer the chat template writes '|end|' and no token that ends a text "
             "(</s>, <|end|>), so the expert does not learn to stop"
         )
+        assert warning.endswith("to eos_token_id in the base's generation_config.json")
     plain = Dataset.from_list([{"prompt": "a", "completion": "b"}])  # TRL ends it
     assert ending_warning(plain, tokenizer, ["</s>"]) is None
 

@@ -95,13 +95,12 @@ class TrainingJob:
 
     @cached_property
     def ends(self) -> list[str]:
-        """End-of-text tokens of the training, the tokenizer and the base's generation settings."""
+        """End-of-text tokens of the tokenizer and of the base's generation settings."""
         path = self.base.folder / "generation_config.json"
         settings = read_json_object(path) if path.is_file() else self.base.config
         given = settings.get("eos_token_id")
         ids = [i for i in (given if isinstance(given, list) else [given]) if type(i) is int]
-        own = [self.config.eos_token, self.tokenizer.eos_token]
-        tokens = [*own, *self.tokenizer.convert_ids_to_tokens(ids)]
+        tokens = [self.tokenizer.eos_token, *self.tokenizer.convert_ids_to_tokens(ids)]
         return [*dict.fromkeys(str(token) for token in tokens if token)]
 
     @property

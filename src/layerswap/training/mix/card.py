@@ -252,7 +252,7 @@ def ending_warning(rows: Dataset, tokenizer: Any, ends: Collection[str]) -> str 
     return (
         f"after an answer the chat template writes {after!r} and no token that ends a text "
         f"({', '.join(ends)}), so the expert does not learn to stop; give a base whose template "
-        "writes one, or name the token that ends an answer by hyperparameters.eos_token"
+        "writes one, or add the token to eos_token_id in the base's generation_config.json"
     )
 
 
