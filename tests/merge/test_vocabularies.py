@@ -167,6 +167,24 @@ def test_a_chat_vector_leaves_new_tokens_as_the_language_model_has_them(tmp_path
     )
 
 
+def test_a_chat_vector_brings_the_template_and_the_stop_tokens_of_its_chat_model(tmp_path):
+    models = {
+        name: expert(tmp_path, name, 6, "a b c d e", seed)
+        for seed, name in enumerate(("base", "instruct", "language"))
+    }
+    chat = models["instruct"]
+    (chat / "chat_template.jinja").write_text("chat")
+    (chat / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
+    config = json.loads((chat / "config.json").read_text())
+    (chat / "config.json").write_text(json.dumps({**config, "eos_token_id": 3}))
+    out = ls.instruct(**models).save(tmp_path / "out")
+    for name in ("chat_template.jinja", "generation_config.json"):
+        assert (out / name).read_bytes() == (chat / name).read_bytes()
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == 3
+    plan = ls.instruct(**models, tokenizer="language")
+    assert any("the output has none" in note for note in plan.notes)
+
+
 def test_tied_embeddings(tmp_path):
     experts = both(tmp_path, 8, 7, tie_word_embeddings=True)
     out = merged(experts, tmp_path / "out", "union")

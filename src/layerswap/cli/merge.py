@@ -271,8 +271,8 @@ def instruct(
 ) -> None:
     """Give a language model the instruction tuning of another: the chat vector, layer by layer.
 
-    Writes the folder OUT: LANGUAGE plus INSTRUCT minus BASE. The tokenizer is LANGUAGE's, and
-    tokens that it added keep their rows.
+    Writes the folder OUT: LANGUAGE plus INSTRUCT minus BASE. The tokenizer is INSTRUCT's, with its
+    chat template; if LANGUAGE has other tokens it is LANGUAGE's, and those keep their rows.
 
     Example: layerswap instruct --base llama --instruct llama-chat --language llama-sw --out chat-sw
 

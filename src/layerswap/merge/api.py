@@ -304,7 +304,8 @@ def instruct(
     """Plan a language model with the instruction tuning of another (2310.04799; 2603.28263).
 
     Adds the chat vector, `instruct` minus `base`, to the language model layer by layer. The
-    tokenizer is the language model's by default, and tokens that it added keep their rows.
+    tokenizer is the instruct model's, with its chat template. If the language model has other
+    tokens, it is the language model's, and tokens that it added keep their rows.
 
     Args:
         base: the base of both models.
@@ -334,7 +335,6 @@ def instruct(
         "bottom_transition": bottom_transition, "top_transition": top_transition,
     }  # fmt: skip
     models = {"language": language, "instruct": instruct}
-    output = {"tokenizer": "language", **output}
     return _plan("instruct", models, base, {"instruct": settings}, output)
 
 

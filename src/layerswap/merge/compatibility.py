@@ -141,7 +141,7 @@ def tied_notes(
         return []
     return [
         "embedding and head are one tensor (tied), so the blend changes both input and output; "
-        "compare it with --outside task"
+        "compare it with --outside language"
     ]
 
 

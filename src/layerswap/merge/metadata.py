@@ -317,10 +317,10 @@ def _config(plan: Plan) -> dict[str, Any]:
         set_dtype(config, FLOAT_CODES[dtypes.pop()])
     if plan.alignment is not None:
         _set_known(config, ("vocab_size",), plan.alignment.size)
-        owner = plan.tokenizer_owner.config
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            if key in owner:
-                config[key] = owner[key]
+    owner = plan.tokenizer_owner.config
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if key in owner:
+            config[key] = owner[key]
     if plan.drop:
         config.setdefault("tie_word_embeddings", True)
         _set_known(config, ("tie_word_embeddings",), True)

@@ -57,7 +57,7 @@ from layerswap.merge.target import (
     refuse_output,
 )
 from layerswap.merge.terms import merged_tensors, stored_tensors
-from layerswap.merge.tokenizers import Alignment, align
+from layerswap.merge.tokenizers import Alignment, align, chosen_tokenizer
 from layerswap.merge.writer import shareable_bytes
 
 if TYPE_CHECKING:
@@ -138,10 +138,11 @@ class Plan:
 
     @property
     def tokenizer_owner(self) -> Checkpoint:
-        """The checkpoint that gives the tokenizer."""
-        if self.alignment is None:
-            return self.reference
-        return with_base(self.experts, self.base)[self.alignment.owner]
+        """The checkpoint that gives the tokenizer, its chat template and its stop tokens."""
+        if self.alignment is not None:
+            return with_base(self.experts, self.base)[self.alignment.owner]
+        chats = "instruct" if self.recipe.instruct else None
+        return self.experts.get(chosen_tokenizer(self.recipe, chats) or "", self.reference)
 
     @property
     def terms(self) -> TermBuilder:

@@ -199,10 +199,11 @@ def align(
     things. A checkpoint without a tokenizer is assumed to use the others'.
     """
     sizes = {name: checkpoint.vocabulary_size for name, checkpoint in checkpoints.items()}
-    choice, one_size = _choice(recipe), len(set(sizes.values())) == 1
+    one_size, difference = len(set(sizes.values())) == 1, differences(checkpoints)
+    own = "language" if recipe.instruct and difference else None
+    choice = chosen_tokenizer(recipe, own)
     if choice is not None or not one_size:
         _refuse_roleless(checkpoints)
-    difference = differences(checkpoints)
     if difference and all(sizes.values()):
         for name, checkpoint in checkpoints.items():  # no choice mends tokens without rows
             _check_rows(name, read_vocabulary(checkpoint.folder), sizes[name])
@@ -242,9 +243,9 @@ def _refuse_roleless(checkpoints: Mapping[str, Checkpoint]) -> None:
                 )
 
 
-def _choice(recipe: Recipe) -> str | None:
-    """`union`, or the expert with a source that gives the tokenizer."""
-    choice = recipe.tokenizer
+def chosen_tokenizer(recipe: Recipe, default: str | None = None) -> str | None:
+    """`union`, or the expert with a source that gives the tokenizer; None without a choice."""
+    choice = recipe.tokenizer or default
     if choice is None or choice == UNION:
         return choice
     if choice not in recipe.experts:
