@@ -161,6 +161,10 @@ STANDINS = {
 )  # fmt: skip
 def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
     """Block after block in one session, as a notebook would."""
+    import torch
+    from tiny_models import config_of
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config
+
     from layerswap.checkpoint.loading import load_tokenizer
 
     lab = shipped()
@@ -183,6 +187,14 @@ def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
         "tokenizer": tokenizer, "ids": ids, "bos": text[0], "texts": [text], "prompts": [text],
         "context_ids": text, "continuation_ids": text[:2], "compositions": [plan.composition],
     }  # fmt: skip
+    if file == "docs/gpu.md":
+        text = config_of("gemma3", vocab_size=len(tokenizer)).to_dict()
+        vision = {"hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 2,
+                  "num_attention_heads": 2, "image_size": 28}  # fmt: skip
+        whole = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+        for name in ("google/gemma-3-4b-pt", "google/gemma-3-4b-it"):
+            tokenizer.save_pretrained(name)
+            AutoModelForImageTextToText.from_config(whole).save_pretrained(name)
     found = re.findall(r"^```python\n(.*?)^```$", (ROOT / file).read_text("utf-8"), re.M | re.S)
     assert found
     for block in found:
@@ -190,6 +202,9 @@ def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
         for of_the_page, here in STANDINS.items():
             code = code.replace(of_the_page, here)
         exec(code, session)
+    if file == "docs/gpu.md":
+        saved = AutoModelForCausalLM.from_pretrained("text/gemma-3-4b-it", dtype="auto")
+        torch.testing.assert_close(saved(ids).logits, session["whole"](ids).logits)
 
 
 def test_the_reference_has_every_public_name():

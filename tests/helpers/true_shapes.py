@@ -24,7 +24,7 @@ LLAMA3 = {
 }  # fmt: skip
 SIGLIP = {
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
-    "num_attention_heads": 16, "image_size": 896, "patch_size": 14,
+    "num_attention_heads": 16, "image_size": 896, "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
 PIXTRAL = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
@@ -54,18 +54,25 @@ TEXT: dict[str, tuple[str, tuple[int, ...], dict[str, Any], str | None]] = {
     "Falcon3-7B": ("llama", (131072, 3072, 23040, 28, 12, 4), {**UNTIED, "head_dim": 256}, None),
     "Llama-3.1-8B-w4a16": ("llama", (128256, 4096, 14336, 32, 32, 8), UNTIED, "compressed-tensors"),
     "SmolLM3-3B": ("smollm3", (128256, 2048, 11008, 36, 16, 4), TIED, None),
+    "Qwen1.5-1.8B": ("qwen2", (151936, 2048, 5504, 24, 16, 16), UNTIED, None),
     "Qwen2.5-0.5B": ("qwen2", (151936, 896, 4864, 24, 14, 2), TIED, None),
     "Qwen2.5-7B": ("qwen2", (152064, 3584, 18944, 28, 28, 4), UNTIED, None),
     "Qwen2.5-7B-AWQ": ("qwen2", (152064, 3584, 18944, 28, 28, 4), UNTIED, "awq"),
     "Qwen2.5-7B-GPTQ": ("qwen2", (152064, 3584, 18944, 28, 28, 4), UNTIED, "gptq"),
     "R1-Distill-Qwen-1.5B": ("qwen2", (151936, 1536, 8960, 28, 12, 2), UNTIED, None),
     "Qwen3-0.6B": ("qwen3", (151936, 1024, 3072, 28, 16, 8), {**TIED, "head_dim": 128}, None),
+    "Qwen3-4B": ("qwen3", (151936, 2560, 9728, 36, 32, 8), {**TIED, "head_dim": 128}, None),
     "Qwen3-8B": ("qwen3", (151936, 4096, 12288, 36, 32, 8), {**UNTIED, "head_dim": 128}, None),
     "Qwen3-8B-FP8": ("qwen3", (151936, 4096, 12288, 36, 32, 8), {**UNTIED, "head_dim": 128}, "fp8"),
     "Qwen3-30B-A3B": ("qwen3_moe", (151936, 2048, 6144, 8, 32, 4), {**UNTIED, **MOE}, None),
     "Qwen3-Next-80B": ("qwen3_next", (151936, 2048, 5120, 4, 16, 2), {**UNTIED, **NEXT}, None),
     "gemma-2-2b": ("gemma2", (256000, 2304, 9216, 26, 8, 4), {**TIED, "head_dim": 256}, None),
+    "gemma-2-9b": ("gemma2", (256000, 3584, 14336, 42, 16, 8), {**TIED, "head_dim": 256}, None),
     "gemma-3-270m": ("gemma3_text", (262144, 640, 2048, 18, 4, 1), {**TIED, "head_dim": 256}, None),
+    "gemma-3-1b": ("gemma3_text", (262144, 1152, 6912, 26, 4, 1), {**TIED, "head_dim": 256}, None),
+    "gemma-3-4b-text": (
+        "gemma3_text", (262208, 2560, 10240, 34, 8, 4), {**TIED, "head_dim": 256}, None,
+    ),
     "Mistral-7B-v0.3": ("mistral", (32768, 4096, 14336, 32, 32, 8), UNTIED, None),
     "Nemo-12B": ("mistral", (131072, 5120, 14336, 40, 32, 8), {**UNTIED, "head_dim": 128}, None),
     "Mixtral-8x22B": ("mixtral", (32768, 6144, 16384, 56, 48, 8), UNTIED, None),

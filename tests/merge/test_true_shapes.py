@@ -2,12 +2,45 @@
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 import true_shapes as true
 from merging import refusal
 
 import layerswap as ls
+
+PAGE = Path(__file__).parents[2] / "docs/gpu.md"
+SHAPES = {
+    "byol": "gemma-3-1b", "Sailor": "Qwen1.5-1.8B", "Swallow": "gemma-2-2b",
+    "AfriqueQwen": "Qwen3-4B", "ug-cpt": "gemma-3-4b", "xelm": "gemma-3-4b-text",
+    "eu_Qwen3": "Qwen3-8B", "Kimu": "gemma-2-9b", "sea-lion": "gemma-2-9b",
+    "AfriqueLlama": "Llama-3.1-8B", "Qwen3-8B-SW": "Qwen3-8B",
+}  # fmt: skip
+"""The shape of each language expert of the page, which its base and its partner share."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", SHAPES)
+def test_a_published_language_expert_is_planned_by_the_command_of_the_page(word, tmp_path):
+    section = PAGE.read_text("utf-8").partition("## Without training")[2].partition("\n## ")[0]
+    (command,) = re.findall(rf"^layerswap .*{word}.*", section, re.M)
+    (row,) = re.findall(rf"^\| .*{word}.*", section, re.M)
+    _, name, *words = shlex.split(command)
+    given = {key.strip("-").replace("-", "_"): value
+             for key, value in zip(words[::2], words[1::2], strict=True)}  # fmt: skip
+    model = true.model_of(SHAPES[word])
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    del given["out"]
+    for mark, role in enumerate(given.keys() - {"preset"}):
+        given[role] = true.write_model(tmp_path / role, config, true.published(model), mark)
+    if name == "instruct":
+        plan = ls.instruct(**given)
+    else:
+        plan = ls.swap(**{key.removesuffix("_expert"): each for key, each in given.items()})
+    assert {t.name for t in plan.tensors} == true.published(model).keys()
+    assert f"{plan.nbytes / 1e9:.1f}" in row
 
 
 @pytest.mark.slow
