@@ -170,10 +170,9 @@ def test_the_python_of_a_page_runs(file, tmp_path, monkeypatch):
     lab = shipped()
     (tmp_path / "org").mkdir()
     for name, folder in (("llama", lab.base), ("math-expert", lab.task_experts[0]),
-                         ("org/math-expert", lab.task_experts[0]), ("merged", lab.base),
+                         ("org/math-expert", lab.task_experts[0]),
                          ("swahili-expert", lab.language_experts["furo"][0])):  # fmt: skip
-        if name != "merged" or file == "docs/gpu.md":
-            (tmp_path / name).symlink_to(folder)
+        (tmp_path / name).symlink_to(folder)
     (tmp_path / "swap.yaml").write_text(
         "experts: {task: math-expert, language: swahili-expert}\nswap: {}\n"
     )
