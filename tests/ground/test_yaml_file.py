@@ -6,11 +6,12 @@ import math
 import time
 
 import pytest
+import yaml
 
 from layerswap.compose.recipe import read_recipe
 from layerswap.ground import yaml_file
 from layerswap.ground.errors import RecipeError
-from layerswap.ground.yaml_file import parse_yaml, refuse_text, write_text
+from layerswap.ground.yaml_file import dump_yaml, parse_yaml, refuse_text, write_text
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)
@@ -122,6 +123,15 @@ def test_numbers_are_those_of_yaml_1_2(text, value):
 
 
 @pytest.mark.slow
+def test_a_written_text_is_a_text_to_every_reader():
+    texts = ["1e3", "0o17", "1_000", ".5", "1.", "yes", "no", "null", "~", "2024-01-01", "1:30",
+             "<<", "=", "0b11", ".nan", "1e400", "a: b", "# c", "- d", "!x", "a\nb"]  # fmt: skip
+    for layout in ({}, {"default_flow_style": True}):
+        written = dump_yaml({text: [text] for text in texts}, **layout)
+        assert parse_yaml(written, "x")[0] == {text: [text] for text in texts}
+        assert yaml.safe_load(written) == {text: [text] for text in texts}
+
+
 def test_a_recipe_cannot_make_a_long_message(tmp_path):
     name, path = "x" * 400_000, tmp_path / "r.yaml"
     for text in (f"a: *{name}", f"{name}: 1\n{name}: 2", f"experts: {{}}\n{name}: 1", f"- {name}"):

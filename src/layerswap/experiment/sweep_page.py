@@ -26,6 +26,7 @@ from layerswap.experiment.sections import grid_sections, score_sections, scored,
 from layerswap.experiment.tables import scores_table
 from layerswap.experiment.verdict import opening, verdict_facts
 from layerswap.ground.types import PathLike
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge import Plan
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
@@ -207,9 +208,7 @@ def recipe_of(plan: Plan) -> dict[str, Any]:
 
 def write_recipe(plan: Plan, path: Path) -> None:
     """Write the recipe of a plan."""
-    import yaml
-
-    path.write_bytes(yaml.safe_dump(recipe_of(plan), sort_keys=False).encode())
+    path.write_bytes(dump_yaml(recipe_of(plan)).encode())
 
 
 def _models(recipe: Mapping[str, Any], file: Path | None) -> Section:

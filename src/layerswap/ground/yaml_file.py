@@ -119,6 +119,29 @@ for _kind, _first, _pattern in (
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what this loader or PyYAML's would cast, and writes long texts on one line."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()),
+            *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}  # fmt: skip
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if "\n" in text else None
+    ),
+)
+
+
+def dump_yaml(value: Any, **layout: Any) -> str:
+    """Write YAML whose texts are texts to every reader; `layout` is PyYAML's."""
+    layout = {"sort_keys": False, "allow_unicode": True, **layout}
+    return str(yaml.dump(value, Dumper=_Dumper, **layout))
+
+
 @lru_cache(maxsize=1 << 12)
 def scalar(text: str) -> Any:
     """Parse an unquoted YAML scalar as a boolean or an integer; return other texts."""

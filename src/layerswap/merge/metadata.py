@@ -21,7 +21,7 @@ from layerswap.compose import draw
 from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, visible
 from layerswap.ground.strict_json import open_source, read_source
-from layerswap.ground.yaml_file import parse_yaml
+from layerswap.ground.yaml_file import dump_yaml, parse_yaml
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import RAW_FILES, add_tokens
@@ -104,8 +104,6 @@ def model_card(
     plan: Plan, *, library: str = "transformers", lost: Mapping[str, Any] | None = None
 ) -> str:
     """The model card: metadata for the Hub, code for loading, the drawing and the recipe."""
-    import yaml
-
     licences = {name: licence_of(checkpoint) for name, checkpoint in plan.used.items()}
     auto = _auto_class(plan.reference)
     origin = _descent(plan, library)
@@ -119,13 +117,13 @@ def model_card(
         **origin,
     }
     filled = {key: value for key, value in metadata.items() if value}
-    front = yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)
+    front = dump_yaml(filled)
     experts = "\n".join(
         f"- {in_code(name)}: {in_markdown(_card_name(c))} "
         f"(licence: {licences[name] or 'not given'})"
         for name, c in plan.used.items()
     )
-    recipe = yaml.safe_dump(_recipe(plan, _card_name), sort_keys=False)
+    recipe = dump_yaml(_recipe(plan, _card_name))
     note = rounding_note(lost) if lost else None
     limits = f"## Precision\n\n{note}\n\n" if note else ""
     remark = f" {in_markdown(plan.remark)}" if plan.remark else ""

@@ -11,10 +11,9 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from layerswap.compose.presets import default_zones
 from layerswap.evaluation.metrics import WRITTEN
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.new.inputs import SAMPLE, TASK_LANGUAGE, Inputs, LanguageInput
 from layerswap.new.tasks import Task, target
 from layerswap.study.estimate import BATCH
@@ -82,6 +81,7 @@ def render(name: str, words: Mapping[str, Any]) -> str:
     whole = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
+    whole.filters["yaml"] = _flow
     return whole.from_string(text).render(words)
 
 
@@ -325,22 +325,9 @@ def _rates(billions: float) -> tuple[float, float, float, str]:
     return next(row for row in RATES if billions <= row[0])
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines on one line, so that prompts can be read."""
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style='"' if "\n" in text else None
-    ),
-)
-
-
 def _dump(value: Any, notes: Mapping[str, str] | None = None) -> str:
     """YAML with a comment after the first line of each of some keys."""
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000,
-                     default_flow_style=None)  # fmt: skip
+    text = dump_yaml(value, width=1000, default_flow_style=None)
     lines, left = [], dict(notes or {})
     for line in text.splitlines():
         note = left.pop(line.strip().partition(":")[0], None)
@@ -349,9 +336,7 @@ def _dump(value: Any, notes: Mapping[str, str] | None = None) -> str:
 
 
 def _flow(value: Any) -> str:
-    return str(
-        yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=1000)
-    ).strip()
+    return dump_yaml([value], default_flow_style=True, width=1000).strip()[1:-1]
 
 
 def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -14,14 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from layerswap.checkpoint.hub import local_name
 from layerswap.compose import Zones, default_zones
 from layerswap.compose.composition import stack_rows
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import PartitionMethod, SwapMethod
 from layerswap.ground.errors import RecipeError, visible
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.api import call_lines
 from layerswap.report.stack import stack_zones
@@ -139,7 +138,7 @@ class Pair:
                 for row in rows
             ],
             "sentence": "; ".join(z.words for z in stack_zones(rows, self.layers, self.labels)),
-            "recipe": yaml.safe_dump(self.recipe(key), sort_keys=False, allow_unicode=True),
+            "recipe": dump_yaml(self.recipe(key)),
             "command": command,
             "python": python,
         }  # fmt: skip

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
@@ -50,6 +48,7 @@ from layerswap.experiment.tables import chosen_on
 from layerswap.experiment.verdict import opening, verdict_in_words
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
 from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
@@ -293,7 +292,7 @@ def write_best(journal: StudyJournal, results: Sequence[Compared]) -> None:
         saved = result.choice.saved
         recipe = dict(_recipes(journal, language))[saved]
         head = f"# {result.benchmark} in {language}, {saved}: {scored(result.saved_score)}\n"
-        text = yaml.safe_dump({**recipe, "bake": True}, sort_keys=False, allow_unicode=True)
+        text = dump_yaml({**recipe, "bake": True})
         (folder / f"{language}.yaml").write_bytes((head + text).encode())
 
 

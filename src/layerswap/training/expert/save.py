@@ -15,6 +15,7 @@ from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.hub import TRAINING, local_name
 from layerswap.ground.commit import sync_tree, write_json
 from layerswap.ground.errors import TrainingError
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge.metadata import COPIED, copy_document, fenced, in_markdown, set_dtype
 
 CHECKPOINTS = "checkpoints"
@@ -142,7 +143,6 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
 
 def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) -> str:
     """Write the model card of an expert."""
-    import yaml
     from huggingface_hub import ModelCardData
 
     name = base.source if base.revision else local_name(base.folder)
@@ -154,7 +154,7 @@ def model_card(record: Mapping[str, Any], base: Checkpoint, *, adapter: bool) ->
         library_name="peft" if adapter else "transformers",
         tags=["layerswap", "sft"],
     ).to_yaml()
-    spec = yaml.safe_dump({**record["spec"], "base": name}, sort_keys=False, allow_unicode=True)
+    spec = dump_yaml({**record["spec"], "base": name})
     data = "\n".join(
         f"- {in_markdown(entry['name'])}: {entry['train']:,} training rows, "
         f"{entry['validation']:,} validation rows"

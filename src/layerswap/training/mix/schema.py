@@ -26,6 +26,7 @@ from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import (
     KeyPath,
     Mistake,
+    dump_yaml,
     nearest,
     parse_yaml,
     read_text,
@@ -274,7 +275,7 @@ def mix_text(source: str | Path, settings: Values | None = None) -> str:
     settings = {**ready_settings, **(settings or {})}
     filled, _ = fill_parameters(data, lines, settings, where=str(source))
     filled = fill_tasks(filled, Path(source).parent, where=str(source))
-    return text if filled is data else yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)
+    return text if filled is data else dump_yaml(filled)
 
 
 def parse_mix(
