@@ -10,6 +10,7 @@ import pytest
 
 from layerswap.ground.errors import DataError
 from layerswap.reading.files import check_text
+from layerswap.reading.markup import markup_of
 
 TEXTS = ["mvua kubwa inanyesha leo", "watoto wa mjini wanacheza", "samaki wako mtoni"] * 2
 
@@ -57,6 +58,13 @@ MARKED = {
     "a table of 3 columns": each("{1}\tswh\t{0}\n"),
     "a table of 3 columns, LJSpeech": each("LJ00{1}|{0}|x\n"),
 }
+
+
+def test_a_number_or_a_name_with_one_begins_a_sentence(tmp_path):
+    for words in (["1990", "12", "5km", "2nd", "3-5"], ["COVID-19", "G7", "H1N1", "B2B", "4x4"]):
+        (tmp_path / "FILE").write_text("".join(f"{word} in a sentence\n" for word in words))
+        check_text(str(tmp_path / "FILE"))
+    assert "an identifier" in str(markup_of(f"{i} a sentence\n" for i in range(1, 9)))
 
 
 @pytest.mark.parametrize("name", MARKED)

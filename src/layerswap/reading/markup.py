@@ -36,16 +36,27 @@ _MARKUP = [
     ("CoNLL-U", r"(#.*\n)*(\S+\t){9}\S+$", "sed -n 's/^# text = //p' FILE > NEW"),
     ("a list of words with tags", r"(\n|(\S+[ \t])+(O|[BIES]-\S+)\n|\S+[ \t][A-Z]+\n)+\Z",
      "awk 'NF {printf \"%s \", $1; next} {print \"\"}' FILE > NEW"),
-    ("text with an identifier in each line", r"(\n|[^\s|]*\d[^\s|]* +\S.*\n){5,}\Z",
-     "cut -d' ' -f2- FILE > NEW"),
 ]  # fmt: skip
 """Name, pattern of the first lines, and a command that takes the texts."""
+
+
+def _is_identified(start: str) -> bool:
+    """True if lines begin with identifiers of one form or with their number, as no sentences do."""
+    lines = [line for line in start.splitlines() if line]
+    words = [found[0] for line in lines if (found := re.match(r"[^\s|]+(?= +\S)", line))]
+    forms = {re.sub(r"\d+", "0", re.sub(r"[^\W\d]+", "a", word)) for word in words}
+    counts = [int(number) for word in words for number in re.findall(r"\d+", word)[-1:]]
+    if not (len(lines) == len({*words}) == len(counts) > 4 and len(forms) == 1):
+        return False
+    numbered = counts == [*range(counts[0], counts[0] + len(counts))] and counts[0] < 2
+    return numbered or re.search("^a.*0|0.*_|0-0-0", forms.pop()) is not None
 
 
 def markup_of(lines: Iterable[str]) -> str | None:
     """Name the format of a file with these lines, and a way out; None for plain text."""
     start = "".join(f"{line.strip()[:500]}\n" for line in islice(lines, _LOOK)).lstrip()
-    for name, pattern, command in _MARKUP:
+    identified = ("text with an identifier in each line", "", "cut -d' ' -f2- FILE > NEW")
+    for name, pattern, command in (*_MARKUP, *[identified] * _is_identified(start)):
         if re.match(pattern, start, re.MULTILINE):
             return (f"is {name}, not plain text; take its texts in the language alone, such as by "
                     f"`{command}`")  # fmt: skip
