@@ -44,6 +44,8 @@ def files(tmp_path, monkeypatch):
     write_tsv(tmp_path / "no-rows.tsv", ("text", "label"), [])
     write_tsv(tmp_path / "one-label.tsv", ("text", "label"), [("x y", "sports")] * 3)
     write_tsv(tmp_path / "two-labels.tsv", ("text", "label"), [("u v", "sports"), ("w", "health")])
+    write_tsv(tmp_path / "comma.tsv", ("text", "label"),
+              [("u v", "sports"), ("w", "health"), ("z", "arts, news")])  # fmt: skip
     problems = (tmp_path / "problems-qaa.tsv").read_text("utf-8").splitlines(keepends=True)
     dev = (tmp_path / "problems-qaa-dev.tsv").read_text("utf-8")
     (tmp_path / "mostly-dev.tsv").write_text(dev + problems[1], "utf-8")
@@ -80,6 +82,12 @@ BAD = {
     "labels": ({"task": "labels-en.tsv", "test": "labels-qaa.tsv"}, (),
                "labels-qaa.tsv: labels-en.tsv lacks some of its labels (religion); correct them, "
                "or leave their rows out by --leave-out religion"),
+    "a label with a comma": (
+        {"task": "labels-en.tsv", "test": "comma.tsv"}, ("--leave-out", "arts"),
+        "labels are arts, news, health, sports"
+    ),
+    "no file": ({}, ("--labels", "qaa="), "--labels qaa=: names no file; write qaa=FILE"),
+    "a score of labels": ({"task": "labels-en.tsv"}, ("--metric", "number"), "is for a task file"),
     "empty": ({"text": "empty.txt"}, (), "empty.txt: is empty"),
     "one file for both": ({}, ("--parallel", "news.qaa", "news.qaa"), "news.qaa are one file"),
     "parallel": ({}, ("--parallel", "news.qaa", "short.en"), "has no partner in"),
@@ -417,6 +425,20 @@ def test_a_text_with_the_test_and_one_in_another_language_are_cautions(files, un
     said = read_study(files / "other" / "study.yaml").cautions
     assert said[0].startswith("The text may be in another language than Swahili: py3langid sees "
                               "little sw; it takes 30 of these texts for en 100%.")  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["arts, news", '"arts, news"'])
+def test_labels_that_yaml_or_a_list_would_cut_stay_whole(files, unmeasured, given):
+    for old, new_one in (("sports", "1e3"), ("health", "0o17")):
+        for name in ("labels-en.tsv", "comma.tsv"):
+            text = (files / name).read_text("utf-8")
+            (files / name).write_text(text.replace(old, new_one), "utf-8")
+    refused = new(task="labels-en.tsv", test="comma.tsv").exception
+    assert str(refused).endswith("""by --leave-out '"arts, news"'""")
+    done = new("demo", "--leave-out", given, task="labels-en.tsv", test="comma.tsv")
+    assert done.exit_code == 0, done.exception
+    mix = read_mix("demo/mixes/labels.yaml")
+    assert mix.sources["labels"].answers == ["0o17", "1e3"]
 
 
 def test_columns_of_texts_are_named_by_language(files, unmeasured):

@@ -208,6 +208,9 @@ def test_what_decides_about_answers_comes_from_the_task_and_the_tests():
     assert asked("Mvua kubwa ilinyesha usiku kucha")["metric"] == ["chrf++", "whole"]
     lines = asked("moja\nmbili")
     assert lines["metric"] == ["token_f1", "whole"]
+    assert asked("5 km", "5 kg")["metric"] == ["exact_match", "whole"]
+    task = replace(task, scoring="chrf++")
+    assert asked("5")["metric"] == ["chrf++", "whole"]
     assert lines["task"]["generation_kwargs"]["until"] == ["\nQuestion:"]
 
 
@@ -319,7 +322,8 @@ def test_numbers_are_scored_as_numbers_and_texts_as_texts():
      (["5 × 10^3", "7 × 10^3"], False), (["2³", "2⁴"], False), ([".5", "\u200f۵\u200f"], True),
      (["3 March 1990", "4 June 1990"], False), (["Genesis 1", "Exodus 1", "Exodus 2"], False),
      (["3 Mai 1990", "4 Mai 1990"], False), (["block A room 1", "block B room 1"], False),
-     (["0, 1, 7", "1, 2, 7"], False), (["1 200", "3 200"], True), (["#### 4", "8"], True)],
+     (["0, 1, 7", "1, 2, 7"], False), (["1 200", "3 200"], True), (["#### 4", "8"], True),
+     (["5 km", "7km"], True), (["5 km", "5 kg"], False), (["print(1 + 2)", "print(3 + 4)"], False)],
 )  # fmt: skip
 def test_dates_times_and_codes_are_texts(answers, numeric):
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
@@ -670,7 +674,9 @@ def test_texts_with_several_labels_are_counted(tmp_path):
     write_tsv(tmp_path / "t.tsv", ("text", "label"), rows)
     write_tsv(tmp_path / "train.tsv", ("text", "label"), [(f"t{i}", "xy"[i % 2]) for i in range(9)])
     said = "1 with several labels: keep one of each text"
-    assert f"  {said}" in found_in(read_task(str(tmp_path / "t.tsv"), {}))
+    doubts = [*read_task(str(tmp_path / "t.tsv"), {}).doubts(["x", "y", "z"])]
+    assert doubts == ["Labels of the task have no row in t.tsv: z.",
+                      f"The texts in t.tsv: {said}."]  # fmt: skip
     task = read_task(str(tmp_path / "train.tsv"), {})
     assert task.read_test(str(tmp_path / "t.tsv"), {}, [], "test")[1] == f" (2 repeated, {said})"
 

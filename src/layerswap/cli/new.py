@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Option
@@ -27,7 +27,8 @@ def new(
     translated_task: list[str] | None = None,
     labels: list[str] | None = None,
     columns: str | None = None,
-    leave_out: str | None = None,
+    leave_out: list[str] | None = None,
+    metric: Literal["number", "exact_match", "token_f1", "chrf++"] | None = None,
     seeds: Annotated[int | None, Option(min=1)] = None,
     trial: bool = False,
     encoder: str | None = None,
@@ -59,7 +60,8 @@ def new(
             Repeatable.
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic, and of
             texts by language, such as sw=sentence.
-        leave_out LABEL,...: Labels whose test rows are left out.
+        leave_out LABEL,...: Labels whose test rows are left out. Repeatable.
+        metric METRIC: Score of written answers, in place of the one that they suggest.
         seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
         encoder MODEL: Encoder for sentence vectors to compare with: folder or Hub id that
             sentence-transformers loads.
@@ -94,7 +96,7 @@ def new(
             columns=options.read_pairs(
                 "--columns", options.task_names([columns or ""]), "ROLE=COLUMN"
             ),
-            leave_out=options.task_names([leave_out or ""]), seeds=seeds, trial=trial,
+            leave_out=leave_out or (), metric=metric, seeds=seeds, trial=trial,
             encoder=encoder, device=device,
         ),
         output.log,
@@ -124,6 +126,8 @@ def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, 
                 raise RecipeError(f"{option} {text}: the study has no language {code}; add "
                                   f"--language {code}")  # fmt: skip
             code, file = codes[0], text
+        elif not file.strip():
+            raise RecipeError(f"{option} {text}: names no file; write {name}=FILE")
         if code in files:
             raise RecipeError(f"{option}: {code} has two files, {files[code]} and {file}")
         files[code] = file

@@ -10,6 +10,7 @@ from typer import Option
 from layerswap.cli.commands import OptionGroup
 from layerswap.evaluation.asked import AskedFields
 from layerswap.ground.errors import RecipeError
+from layerswap.reading.files import names_in
 
 if TYPE_CHECKING:
     from layerswap.evaluation.settings import EvaluationSettings
@@ -199,4 +200,4 @@ def read_pairs(option: str, texts: list[str] | None, form: str) -> dict[str, str
 
 def task_names(given: list[str] | None) -> list[str]:
     """Names of tasks, from values that may each hold several with commas between."""
-    return [name.strip() for value in given or () for name in value.split(",") if name.strip()]
+    return [name for value in given or () for name in names_in(value)]

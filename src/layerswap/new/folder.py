@@ -52,6 +52,8 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     found = (
         found_in(inputs.task) if isinstance(inputs.task, Task) else [f"{inputs.task}: a ready mix"]
     )
+    if isinstance(inputs.task, Task):
+        inputs.cautions.extend(inputs.task.doubts(()))
     for language in inputs.languages:
         found += language.found()
         for split, documents in language.tests.items():
@@ -60,6 +62,8 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
             found += found_in_test(given, split, documents, remark, language.name)
         for rows in filter(None, [language.task, language.labelled]):
             found += found_in(rows)
+            assert isinstance(inputs.task, Task)
+            inputs.cautions.extend(rows.doubts(inputs.task.labels))
         inputs.cautions.extend([*language.cautions(), *inputs.unwritable(language)])
     found += inputs.cautions
     for line in found:

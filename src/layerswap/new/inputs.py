@@ -24,8 +24,8 @@ from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
-from layerswap.new.tasks import Document, Task, read_task
-from layerswap.reading.files import evenly_spaced
+from layerswap.new.tasks import Document, Scoring, Task, read_task
+from layerswap.reading.files import evenly_spaced, names_in
 from layerswap.reading.letters import bare
 from layerswap.study.spec import FOLDS
 from layerswap.training.mix.examples import shown
@@ -59,6 +59,7 @@ class Request:
     labels: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     leave_out: Sequence[str] = ()
+    metric: Scoring | None = None
     seeds: int | None = None
     trial: bool = False
     encoder: str | None = None
@@ -272,13 +273,16 @@ def check_request(request: Request) -> Inputs:
     base, tokenizer = _open_base(request.base)
     ready = request.task in ready_recipes() and not Path(request.task).exists()
     task: Task | str = request.task if ready else read_task(request.task, request.columns)
+    if request.metric and not (isinstance(task, Task) and task.generates):
+        raise RecipeError(f"--metric {request.metric}: is for a task file with written answers")
+    task = replace(task, scoring=request.metric) if isinstance(task, Task) else task
     named = {*request.tests.values()} & {*suite_names()}
     suites = {name for name in named if not Path(name).exists()}
     suite = _check_suites(request, suites, ready)
     if request.leave_out:
         if not isinstance(task, Task):
             raise RecipeError(f"--leave-out needs a task file; {task} is a ready mix")
-        _check_left_out(request, task, suite)
+        request = replace(request, leave_out=_left_out(request, task, suite))
     languages = [_language(request, code, task, suite, columns) for code in request.languages]
     if isinstance(task, Task):
         task = replace(task, tests=[
@@ -319,15 +323,19 @@ def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None
     return None
 
 
-def _check_left_out(request: Request, task: Task, suite: str | None) -> None:
+def _left_out(request: Request, task: Task, suite: str | None) -> list[str]:
+    """Return the labels of `--leave-out`, of which each is one label or several."""
     labels: set[str] = set()
     for split, files in request.documents.items():
         for given in files.values():
             if given != suite:
                 labels |= task.labels_of(given, request.columns, split)
-    if strange := [label for label in request.leave_out if label not in labels]:
+    left_out = [label for given in request.leave_out
+                for label in ([given] if given in labels else names_in(given))]  # fmt: skip
+    if strange := [label for label in left_out if label not in labels]:
         there = f"; the labels are {', '.join(sorted(labels)):.80}" if labels else ""
         raise RecipeError(f"--leave-out {strange[0]}: no test row has this label{there}")
+    return left_out
 
 
 def tag_of(name: str) -> str | None:

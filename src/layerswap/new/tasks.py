@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import unicodedata
 from ast import literal_eval
 from collections import Counter
@@ -44,11 +45,18 @@ PROMPTS = {
 NOUNS = {"topic": "Topic", "category": "Topic", "sentiment": "Sentiment", "intent": "Intent"}
 MOST_LABELS = 200
 SCORED = {
+    "exact_match": "the whole answer (exact_match), as short answers with numbers are",
     "token_f1": "the F1 of the answer's words (token_f1), as questions with short answers are",
     "chrf++": "chrF++, the likeness of texts (0 to 100); ROUGE-L stands beside it",
 }
 SHORT = {False: 4, True: 10}
 """Largest median length of short answers: words, and characters in a script without spaces."""
+CODE = re.compile(
+    r"^\s*(def \w|return\b|import \w|print\s*\(|for \w+ in\b|(let|var|const|int) \w+ ?=|SELECT )|"
+    r"[;{]\s*$|^\s*}\s*$|\w\(.*\)\s*$", re.MULTILINE
+)  # fmt: skip
+"""Matches an answer with a line of a program."""
+Scoring = Literal["number", "exact_match", "token_f1", "chrf++"]
 WORKED = 8
 """Largest median number of words in short numeric answers; longer ones are worked solutions."""
 LETTERS = "ABCDEFGHIJ"
@@ -83,6 +91,7 @@ class Task:
     table: Table
     shape: Shape
     tests: Sequence[tuple[str, Sequence[Document]]] = ()  # language codes and documents
+    scoring: Scoring | None = None  # None: as the answers are
 
     @cached_property
     def name(self) -> str:
@@ -136,6 +145,8 @@ class Task:
     @cached_property
     def numeric(self) -> bool:
         """True if every answer is a number, or a worked solution that ends in one."""
+        if self.scoring:
+            return self.generates and self.scoring == "number"
         return self.generates and all(_are_numbers(answers, code) for code, answers in self.answers)
 
     @cached_property
@@ -143,10 +154,15 @@ class Task:
         """The metric of the headline score."""
         if self.numeric or not self.generates:
             return "exact_match" if self.generates else "acc"
+        if self.scoring:
+            return self.scoring
         scored = [answer for _, answers in self.answers[bool(self.tests) :] for answer in answers]
         by_letter = is_unspaced("".join(scored))
         sizes = [len(answer) if by_letter else len(answer.split()) for answer in scored]
-        return "token_f1" if median(sizes) <= SHORT[by_letter] else "chrf++"
+        if median(sizes) > SHORT[by_letter]:
+            return "chrf++"
+        with_numbers = all(any(map(str.isdigit, answer)) for answer in scored)
+        return "exact_match" if with_numbers else "token_f1"
 
     def own_texts(self, documents: Sequence[Document]) -> list[str]:
         """List the roles to keep out of the training: the question, and long answers.
@@ -216,10 +232,10 @@ class Task:
             )
         if strange := {document["label"] for document in kept if self.labelled} - {*self.labels}:
             _check_forms(given, self.labels, sorted(strange))
-            names = ",".join(sorted(strange))
+            names = ",".join(f'"{label}"' if "," in label else label for label in sorted(strange))
             raise DataError(
                 f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
-                f"or leave their rows out by --leave-out {names:.80}"
+                f"or leave their rows out by --leave-out {shlex.quote(names)}"
             )
         same = self.shared(kept, self.complete)
         if same > len(kept) / 4:
@@ -237,6 +253,17 @@ class Task:
         """Read the task's rows in another language, with the checks of a test."""
         self.read_test(given, columns, (), "train")
         return Task(*_read(given, columns, self.shape.kind))
+
+    def doubts(self, known: Sequence[str]) -> Iterator[str]:
+        """Cautions on the labels of rows to train on; `known` are those of the task."""
+        where, disputed = Path(self.table.name).name, self.disputed(self.complete)
+        counts = Counter(document["label"] for document in self.complete if self.labelled)
+        single = [label for label, count in counts.items() if count == 1]
+        missing = [label for label in known if label not in counts]
+        for found, names in (("have one row each", single), ("have no row", missing)):
+            if names:
+                yield f"Labels of the task {found} in {where}: {', '.join(sorted(names)):.200}."
+        yield from (f"The texts in {where}: {line}." for line in disputed)
 
     def disputed(self, documents: Sequence[Document]) -> list[str]:
         """Count texts with contradictory labels, such as those of several annotators, in a line."""
@@ -362,8 +389,9 @@ class Task:
         """The metrics of written answers, the headline's first."""
         if not self.generates:
             return {}
-        others = ["rouge_l"] if self.metric == "chrf++" else []
-        return {"written": [self.metric, *others] if self.metric in WRITTEN else others}
+        if self.metric in WRITTEN:
+            return {"written": [self.metric, *["rouge_l"] * (self.metric == "chrf++")]}
+        return {"written": [] if self.numeric else ["token_f1"]}
 
     @property
     def _choosing(self) -> dict[str, Any]:
@@ -407,7 +435,7 @@ def found_in(task: Task) -> list[str]:
         else "choices" if not task.generates
         else "scored by the last number of the answer" if task.numeric
         else f"scored by {SCORED[task.metric]}"
-    )  # fmt: skip
+    ) + "; --metric changes it" * task.generates  # fmt: skip
     rows = len(task.table.rows)
     left_out = rows - len(task.complete)
     several = sum(len(row.get("references", ())) > 1 for row in task.table.rows)
@@ -418,7 +446,7 @@ def found_in(task: Task) -> list[str]:
     ]
     count = f"{rows:,} rows" + f" ({', '.join(remarks)})" * bool(remarks)
     lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
-    lines += [f"  {line}" for line in (*task.disputed(task.complete), *task.collisions())]
+    lines += [f"  {line}" for line in task.collisions()]
     return lines + [
         f"  {shown({'prompt': prompt, 'answer': answer})}" for prompt, answer in task.rows(9)[:3]
     ]
@@ -524,18 +552,32 @@ def _listed(cell: Any, column: str) -> Any:
 
 
 def _are_numbers(answers: Sequence[str], language: str) -> bool:
-    """True if the answers are bare numbers, or end in a number after a shared mark.
+    """True if the answers differ in a number alone, or end in one after a shared mark.
 
-    Short answers with equal numbers, such as chapters of different books, are texts.
+    Short answers with equal numbers, such as chapters of different books, are texts, and so are
+    programs, and numbers with several units.
     """
-    if not all(is_number(answer, language) for answer in answers):
-        return False
     numbers = {answer: last_number(answer, language) for answer in answers}
-    words = {answer: answer.split() for answer in answers}
-    marks = {parts[-2] for answer, parts in words.items()
-             if len(parts) > 1 and last_number(parts[-1], language) == numbers[answer]}  # fmt: skip
-    worked = median(map(len, words.values())) > WORKED
-    return not marks or (len(marks) == 1 and (worked or len({*numbers.values()}) == len(numbers)))
+    plain = {answer: re.sub(r"\s*[^\W\d]+$", "", answer) for answer in answers}
+    if not all(is_number(plain[a], language) or is_number(a, language) for a in answers):
+        return False
+    if 2 * sum(CODE.search(answer) is not None for answer in answers) > len(answers):
+        return False
+    words, heads, marks = [], set(), set()
+    for answer, number in numbers.items():
+        parts = answer.split()
+        words.append(len(parts))
+        at = max((i for i in range(len(parts)) if last_number(" ".join(parts[i:]), language)
+                  == number), default=0)  # fmt: skip
+        unit = re.sub(r"[\W\d_]+", "", " ".join(parts[at:]))
+        heads.add(re.sub(r"[\W_]+", " ", f"{' '.join(parts[:at])} {unit}").strip().casefold())
+        marks |= {*parts[max(0, at - 1) : at], *([unit] if unit else [])}
+    worked = median(words) > WORKED
+    alone = len({*numbers.values()}) == len(numbers) and not any(
+        map(re.compile(r"\d").search, heads)
+    )
+    shared = len(marks) == 1 and (worked or alone)
+    return len(heads - {""}) < 2 or (shared and not marks & {*"+-*/=", "return"})
 
 
 def _heading(column: str) -> str:

@@ -80,6 +80,12 @@ def format_of(file: str) -> str:
     return FORMATS[suffix.lower()]
 
 
+def names_in(line: str) -> list[str]:
+    """Split names at commas; a name with a comma stands in quotation marks, as in CSV."""
+    names = next(csv.reader([line], skipinitialspace=True), [])
+    return [name.strip() for name in names if name.strip()]
+
+
 def evenly_spaced(rows: Sequence[RowT], count: int) -> Sequence[RowT]:
     """Return at most `count` rows, evenly spaced from the first one on."""
     if len(rows) <= count:
