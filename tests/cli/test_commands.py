@@ -155,16 +155,6 @@ BOTH = "error: give a recipe file, or both --task-expert and --language-expert"
 BAD = {
     "nothing to merge": ((), BOTH),
     "one expert": (("--task", "x"), BOTH),
-    "a benchmark for an expert": (
-        ("--task", "mgsm_direct_sw", "--language", "y"),
-        "error: --task-expert: 'mgsm_direct_sw' is no folder and reads like a benchmark; give the "
-        "task expert's checkpoint. Benchmarks go to `eval --suite` or `analyse select --task`",
-    ),
-    "a language for an expert": (
-        ("--task-expert", "x", "--language-expert", "sw"),
-        "error: --language-expert: 'sw' is no folder and reads like a language; give the language "
-        "expert's checkpoint. Languages go to `eval --language` or `analyse select --language`",
-    ),
     "no such recipe": (
         ("nope.yaml",), "error: nope.yaml: cannot be read (No such file or directory)"
     ),

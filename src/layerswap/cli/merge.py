@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -58,8 +57,6 @@ def _described(composed: dict[str, Any]) -> dict[str, Any]:
     if not {"task_expert", "language_expert"} <= set(composed):
         raise RecipeError("give a recipe file, or both --task-expert and --language-expert")
     pair = [composed[name] for name in ("task_expert", "language_expert")]
-    _expect_checkpoint("--task-expert", pair[0])
-    _expect_checkpoint("--language-expert", pair[1])
     if pair[0] == pair[1] or Path(pair[0]).resolve() == Path(pair[1]).resolve():
         raise RecipeError(
             f"--task-expert and --language-expert are both {pair[0]}; a merge needs two experts"
@@ -94,29 +91,6 @@ def _read_weights(text: str) -> str | dict[str, float]:
             f"--weights: {text!r} is not uniform, magnitude or two numbers like 0.6,0.4"
         ) from None
     return {"task": task, "language": language}
-
-
-TASK_NAME = re.compile(r"\w+_\w+")
-LANGUAGES = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?|[A-Z][a-z]+")
-
-
-def _expect_checkpoint(option: str, value: str) -> None:
-    """Refuse a benchmark or a language given as a checkpoint."""
-    from layerswap.evaluation.suites import suite_names
-
-    if "/" in value or Path(value).exists():
-        return
-    kind = "language" if "language" in option else "task"
-    if kind == "task" and (value in {"gsm8k", *suite_names()} or TASK_NAME.match(value)):
-        raise RecipeError(
-            f"{option}: {value!r} is no folder and reads like a benchmark; give the task expert's "
-            "checkpoint. Benchmarks go to `eval --suite` or `analyse select --task`"
-        )
-    if kind == "language" and LANGUAGES.fullmatch(value):
-        raise RecipeError(
-            f"{option}: {value!r} is no folder and reads like a language; give the language "
-            "expert's checkpoint. Languages go to `eval --language` or `analyse select --language`"
-        )
 
 
 def plan(*, described: RecipeOptions) -> None:
