@@ -17,7 +17,7 @@ from layerswap.cli.commands import MORE, NEEDS, NEXT, next_command
 from layerswap.versions import EXTRAS
 
 CORE = {
-    "plan", "merge", "instruct", "revert", "verify", "delta", "study list",
+    "plan", "merge", "instruct", "revert", "verify", "study list",
     "study show", "study merge", "study status", "lab models",
 }  # fmt: skip
 """Commands that need no extra."""

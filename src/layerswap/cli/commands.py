@@ -65,6 +65,7 @@ class OptionGroup:
 
 NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "quickstart": ("lab",), "compare": ("eval",), "study report": ("eval",),
+    "delta": ("report",),
     "analyse linearity": ("lab",), "analyse composability": ("eval",),
     "analyse fisher": ("models",), "analyse freeze-or-revert": ("train", "eval"),
     "analyse select": ("eval",), "bases": ("models",), "ask label": ("play",),

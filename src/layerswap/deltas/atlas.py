@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +151,9 @@ class Atlas:
         return f"Atlas of {', '.join(self.experts)} against {self.base}: {len(self.places)} tensors"
 
     def save(self, folder: PathLike) -> None:
-        """Write the tables and `atlas.json` into a folder, created where missing.
+        """Write `rows.parquet`, `tensors.parquet` and `atlas.json` into a folder.
 
-        The tables are `rows.parquet` and `tensors.parquet`, or JSON Lines where pyarrow is not
-        installed.
+        A missing folder is created.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -311,7 +309,7 @@ def _heads(checkpoint: Checkpoint) -> set[str]:
     return {name for name, place in checkpoint.places.items() if place.role == "head"}
 
 
-# --- the tables on disk: Parquet, or JSON Lines without pyarrow ---
+# --- the tables on disk ---
 
 
 def matrix_name(tensor: str) -> str:
@@ -363,10 +361,6 @@ def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes]:
 
 
 def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    if find_spec("pyarrow") is None:
-        lines = (json.dumps(row, default=lambda vector: vector.tolist()) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_bytes("".join(lines).encode())
-        return
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -379,9 +373,6 @@ def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _read_table(folder: Path, name: str) -> list[dict[str, Any]]:
-    lines = folder / f"{name}.jsonl"
-    if lines.is_file():
-        return [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
     need_extras(f"{folder / name}.parquet", "report")
     import pyarrow.parquet as pq
 

@@ -15,7 +15,6 @@ from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.ground.errors import visible
 from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
 from layerswap.report.tables import score
-from layerswap.versions import install, missing_of
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
 """The papers' columns; other matrices follow in the order they are stored."""
@@ -134,26 +133,18 @@ def write_atlas(
     numbers: bool = False,
     overwrite: bool = False,
 ) -> Written:
-    """Write tables (Parquet) and the map (SVG, PDF, PNG).
-
-    Without the extra `report`, write the tables alone, as JSON Lines.
-    """
+    """Write tables (Parquet) and the map (SVG, PDF, PNG)."""
     target = out.expanduser().absolute()
     with atomic_folder(target, marker=ATLAS, overwrite=overwrite) as folder:
         atlas.save(folder)
-        if not (missing := missing_of("report")):
-            at = thresholds_of(atlas, threshold)
-            above = ", ".join(f"{value:.2g} ({expert})" for expert, value in at.items())
-            if threshold is not None:
-                above = f"{threshold:.2g}"
-            caption = f"rows ({atlas.axis} features) with a MAV above {above}"
-            drawn = draw_changes(atlas, threshold, caption=caption, numbers=numbers)
-            drawn.save(folder / "map")
-    lines = _lines(atlas, target)
-    if missing:
-        lines[-1] = f"wrote tables to {target}"
-        lines.append(f"figures need {', '.join(missing)}; {install('report')}")
-    return Written(target, tuple(lines))
+        at = thresholds_of(atlas, threshold)
+        above = ", ".join(f"{value:.2g} ({expert})" for expert, value in at.items())
+        if threshold is not None:
+            above = f"{threshold:.2g}"
+        caption = f"rows ({atlas.axis} features) with a MAV above {above}"
+        drawn = draw_changes(atlas, threshold, caption=caption, numbers=numbers)
+        drawn.save(folder / "map")
+    return Written(target, tuple(_lines(atlas, target)))
 
 
 def thresholds_of(atlas: Atlas, threshold: float | None) -> dict[str, float]:

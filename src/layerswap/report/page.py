@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.ground.errors import LayerswapError, visible
+from layerswap.ground.commit import atomic_file
+from layerswap.ground.errors import visible
 from layerswap.report.drawing import stylesheet, variables
 from layerswap.report.tables import Table, range_words, slug, words_of
 
@@ -131,18 +130,9 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     Raises:
         LayerswapError: the file cannot be written.
     """
-    target = Path(path)
-    # Another process may write the same report.
-    draft = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
-    content = render(report)
-    try:
-        draft.write_bytes(content.encode())
-        draft.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
-        detail = error.strerror or str(error)
-        raise LayerswapError(f"{target}: cannot be written ({detail})") from error
+    target = Path(path).absolute()
+    with atomic_file(target, is_ours=lambda file: True, overwrite=True) as partial:
+        partial.write_bytes(render(report).encode())
     return target
 
 
