@@ -77,8 +77,6 @@ def play(
     try:
         server.run(sockets=[socket])
     except KeyboardInterrupt:
-        for lost in player.facts()["lost_paths"]:
-            output.log(f"note: {lost}")
         output.log("stopped")
 
 

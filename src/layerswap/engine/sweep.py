@@ -32,14 +32,7 @@ from layerswap.engine.scoring import (
     why_no_shared_prefix,
     why_not_together,
 )
-from layerswap.engine.trie import (
-    ONE_BY_ONE,
-    LayerCounts,
-    Runner,
-    build_trie,
-    count_layers,
-    paths_of,
-)
+from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
 from layerswap.engine.virtual import VirtualModel
 from layerswap.ground.errors import EvaluationError
 from layerswap.merge.metadata import generation_file
@@ -48,7 +41,6 @@ if TYPE_CHECKING:
     import torch
 
 
-TEXTS_ALONE = "compositions wrote their texts one by one"
 ROWS = 256
 """Default number of rows of generation: compositions times prompts."""
 
@@ -185,7 +177,6 @@ class Sweep(VirtualModel):
                 "read several requests together",
                 reason,
                 "every request is scored alone",
-                "requests were scored one by one",
             )
         return self._batches
 
@@ -203,22 +194,9 @@ class Sweep(VirtualModel):
             )
         self._one_table = tokens
 
-    @property
-    def lost_paths(self) -> list[str]:
-        """A line for each kind of work that the model did not allow to share, with the cost."""
-        paths = paths_of(plan.composition for plan in self.plans)
-        ratio = count_layers(build_trie(paths)).ratio
-        alone = dict.fromkeys((ONE_BY_ONE, TEXTS_ALONE), f", about {ratio:.1f} times slower")
-        return [
-            f"{lost}: {reason}{alone.get(lost, '')}"
-            for lost, reason in self.runner.lost.items()
-            if ratio > 1 or lost not in alone
-        ]
-
-    def _can(self, what: str, reason: str | None, otherwise: str, lost: str) -> bool:
+    def _can(self, what: str, reason: str | None, otherwise: str) -> bool:
         """Return False, with a warning, if there is a reason against a feature."""
         if reason is not None:
-            self.runner.lost[lost] = reason
             warnings.warn(
                 f"{type(self.model).__name__} cannot {what} ({reason}); {otherwise}, at full cost",
                 stacklevel=5,
@@ -234,10 +212,7 @@ class Sweep(VirtualModel):
         if example is None:
             return []
         if self._shares_prefixes is None:
-            reason = why_no_shared_prefix(self.runner, members, *example)
-            self._shares_prefixes = reason is None
-            if reason is not None:
-                self.runner.lost["common beginnings were read for every request"] = reason
+            self._shares_prefixes = not why_no_shared_prefix(self.runner, members, *example)
         return groups if self._shares_prefixes else []
 
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:
@@ -369,14 +344,13 @@ class Sweep(VirtualModel):
                 "be decoded for several compositions together",
                 why_not_joint(self.runner, members, prompts),
                 "every composition generates alone",
-                TEXTS_ALONE,
             )
         return self._decodes_jointly
 
     def counts(self, members: Sequence[int] | None = None) -> LayerCounts:
         """Count the layers that run per batch, one by one and in the sweep."""
         chosen = self.choose(members)
-        if not self.layers or ONE_BY_ONE in self.runner.lost:
+        if not self.layers or self.runner.exact is False:
             runs = len(chosen) * self.plans[0].composition.layers
             return LayerCounts(runs, runs, 1)
         return count_layers(build_trie(self.paths, chosen))

@@ -123,7 +123,6 @@ def paths_of(compositions: Iterable[Composition]) -> list[tuple[Hashable, ...]]:
     ]
 
 
-ONE_BY_ONE = "compositions ran one by one"
 CHECKED_ROWS, CHECKED_TOKENS = 2, 32
 """Size of the part of the first batch that is checked: rows, and tokens of a row."""
 ROUNDING = {"torch.float32": 1e-3, "torch.bfloat16": 0.1, "torch.float16": 0.02}
@@ -161,14 +160,12 @@ class Runner:
         stack: its model, split at its layers.
         exact: True if the trie gives the same bits as the compositions alone; None until checked.
         evaluations: layers run along the trie so far.
-        lost: work that the model does not allow to share, and the reasons.
     """
 
     def __init__(self, virtual: VirtualModel) -> None:
         self.virtual = virtual
         model = virtual.switch(0)
         self.exact: bool | None = None
-        self.lost: dict[str, str] = {}
         if virtual.layers:
             self.stack = SplitModel(model, virtual.layers, virtual.device)
         else:
@@ -302,7 +299,6 @@ class Runner:
         return None
 
     def _give_up(self, reason: str) -> bool:
-        self.lost[ONE_BY_ONE] = reason
         warnings.warn(
             f"the layers of {type(self.virtual.model).__name__} cannot be run one by one exactly "
             f"({reason}); every composition runs alone, at full cost",

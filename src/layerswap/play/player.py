@@ -105,7 +105,6 @@ class Player:
             "chats": self.chats,
             "length": self._length,
             "change": self.change,
-            "lost_paths": self.sweep.lost_paths if self.state == "ready" else [],
         }  # fmt: skip
 
     # --- work, as events ---

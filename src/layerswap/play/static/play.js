@@ -20,8 +20,7 @@ const button = (text, act) => {
 };
 const percent = (share, digits = 1) => (100 * share).toFixed(digits);
 function fail(error) {
-  const lasting = facts?.state === "failed" ? facts.message : facts?.lost_paths?.join("; ");
-  const line = error ? error.message ?? String(error) : lasting ?? "";
+  const line = error ? error.message ?? String(error) : facts?.state === "failed" ? facts.message : "";
   $("fault").textContent = line;
   $("fault").hidden = !line;
 }
