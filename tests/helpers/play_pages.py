@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import queue
-import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -18,51 +17,22 @@ from layerswap.play.serve import Served
 
 
 class Client:
-    """A page as a program sees it: its stream of events, and its requests."""
+    """A page as a program sees it: its facts, and its requests."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.events = url, queue.Queue()
         self.http = httpx.Client(base_url=url, timeout=60)
-        self._open = threading.Event()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-        self.facts = self.events.get(timeout=60)
-        while self.facts["state"] == "loading":
-            event = self.events.get(timeout=60)
-            if event["type"] == "status":
-                self.facts = {**self.facts, **event}
-
-    def _listen(self) -> None:
-        try:
-            with self.http.stream("GET", "/api/events", timeout=None) as stream:
-                self._stream = stream
-                for line in stream.iter_lines():
-                    if line.startswith("data: "):
-                        self.events.put(json.loads(line[6:]))
-        except httpx.HTTPError:
-            pass  # the server, or the test, has closed the stream
+        while (facts := self.http.get("/api/status").json())["state"] == "loading":
+            time.sleep(0.1)
+        self.facts = facts
 
     def post(self, path: str, **body: object) -> httpx.Response:
-        return self.http.post(f"/api/{path}", json={"page": self.facts["page"], **body})
+        return self.http.post(f"/api/{path}", json=body)
 
-    def until(self, *kinds: str) -> list[dict]:
-        """The events up to the first of a kind."""
-        found = []
-        while not found or found[-1]["type"] not in kinds:
-            found.append(self.events.get(timeout=60))
-        return found
-
-    def run(self, path: str, **body: object) -> list[dict]:
-        """The events of a job."""
-        answer = self.post(path, **body)
+    def ask(self, **question: object) -> list[dict]:
+        """The events of an answer."""
+        answer = self.post("ask", **question)
         assert answer.status_code == 200, answer.text
-        job = answer.json()["job"]
-        events = []
-        while not events or events[-1]["type"] not in ("done", "failed", "stopped"):
-            event = self.events.get(timeout=60)
-            if event.get("job") == job:
-                events.append(event)
-        return events
+        return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def lab_player() -> Player:

@@ -31,7 +31,7 @@ def opened(plan):
 
 def asked(player, *compositions, prompt=PROMPT, **settings):
     """The answers of some compositions, by composition."""
-    question = Question(page="", prompt=prompt, compositions=[*compositions], **settings)
+    question = Question(prompt=prompt, compositions=[*compositions], **settings)
     *_, answered = player.ask(question)
     return answered["answers"]
 

@@ -6,10 +6,10 @@ An event is a JSON object with a `type`. Generators run in one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -23,22 +23,16 @@ from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.strict import Strict
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
-from layerswap.play.desk import Event, Events
 from layerswap.play.pair import Pair
 
+Event = dict[str, Any]
+Events = Generator[Event, None, None]
 Prompt = tuple[str, str | None]
 """A prompt, and its answer if it is known."""
 Key = Annotated[str, Field(min_length=1, max_length=80)]
 
 
-class PageRequest(Strict):
-    """A request of an open page; `job` is the one to stop, all of the page when None."""
-
-    page: Annotated[str, Field(max_length=40)]
-    job: int | None = None
-
-
-class Question(PageRequest):
+class Question(Strict):
     """A prompt for some compositions side by side; `length` is the most new tokens."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -95,7 +89,7 @@ class Player:
         """Initial content of the page."""
         pair = self.pair
         return {
-            "type": "status", "state": self.state, "message": self.fault,
+            "state": self.state, "message": self.fault,
             "layers": pair.layers,
             "experts": [{"name": name, "label": label, "source": pair.sources.get(name, "")}
                         for name, label in pair.labels.items()],

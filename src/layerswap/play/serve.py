@@ -1,4 +1,4 @@
-"""Serves the page: JSON routes, and server-sent events for each page."""
+"""Serves the page: JSON routes, and answers as a stream of JSON lines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import json
 import socket
 import threading
+import traceback
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
-from layerswap.play.desk import Desk, explain
-from layerswap.play.player import PageRequest, Player, Question
+from layerswap.play.player import Events, Player, Question
 from layerswap.play.security import NOTEBOOKS, guard
 from layerswap.report.drawing import EXPERTS, variables
 from layerswap.versions import need_extras
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from layerswap.merge import Plan
 
 HERE = "127.0.0.1"
-LARGEST_BODY = 1 << 16
-"""Bytes of a request's body."""
-PATIENCE = 20.0
-"""Timeout of a connection's first request and of a request's body, in seconds."""
 
 
-def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlette:
-    """Make the web application of a page."""
+def make_app(player: Player, dispatch: DispatchFunction) -> Starlette:
+    """Make the web application of a page.
+
+    One thread has the model, and one answer is written at a time. A client that leaves ends its
+    answer.
+    """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -51,48 +52,55 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     def style(request: Request) -> Response:
         return Response(colours(), media_type="text/css")
 
-    async def events(request: Request) -> Response:
-        return StreamingResponse(desk.stream(player.facts), media_type="text/event-stream")
+    thread, turn = ThreadPoolExecutor(1, "layerswap-play"), asyncio.Lock()
+
+    async def status(request: Request) -> Response:
+        return JSONResponse(player.facts())
 
     def composition(request: Request) -> Response:
         return JSONResponse(player.pair.describe(request.query_params.get("key", "")))
 
     async def ask(request: Request) -> Response:
-        question = await _read(request, Question, desk)
+        try:
+            data = await request.json()
+        except ValueError:
+            raise RecipeError("the request is not JSON") from None
+        question = validate(Question, data, where="request", expected="a request is an object")
         if player.state == "failed":
             raise HTTPException(409, player.fault)
-        return JSONResponse({"job": desk.submit(question.page, player.ask(question))})
+        return StreamingResponse(lines(player.ask(question)), media_type="application/jsonl")
 
-    async def stop(request: Request) -> Response:
-        body = await _read(request, PageRequest, desk)
-        desk.cancel(body.page, body.job)
-        return JSONResponse({})
+    async def lines(events: Events) -> AsyncIterator[str]:
+        run = asyncio.get_running_loop().run_in_executor
+        async with turn:
+            try:
+                while not player.closing and (event := await run(thread, next, events, None)):
+                    yield json.dumps(event, allow_nan=False) + "\n"
+            except Exception as error:
+                yield json.dumps({"type": "failed", "message": explain(error)}) + "\n"
+            finally:
+                thread.submit(events.close)  # releases the generator's resources
 
     async def prepare() -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(desk.thread, player.load)
+            await asyncio.get_running_loop().run_in_executor(thread, player.load)
         except Exception as error:
             player.state, player.fault = "failed", explain(error)
-        desk.send(player.facts())
         if player.state == "ready":
             await asyncio.to_thread(player.measure)
-            desk.send({"type": "change", "change": player.change})
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(prepare()), asyncio.create_task(desk.run())]
+        task = asyncio.create_task(prepare())
         yield
-        player.closing = True
-        for task in tasks:
-            task.cancel()
-        desk.close()
+        task.cancel()
+        thread.shutdown()
 
     routes = [
         Route("/colours.css", style),
-        Route("/api/events", events),
+        Route("/api/status", status),
         Route("/api/composition", composition),
         Route("/api/ask", ask, methods=["POST"]),
-        Route("/api/stop", stop, methods=["POST"]),
         Mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True)),
     ]
     handlers: Any = {LayerswapError: refused}
@@ -102,37 +110,12 @@ def make_app(player: Player, desk: Desk, dispatch: DispatchFunction) -> Starlett
     )  # fmt: skip
 
 
-async def _read(request: Request, request_type: type[PageRequest], desk: Desk) -> Any:
-    """Read and check the body of an open page's request."""
-    from starlette.exceptions import HTTPException
-
-    data = await read_body(request, desk)
-    body = validate(request_type, data, where="request", expected="a request is an object")
-    if body.page not in desk.pages:
-        raise HTTPException(409, "this page's stream has ended; reload it")
-    return body
-
-
-async def read_body(request: Request, desk: Desk) -> Any:
-    """Read the JSON of a request, up to a size limit."""
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-
-    content = b""
-    try:
-        async with asyncio.timeout(PATIENCE) as limit:
-            desk.awaited.add(limit)
-            async for chunk in request.stream():
-                content += chunk
-                if len(content) > LARGEST_BODY:
-                    raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
-        return json.loads(content)
-    except (TimeoutError, ClientDisconnect):
-        raise HTTPException(408, f"the request is not whole after {PATIENCE:.0f} s") from None
-    except (ValueError, RecursionError):
-        raise RecipeError("the request is not JSON") from None
-    finally:
-        desk.awaited.discard(limit)
+def explain(error: Exception) -> str:
+    """Return an error as one line for a page; print the traceback of an internal error."""
+    if isinstance(error, LayerswapError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"internal error ({type(error).__name__})"
 
 
 def colours() -> str:
@@ -162,26 +145,15 @@ def make_server(player: Player, *, frames: str = "'none'") -> uvicorn.Server:
     """Make a page's server, to run on a socket of `open_socket`."""
     need_extras("the page", "play")
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    desk = Desk()
-    app = make_app(player, desk, guard(frames))
-
-    class Protocol(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.loop.call_later(PATIENCE, lambda: self.cycle or transport.close())
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            desk.send(None)  # otherwise shutdown waits for open streams
-            for limit in desk.awaited:
-                limit.reschedule(0)
+            player.closing = True  # ends the answer that is written
             await super().shutdown(sockets)
 
     return Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, ws="none", lifespan="on",
-                       http=Protocol, timeout_graceful_shutdown=1)
+        uvicorn.Config(make_app(player, guard(frames)), log_level="warning", access_log=False,
+                       ws="none", lifespan="on", timeout_graceful_shutdown=1)
     )  # fmt: skip
 
 

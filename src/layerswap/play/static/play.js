@@ -1,9 +1,9 @@
 "use strict";
 // Text from models and files is only ever set as textContent.
 const $ = id => document.getElementById(id);
-let facts = null, page = null, key = null, shown = null, asked = null, soon = 0;
+let facts = null, gone = false, key = null, shown = null, asked = null, soon = 0;
 let zones = { bottom: 0, top: 0, bottom_transition: 0, top_transition: 0 }, outside = "blend";
-const described = new Map(), jobs = new Map(), early = new Map(), cards = new Map();
+const described = new Map(), cards = new Map();
 const pinned = new Set();
 
 const make = (tag, className = "", text = "") => {
@@ -31,48 +31,36 @@ function say(text, state) {
 
 // --- the server ---
 
-async function request(path, body) {
-  const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ page, ...body }) };
-  const answer = await fetch(path, options || {}).catch(() => { throw new Error("the server does not answer"); });
+async function request(path, options = {}) {
+  const answer = await fetch(path, options).catch(error => { throw error.name === "AbortError" ? error : new Error("the server does not answer"); });
+  if (answer.ok) return answer;
   const text = await answer.text();
   let data = { error: text.trim() };
   try { data = JSON.parse(text); } catch { /* a refusal is plain text */ }
-  if (!answer.ok) throw new Error(data.error || `the server answered ${answer.status}`);
-  return data;
+  throw new Error(data.error || `the server answered ${answer.status}`);
 }
-async function start(path, body, handle) {
-  fail();
-  const { job } = await request(path, body);
-  jobs.set(job, handle);
-  for (const event of early.get(job) ?? []) deliver(event);
-  early.delete(job);
-  return job;
+async function* lines(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
+    const found = (rest + part.value).split("\n");
+    rest = found.pop();
+    yield* found.map(line => JSON.parse(line));
+  }
 }
-function deliver(event) {
-  const handle = jobs.get(event.job), ended = ["done", "stopped", "failed"].includes(event.type);
-  if (!handle) return early.set(event.job, [...(early.get(event.job) ?? []), event]);
-  if (event.type === "failed") fail(event.message);
-  say(ended ? "ready" : "working", ended ? "ready" : "busy");
-  handle(event, ended);
-  if (ended) jobs.delete(event.job);
-}
-function listen() {
-  const stream = new EventSource("api/events");
-  stream.onmessage = message => {
-    const event = JSON.parse(message.data);
-    if (event.type === "status") learn(event);
-    else if (event.type === "change") { facts.change = event.change; draw(); }
-    else if (event.job) deliver(event);
-  };
-  stream.onerror = () => {
-    page = null;
+async function watch() {
+  try {
+    const found = await (await request("api/status")).json();
+    if (gone || found.state !== facts?.state) learn(found);
+    else if (!facts.change && found.change) { facts = found; draw(); }
+    gone = false;
+  } catch {
+    gone = true;
     say("the server is gone; trying again", "failed");
-    for (const [job, handle] of jobs) { jobs.delete(job); handle({ type: "stopped" }, true); }
-    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
-  };
+    asked?.abort();
+  }
+  setTimeout(watch, 1000);
 }
 function learn(event) {
-  page = event.page ?? page;
   facts = event;
   say(...{ ready: ["ready", "ready"], loading: ["loading the model", "busy"], failed: ["not loaded", "failed"] }[facts.state]);
   fail();
@@ -96,13 +84,13 @@ function learn(event) {
   } else draw();
   const at = facts.prompts.findIndex(one => one.prompt === $("prompt").value);
   if (offered.length && (at >= 0 || !$("prompt").value)) take(Math.max(0, at));
-  if (facts.state === "ready" && page && $("prompt").value && !cards.size && $("again").checked) ask();
+  if (facts.state === "ready" && $("prompt").value && !cards.size && $("again").checked) ask();
 }
 
 // --- the composition ---
 
 async function describe(one) {
-  if (!described.has(one)) described.set(one, await request(`api/composition?key=${encodeURIComponent(one)}`));
+  if (!described.has(one)) described.set(one, await (await request(`api/composition?key=${encodeURIComponent(one)}`)).json());
   return described.get(one);
 }
 async function go(next, asks = $("again").checked) {
@@ -248,8 +236,8 @@ const take = index => { [$("prompts").value, $("prompt").value] = [index, facts.
 const answer = () => facts.prompts.find(one => one.prompt === $("prompt").value)?.answer?.trim();
 const askSoon = () => { clearTimeout(soon); soon = setTimeout(ask, 120); };
 async function ask() {
-  if (!page || !facts || facts.state !== "ready" || !$("ask").reportValidity()) return;
-  if (asked) stop(asked);
+  if (facts?.state !== "ready" || !$("ask").reportValidity()) return;
+  asked?.abort();
   const compositions = [...new Set([key, "task", "language", ...pinned])].slice(0, 8), mine = key;
   const known = answer();
   $("known").hidden = known === undefined;
@@ -258,28 +246,30 @@ async function ask() {
   for (const one of compositions) cards.set(one, { text: "", waiting: true, live: one === mine, known });
   drawAnswers();
   $("stop").disabled = false;
-  const current = asked = {};
+  const current = asked = new AbortController();
   const heard = (event, ended) => {
     if (asked !== current) return;
+    if (event.type === "failed") fail(event.message);
     for (const [one, text] of Object.entries(event.texts ?? {})) cards.get(one).text = text;
     for (const [one, answer] of Object.entries(event.answers ?? {})) Object.assign(cards.get(one), answer);
     if (event.type === "answered") $("speed").textContent = `First token after ${(1000 * event.first_s).toFixed(0)} ms, all after ${event.seconds.toFixed(2)} s.`;
     if (event.type === "answered" || ended) for (const card of cards.values()) [card.waiting, card.cut] = [false, !card.tokens];
-    if (ended) [asked, $("stop").disabled] = [null, true];
+    if (ended) {
+      [asked, $("stop").disabled] = [null, true];
+      if (!gone) say("ready", "ready");
+    }
     drawAnswers();
   };
   try {
     const body = { prompt: $("prompt").value, compositions, temperature: +$("temperature").value, seed: +$("seed").value, length: +$("length").value, chat: !$("chat-label").hidden && $("chat").checked };
-    current.job = await start("api/ask", body, heard);
-    if (current.unwanted) stop(current);
+    fail();
+    say("working", "busy");
+    const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: current.signal };
+    for await (const event of lines(await request("api/ask", options))) heard(event);
   } catch (error) {
-    fail(error);
-    heard({}, true);
+    if (!current.signal.aborted) fail(error);
   }
-}
-function stop(one) {
-  one.unwanted = true;  // also before its job has a number
-  if (one.job && page) request("api/stop", { job: one.job }).catch(fail);
+  heard({}, true);
 }
 // Words of one text that are not in the longest common subsequence with another.
 function marked(text, other) {
@@ -342,10 +332,10 @@ for (const copy of document.querySelectorAll("[data-copy]")) {
 }
 $("ask").addEventListener("submit", event => { event.preventDefault(); ask(); });
 $("prompt").addEventListener("keydown", event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); ask(); } });
-$("stop").addEventListener("click", () => asked && stop(asked));
+$("stop").addEventListener("click", () => asked?.abort());
 $("prompts").addEventListener("change", () => { if ($("prompts").value) { take(+$("prompts").value); ask(); } });
 $("next").addEventListener("click", () => { take((+($("prompts").value || -1) + 1) % facts.prompts.length); ask(); });
 for (const name of ["bottom_transition", "top_transition"]) $(name).addEventListener("change", () => move({ [name]: Math.max(0, Math.min(room(name), Math.round(+$(name).value))) }));
 for (const radio of document.querySelectorAll("[name=outside]")) radio.addEventListener("change", () => { outside = radio.value; move({}); });
 addEventListener("hashchange", () => { const next = location.hash.slice(1); if (next && next !== key) go(next).catch(() => {}); });
-listen();
+watch();
