@@ -76,8 +76,7 @@ def linearity(lab: Lab, language: str) -> str:
     return (
         f"| {language} | {line.whole.losses[0]:.3f} | {line.whole.losses[-1]:.3f} | "
         f"{line.whole.barrier:+.3f} | {line.layers[worst].barrier:+.3f} (layer {worst}) | "
-        f"{min(sums.alone):.1%} to {max(sums.alone):.1%} | {sums.layers[0]:.1%} | "
-        f"{sums.layers[-1]:.1%} | {sums.logits:.1%} |"
+        f"{sums.layers[0]:.1%} | {sums.layers[-1]:.1%} | {sums.logits:.1%} |"
     )
 
 
@@ -90,9 +89,9 @@ def main() -> None:
     for language in lab.languages:
         for pair in pairs:
             print(cost_of_bfloat16(lab, language, pair), flush=True)
-    print("\n| language | loss, task | loss, language | barrier | worst layer | each alone | "
+    print("\n| language | loss, task | loss, language | barrier | worst layer | "
           "first layer | last layer | logits |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for language in lab.languages:
         print(linearity(lab, language), flush=True)
 

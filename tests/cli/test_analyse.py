@@ -126,8 +126,7 @@ def test_linearity_writes_a_table_and_figures(layerswap, experts, with_tokenizer
     for row in rows:
         count[row["measure"]] = count.get(row["measure"], 0) + 1
     assert count == {
-        "loss_nats_per_token": 9 * 3, "departure_share": 8, "departure_alone_share": 8,
-        "departure_logits_share": 1,
+        "loss_nats_per_token": 9 * 3, "departure_share": 8, "departure_logits_share": 1,
     }  # fmt: skip
     whole = [r for r in rows if r["measure"] == "loss_nats_per_token" and r["layer"] is None]
     assert [row["position"] for row in whole] == [0.0, 0.5, 1.0]

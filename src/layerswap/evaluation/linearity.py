@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,6 @@ from layerswap.checkpoint.loading import in_float64, load_tokenizer
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Override
 from layerswap.engine.rows import batches
-from layerswap.engine.split import SplitModel
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.examples import Tokenized, as_tokens, read_examples, tokenize
@@ -30,31 +27,22 @@ if TYPE_CHECKING:
     import torch
 
 
-BASE, TASK, LANGUAGE, BOTH = range(4)
-"""The four models, by their position in the virtual model."""
-_Sums = dict[tuple[str, int], npt.NDArray[np.float64]]
-"""Squared norms of departures and changes, summed over batches."""
-
-
 @dataclass(frozen=True)
 class Additivity:
     """Distance between the effect of two deltas together and the sum of their effects.
 
     The departure is `|f(b + d1 + d2) - (f(b + d1) + f(b + d2) - f(b))| / |f(b + d1 + d2) - f(b)|`,
     with Euclidean norms over all tokens. 0 is linear; 1 is the error of predicting no change. The
-    second paper (section 6) expects fine-tuning to be nearly linear, above all within a layer.
+    second paper (section 6) expects fine-tuning to be nearly linear.
 
     Attributes:
         layers: departure of the hidden state after each layer, counted from the input. All weights
             change, so departures of earlier layers add up.
         logits: departure of the logits.
-        alone: departure of each layer's output for the base's hidden state, with only that layer's
-            weights changed (Dai et al., 2025). Empty if the layers cannot run one by one.
     """
 
     layers: tuple[float, ...]
     logits: float
-    alone: tuple[float, ...]
 
 
 def additivity(
@@ -77,29 +65,17 @@ def additivity(
     read = as_tokens(texts)
     plans = _four_plans(base, task, language, dtype)
     virtual = VirtualModel(plans, device=device)
-    stack = SplitModel(virtual.switch(BASE), virtual.layers, virtual.device)
-    sums: _Sums = defaultdict(lambda: np.zeros(2))
-    exact = True
+    sums = np.zeros((len(virtual.layers) + 1, 2))
     with torch.inference_mode():
         for ids, mask in batches([text.ids for text in read], batch_size):
             inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
             states = [_states(virtual, index, inputs) for index in range(len(plans))]
             real = inputs["attention_mask"].bool()
-            for step in range(len(states[BASE])):
-                sums["whole", step] += _squares([state[step][real] for state in states])
-            del states[TASK:]
-            if exact:
-                exact = _add_alone(virtual, stack, inputs, states[BASE], sums)
-    departures = {
-        key: float((departure / change) ** 0.5) if change else 0.0
-        for key, (departure, change) in sums.items()
-    }
-    layers = range(len(stack.layers))
-    return Additivity(
-        tuple(departures["whole", layer] for layer in layers),
-        departures["whole", len(layers)],
-        tuple(departures["alone", layer] for layer in layers) if exact else (),
-    )
+            for step, four in enumerate(zip(*states, strict=True)):
+                sums[step] += _squares([state[real] for state in four])
+    *layers, logits = (float((departure / change) ** 0.5) if change else 0.0
+                       for departure, change in sums)  # fmt: skip
+    return Additivity(tuple(layers), logits)
 
 
 def _four_plans(base: PathLike, task: PathLike, language: PathLike, dtype: str) -> list[Plan]:
@@ -140,36 +116,6 @@ def _states(
         for handle in handles:
             handle.remove()
     return [*states, logits]
-
-
-def _add_alone(
-    virtual: VirtualModel,
-    stack: SplitModel,
-    inputs: Mapping[str, torch.Tensor],
-    states: Sequence[torch.Tensor],
-    sums: _Sums,
-) -> bool:
-    """Add the outputs of each layer alone, for the base's hidden states; False if that fails."""
-    import torch
-
-    virtual.switch(BASE)
-    entry = stack.before(None, **inputs)
-    real = inputs["attention_mask"].bool()
-    for layer, module in enumerate(stack.layers):
-        entering = states[layer - 1] if layer else entry.hidden
-        outputs = []
-        for path in virtual.paths:
-            virtual.use(1 + layer, path[1 + layer])
-            outputs.append(entry.calls[layer](module, entering)[real])
-        if not torch.allclose(outputs[BASE], states[layer][real], rtol=1e-3, atol=1e-5):
-            warnings.warn(
-                f"the layers of {type(virtual.model).__name__} cannot run one by one; the "
-                "departures of single layers are left out",
-                stacklevel=3,
-            )
-            return False
-        sums["alone", layer] += _squares(outputs)
-    return True
 
 
 def _squares(outputs: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
@@ -274,9 +220,6 @@ class Linearity:
             f"both deltas at once depart from the sum of their effects by {sums.layers[-1]:.1%} "
             f"after the last layer, {sums.logits:.1%} in the logits",
         ]
-        if sums.alone:
-            low, high = min(sums.alone), max(sums.alone)
-            lines.append(f"within one layer they depart by {low:.1%} to {high:.1%}")
         return lines
 
     def rows(self) -> list[dict[str, Any]]:
@@ -288,7 +231,6 @@ class Linearity:
             for at, value in zip(line.positions, line.losses, strict=True)
         ]
         numbers += [("departure_share", layer, None, v) for layer, v in enumerate(sums.layers)]
-        numbers += [("departure_alone_share", layer, None, v) for layer, v in enumerate(sums.alone)]
         numbers.append(("departure_logits_share", None, None, sums.logits))
         names = ("measure", "layer", "position", "value")
         return [dict(zip(names, row, strict=True)) for row in numbers]

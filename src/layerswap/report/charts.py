@@ -258,11 +258,7 @@ def _draw_layers(axes: Axes, line: Connectivity) -> None:
 
 def _draw_departures(axes: Axes, sums: Additivity) -> None:
     layers = range(len(sums.layers))
-    axes.barh([layer + 0.2 for layer in layers], sums.layers, height=0.4, color=EXPERTS[0],
-              label="all layers changed")  # fmt: skip
-    if sums.alone:
-        axes.barh([layer - 0.2 for layer in layers], sums.alone, height=0.4, color=EXPERTS[1],
-                  label="this layer alone")  # fmt: skip
+    axes.barh(layers, sums.layers, color=EXPERTS[0], label="hidden states after the layer")
     axes.axvline(sums.logits, linestyle=":", color=INK, label="logits")
     axes.set_yticks(layers[:: max(1, math.ceil(len(layers) / 16))])
     axes.set_ylabel("layer")
