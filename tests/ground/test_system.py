@@ -227,23 +227,6 @@ def test_names_that_are_one_on_other_systems(names):
     system.check_names([names[0], names[0]])
 
 
-def test_outputs_that_windows_cannot_have():
-    path = PurePosixPath("/home/me/out:put")
-    system.check_path(path)
-    with simulated("windows"):
-        with pytest.raises(LayerswapError, match="no name of a file may have ':'"):
-            system.check_path(path)
-        system.check_path(PurePosixPath("/home/" + "x" * 300))
-
-
-def test_long_outputs_on_windows_without_long_paths(monkeypatch):
-    with simulated("windows"):
-        monkeypatch.setattr(system, "_has_long_paths", lambda: False)
-        system.check_path(PurePosixPath("/home/" + "x" * 170))
-        with pytest.raises(LayerswapError, match=r"too long for Windows.*LongPathsEnabled"):
-            system.check_path(PurePosixPath("/home/" + "x" * 180))
-
-
 def test_paths_sort_alike_on_every_system():
     from pathlib import PureWindowsPath
 

@@ -19,9 +19,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from layerswap.ground import system
@@ -66,21 +66,6 @@ class Control:
         os.fsync(handle)
 
 
-class Kernel:
-    """The functions of Windows' kernel32 that are called, by means of Linux."""
-
-    def OpenProcess(self, access: int, inherits: int, process: int) -> int:
-        assert (access, inherits) == (0x1000, 0)
-        return process if os.path.exists(f"/proc/{process}") else 0  # noqa: PTH110
-
-    def GetExitCodeProcess(self, handle: int, code: Any) -> int:
-        code._obj.value = 259
-        return 1
-
-    def CloseHandle(self, handle: int) -> int:
-        return 1
-
-
 @contextmanager
 def simulated(name: str) -> Iterator[None]:
     """Simulate `macos` or `windows` for the block, in layerswap's own calls.
@@ -112,8 +97,6 @@ def simulated(name: str) -> Iterator[None]:
             patch.setattr(system, "signal", Lacking(signal, SIGNALS))
             patch.setattr(system, "WINDOWS", True)
             patch.setattr(system, "fcntl", None)
-            patch.setattr(ctypes, "WinDLL", _windows_library, raising=False)
-            patch.setattr(ctypes, "get_last_error", lambda: 87, raising=False)
 
             def open_none(path: str | None, *rest: Any, **options: Any) -> Any:
                 if path is None and _caller().startswith(SOURCE):
@@ -137,9 +120,8 @@ class Lacking:
         return getattr(self._module, name)
 
 
-def _windows_library(name: str, **_: Any) -> Any:
-    # A system whose settings allow no long paths, unlike the folders of these tests.
-    return Kernel() if name == "kernel32" else SimpleNamespace(RtlAreLongPathsEnabled=lambda: 1)
+def _lives(process: int) -> bool:
+    return os.path.exists(f"/proc/{process}")  # noqa: PTH110
 
 
 def _refuse_as_windows(patch: pytest.MonkeyPatch) -> None:
@@ -163,6 +145,8 @@ def _refuse_as_windows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "open", open_file)
     patch.setattr(os, "fsync", flush)
     patch.setattr(os, "kill", kill)
+    # psutil on Linux calls os.kill.
+    patch.setattr(psutil, "pid_exists", _lives)
     for name in ("rename", "replace", "unlink", "remove", "rmdir"):
         patch.setattr(os, name, _refusing_files_in_use(getattr(os, name)))
     patch.setattr(shutil, "rmtree", _removing_one_by_one)

@@ -165,7 +165,6 @@ def refuse_target(target: PathLike, *, marker: str, overwrite: bool) -> Path:
     An existing folder needs `overwrite` and must hold `marker`.
     """
     folder = local_path(target)
-    system.check_path(folder)
     with _unwritable(folder):
         if folder.is_symlink():
             raise MergeError(f"{folder}: is a link; choose another output")
@@ -186,7 +185,6 @@ def refuse_file(target: PathLike, *, is_ours: Callable[[Path], bool], overwrite:
     An existing file needs `overwrite`, and layerswap must have written it.
     """
     file = local_path(target)
-    system.check_path(file)
     with _unwritable(file):
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise MergeError(f"{file}: exists and is not a file; choose another output")

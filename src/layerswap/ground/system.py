@@ -18,7 +18,7 @@ import threading
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -44,7 +44,6 @@ FICLONERANGE = 0x4020940D
 """Linux's request to share blocks between two files."""
 _SEEKING = [threading.Lock() for _ in range(64)]
 _AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2
-_QUERY_LIMITED_INFORMATION, _ACCESS_DENIED, _STILL_ACTIVE = 0x1000, 5, 259
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Numbers of two settings of glibc's `mallopt` (`malloc.h`)."""
 
@@ -184,8 +183,6 @@ def link_new(source: Path, target: Path) -> bool:
 # --- names ---
 
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])( *\..*)?", re.I)
-_LONGEST_PATH = 259
-"""Most characters of a path on Windows, unless its settings allow long paths."""
 
 
 def sorted_paths(paths: Iterable[Path]) -> list[Path]:
@@ -214,28 +211,6 @@ def unusable_name(name: str) -> str | None:
     if not name or name != name.rstrip(". "):
         return "no name of a file on Windows is empty or ends with a dot or a space"
     return "Windows reserves this name" if _DEVICE.fullmatch(name.rstrip()) else None
-
-
-def check_path(path: PurePath, longest_name: int = 80) -> None:
-    """Refuse a path that Windows cannot have, with room for the names in its partial folder."""
-    if not WINDOWS:
-        return
-    for name in path.parts[1:] if path.anchor else path.parts:
-        if reason := unusable_name(name):
-            raise LayerswapError(f"{path}: {reason}; choose another output")
-    if len(str(path)) + longest_name > _LONGEST_PATH and not _has_long_paths():
-        raise LayerswapError(
-            f"{path}: too long for Windows, whose paths have {_LONGEST_PATH} characters; choose a "
-            "shorter output, or allow long paths (LongPathsEnabled)"
-        )
-
-
-def _has_long_paths() -> bool:
-    import ctypes
-
-    with suppress(AttributeError, OSError):  # Windows before 10
-        return bool(ctypes.WinDLL("ntdll").RtlAreLongPathsEnabled() & 0xFF)  # type: ignore[attr-defined]
-    return False
 
 
 # --- processes, memory and the console ---
@@ -305,25 +280,14 @@ def keep_freed_memory() -> None:
 def is_running(process: int) -> bool:
     """True if a process with this id lives on this machine."""
     if WINDOWS:  # where os.kill ends the process
-        return _is_running_on_windows(process)
+        import psutil
+
+        return bool(psutil.pid_exists(process))
     try:
         os.kill(process, 0)
     except (OSError, OverflowError) as error:
         return isinstance(error, PermissionError)
     return True
-
-
-def _is_running_on_windows(process: int) -> bool:
-    import ctypes
-
-    kernel = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
-    handle = process < 1 << 32 and kernel.OpenProcess(_QUERY_LIMITED_INFORMATION, 0, process)
-    if not handle:
-        return bool(ctypes.get_last_error() == _ACCESS_DENIED)  # type: ignore[attr-defined]
-    code = ctypes.c_uint32()
-    kernel.GetExitCodeProcess(handle, ctypes.byref(code))
-    kernel.CloseHandle(handle)
-    return code.value == _STILL_ACTIVE
 
 
 _AT_ONCE = threading.Event()
