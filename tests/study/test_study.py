@@ -184,7 +184,7 @@ def test_the_page_of_a_study(finished):
                  "at most 12 of a task, drawn by label", "lab_problem_{language}",
                  "layerswap study merge", "Of 2 results, the selected model", "selected in nela.",
                  "<details>",
-                 "The compositions, lab_problem, nela, in numbers"):  # fmt: skip
+                 "The compositions, lab_problem, nela"):  # fmt: skip
         assert fact in page
     figures = {figure.name for figure in (finished[1] / "figures").iterdir()}
     assert "of-before.svg" not in figures

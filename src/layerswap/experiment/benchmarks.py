@@ -46,7 +46,6 @@ from layerswap.experiment.tables import (
     BY_LABEL,
     balanced_table,
     models_table,
-    over_pairs,
     references,
     scores_table,
 )
@@ -235,7 +234,7 @@ def language_results(
 class Part(NamedTuple):
     """A table of a study, with its kind, its heading and its result."""
 
-    kind: Literal["overview", "scores", "balanced", "grid", "written", "elsewhere", "ranks"]
+    kind: Literal["overview", "scores", "balanced", "written", "elsewhere", "ranks"]
     heading: str
     table: Table
     result: Compared | None = None
@@ -302,8 +301,6 @@ class StudyResults:
                 yield Part("scores", by.heading, scores_table(by), by)
                 if table := balanced_table(by):
                     yield Part("balanced", f"{by.heading}: {BY_LABEL}", table, by)
-                if by.choice.candidates:
-                    yield Part("grid", f"{by.heading}: the compositions", _grid_table(by), by)
         for by, table in self.written.items():
             yield Part("written", f"{by.heading}: the answers as written", table, by)
         for language, benchmarks in self.elsewhere.items():
@@ -474,23 +471,6 @@ def _scores_of(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
         return BenchmarkScores(ordered, count, texts=texts, choices=choices, metric=metric)
     labels, answers = np.array([row.label for row in asked]), column(lambda row: row.predicted, "")
     return BenchmarkScores(ordered, count, labels, answers, texts, choices)
-
-
-def _grid_table(result: Compared) -> Table:
-    """Compositions down: their counts, the score on development, and the pairs that chose each."""
-    columns = ["bottom", "top", "bottom transition", "top transition", "outside",
-               "development, %", "chosen for"]  # fmt: skip
-    chosen = result.choice.chosen.items()
-    cells: list[list[Any]] = [
-        [*vars(composition.zones).values(), composition.outside or "blend", mean_interval(scores),
-         ", ".join(pair for pair, picked in chosen if picked == composition)]
-        for composition, scores in result.choice.candidates.items()
-    ]  # fmt: skip
-    caption = (
-        f"{result.heading}: layers from the language expert and blended ones; "
-        f"mean{over_pairs(result)} on the documents that the compositions are chosen on."
-    )
-    return Table(columns, cells, caption=caption)
 
 
 def _in_other_languages(own: Compared | None, others: Sequence[Compared]) -> Table:

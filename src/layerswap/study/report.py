@@ -233,16 +233,15 @@ class FinishedSteps:
         )
 
     def _about(self, part: Part) -> Iterator[Section]:
-        """The sections of a table: scores with a chart, a grid with its maps."""
+        """The sections of a table: scores with a chart and the maps of the grid."""
         match part.kind, part.result:
             case "scores", Compared() as by:
                 text = _sentence(by, self.results.english.get(by))
                 yield from score_sections(by, heading=part.heading, measure=by.benchmark, text=text)
+                if by.choice.candidates:
+                    yield from _maps(by)
             case "balanced", _:
                 pass  # beside the scores
-            case "grid", Compared() as by:
-                yield from _maps(by)
-                yield Section(f"The compositions, {by.heading}, in numbers", table=part.table)
             case _:
                 ranked = self.results.ranked if part.kind == "ranks" else None
                 figure = draw_ranks(ranked) if ranked else None
