@@ -53,6 +53,18 @@ def test_documents_pair_by_what_they_ask(tmp_path):
     assert "compared on the 4 documents that all models have; a 6, b 4" in found.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({}, "their labels or choices differ"),
+     ({"text": "Say:"}, "their prompts differ: '' and 'Say:'"),
+     ({"text": "Say:", "target": "other"}, "their test files differ")],
+)  # fmt: skip
+def test_runs_without_a_common_document_name_what_differs(tmp_path, fields, why):
+    other = [replace(row, document_hash=f"other {row.document}", **fields) for row in SECOND]
+    with pytest.raises(EvaluationError, match=f"share no document; {why}"):
+        compared(tmp_path, FIRST, other)
+
+
 def test_documents_with_other_right_answers_are_refused(tmp_path):
     changed = [replace(row, target="no") if row.document < 2 else row
                for row in answers("b", [1] * 6)]  # fmt: skip
@@ -71,6 +83,10 @@ def test_answers_to_other_prompts_have_a_note(tmp_path, fields, note):
     found, differences = compared(tmp_path, FIRST, [replace(row, **fields) for row in SECOND])
     assert [note in one for one in found.notes] == [True] * bool(note)
     assert differences[1].mean == pytest.approx(1 / 3)
+    long, short = ([replace(row, prompts="p", generation=most) for row in rows]
+                   for rows, most in ((FIRST, "32"), (SECOND, "8")))  # fmt: skip
+    assert compared(tmp_path, long, short)[0].notes[0].endswith("b by p, filter='none', 8")
+    assert not compared(tmp_path, long, [replace(row, generation="") for row in short])[0].notes
 
 
 def test_runs_in_folders_of_one_name_are_told_apart_and_development_documents_left_out(tmp_path):

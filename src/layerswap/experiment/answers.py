@@ -58,6 +58,7 @@ class Answer:
     weights: str = ""  # key of the model's weights
     document_hash: str = ""  # of the text and the choices; equal in every chat template
     prompts: str = ""  # the settings of the prompts, such as `num_fewshot=0`
+    generation: str = ""  # the settings of a written answer, such as its most tokens
     condition: Condition = CHECKPOINT
 
     @property
@@ -200,6 +201,7 @@ def answers_to(
         name = sample["filter"]
         more: dict[str, Any] = {**shared, "document": int(sample["doc_id"]), "filter": name}
         more |= {key: sample.get(key, "") for key in ("document_hash", "prompts")}
+        more["generation"] = _generation(sample)
         if name == main[1]:
             more |= {
                 "question": _question(sample), "target": str(sample["target"]),
@@ -344,6 +346,13 @@ def kept_answers(
 def _question(sample: Mapping[str, Any]) -> str:
     """Cut exemplars from the prompt, which all choices of a document share."""
     return _prompt(sample).rpartition("\n\n")[2]
+
+
+def _generation(sample: Mapping[str, Any]) -> str:
+    """Return the settings that lm-eval writes an answer with; empty for choices."""
+    given = sample["arguments"][0]
+    settings = given[-1] if isinstance(given, list | tuple) else None
+    return json.dumps(settings, sort_keys=True, default=str) if isinstance(settings, dict) else ""
 
 
 def _prompt(sample: Mapping[str, Any]) -> str:

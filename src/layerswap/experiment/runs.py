@@ -150,6 +150,9 @@ def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> 
     """Describe different prompts of models; refuse documents whose right answers differ."""
     where, common = " ".join(filter(None, row[:2])), _common(scores.values(), row)
     first, ways = "", dict[str, str]()
+    # An earlier version did not record these settings.
+    written = all(a.generation for by in scores.values() for a in by.get(row, {}).values()
+                  if not a.is_baseline)  # fmt: skip
     for name, by in scores.items():
         if row not in by or any(answer.is_baseline for answer in by[row].values()):
             continue
@@ -160,7 +163,8 @@ def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> 
                 f"{where}: the right answers to {other:,} of {len(common):,} documents differ "
                 f"between {first} and {name}; evaluate both on one version of the test"
             )
-        how = {f"{a.prompts}, filter={a.filter!r}" for a in by[row].values() if a.prompts}
+        how = {f"{a.prompts}, filter={a.filter!r}{f', {a.generation}' * written}"
+               for a in by[row].values() if a.prompts}  # fmt: skip
         ways |= {name: " and ".join(sorted(how))} if how else {}
     if len({*ways.values()}) > 1:
         listed_ways = "; ".join(f"{name} by {how}" for name, how in ways.items())
@@ -173,7 +177,8 @@ def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> boo
     first: dict[tuple[_Row, tuple[str, int]], Answer] = {}
     same = all(
         (other := first.setdefault((row, document), answer)).score == answer.score
-        and (other.prompts == answer.prompts or "" in (other.prompts, answer.prompts))
+        and all(one == two or "" in (one, two) for one, two in
+                ((other.prompts, answer.prompts), (other.generation, answer.generation)))
         for rows in places.values() for row, by in rows.items() for document, answer in by.items()
     )  # fmt: skip
     return same and len(weights) == 1 and "" not in weights
@@ -205,8 +210,8 @@ def _compared(
     common = _common(scores.values(), row)
     if not common:
         raise EvaluationError(
-            f"{' '.join(row)}: the models share no document; their test files differ, or an "
-            "earlier version wrote some answers"
+            f"{' '.join(row)}: the models share no document; {_unlike(scores, row)}, or an earlier "
+            "version wrote some answers"
         )
     answered = {name: by[row] for name, by in scores.items() if row in by}
     return Compared.of(
@@ -214,6 +219,20 @@ def _compared(
         selected=next(iter(scores)), benchmark=row[0], language=row[1], flattered=flattered,
         counts={name: len(by) for name, by in answered.items()},
     )  # fmt: skip
+
+
+def _unlike(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> str:
+    """Say what differs between models without a common document: choices, prompts or tests."""
+    first, *others = [
+        sorted(by[row].values(), key=lambda a: (a.task, a.document)) for by in scores.values()
+        if row in by and not any(answer.is_baseline for answer in by[row].values())
+    ]  # fmt: skip
+    for other in others:
+        if {a.text for a in first} & {a.text for a in other}:
+            return "their labels or choices differ, or the order of these"
+        if [a.target for a in first] == [a.target for a in other]:
+            return f"their prompts differ: {first[0].text!r:.80} and {other[0].text!r:.80}"
+    return "their test files differ"
 
 
 def _common(scores: Iterable[Mapping[_Row, _Documents]], row: _Row) -> list[tuple[str, int]]:
