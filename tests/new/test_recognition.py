@@ -113,6 +113,7 @@ SPANS = {
     "list": ("answer", ["Dodoma", "Dodoma city"]),
     "squad": ("answers", {"text": ["Dodoma", "Dodoma", "Dodoma city"], "answer_start": [1, 1, 1]}),
     "afriqa": ("answers", "['Dodoma', 'Dodoma city']"),
+    "trivia": ("answer", {"value": "Dodoma", "aliases": ["Dodoma", "Dodoma city"]}),
 }
 
 
@@ -121,7 +122,7 @@ def test_several_right_answers_are_read_and_the_first_is_trained(tmp_path, kind)
     column, cell = SPANS[kind]
     rows = [{"question": f"Capital {i}?", column: cell} for i in range(3)]
     rows[2][column] = {"list": "Lagos", "squad": {"text": [], "answer_start": []},
-                       "afriqa": "['Lagos']"}[kind]  # fmt: skip
+                       "afriqa": "['Lagos']", "trivia": {"value": "Lagos"}}[kind]  # fmt: skip
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = read_task(str(tmp_path / "t.jsonl"), {})
     last = [("Question: Capital 2?\nAnswer:", " Lagos")] * (kind != "squad")
@@ -434,7 +435,7 @@ def test_values_of_different_kinds_are_named(tmp_path):
         "t.jsonl: 4 rows (2 incomplete, left out), columns text=text, label=label; labels x, y"
     )
     file.write_text('{"text": {"sw": "a"}}\n')
-    with pytest.raises(DataError, match=r"t\.jsonl: row 1: text is an object, not a text$"):
+    with pytest.raises(DataError, match=r"t\.jsonl: row 1: text is an object, not a text; write"):
         read_texts(str(file))
 
 
@@ -690,8 +691,9 @@ def test_texts_with_several_labels_are_counted(tmp_path):
         ),
         (
             {"row_idx": 1, "row": {"text": "a"}},
-            "(row with objects, whose keys must be columns)",
+            "; texts and labels in objects or lists (row) are not read: write a column with",
         ),
+        ({"text": "a", "sports": 1, "health": 0}, "in a column each (sports, health) are not"),
         ({"a headline of the news": 1, "b": 2}, "answer=COLUMN, or add a header line"),
     ],
 )

@@ -414,7 +414,7 @@ def test_texts_among_other_values_are_refused_where_they_are_used(tmp_path):
         check(text="{x}")
     check(text="{{ text }}", template="jinja")
     write(tmp_path / "a.jsonl", [{"text": {"sw": "a"}}])
-    with pytest.raises(DataError, match=r"^row 1: text is an object, not a text$"):
+    with pytest.raises(DataError, match=r"^row 1: text is an object, not a text; write"):
         check(text="{text}")
     check(text="{text[sw]}")
     maker = ExampleMaker(MixSource.model_validate({"path": "a", "text": "{text}"}), "a")

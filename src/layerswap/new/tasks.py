@@ -543,9 +543,12 @@ def _with_references(table: Table, columns: Mapping[str, str]) -> Table:
 
 
 def _listed(cell: Any, column: str) -> Any:
-    """Return the distinct texts of a list or of spans; other cells unchanged."""
-    if isinstance(cell, Mapping) and isinstance(cell.get("text"), list):
-        cell = cell["text"]
+    """Return the distinct texts of a list, of spans or of TriviaQA's aliases; else the cell."""
+    if isinstance(cell, Mapping) and {"text", "value"} & cell.keys():
+        text = cell.get("text", cell.get("value"))
+        cell = text if isinstance(text, list) else [text, *(cell.get("aliases") or ())]
+    if isinstance(cell, list):
+        cell = [one.get("text") if isinstance(one, Mapping) else one for one in cell]
     if isinstance(cell, list):
         return [*dict.fromkeys(text for one in cell if (text := text_of(one, column)))]
     return cell

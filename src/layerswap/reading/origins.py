@@ -147,7 +147,9 @@ def check_texts(values: Iterable[Any], column: str) -> None:
         if value is None:
             continue
         if isinstance(value, list | dict | bytes):
-            raise DataError(f"row {row}: {column} is {kind}, not a text")
+            raise DataError(
+                f"row {row}: {column} is {kind}, not a text; write one text in each row"
+            )
         usual, first = usual or kind, first or row
         if kind != usual:
             raise DataError(f"row {row}: {column} is {kind}, but {usual} in row {first}")
