@@ -16,7 +16,9 @@ from refusals import one_line, refused
 from safetensors.torch import save_file
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, open_expert, read_adapter
+from layerswap.checkpoint.adapted import AdaptedModel
 from layerswap.checkpoint.adapter import MORE_THAN_LORA, STARTS, match_tensors
+from layerswap.checkpoint.given import Given
 from layerswap.ground.errors import CheckpointError
 
 UP = "model.layers.0.mlp.up_proj"
@@ -240,3 +242,17 @@ def test_an_adapted_head_where_it_is_tied(tmp_path):
     folder = write_adapter(tmp_path / "a", {**pair(), **pair("lm_head")}, **config)
     with pytest.raises(CheckpointError, match="changes 'lm_head', but embedding and head are one"):
         open_expert(str(folder), frame(tmp_path, (5, 3), tie_word_embeddings=True))
+
+
+def test_modules_that_the_base_stores_in_one_tensor_need_other_adapters(tmp_path):
+    stored, path = "encoder.layers.0.attn.Wqkv.weight", "nomic_bert.layers.0.self_attn.q_proj"
+    info = TensorInfo(stored, "F32", (15, 3), tmp_path / "model.safetensors", 0, 180)
+    where = {stored: Place(0, "attention")}
+    config = {"model_type": "nomic_bert"}
+    base = Checkpoint("base", None, tmp_path, config, {stored: info}, where)
+    folder = str(write_adapter(tmp_path / "a", pair(path)))
+    message = refused(CheckpointError, open_expert, folder, base)
+    assert f"adapts '{path}', which the base stores in one tensor" in message
+    alone = AdaptedModel.open(Given(folder)).over(base, alone=True)
+    assert alone.places[f"{path}.weight"] == Place(0, "attention")
+    assert [*alone.low_rank] == [f"{path}.weight"]

@@ -140,6 +140,19 @@ def test_an_adapter_has_the_names_in_memory(family, tmp_path, bake):
     assert same_tensors(found, {name(n): tensor for n, tensor in wanted.items()})
 
 
+@pytest.mark.parametrize("first", ["task", "language"])
+def test_adapters_of_two_classes_have_the_names_of_their_bases_class(family, tmp_path, first):
+    adapters = {
+        n: write_adapter(tmp_path / n, family["base"], seed, 4)
+        for seed, n in enumerate(("task", "language"))
+    }
+    plan_of(**adapters, base=family["base"]).save(tmp_path / "expected")
+    file = adapters[first] / "adapter_model.safetensors"
+    save_file({n.replace(".model.layers", ".layers"): t for n, t in load_file(file).items()}, file)
+    plan_of(**adapters, base=family["base"]).save(tmp_path / "out")
+    assert same_tensors(tensors_of(tmp_path / "out"), tensors_of(tmp_path / "expected"))
+
+
 # --- tensors that only some have ---
 
 MTP = {"mtp.fc.weight": (WIDTH, 2 * WIDTH), "mtp.layers.0.mlp.up_proj.weight": (96, WIDTH)}

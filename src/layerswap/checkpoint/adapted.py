@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
-from layerswap.checkpoint.adapter import Adapter, LowRank, match_tensors, read_adapter
+from layerswap.checkpoint.adapter import (
+    MERGE_FIRST,
+    Adapter,
+    LowRank,
+    match_tensors,
+    read_adapter,
+)
 from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
 from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.given import Given, fetch_checkpoint, is_adapter
 from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.names import class_for, renaming, unloaded, with_text
+from layerswap.checkpoint.loading import missing_tensors
+from layerswap.checkpoint.names import (
+    canonical,
+    class_for,
+    in_layers,
+    in_memory,
+    renaming,
+    unloaded,
+    with_prefix_of,
+    with_text,
+)
 from layerswap.checkpoint.places import HEAD, Pattern, Place, place
 from layerswap.checkpoint.read import zero_samples
 from layerswap.ground.errors import CheckpointError, error_context
@@ -51,16 +68,20 @@ class AdaptedModel(Checkpoint):
         """The base in the adapter's configuration, and its revision."""
         return self.adapter.base, self.adapter.base_revision
 
-    def over(self, base: Checkpoint, patterns: Sequence[Pattern] = ()) -> Checkpoint:
-        """Add the adapter to its base."""
-        adapter = self.adapter
+    def over(
+        self, base: Checkpoint, patterns: Sequence[Pattern] = (), *, alone: bool = False
+    ) -> Checkpoint:
+        """Add the adapter to its base; `alone`: only to merge it with other adapters."""
+        adapter, parts = self.adapter, dict[str, str]()
         with error_context(self.source):
             _refuse_base(base)
             adapter, notes = _without_unloaded(adapter, base)
             base = _with_task(base, adapter)
             _refuse_tied(base, adapter)
             if base.tensors:
-                weights = match_tensors(adapter, base.tensors, base.config.get("model_type"))
+                stored = match_tensors(adapter, base.tensors, base.config.get("model_type"))
+                parts = _parts(stored, base, alone=alone)
+                weights = {path: parts.get(path, name) for path, name in stored.items()}
                 new = renaming(adapter.saved.keys(), base.tensors.keys())
                 saved = {new.get(name, name): info for name, info in adapter.saved.items()}
                 adapter = replace(adapter, saved=saved)
@@ -68,13 +89,14 @@ class AdaptedModel(Checkpoint):
                 weights = {path: f"{path}.weight" for path in adapter.modules}
             low_rank = {weights[path]: low for path, low in adapter.modules.items()}
             places = base.places or _module_places({*low_rank, *adapter.saved}, patterns, base)
+            places = {**places, **{parts[path]: places[stored[path]] for path in parts}}
             low_rank = {
                 name: replace(low, transposed=_is_transposed(adapter, low, places[name], base))
                 for name, low in low_rank.items()
             }
             size = _new_size(base, adapter)
-            for name, low in low_rank.items():
-                _check_shape(name, low.shape, base, size)
+            for name in low_rank.keys() - parts.values():
+                _check_shape(name, low_rank[name].shape, base, size)
             for name, info in adapter.saved.items():
                 _check_shape(name, info.shape, base, size)
         config = base.config if size is None else with_text(base.config, {"vocab_size": size})
@@ -83,6 +105,22 @@ class AdaptedModel(Checkpoint):
             self, config=config, tensors=tensors, places=places, adapter=adapter,
             low_rank=low_rank, ignored=base.ignored, notes=(*self.notes, *notes),
         )  # fmt: skip
+
+    def written(self, name: str, adapters: Iterable[Adapter]) -> str:
+        """Return the name in memory of a weight that an output of adapters over one base changes.
+
+        If the adapters were trained in several classes, such as the model of text and images and
+        its text model alone, it is that of the base's class, in which PEFT loads the output.
+        """
+        layers = [next(filter(in_layers, adapter.modules), "") for adapter in adapters]
+        if len({with_prefix_of(layers[0], like) for like in layers if like}) < 2:
+            return name
+        return self._in_memory.get(canonical(name)) or with_prefix_of(name, layers[0])
+
+    @cached_property
+    def _in_memory(self) -> Mapping[str, str]:
+        """Names in memory by their canonical forms; empty if transformers does not know them."""
+        return {canonical(name): name for name in missing_tensors(self.config, {}) or ()}
 
     @property
     def own(self) -> Mapping[str, TensorInfo]:
@@ -102,10 +140,10 @@ class AdaptedModel(Checkpoint):
         return "is an adapter of zeros: its training changed nothing" if zero else None
 
 
-def adapter_of(checkpoint: Checkpoint) -> Adapter:
-    """The adapter of an `AdaptedModel`."""
+def adapted(checkpoint: Checkpoint) -> AdaptedModel:
+    """The checkpoint, which is an adapter."""
     assert isinstance(checkpoint, AdaptedModel), "a plan over adapters holds another checkpoint"
-    return checkpoint.adapter
+    return checkpoint
 
 
 def with_adapter(model: Checkpoint, source: str, patterns: Sequence[Pattern]) -> Checkpoint:
@@ -114,8 +152,8 @@ def with_adapter(model: Checkpoint, source: str, patterns: Sequence[Pattern]) ->
     given = Given(source)
     if not AdaptedModel.takes(given):
         raise CheckpointError(f"{source} is not a LoRA adapter")
-    adapted = AdaptedModel.open(given).over(model, patterns)
-    return replace(model, config=adapted.config, tensors=adapted.tensors, low_rank=adapted.low_rank)
+    added = AdaptedModel.open(given).over(model, patterns)
+    return replace(model, config=added.config, tensors=added.tensors, low_rank=added.low_rank)
 
 
 def _refuse_base(base: Checkpoint) -> None:
@@ -134,6 +172,26 @@ def _without_unloaded(adapter: Adapter, base: Checkpoint) -> tuple[Adapter, tupl
         "them into this model"
     )
     return replace(adapter, modules=kept), (note,)
+
+
+def _parts(stored: Mapping[str, str], base: Checkpoint, *, alone: bool) -> dict[str, str]:
+    """Find the modules that a base stores together with others; their weights in memory by module.
+
+    Only adapters alone can be merged then: the rows of each module are unknown.
+    """
+    found = {
+        path: f"{path}.weight"
+        for path, name in stored.items()
+        if len(in_memory(name, base.config.get("model_type"))) > 1
+        and canonical(name) != canonical(f"{path}.weight")
+    }
+    if found and not alone:
+        path = min(found)
+        raise CheckpointError(
+            f"adapts {quoted(path)}, which the base stores in one tensor with other modules "
+            f"({quoted(stored[path])}); merge it with adapters alone, or {MERGE_FIRST}"
+        )
+    return found
 
 
 def _with_task(base: Checkpoint, adapter: Adapter) -> Checkpoint:

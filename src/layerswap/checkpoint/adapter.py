@@ -260,34 +260,19 @@ def _number(config: Mapping[str, Any], key: str, path: str) -> float:
 def match_tensors(
     adapter: Adapter, names: Iterable[str], model_type: object = None
 ) -> dict[str, str]:
-    """Find the weight of every module of an adapter among the tensors of a checkpoint.
+    """Find the stored weight of every module of an adapter among the tensors of a checkpoint.
 
-    Names on disk may lack, or add, the outer words of the names in memory, and have them in another
-    order; of some types of models they have other words.
+    The modules have their names in memory. Those on disk may have other wrappers, other words, or
+    hold the weights of several modules.
     """
-    by_ending: dict[str, list[str]] = {}
+    by_core: dict[str, list[str]] = {}
     for name in names:
-        for core in {canonical(name), in_memory(name, model_type)}:
-            by_ending.setdefault(f"canonical {core}", []).append(name)
-        words = name.split(".")
-        for i in range(len(words)):
-            by_ending.setdefault(".".join(words[i:]), []).append(name)
-    return {path: _match(adapter, f"{path}.weight", by_ending) for path in adapter.modules}
-
-
-def _match(adapter: Adapter, weight: str, by_ending: Mapping[str, list[str]]) -> str:
-    same = by_ending.get(f"canonical {canonical(weight)}", [])
-    if len(same) == 1:
-        return same[0]
-    words = weight.split(".")
-    for i in range(len(words) - 1):
-        ending = ".".join(words[i:])
-        matches = by_ending.get(ending, [])
-        # Without its outer words a name must match whole, or `mlp.weight` would match any layer.
-        if i:
-            matches = [name for name in matches if name == ending]
-        if len(matches) == 1:
-            return matches[0]
-    raise CheckpointError(
-        f"{adapter.folder}: adapts {quoted(weight)}, which the base does not have"
-    )
+        for core in {canonical(name), *in_memory(name, model_type)}:
+            by_core.setdefault(core, []).append(name)
+    found = {path: by_core.get(canonical(f"{path}.weight"), []) for path in adapter.modules}
+    for path, stored in found.items():
+        if len(stored) != 1:
+            raise CheckpointError(
+                f"{adapter.folder}: adapts {quoted(f'{path}.weight')}, which the base does not have"
+            )
+    return {path: stored[0] for path, stored in found.items()}

@@ -233,7 +233,9 @@ class Checkpoint:
         """The base that the source names, and its revision."""
         return None, None
 
-    def over(self, base: Checkpoint, patterns: Sequence[Pattern] = ()) -> Checkpoint:
+    def over(
+        self, base: Checkpoint, patterns: Sequence[Pattern] = (), *, alone: bool = False
+    ) -> Checkpoint:
         """Return the source added to its base."""
         return self
 

@@ -39,6 +39,7 @@ PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head"])
 """Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
 BUFFERS = re.compile(r".*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|.*\.position_ids")
 """Matches names of buffers that transformers computes. Older versions also stored them."""
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHARES = re.compile(r"layers\.(\d+)\.self_attn\.(\w+)")
 MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
 MASKED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "gpt_bigcode", "imagegpt")
@@ -81,19 +82,19 @@ def canonical(name: str) -> str:
     return ".".join(SAME_WORDS.get(word, word) for word in words)
 
 
-def in_memory(name: str, model_type: object) -> str:
-    """Return the canonical name in memory; a weight that is several tensors there keeps its own.
+def in_memory(name: str, model_type: object) -> list[str]:
+    """Return the canonical names in memory; several if a stored weight is several tensors there.
 
     Example: of EXAONE 3.5, `transformer.h.0.mlp.c_fc_0.weight` gives
     `layers.0.mlp.gate_proj.weight`.
     """
-    core, number = canonical(name), r"(?<=\.)\d+(?=\.)"
+    core = canonical(name)
     words = CLASSES["renamed"].get(str(model_type))
-    renamed = words.get(re.sub(number, "#", core), ()) if words else ()
-    if len(renamed) != 1:
-        return core
-    numbers = iter(re.findall(number, core))
-    return re.sub("#", lambda _: next(numbers, "#"), renamed[0])
+    if words is None:
+        return [core]
+    numbers = re.findall(NUMBER, core)
+    listed = words.get(re.sub(NUMBER, "#", core), ())
+    return [name.replace("#", "{}").format(*numbers) for name in listed] or [core]
 
 
 def in_layers(name: str) -> bool:

@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Checkpoint, LowRank, Place, TensorInfo, atomic_folder, header_bytes
-from layerswap.checkpoint.adapted import adapter_of
+from layerswap.checkpoint.adapted import adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY, saved_name
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm
-from layerswap.checkpoint.names import in_layers, with_prefix_of, without_training_words
+from layerswap.checkpoint.names import without_training_words
 from layerswap.checkpoint.read import (
     FLOAT_NAMES,
     is_finite,
@@ -187,22 +187,22 @@ def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
 
 
 def _module(plan: Plan, low: LowRank) -> str:
-    """Return a module's path in memory, with the prefix of the first adapter's modules.
-
-    Adapters of one base may have been trained in two classes, such as the text model alone.
-    """
+    """Return a module's path in memory."""
     match = KEY.fullmatch(without_training_words(low.a.name))
     assert match is not None, "the adapter reader let another name through"
-    layers = (path for path in adapter_of(plan.reference).modules if in_layers(path))
-    return with_prefix_of(match["module"], next(layers, match["module"]))
+    return _written(plan, f"{match['module']}.weight").removesuffix(".weight")
+
+
+def _written(plan: Plan, name: str) -> str:
+    return adapted(plan.reference).written(name, (adapted(c).adapter for c in plan.used.values()))
 
 
 def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:
     """Every tensor that the output replaces whole, with its inputs."""
-    adapters = {name: adapter_of(c) for name, c in plan.used.items()}
-    adapted = {name for c in plan.used.values() for name in c.low_rank}
+    adapters = {name: adapted(c).adapter for name, c in plan.used.items()}
+    changed = {name for c in plan.used.values() for name in c.low_rank}
     for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
-        if name in adapted:  # a copy of the base's embedding, stored with its adapter
+        if name in changed:  # a copy of the base's embedding, stored with its adapter
             continue
         if all(name not in c.tensors for c in plan.used.values()):  # a head that is left out
             continue
@@ -283,13 +283,13 @@ def _key(path: str, low: LowRank, side: str) -> str:
 
 def _in_memory(plan: Plan, name: str) -> str:
     """The name in memory of a tensor that is saved whole; on disk it may have another prefix."""
-    adapters = map(adapter_of, plan.used.values())
-    return next(saved_name(a.saved[name].name) for a in adapters if name in a.saved)
+    saved = (adapted(c).adapter.saved for c in plan.used.values())
+    return _written(plan, next(saved_name(each[name].name) for each in saved if name in each))
 
 
 def _saved_modules(plan: Plan, names: list[str]) -> list[str]:
     """Return the modules of whole saved tensors, under the adapters' names."""
-    configs = [adapter_of(c).config for c in plan.used.values()]
+    configs = [adapted(c).adapter.config for c in plan.used.values()]
     known = {str(module) for config in configs for module in config.get("modules_to_save") or ()}
     return list(
         dict.fromkeys(
@@ -307,7 +307,7 @@ def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, An
     usual = Counter(ranks.values())
     patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}
     return {
-        **adapter_of(plan.reference).config,
+        **adapted(plan.reference).adapter.config,
         # As in the record, from which `verify` writes it again.
         "base_model_name_or_path": recorded_source(plan.base),
         "revision": plan.base.revision,

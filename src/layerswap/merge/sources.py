@@ -115,7 +115,7 @@ class _Opener:
         for name, checkpoint in adapters.items():
             assert over is not None, "adapters were opened without their base"
             with error_context(name):
-                opened[name] = checkpoint.over(over, self.recipe.place_patterns)
+                opened[name] = checkpoint.over(over, self.recipe.place_patterns, alone=only)
         return _in_one_layout(Sources(with_base(opened, base), opened.keys(), only))
 
     def _trained_over(self, base: Checkpoint | None, *, only: bool) -> Checkpoint | None:
