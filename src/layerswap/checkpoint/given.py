@@ -27,7 +27,7 @@ COPIED_SETTINGS = (
     *PROCESSOR_FILES,
 )  # fmt: skip
 """JSON files that a merge copies unread."""
-MODEL_FILES = ("model*.safetensors", INDEX, "pytorch_model*.bin")
+MODEL_FILES = ("model*.safetensors", "*-of-*.safetensors", INDEX, "pytorch_model*.bin")
 """Forms of the names of a full model's weights."""
 AGAIN = "a download was interrupted, so download the checkpoint again"
 NOT_SAFETENSORS = {

@@ -15,7 +15,7 @@ from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted, read_json_object
 from layerswap.ground.types import Log
 
-NUMBERED = re.compile(r"model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 MANY = 20_000
 """Number of tensors whose headers take seconds to read, so that a line is logged."""
 MOST_INDEXED = 500_000
@@ -60,13 +60,13 @@ def read_tensors(folder: Path, find: Find, log: Log) -> dict[str, TensorInfo]:
 
 
 def _whole_set(names: Iterable[str]) -> list[str]:
-    """Return the shard names of a complete set, also without an index; otherwise an empty list."""
-    parts = {name: match for name in names if (match := NUMBERED.fullmatch(name))}
-    counts = {int(match["count"]) for match in parts.values()}
-    numbers = [int(match["number"]) for match in parts.values()]
-    return (
-        list(parts) if [*counts] == [len(parts)] and numbers == [*range(1, 1 + len(parts))] else []
-    )
+    """Return the shard names of the only complete set, also without an index; else none."""
+    sets: dict[tuple[str, int], dict[int, str]] = {}
+    for match in filter(None, map(NUMBERED.fullmatch, names)):
+        key = match["stem"], int(match["count"])
+        sets.setdefault(key, {})[int(match["number"])] = match[0]
+    whole = [parts for (_, n), parts in sets.items() if [*parts] == [*range(1, 1 + n)]]
+    return [*whole[0].values()] if len(whole) == 1 else []
 
 
 def _read_shards(folder: Path, index: Path, find: Find, log: Log) -> dict[str, TensorInfo]:
