@@ -98,13 +98,8 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
             "with PEFT's path_initial_model_for_weight_conversion",
         ),
         (
-            {"target_modules": ["q_proj"]},
-            f": '{UP}' has weights, but target_modules excludes it; correct adapter_config.json",
-        ),
-        (
-            {"target_modules": ["mlp.up_proj"], "layers_to_transform": [1, 2]},
-            f": '{UP}' has weights, but layers_to_transform excludes it; correct "
-            "adapter_config.json",
+            {"peft_type": None, "fine_tune_type": "lora"},
+            ": an adapter of MLX; fuse it into its base with mlx_lm.fuse",
         ),
         (
             {"r": 3},
@@ -215,6 +210,12 @@ def test_no_weights_or_pickled_ones(tmp_path):
 def test_names_on_disk_may_lack_or_add_outer_words(tmp_path, stored, found):
     adapter = read_adapter(write_adapter(tmp_path / "a", pair()))
     assert match_tensors(adapter, stored) == {UP: found}
+
+
+@pytest.mark.parametrize("module", ["model.unembed_tokens", "layers.0.mlp.experts.w1"])
+def test_adapters_of_tinker_are_named(tmp_path, module):
+    said = refusal(write_adapter(tmp_path / "a", pair(module)))
+    assert said.endswith("convert it with tinker_cookbook.weights.build_lora_adapter")
 
 
 @pytest.mark.parametrize("stored", [["mlp.up_proj.weight.x"], ["other.weight"], []])

@@ -66,7 +66,10 @@ class AdaptedModel(Checkpoint):
     @property
     def named_base(self) -> tuple[str | None, str | None]:
         """The base in the adapter's configuration, and its revision."""
-        return self.adapter.base, self.adapter.base_revision
+        keys = "base_model_name_or_path", "revision"
+        given = (self.adapter.config.get(key) for key in keys)
+        name, revision = (value if isinstance(value, str) and value else None for value in given)
+        return name, None if revision == "main" else revision
 
     def over(
         self, base: Checkpoint, patterns: Sequence[Pattern] = (), *, alone: bool = False

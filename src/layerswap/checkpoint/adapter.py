@@ -33,6 +33,8 @@ KEY = re.compile(
     r"base_model\.model\.(?P<module>.+?)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])"
     r"(?:\.default)?(?:\.weight)?"
 )
+TINKER = re.compile(r"(?:^|\.)unembed_tokens$|\.in_proj_[qkv]$|\.experts\.w[123]$")
+"""Matches modules that Tinker names in its own way."""
 BLOCK_ROWS = 256
 """Rows of a delta to multiply together. The grid is fixed, so that a value does not depend on the
 chunk of its tensor that is read."""
@@ -119,18 +121,6 @@ class Adapter:
     modules: Mapping[str, LowRank]
     saved: Mapping[str, TensorInfo]
 
-    @property
-    def base(self) -> str | None:
-        """Base model named in the configuration: a folder or a Hub id."""
-        name = self.config.get("base_model_name_or_path")
-        return name if isinstance(name, str) and name else None
-
-    @property
-    def base_revision(self) -> str | None:
-        """Hub revision of the base, from the configuration."""
-        revision = self.config.get("revision")
-        return revision if isinstance(revision, str) and revision != "main" else None
-
 
 def read_adapter(folder: Path) -> Adapter:
     """Read a LoRA or rsLoRA adapter; refuse other kinds, such as DoRA or trained biases."""
@@ -146,7 +136,6 @@ def read_adapter(folder: Path) -> Adapter:
     tensors = read_header(folder / ADAPTER_WEIGHTS)
     with error_context(str(folder)):
         pairs, saved = _sort(tensors)
-        _check_targets(config, pairs)
         modules = {path: _low_rank(path, pair, config) for path, pair in pairs.items()}
         if not modules:
             why = "" if tensors else f"; {ZERO3}"
@@ -156,6 +145,8 @@ def read_adapter(folder: Path) -> Adapter:
 
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
+    if kind is None and "fine_tune_type" in config:
+        raise CheckpointError("an adapter of MLX; fuse it into its base with mlx_lm.fuse")
     if kind != "LORA":
         raise CheckpointError(f"peft_type is {clipped(str(kind))}; only LoRA can be merged")
     bias = config.get("bias", "none")
@@ -181,6 +172,11 @@ def _sort(
     for stored, info in tensors.items():
         name = without_training_words(stored)
         match = KEY.fullmatch(name)
+        if match and TINKER.search(match["module"]):
+            raise CheckpointError(
+                f"{quoted(match['module'])} is a name of Tinker's own form of adapters; convert it "
+                "with tinker_cookbook.weights.build_lora_adapter"
+            )
         if match:
             side = match["side"] + ("e" if match["embedding"] else "")
             pairs.setdefault(match["module"], {})[side] = info
@@ -198,26 +194,6 @@ def saved_name(name: str) -> str:
     """
     bare = without_training_words(name).replace(".modules_to_save", "").replace(".base_layer", "")
     return bare.removeprefix("base_model.model.")
-
-
-def _check_targets(config: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Refuse weights that PEFT would ignore: the configuration does not target their module."""
-    targets, layers = config.get("target_modules"), config.get("layers_to_transform")
-    listed = isinstance(targets, list)
-    ends = {str(target).rpartition(".")[2] for target in targets or ()} if listed else set()
-    numbers = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
-    for path in paths:
-        number = re.search(r"\.(\d+)\.", path)
-        # With `ensure_weight_tying` PEFT also adapts the head of an adapted embedding.
-        if listed and path.rpartition(".")[2] not in ends and not config.get("ensure_weight_tying"):
-            key = "target_modules"
-        elif layers not in (None, []) and number and number[1] not in numbers:
-            key = "layers_to_transform"
-        else:
-            continue
-        raise CheckpointError(
-            f"{quoted(path)} has weights, but {key} excludes it; correct {ADAPTER_CONFIG}"
-        )
 
 
 def _low_rank(path: str, pair: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> LowRank:
