@@ -109,6 +109,8 @@ def test_transformers_ignores_what_counts_as_ignored(tmp_path):
              "mtp.fc.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"]  # fmt: skip
     names = [*model.state_dict(), *extra]
     assert predicting(names, 2) == set(extra[:3])
+    gguf = ["blk.2.nextn.eh_proj.weight", "blk.2.attn_q.weight", "blk.1.attn_q.weight"]
+    assert predicting(gguf, 2) == set(gguf[:2])
     assert unloaded(names, {}) == {extra[3]}
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

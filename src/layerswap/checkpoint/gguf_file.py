@@ -11,7 +11,12 @@ from typing import Any, Self
 from layerswap.checkpoint.checkpoint import Checkpoint
 from layerswap.checkpoint.configuration import place_all, predicted_names
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
-from layerswap.checkpoint.gguf_view import check_family, check_settings, translated
+from layerswap.checkpoint.gguf_view import (
+    NOT_OF_TRANSFORMERS,
+    check_family,
+    check_settings,
+    translated,
+)
 from layerswap.checkpoint.given import Given, offline, refuse_url
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import HUB_ID, download
@@ -36,8 +41,6 @@ DEFAULTS = {"rope.freq_base": 10_000.0, "rope.scaling.factor": 1.0, "expert_weig
 """llama.cpp's values if a file has no such key; nothing, zero or `none` for the others."""
 NORMAL = 1
 """The type of an ordinary token in `tokenizer.ggml.token_type`."""
-ROPE_TABLES = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight")
-"""Matches the tables that scale positions."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +130,7 @@ class GGUFFile(Checkpoint):
                 )
         _check_one_sided(name, ours, other_name, theirs)
         for table in sorted(self.tensors.keys() ^ other.tensors.keys()):
-            if ROPE_TABLES.fullmatch(table):
+            if NOT_OF_TRANSFORMERS.fullmatch(table):
                 has, lacks = (name, other_name) if table in self.tensors else (other_name, name)
                 raise MergeError(
                     f"{has} stores {table!r} and {lacks} does not, so they scale positions "

@@ -35,7 +35,7 @@ OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm
 TOWERS = frozenset(["vision_tower", "audio_tower", "vision_model"])
 PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 """Matches names of multi-token prediction (Qwen3.5 and later, MiMo, ERNIE 4.5)."""
-PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head"])
+PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head", "nextn"])
 """Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
 BUFFERS = re.compile(r".*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|.*\.position_ids")
 """Matches names of buffers that transformers computes. Older versions also stored them."""
@@ -54,14 +54,16 @@ PROVENANCE = frozenset(
     }
 )  # fmt: skip
 """Quantisation settings that record how weights were made and do not affect reading."""
-_PARTS = (
-    (r"\.weight_(?:scale_inv|scale|packed|shape|zero_point|g_idx|global_scale)", ".weight"),
-    (r"\.(?:input|output)_(?:scale|zero_point|global_scale)", ".weight"),
-    (r"\.(?:qweight|qzeros|scales|g_idx)", ".weight"),
-    (r"_proj_(?:blocks|scales|scale_inv|scale)", "_proj"),  # experts in one tensor: gpt-oss
-    (r"\.([kqv])_scale", r".\1_proj.weight"),  # of the KV cache
-)
-PARTS = tuple((re.compile(form + "$"), whole) for form, whole in _PARTS)
+PARTS = {
+    re.compile(
+        r"\.weight_(?:scale_inv|scale|packed|shape|zero_point|g_idx|global_scale)$"
+    ): ".weight",
+    re.compile(r"\.(?:input|output)_(?:scale|zero_point|global_scale)$"): ".weight",
+    re.compile(r"\.(?:qweight|qzeros|scales|g_idx)$"): ".weight",
+    # The experts of gpt-oss in one tensor.
+    re.compile(r"_proj_(?:blocks|scales|scale_inv|scale)$"): "_proj",
+    re.compile(r"\.([kqv])_scale$"): r".\1_proj.weight",  # of the KV cache
+}
 UNMERGED = re.compile(r"\.(?:lora_(?:embedding_)?[AB]|base_layer|lora_magnitude_vector)(?:\.|$)")
 
 
@@ -167,21 +169,17 @@ def predicting(names: Iterable[str], layers: int | None) -> frozenset[str]:
 
     They are called `mtp`, or belong to layers behind the last of `layers`.
     """
-    found: set[str] = set()
-    predictors: set[str] = set()
-    beyond: dict[str, str] = {}
+    found, behind = set[str](), dict[str, list[str]]()
     for name in names:
+        number = canonical(name).split(".")[1] if in_layers(name) else ""
         if PREDICTION.search(name):
             found.add(name)
-            continue
-        words = canonical(name).split(".")
-        if layers is None or len(words) < 3 or words[0] != "layers" or not words[1].isdecimal():
-            continue
-        if int(words[1]) >= layers:
-            beyond[name] = words[1]
-            if not PREDICTION_WORDS.isdisjoint(words):
-                predictors.add(words[1])
-    return frozenset(found | {name for name, layer in beyond.items() if layer in predictors})
+        elif layers is not None and number and int(number) >= layers:
+            behind.setdefault(number, []).append(name)
+    for layer in behind.values():
+        if any(not PREDICTION_WORDS.isdisjoint(name.split(".")) for name in layer):
+            found.update(layer)
+    return frozenset(found)
 
 
 def unloaded(names: Iterable[str], config: Mapping[str, Any]) -> frozenset[str]:
@@ -194,11 +192,13 @@ def unloaded(names: Iterable[str], config: Mapping[str, Any]) -> frozenset[str]:
     unused, text = CLASSES["unused"].get(class_of(config) or "", ()), text_config(config)
     modules = tuple(f"{module}." for module in unused)
     sharing = text.get("num_kv_shared_layers") or 0
-    own = text.get("num_hidden_layers", 0) - sharing
 
     def shares(name: str) -> bool:
         match = SHARES.match(canonical(name)) if sharing else None
-        return match is not None and int(match[1]) >= own and match[2] in CLASSES["shared"]
+        if match is None or match[2] not in CLASSES["shared"]:
+            return False
+        own: int = text["num_hidden_layers"] - sharing
+        return int(match[1]) >= own
 
     return frozenset(
         name
@@ -263,7 +263,7 @@ def weight_of(name: str) -> str:
 
     Example: `mlp.up_proj.qzeros` and `mlp.up_proj.weight_scale_inv` give `mlp.up_proj.weight`.
     """
-    for form, whole in PARTS:
+    for form, whole in PARTS.items():
         if form.search(name):
             return form.sub(whole, name)
     return name
