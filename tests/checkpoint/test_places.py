@@ -833,3 +833,11 @@ ALIASES = {
 def test_the_names_that_the_papers_use(expected):
     for name in ALIASES[expected].split():
         assert alias(name) == expected, name
+
+
+def test_names_beside_a_language_model_are_towers():
+    names = ["language_model.model.layers.0.mlp.up_proj.weight", "encoder.layers.0.conv.bias",
+             "projector.query"]  # fmt: skip
+    assert [*place_tensors(names, layers=1).values()] == [
+        Place(0, "mlp"), Place(None, "other"), Place(None, "other")
+    ]  # fmt: skip

@@ -37,6 +37,9 @@ def _words(*rows: str) -> frozenset[str]:
 # Modules that only hold the layers. `encoder` is not here: an encoder-decoder has both.
 WRAPPERS = PREFIXES | _words("model text_model decoder")
 
+# The wrapper of the layers in a multimodal model.
+LANGUAGE = "language_model"
+
 # The list of layers: most families; GPT-2, Falcon and BLOOM; MPT; GGUF; BERT; T5.
 STACKS = _words("layers h blocks blk layer block")
 
@@ -336,6 +339,9 @@ def place_tensors(
     parsed = _in_one_order(parsed)
     by_name.update((name, _by_tables(words)) for name, words in parsed.items())
     unknown = [name for name, where in by_name.items() if where is None]
+    if any(LANGUAGE in name.split(".") for name in by_name):  # the rest are towers
+        by_name.update((n, Place(None, "other")) for n in unknown if LANGUAGE not in n.split("."))
+        unknown = [name for name in unknown if by_name[name] is None]
     if unknown:
         shown = _few(map(repr, unknown), len(unknown))
         raise CheckpointError(
@@ -370,12 +376,6 @@ def _behind(name: _Name, encoder: int) -> _Name:
     if name.side != "decoder" or name.layer is None:
         return name
     return name._replace(layer=name.layer + encoder)
-
-
-class _Listed(NamedTuple):
-    place: Place | None  # by the tables
-    stack: str  # the outermost list that the tensor is in; "" if in none
-    member: int
 
 
 def place_by_number(
@@ -419,12 +419,13 @@ def place_by_number(
     return places, Numbered(stacks[0], frozenset(roleless))
 
 
-def _listed(name: str) -> _Listed:
+def _listed(name: str) -> tuple[Place | None, str, int]:
+    """Return the place by the tables, the outermost list ("" for none), and the number in it."""
     place, words = _by_tables(_parse(name)), name.split(".")
     at = next((i for i, word in enumerate(words) if i and _is_index(word)), None)
     if at is None or place == Place(None, "other"):  # a vision tower has layers of its own
-        return _Listed(place, "", -1)
-    return _Listed(place, ".".join(words[:at]), int(words[at]))
+        return place, "", -1
+    return place, ".".join(words[:at]), int(words[at])
 
 
 def place(name: str, patterns: Sequence[Pattern] = (), *, encoder: int = 0) -> Place | None:

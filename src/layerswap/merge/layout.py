@@ -487,7 +487,8 @@ def unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
     """Return the first of these tensors, which cannot be averaged; refuse different bytes."""
     first = stored[0]
     for other in stored[1:]:
-        if not same_bytes(first, other):
+        # A BatchNorm counts its training steps, and only training reads the number.
+        if not (first.name.endswith("num_batches_tracked") or same_bytes(first, other)):
             raise MergeError(
                 f"tensor {first.name!r} is {first.dtype} and differs between the experts; "
                 "only floating-point tensors of 16 bits and more can be blended"
