@@ -229,16 +229,6 @@ def test_empty_matrices_are_refused(task, every):
         assert "have no elements, such as 'lm_head.weight' of shape [0]; DeepSpeed" in refusal(call)
 
 
-def test_matrices_have_the_shapes_of_the_configuration(family, tmp_path):
-    """Both experts are one rank's part of a tensor-parallel checkpoint."""
-    name = "model.layers.0.mlp.up_proj.weight"
-    part = {name: tensors_of(family["task"])[name][:48].clone()}
-    task = change_tensors(copied(family["task"], tmp_path / "task"), part)
-    assert f"{name!r} is [48, 64], but by config.json it is [96, 64]" in refusal(
-        plan_of, task, task
-    )
-
-
 @pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "gptq"])
 def test_plain_weights_that_the_configuration_calls_quantised_are_named(task, family, method):
     """As unsloth and others left it after merging an adapter into the dequantised base."""
@@ -444,10 +434,35 @@ def test_a_whole_set_of_shards_needs_no_index(family, tmp_path):
     task = sharded(family["task"], tmp_path / "task")
     expected = merged(plan_of(family["task"], family["language"]), tmp_path / "expected")
     assert same_tensors(merged(plan_of(task, family["language"]), tmp_path / "out"), expected)
+    for file in task.glob("model-*"):  # torchtune's names, beside the adapter that is merged
+        file.rename(task / f"ft-{file.name}")
+    for file in write_adapter(tmp_path / "adapter", family["base"], 0, 4).iterdir():
+        (task / file.name).write_bytes(file.read_bytes())
+    assert same_tensors(merged(plan_of(task, family["language"]), tmp_path / "out2"), expected)
     part = sharded(family["task"], tmp_path / "part", drop=1)
     assert "has model-00001-of-00003.safetensors but neither" in refusal(
         plan_of, part, family["language"]
     )
+
+
+def test_a_model_whose_head_is_lost_gets_the_others(family, tmp_path):
+    bare = change_tensors(copied(family["language"], tmp_path / "bare"), {"lm_head.weight": None})
+    change_config(bare, architectures=["LlamaModel"])
+    out = merged(ls.swap(task=family["task"], language=bare), tmp_path / "out")
+    assert torch.equal(out["lm_head.weight"], tensors_of(family["task"])["lm_head.weight"])
+
+
+def test_the_one_matrix_of_a_tied_model_may_be_called_head(family, tmp_path):
+    """As `save_model` of accelerate stores it."""
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    experts = [copied(family[name], tmp_path / name) for name in ("task", "language")]
+    for expert in experts:
+        change_tensors(change_config(expert, tie_word_embeddings=True), {head: None})
+    expected = merged(ls.swap(task=experts[0], language=experts[1]), tmp_path / "expected")
+    other = tensors_of(experts[1])
+    change_tensors(experts[1], {embedding: None, head: other[embedding]})
+    out = merged(ls.swap(task=experts[0], language=experts[1]), tmp_path / "out")
+    assert same_tensors(out, expected)
 
 
 def test_a_model_without_its_class_of_generation(family, tmp_path):

@@ -139,7 +139,7 @@ def test_missing_tensors_are_counted(pair):
     change_tensors(pair[1], {"model.norm.weight": None, UP.format(1): None})
     assert refused_together(pair).startswith(
         "language lacks 'model.layers.1.mlp.up_proj.weight' and 1 more tensors that task has; "
-        "they are not fine-tuned from one base ("
+        "they are not one model"
     )
 
 

@@ -127,10 +127,11 @@ class Checkpoint:
     def vocabulary_tensors(self) -> tuple[str, ...]:
         """Names of the tensors with one row per token: the embedding, the head and its bias."""
         size = text_config(self.config).get("vocab_size")
+        roleless = self.numbered.roleless if self.numbered else ()
         return tuple(
             name
             for name, place in self.places.items()
-            if place.role in ("embedding", "head")
+            if (place.role in ("embedding", "head") or (name in roleless and place.layer is None))
             and name in self.tensors
             and self.tensors[name].shape[:1] == (size,)
             and not any(word in name for word in ("position", "wpe"))
@@ -276,6 +277,8 @@ class Checkpoint:
     def matched(self, like: Checkpoint) -> Checkpoint:
         """Return the checkpoint with another's names for the same tensors."""
         new = renaming(self.places.keys(), like.places.keys())
+        if (own := self.only_matrix) and (other := like.only_matrix):
+            new |= {own: other} if own != other else {}
         if not new:
             return self
         first = min(new)
@@ -286,7 +289,9 @@ class Checkpoint:
         return replace(
             self,
             tensors={new.get(n, n): info for n, info in self.tensors.items()},
-            places={new.get(n, n): place for n, place in self.places.items()},
+            places={
+                new.get(n, n): like.places.get(new.get(n, ""), p) for n, p in self.places.items()
+            },
             low_rank={new.get(n, n): low for n, low in self.low_rank.items()},
             ignored=frozenset(new.get(n, n) for n in self.ignored),
             notes=(*self.notes, note),
@@ -347,6 +352,15 @@ class Checkpoint:
         return self.config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
 
     @property
+    def only_matrix(self) -> str | None:
+        """The one matrix with a row per token that a tied model stores; None for other models.
+
+        Accelerate's `save_model` stores it as the head.
+        """
+        matrices = [n for n in self.vocabulary_tensors if len(self.tensors[n].shape) == 2]
+        return matrices[0] if self.tied and len(matrices) == 1 else None
+
+    @property
     def writes(self) -> bool:
         """True for a class of causal language models."""
         return "CausalLM" in (self.class_name or "")
@@ -360,18 +374,13 @@ class Checkpoint:
     def heads(self) -> set[str]:
         """The matrices of a language model's head; a tied head may have a bias of its own."""
         size = text_config(self.config).get("vocab_size")
-        if self.labelled:
-            return set()
 
-        def has_rows(name: str) -> bool:
+        def is_matrix(name: str) -> bool:
             shape = self.tensors[name].shape
             return len(shape) > 1 and (shape[0] == size or not isinstance(size, int))
 
-        return {
-            name
-            for name, place in self.places.items()
-            if place == HEAD and (name not in self.tensors or has_rows(name))
-        }
+        heads = [n for n, place in self.places.items() if place == HEAD and not self.labelled]
+        return {name for name in heads if name not in self.tensors or is_matrix(name)}
 
     @property
     def embeddings(self) -> list[TensorInfo]:
@@ -421,14 +430,9 @@ def without_unshared(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpo
         if missing_tensors(opened[0].config, shapes) == set():
             unshared |= rest
 
-    def without(checkpoint: Checkpoint) -> Checkpoint:
-        gone = checkpoint.tensors.keys() & unshared
-        if not gone:
-            return checkpoint
-        return checkpoint.without(
-            gone,
-            f"leaves out {len(gone)} tensors that transformers does not load, such as "
-            f"{min(gone)!r}: not all sources have them",
-        )
-
-    return {name: without(checkpoint) for name, checkpoint in checkpoints.items()}
+    kept = dict(checkpoints)
+    for name, checkpoint in checkpoints.items():
+        if gone := checkpoint.tensors.keys() & unshared:
+            note = f"{len(gone)} tensors that transformers does not load, such as {min(gone)!r}"
+            kept[name] = checkpoint.without(gone, f"leaves out {note}: not all sources have them")
+    return kept

@@ -18,7 +18,7 @@ from layerswap.compose.schema import Expert
 from layerswap.deltas.measure import magnitude_weights
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike
-from layerswap.merge.compatibility import check_together, untied
+from layerswap.merge.compatibility import check_together
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat
 from layerswap.merge.heads import with_one_head
@@ -96,7 +96,7 @@ def make_plan(
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
         recipe = recipe.model_copy(update={"base": named})
-    together = untied(without_unshared(with_one_head(sources.together, sources.names)))
+    together = without_unshared(with_one_head(sources.together, sources.names))
     sources = replace(sources, together=together)
     stamps = stamps_of(together.values())
     form = FORMATS[sources.form]()
@@ -104,7 +104,8 @@ def make_plan(
     alignment = form.aligned(recipe, together, sources.base)
     for name, checkpoint in together.items():
         _refuse_settings(recipe, checkpoint.cannot, f"{name} ")
-    drop = check_together(together, aligned=alignment is not None)
+    together, drop = check_together(together, aligned=alignment is not None)
+    sources = replace(sources, together=together)
     first = next(iter(sources.experts.values()))
     skip = drop.union(first.vocabulary_tensors if alignment else ())
     if sources.base is not None:

@@ -52,26 +52,27 @@ FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+
 
 def check_together(
     checkpoints: Mapping[str, Checkpoint], *, aligned: bool = False
-) -> frozenset[str]:
+) -> tuple[dict[str, Checkpoint], frozenset[str]]:
     """Refuse checkpoints that were not fine-tuned from one base.
 
     Compares the architecture, the settings that change what a layer computes, the number of
     layers, and the names and shapes of all tensors; `aligned` vocabularies may differ in rows.
-    Returns the tensors to leave out of the output: heads that are stored copies of embeddings.
+    Returns the checkpoints with one kind of head, and the heads to leave out of the output, which
+    are stored copies of embeddings.
     """
     # Of a base without weights here only the configuration is known.
-    checkpoints = {name: c for name, c in checkpoints.items() if c.places}
-    first, *others = checkpoints
+    placed = {name: c for name, c in checkpoints.items() if c.places}
+    first, *others = placed
     for other in others:
-        checkpoints[first].check_beside(first, checkpoints[other], other)
-    for name, checkpoint in checkpoints.items():
+        placed[first].check_beside(first, placed[other], other)
+    for name, checkpoint in placed.items():
         checkpoint.check(name)
-    drop = _tied_heads(checkpoints)
     for other in others:
-        pair = {name: checkpoints[name] for name in (first, other)}
-        _check_settings(pair)
-        _check_tensors(pair, drop, aligned=aligned)
-    return drop
+        _check_settings({name: placed[name] for name in (first, other)})
+    placed, drop = _in_one_tie(placed)
+    for other in others:
+        _check_tensors({name: placed[name] for name in (first, other)}, drop, aligned=aligned)
+    return {**checkpoints, **placed}, drop
 
 
 def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> None:
@@ -161,13 +162,10 @@ def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
             remedy = (
                 f"; if {lost[0]} was trained with it, add it to its config.json" if lost else ""
             )
-            if key == "model_type" and {*map(_language_type, pair.values())} < {*values}:
+            texts = {text_config(c.config).get("model_type") for c in pair.values()}
+            if key == "model_type" and texts < {*values}:
                 remedy = "; save the language model of the multimodal one by itself, and give that"
             raise MergeError(f"{key} differs: {each}{remedy}")
-
-
-def _language_type(checkpoint: Checkpoint) -> Any:
-    return text_config(checkpoint.config).get("model_type")
 
 
 def _compared(pair: Mapping[str, Checkpoint]) -> Iterator[tuple[str, list[Any], list[bool]]]:
@@ -227,15 +225,14 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
 
 def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, aligned: bool) -> None:
     (a_name, a), (b_name, b) = pair.items()
-    for lacks, has, missing in (
-        (b_name, a_name, set(a.tensors) - set(b.tensors) - drop),
-        (a_name, b_name, set(b.tensors) - set(a.tensors) - drop),
-    ):
-        if missing:
-            _check_fused(a_name, set(a.tensors) - set(b.tensors), b_name, set(b.tensors))
-            _check_fused(b_name, set(b.tensors) - set(a.tensors), a_name, set(a.tensors))
-            why = _relation(a, b)
-            raise MergeError(f"{lacks} lacks {some_tensors(missing)} that {has} has; {why}")
+    extra = a.tensors.keys() - b.tensors.keys(), b.tensors.keys() - a.tensors.keys()
+    _check_fused(a_name, extra[0], b_name, extra[1])
+    _check_fused(b_name, extra[1], a_name, extra[0])
+    for has, lacks, names in ((a_name, b_name, extra[0]), (b_name, a_name, extra[1])):
+        if missing := names - drop:
+            raise MergeError(
+                f"{lacks} lacks {some_tensors(missing)} that {has} has; they are not one model"
+            )
     rows = set(a.vocabulary_tensors) if aligned else set()
     for name, info in a.tensors.items():
         skip = 1 if name in rows else 0
@@ -245,18 +242,6 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
             kinds = {"embedding": "vocabularies", "head": of_head}
             kind = kinds.get(a.places[name].role, "shapes")
             raise MergeError(f"{kind} differ: {name!r} is {shapes}")
-
-
-def _relation(a: Checkpoint, b: Checkpoint) -> str:
-    """Say how much two checkpoints differ, by a sample of matrices."""
-    nearest = _nearest(a, b)
-    if nearest is None:
-        return "they are not one model"
-    name, distance = nearest
-    measured = f"{name!r} differs by {distance:.0%} of its norm"
-    if distance > FARTHEST:
-        return f"they are not fine-tuned from one base ({measured})"
-    return f"so they are not one model, though {measured}"
 
 
 def _nearest(a: Checkpoint, b: Checkpoint) -> tuple[str, float] | None:
@@ -296,10 +281,10 @@ def origin_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
     ]
 
 
-def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None:
+def _check_fused(name: str, extra: set[str], other: str, others: set[str]) -> None:
     """Refuse to mix fused experts (one tensor) with experts stored one by one."""
-    fused = sorted(tensor for tensor in own if FUSED.search(tensor))
-    if fused and any(ONE_BY_ONE.search(tensor) for tensor in others - own):
+    fused = sorted(filter(FUSED.search, extra))
+    if fused and any(map(ONE_BY_ONE.search, others)):
         raise MergeError(
             f"{name} stores its mixture's experts as one tensor ({fused[0]!r}) and {other} one by "
             f"one; load {other} with transformers 5 and save it with "
@@ -307,43 +292,31 @@ def _check_fused(name: str, own: set[str], other: str, others: set[str]) -> None
         )
 
 
-def _tied_heads(checkpoints: Mapping[str, Checkpoint]) -> frozenset[str]:
-    """Find the heads that a checkpoint ties to its embedding; stored heads must be copies."""
-    # The base of adapters may be open without its tensors.
-    checkpoints = {name: c for name, c in checkpoints.items() if c.tensors}
-    heads = {name: checkpoint.heads for name, checkpoint in checkpoints.items()}
-    stored = set().union(*heads.values())
-    if not stored:
-        return frozenset()
-    tied = [name for name, c in checkpoints.items() if not heads[name] or c.tied]
-    if not tied:
-        return frozenset()
-    for name, checkpoint in checkpoints.items():
-        for head in heads[name]:
-            if not any(same_bytes(checkpoint.tensors[head], e) for e in checkpoint.embeddings):
-                raise MergeError(
-                    f"{name} has a head of its own ({head!r}) but the config of {name} ties it to "
-                    "the embedding; set tie_word_embeddings to false if the head is meant"
-                    if name in tied
-                    else f"{name} has a head of its own ({head!r}) but {tied[0]} ties its head to "
-                    "the embedding; they are not fine-tuned from one base"
-                )
-    return frozenset(stored)
+def _in_one_tie(
+    checkpoints: dict[str, Checkpoint],
+) -> tuple[dict[str, Checkpoint], frozenset[str]]:
+    """Give tied checkpoints a head of their own if training untied another one.
 
-
-def untied(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Give every checkpoint a head of its own if training untied one of them.
-
-    The head of a tied checkpoint is a copy of its embedding.
+    It is a copy of their embedding. If all heads are copies, they are left out instead.
     """
-    full = {name: c for name, c in checkpoints.items() if c.tensors and any(c.embeddings)}
-    tied = {name for name, c in full.items() if not c.heads or c.tied}
-    own = [name for name in full if name not in tied and not _has_copy(full[name])] if tied else []
-    heads = full[own[0]].heads if own else set()
-    if len(heads) != 1 or not all(_has_copy(c) for n, c in full.items() if n in tied and c.heads):
-        return dict(checkpoints)
+    full = {name: c for name, c in checkpoints.items() if any(c.embeddings)}
+    heads = frozenset(head for c in full.values() for head in c.heads)
+    tied = [name for name, c in full.items() if not c.heads or c.tied]
+    own = [name for name, c in full.items() if not _has_copy(c)]
+    if not tied or not own:
+        return checkpoints, heads if tied else frozenset()
+    name = next((name for name in own if name in tied), own[0])
+    if name in tied or len(heads) > 1:
+        said = f"{name} has a head of its own ({min(full[name].heads)!r})"
+        raise MergeError(
+            f"{said} but the config of {name} ties it to the embedding; set tie_word_embeddings to "
+            "false if the head is meant"
+            if name in tied
+            else f"{said} but {tied[0]} ties its head to the embedding; they are not fine-tuned "
+            "from one base"
+        )
     (head,) = heads
-    return {n: _untied(c, head, own[0]) if n in tied else c for n, c in checkpoints.items()}
+    return {**checkpoints, **{n: _untied(full[n], head, name) for n in tied}}, frozenset()
 
 
 def _has_copy(checkpoint: Checkpoint) -> bool:

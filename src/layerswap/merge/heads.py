@@ -21,8 +21,10 @@ DEFAULT_LABEL = re.compile(r"LABEL_\d+")
 
 
 def kind_of(checkpoint: Checkpoint) -> str | None:
-    """The class of a checkpoint; a model without its head counts as a language model."""
+    """The class of a checkpoint; a tied model without its head counts as a language model."""
     name = checkpoint.class_name
+    if checkpoint.headless and not (checkpoint.tied or checkpoint.heads):
+        return name
     return name and re.sub("(?:Model|ForCausalLM)$", "ForCausalLM", name)
 
 
