@@ -13,6 +13,7 @@ from merging import (
     save_tokenizer,
     swap_of,
     swapped,
+    tensors_of,
     tiny_llama,
 )
 from refusals import one_line
@@ -127,15 +128,15 @@ def test_layers_are_swapped_where_no_role_is_known(family, tmp_path):
         ls.make_plan(plan.recipe.model_validate({**plan.recipe.model_dump(), "places": attention}))
 
 
-def test_rows_and_layers_that_only_roles_would_tell_are_refused(tmp_path):
+def test_rows_without_roles_are_aligned_and_layers_do_not_move(tmp_path):
     task, language = (
         save_tokenizer(save_expert(tmp_path / f"e{seed}", NUMBERED["rwkv"][0](), seed), words)
         for seed, words in enumerate(("a b c d e f", "b a c d e f"))
     )
-    with pytest.raises(
-        LayerswapError, match=r"task: the role of .* is unknown, so vocabularies cannot be aligned"
-    ):
-        ls.swap(task=task, language=language, tokenizer="task")
+    plan = ls.swap(task=task, language=language, tokenizer="task", outside="language")
+    found, given = (tensors_of(each) for each in (plan.save(tmp_path / "out"), language))
+    for name in ("rwkv.embeddings.weight", "head.weight"):
+        check_equal(found[name][:7], given[name][[0, 2, 1, 3, 4, 5, 6]])
     save_tokenizer(language)
     source = f"{{sources: [{{model: {task}, layer_range: [0, 1]}}]}}"
     recipe = f"merge_method: passthrough\nslices: [{source}, {source}]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from layerswap.checkpoint.names import method_of, predicting, text_config, weigh
 from layerswap.checkpoint.places import Numbered, Pattern, Place, place_by_number, place_tensors
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted, read_json_object
-
-PLAIN_TYPES = ("llama", "mistral", "qwen2", "gemma", "gemma2", "gemma3_text")
-"""Model types whose matrices have the shapes of Llama's, and whose `head_dim` has no default."""
 
 ENCODER_COUNTS = "encoder_layers", "num_encoder_layers", "num_layers"
 LAYER_COUNTS = (
@@ -45,49 +41,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_shapes(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
-    """Refuse empty tensors, and matrices of another shape than the configuration says."""
-    weights = ((name, info) for name, info in tensors.items() if name.endswith("weight"))
-    empty = [name for name, info in weights if 0 in info.shape]
+def check_stored(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
+    """Refuse empty tensors, and packed matrices without a quantisation in the configuration."""
+    weights = [name for name in tensors if name.endswith("weight")]
+    empty = [name for name in weights if 0 in tensors[name].shape]
     if empty:
         raise CheckpointError(
             f"{len(empty)} of {len(tensors)} tensors have no elements, such as {quoted(empty[0])} "
             f"of shape {list(tensors[empty[0]].shape)}; {ZERO3}"
         )
-    expected = expected_shapes(config)
-    for name, info in tensors.items() if expected else ():
-        shape = expected.get(re.sub(r".*\.layers\.\d+\.", "", name))
-        if shape is not None and info.dtype in ("U8", "I8"):
-            raise CheckpointError(
-                f"{quoted(name)} is {info.dtype}, as quantised weights are; use the unquantised "
-                "checkpoint"
-            )
-        if shape is not None and info.shape != shape:
-            raise CheckpointError(
-                f"{quoted(name)} is {list(info.shape)}, but by {CONFIG} it is {list(shape)}; the "
-                "file is a part of a sharded model, or the configuration is another model's"
-            )
-
-
-def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return the shapes of a layer's matrices by their names in it, for plain families."""
-    keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    given = (config.get(key) for key in keys)
-    sizes = [size for size in given if type(size) is int and size > 0]
-    if config.get("model_type") not in PLAIN_TYPES or len(sizes) < len(keys):
-        return {}
-    width, inner, heads, kv = sizes
-    head = config.get("head_dim") or width // heads
-    queries, keys_values = (heads * head, width), (kv * head, width)
-    return {
-        "self_attn.q_proj.weight": queries,
-        "self_attn.k_proj.weight": keys_values,
-        "self_attn.v_proj.weight": keys_values,
-        "self_attn.o_proj.weight": queries[::-1],
-        "mlp.gate_proj.weight": (inner, width),
-        "mlp.up_proj.weight": (inner, width),
-        "mlp.down_proj.weight": (width, inner),
-    }
+    matrices = (name for name in weights if len(tensors[name].shape) == 2)
+    packed = [name for name in matrices if tensors[name].dtype in ("U8", "I8")]
+    if packed and method_of(config) is None:
+        raise CheckpointError(
+            f"{quoted(packed[0])} is {tensors[packed[0]].dtype}, as quantised weights are; use the "
+            "unquantised checkpoint"
+        )
 
 
 def configured_layers(config: Mapping[str, Any]) -> int | None:
@@ -121,26 +90,20 @@ def place_all(
     """
     quantised = method_of(config) is not None
     weights = {n: weight_of(n) if quantised else n for n in names if n not in predicted}
-    stored = [*dict.fromkeys(weights.values())]
-    places, numbered = _place_stored(stored, config, patterns)
-    other = Place(None, "other")
-    return {name: places.get(weights.get(name, name), other) for name in names}, numbered
-
-
-def _place_stored(
-    names: Sequence[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
-) -> tuple[dict[str, Place], Numbered | None]:
-    layers = configured_layers(config)
+    stored, layers = [*dict.fromkeys(weights.values())], configured_layers(config)
+    numbered: Numbered | None = None
     try:
-        return place_tensors(names, layers=layers, patterns=patterns), None
+        places = place_tensors(stored, layers=layers, patterns=patterns)
     except CheckpointError:
         # By its number alone, a layer could be the encoder's or the decoder's.
         if layers is None or config.get("is_encoder_decoder"):
             raise
-        placed = place_by_number(names, layers=layers, patterns=patterns)
+        placed = place_by_number(stored, layers=layers, patterns=patterns)
         if placed is None:
             raise
-        return placed
+        places, numbered = placed
+    other = Place(None, "other")
+    return {name: places.get(weights.get(name, name), other) for name in names}, numbered
 
 
 def predicted_names(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.checkpoint import Checkpoint
-from layerswap.checkpoint.configuration import check_shapes, place_all, predicted_names, read_config
+from layerswap.checkpoint.configuration import check_stored, place_all, predicted_names, read_config
 from layerswap.checkpoint.given import Given
 from layerswap.checkpoint.header import TensorInfo
 from layerswap.checkpoint.names import unloaded, unwrapped
 from layerswap.checkpoint.shards import read_tensors
 from layerswap.ground.errors import error_context
+
+LEFTOVER = (
+    f"its folder also holds an adapter ({ADAPTER_CONFIG}), which is not used; transformers adds it "
+    "to the full weights when it loads the folder, so remove it if it is merged"
+)
 
 
 class SafetensorsFolder(Checkpoint):
@@ -33,26 +37,16 @@ class SafetensorsFolder(Checkpoint):
         with error_context(given.source):
             plain = unwrapped(tensors)
             tensors = {plain[stored]: info for stored, info in tensors.items()}
-            check_shapes(tensors, config)
+            check_stored(tensors, config)
             predicted = predicted_names(tensors, config, given.patterns)
             places, numbered = place_all(tensors, predicted, config, given.patterns)
         return cls(
             given.name, commit, folder, config, tensors, places, numbered=numbered,
             ignored=predicted | unloaded(tensors, config),
-            notes=_leftover_notes(folder),
+            notes=(LEFTOVER,) if (folder / ADAPTER_CONFIG).is_file() else (),
         )  # fmt: skip
 
     @classmethod
     def stored(cls, given: Given, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
         """Read the headers of the weights."""
         return read_tensors(given.fetched[0], given.find, given.log)
-
-
-def _leftover_notes(folder: Path) -> tuple[str, ...]:
-    """A note on an adapter that lies next to full weights."""
-    if not (folder / ADAPTER_CONFIG).is_file():
-        return ()
-    return (
-        f"its folder also holds an adapter ({ADAPTER_CONFIG}), which is not used; transformers "
-        "adds it to the full weights when it loads the folder, so remove it if it is merged",
-    )

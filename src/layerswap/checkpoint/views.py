@@ -49,7 +49,11 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
         raise MergeError(
             f"{checkpoint.identity}: is an encoder-decoder, whose layers cannot move between both"
         )
-    checkpoint = without_layer_behind(checkpoint)
+    behind = {n for n in checkpoint.ignored if canonical(n).startswith("layers.")}
+    behind = {n for n in behind if checkpoint.places[n].layer is None}
+    if behind:  # predicting layers, whose numbers another depth needs
+        note = f"{min(behind)!r} and the other tensors behind its last layer are left out"
+        checkpoint = checkpoint.without(behind, note)
     names = restacked_names(checkpoint.places, taken)
     tensors, low_rank = checkpoint.tensors, checkpoint.low_rank
     return replace(
@@ -58,17 +62,6 @@ def restack(checkpoint: Checkpoint, taken: Sequence[int]) -> Checkpoint:
         tensors={new: tensors[old] for new, (old, _) in names.items() if old in tensors},
         places={new: place for new, (_, place) in names.items()},
         low_rank={new: low_rank[old] for new, (old, _) in names.items() if old in low_rank},
-    )
-
-
-def without_layer_behind(checkpoint: Checkpoint) -> Checkpoint:
-    """Leave out the predicting layers behind the last one, whose numbers another depth needs."""
-    behind = {n for n in checkpoint.ignored if canonical(n).startswith("layers.")}
-    behind = {n for n in behind if checkpoint.places[n].layer is None}
-    if not behind:
-        return checkpoint
-    return checkpoint.without(
-        behind, f"{min(behind)!r} and the other tensors behind its last layer are left out"
     )
 
 

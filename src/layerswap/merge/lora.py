@@ -242,12 +242,13 @@ def write_adapter(folder: Path, plan: Plan) -> None:
     ranks: dict[str, int] = {}
     lost: dict[str, float] = {}
     for path, parts in adapted_modules(plan):
-        factors = concatenate(parts)
+        factors, embedding = concatenate(parts), ".lora_embedding_" in parts[0][0].a.name
         if plan.recipe.rank is not None:
             factors = truncate(factors, plan.recipe.rank)
         ranks[path], lost[path] = factors.a.shape[0], factors.lost
         for side, matrix in (("A", factors.a), ("B", factors.b)):
-            tensors[_key(path, parts[0][0], side)] = narrowed(matrix, dtype)
+            kind = "embedding_" + side if embedding else f"{side}.weight"
+            tensors[f"base_model.model.{path}.lora_{kind}"] = narrowed(matrix, dtype)
     whole = dict(saved_tensors(plan))
     for name, inputs in whole.items():
         read = [widened(read_tensor(info), info.dtype) for info, _ in inputs]
@@ -272,13 +273,6 @@ def _write_weights(path: Path, tensors: Mapping[str, Stored], dtype: str) -> Non
         file.write(header_bytes(entries, {"format": "pt"}))
         for name in order:
             file.write(np.ascontiguousarray(tensors[name]).data)
-
-
-def _key(path: str, low: LowRank, side: str) -> str:
-    """The name under which PEFT stores side `A` or `B` of the module."""
-    embedding = ".lora_embedding_" in low.a.name
-    kind = f"embedding_{side}" if embedding else f"{side}.weight"
-    return f"base_model.model.{path}.lora_{kind}"
 
 
 def _in_memory(plan: Plan, name: str) -> str:

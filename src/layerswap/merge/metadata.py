@@ -382,13 +382,8 @@ def _source(checkpoint: Checkpoint) -> dict[str, Any]:
 def recorded_source(checkpoint: Checkpoint) -> str:
     """A source as it was given; a relative path starts with `./`, unlike a Hub id."""
     source = checkpoint.source
-    plain = _is_local(checkpoint) and not source.startswith(("/", ".", "~"))
+    plain = checkpoint.revision is None and not source.startswith(("/", ".", "~"))
     return f"./{source}" if plain else source
-
-
-def _is_local(checkpoint: Checkpoint) -> bool:
-    """True for a path, and not for an id of the Hub."""
-    return checkpoint.revision is None
 
 
 def recorded_name(file: WeightFile) -> str:
@@ -400,7 +395,7 @@ def recorded_name(file: WeightFile) -> str:
 
 def _card_name(checkpoint: Checkpoint) -> str:
     # A local path is of no use to a reader of the card, and may be private.
-    return local_name(checkpoint.folder) if _is_local(checkpoint) else checkpoint.source
+    return checkpoint.source if checkpoint.revision else local_name(checkpoint.folder)
 
 
 def for_upload(folder: Path) -> dict[str, str]:

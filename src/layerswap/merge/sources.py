@@ -109,7 +109,14 @@ class _Opener:
         base = self._open_base(adapters, only)
         if self.recipe.base_as is not None and not adapters:
             raise MergeError("base_as: no expert is an adapter; leave base_as out")
-        over = self._trained_over(base, only=only)
+        over = base
+        if self.recipe.base_as is not None:
+            if only or base is None:
+                raise MergeError(
+                    "base_as: adapters are not added to their base here; give bake: true"
+                )
+            with error_context("base"):
+                over = as_4_bits(base, double=self.recipe.base_as == "nf4-double")
         if len(adapters) == len(opened):
             base = over
         for name, checkpoint in adapters.items():
@@ -117,15 +124,6 @@ class _Opener:
             with error_context(name):
                 opened[name] = checkpoint.over(over, self.recipe.place_patterns, alone=only)
         return _in_one_layout(Sources(with_base(opened, base), opened.keys(), only))
-
-    def _trained_over(self, base: Checkpoint | None, *, only: bool) -> Checkpoint | None:
-        """The base that adapters are added to: as it is, or in 4 bits."""
-        if self.recipe.base_as is None:
-            return base
-        if only or base is None:
-            raise MergeError("base_as: adapters are not added to their base here; give bake: true")
-        with error_context("base"):
-            return as_4_bits(base, double=self.recipe.base_as == "nf4-double")
 
     def _open_base(self, adapters: Mapping[str, Checkpoint], only: bool) -> Checkpoint | None:
         recipe = self.recipe
@@ -201,6 +199,8 @@ def _named_base(adapters: Mapping[str, Checkpoint]) -> Expert:
 
 def _has_weights(entry: Expert) -> bool:
     folder = Path(str(entry.source)).expanduser()
+    if folder.is_file():  # a GGUF file
+        return True
     # Adapters alone need only the configuration of a base, and QLoRA's is often quantised.
     return quantisation_in(folder) is None and any(
         (folder / name).is_file() for name in (SINGLE, INDEX)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, read_json_object
-from layerswap.checkpoint.places import pattern_advice
 from layerswap.checkpoint.vocabulary import read_vocabulary, vocabulary_of
 from layerswap.compose import Recipe
 from layerswap.ground.errors import MergeError, RecipeError
@@ -202,8 +201,6 @@ def align(
     one_size, difference = len(set(sizes.values())) == 1, differences(checkpoints)
     own = "language" if recipe.instruct and difference else None
     choice = chosen_tokenizer(recipe, own)
-    if choice is not None or not one_size:
-        _refuse_roleless(checkpoints)
     if difference and all(sizes.values()):
         for name, checkpoint in checkpoints.items():  # no choice mends tokens without rows
             _check_rows(name, read_vocabulary(checkpoint.folder), sizes[name])
@@ -228,19 +225,6 @@ def align(
         name: _rows([name, *bases, *experts], owner, (target, size), tokens) for name in checkpoints
     }
     return Alignment(owner, size, rows, deltas, added)
-
-
-def _refuse_roleless(checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse to align rows if a tensor of unknown role may have rows of tokens too."""
-    for name, checkpoint in checkpoints.items():
-        if checkpoint.numbered is None:
-            continue
-        for tensor in checkpoint.places:
-            if tensor in checkpoint.numbered.roleless and checkpoint.places[tensor].layer is None:
-                raise MergeError(
-                    f"{name}: the role of {tensor!r} is unknown, so vocabularies cannot be "
-                    f"aligned; {pattern_advice(tensor)}"
-                )
 
 
 def chosen_tokenizer(recipe: Recipe, default: str | None = None) -> str | None:
