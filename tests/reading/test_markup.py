@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -36,25 +37,37 @@ TREES = "".join(
     + "\n"
     for i, text in enumerate(TEXTS)
 )
+GRID, INTERVAL = '  name = "{}"\n', '    xmax = 1\n    text = "{}"\n'
 MARKED = {
     "a TMX file": f'{XML}<tmx version="1.4">\n<body>\n{each(UNIT)}</body></tmx>',
     "an ELAN file": f"\ufeff{XML}<ANNOTATION_DOCUMENT>\n{TIER.format('TIER', each(VALUE))}"
     f"{TIER.format('gloss', VALUE.format('x'))}</ANNOTATION_DOCUMENT>",
     "a FLEx text": f"\ufeff{XML}<document>\n{each(PHRASE)}</document>",
-    "text of WikiExtractor": each('<doc id="{1}" url="x" title="y">\n{0}\n\n</doc>\n'),
-    "XML": f"<corpus>\n{each('<s>{}</s>')}</corpus>\n",
-    "a TextGrid": 'File type = "ooTextFile"\n' + each('  xmax = 1\n  text = "{}"\n'),
+    "text between lines of tags": each('<doc id="{1}" url="x" title="y">\n{0}\n\n</doc>\n'),
+    "a TextGrid": f'File type = "ooTextFile"\n{GRID.format("TIER")}{each(INTERVAL)}'
+    + (GRID + INTERVAL).format("x", "y"),
     "USFM": "\\id GEN Swahili\n\\h Mwanzo\n\\c 1\n\\p\n"
-    + each("\\v {1} {0} \\f + \\fr 1.1\\ft maelezo\\f*\n"),
+    + "".join(
+        f"\\v {i} \\w {text.replace(' ', '|strong=H1' + chr(92) + 'w* ', 1)} \\f + \\fr 1\\f*\n"
+        for i, text in enumerate(TEXTS)
+    ),
     "text with markers of Toolbox": "\\_sh v3.0 400 Text\n" + each("\\ref {1}\n\\tx {0}\n\\ft x\n"),
     "a CHAT transcript": "@UTF8\n@Begin\n" + each("*CHI:\t{}\n%mor:\tx\n") + "@End\n",
     "subtitles": each("{1}\r\n00:00:0{1},000 --> 00:00:09,000\r\n{0}\r\n\r\n"),
     "subtitles, WebVTT": "WEBVTT\n\n" + each("00:0{1}.000 --> 00:09.000\n{0}\n\n"),
     "CoNLL-U": TREES,
     "a list of words with tags": WORDS,
-    "text with an identifier in each line": each("spk1-utt{1} {0}\n"),
+    "a list of words with tags, CoNLL-U": re.sub("#.*\n", "", TREES),
+    "a list of words with tags, vertical": "".join(
+        "<s>\n{}\tN\n</s>\n".format(text.replace(" ", "\tN\n")) for text in TEXTS
+    ),
+    "'/' inside": each("{}/x\n").replace(" ", "/N "),
+    "'|' inside": "".join(
+        " ".join(f"{word}|{word}|N" for word in text.split()) + "\n" for text in TEXTS
+    ),
+    "an identifier in each line": each("spk1-utt{1} {0}\n"),
     "subtitles, SBV": each("0:00:0{1}.599,0:00:09.160\n{0}\n\n"),
-    "XML, in pieces": each("<s> {} </s>\n"),
+    "text between tags": each("<s> {} </s>\n"),
     "a table of 3 columns": each("{1}\tswh\t{0}\n"),
     "a table of 3 columns, LJSpeech": each("LJ00{1}|{0}|x\n"),
 }
@@ -64,7 +77,8 @@ def test_a_number_or_a_name_with_one_begins_a_sentence(tmp_path):
     for words in (["1990", "12", "5km", "2nd", "3-5"], ["COVID-19", "G7", "H1N1", "B2B", "4x4"]):
         (tmp_path / "FILE").write_text("".join(f"{word} in a sentence\n" for word in words))
         check_text(str(tmp_path / "FILE"))
-    assert "an identifier" in str(markup_of(f"{i} a sentence\n" for i in range(1, 9)))
+    assert "an identifier" in str(markup_of(f"{i} a sentence\n" for i in range(1, 300)))
+    assert markup_of(f"{i} in the beginning\n" for i in range(1, 30)) is None
 
 
 @pytest.mark.parametrize("name", MARKED)
@@ -72,9 +86,10 @@ def test_the_printed_command_takes_the_texts_of_a_file_with_markup(tmp_path, nam
     (tmp_path / "FILE").write_bytes(MARKED[name].encode())
     with pytest.raises(DataError) as caught:
         check_text(str(tmp_path / "FILE"))
-    assert f"FILE: is {name.partition(', ')[0]}, not plain text; " in str(caught.value)
+    assert f"{name.partition(', ')[0]}, " in str(caught.value)
+    assert "not plain text" in str(caught.value)
     assert "\n" not in str(caught.value)
-    command = re.search("`(.*)`", str(caught.value))[1].replace("CODE", "sw")
+    command = re.findall("`(.*?)`", str(caught.value))[-1].replace("CODE", "sw")
     command = re.sub("^python ", f"{sys.executable} ", command)
     subprocess.run(command, shell=True, cwd=tmp_path, check=True)
     taken = (line.strip() for line in (tmp_path / "NEW").read_text("utf-8").splitlines())
@@ -83,14 +98,48 @@ def test_the_printed_command_takes_the_texts_of_a_file_with_markup(tmp_path, nam
 
 
 @pytest.mark.parametrize(
+    ("line", "sign"),
+    [("[00:0{1}.50]{0}\n", "[0"), ('msgid "x"\nmsgstr "{0}"\n', "'msgid '"),
+     ("{0}\t<b>x</b>\n", "</b>"), ("\\gll {0}\\\\\n", "gll"), ("a.b{1}={0}\n", "a.b0="),
+     ("Dialogue: 0,0:00:01.50,0:00:02.10,Default,,{0}\n", "Dialogue: "), ("ku@@ bwa {0}\n", "@@"),
+     ("12/03/2024, 10:1{1} - Juma: {0}\n", "12/03/2024"), ("0:1{1}\n{0}\n", "'0:10'"),
+     ("&quot;{0}&quot;\n", "&quot;"), ('"{1}","{0}"\n', '","'), ("(S (N {0}))\n", "(S (")],
+)  # fmt: skip
+def test_signs_that_most_lines_have_are_shown(tmp_path, line, sign):
+    (tmp_path / "FILE").write_text(each(line))
+    with pytest.raises(
+        DataError, match=r"FILE: is not plain text: .* lines have signs such as"
+    ) as caught:
+        check_text(str(tmp_path / "FILE"))
+    assert sign in str(caught.value)
+    assert "`python" not in str(caught.value)
+    assert markup_of([*TEXTS, line.format(TEXTS[0], 0)]) is None
+
+
+@pytest.mark.parametrize("start", ["<xliff>\n<source>x</source>", '<tt xml:lang="sw"><body>', XML])
+def test_xml_without_known_texts_has_no_command(tmp_path, start):
+    (tmp_path / "FILE").write_text(start + each("<t>{}</t><x>y</x>\n"))
+    with pytest.raises(
+        DataError, match=r"FILE: is XML, not plain text; take its texts in the language alone$"
+    ):
+        check_text(str(tmp_path / "FILE"))
+
+
+@pytest.mark.parametrize(
     "text",
-    ["<3 sana\n", "<mtu> habari ya leo\n<mtu> nzuri\n", "WATU WOTE\nWANA HAKI SAWA\n",
+    ["Juma: mvua\nAsha: jua\n" * 5, "@mtu habari #leo https://t.co/a_b/c?d=e&f=g\n" * 9,
+     "1 Hapo\n2 Nchi\n1 Na\n" * 5, "||Nāti ta |nî !gû\n|Gôan #nî |khati\n" * 5,
+     '-Yö =dhɛ "kë =a -bha\n' * 9, "1. mvua\n2. jua\n3. a\n4. b\n5. c\n", "Q: a?\nA: b\n" * 5,
+     "Maria utuombee\nPetro utuombee\n\n" * 5, "“CAFÉ”… À PARIS\n" * 9, "Рік\nЇї…\n" * 9,
+     "<3 sana\n", "<mtu> habari ya leo\n<mtu> nzuri\n", "WATU WOTE\nWANA HAKI SAWA\n",
      "1. mvua\nmaji\tbaridi\n", "\tmvua\n\tkubwa\n", "2019 mvua\n" * 3 + "mwaka 2020\n",
      "- Habari? --> Nzuri.\n", "# kichwa\n\nmaneno `x`\n", "@mtu habari\n"],
 )  # fmt: skip
 def test_plain_text_with_marks_is_plain_text(tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
-    check_text(str(tmp_path / "a.txt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_text(str(tmp_path / "a.txt"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import gzip
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from importlib.metadata import version
 
@@ -256,7 +258,8 @@ def test_the_hub_is_asked_for_what_the_origin_names(tmp_path, monkeypatch):
 LATIN = (
     "is not UTF-8 text but another encoding (byte 0xe9); it reads 'café' in CP1252, 'cafй' in "
     "CP1251, 'cafι' in CP1253, 'cafי' in CP1255; choose the right one, and save the file as UTF-8, "
-    "such as by `iconv -f CP1252 -t UTF-8 FILE > NEW`"
+    "such as by `python -c \"from pathlib import Path; Path('NEW').write_text(Path('FILE')."
+    "read_text('CP1252'), 'utf-8')\"`"
 )
 
 
@@ -522,9 +525,15 @@ def test_only_line_feeds_end_lines(tmp_path):
     assert rows_of(tmp_path, path="mac.csv") == [{"a": "1", "b": "2"}]
 
 
-def test_wide_characters_without_a_mark_are_no_text(tmp_path):
-    write_bytes(tmp_path, a__txt="one".encode("utf-16-le"))
-    message = "a.txt, line 1: is not UTF-8 text but UTF-16 without its mark, or no text at all"
+def test_wide_characters_without_a_mark_are_read_in_their_order(tmp_path):
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+        write_bytes(
+            tmp_path, a__txt="one".encode(encoding), b__txt="กชา\nชา one\n".encode(encoding)
+        )
+        assert f"it reads 'one' in {encoding.upper()}; " in why_refused(tmp_path, path="a.txt")
+        assert f"it reads 'กชา' in {encoding.upper()}; " in why_refused(tmp_path, path="b.txt")
+    write_bytes(tmp_path, a__txt=b"\0" * 9)
+    message = "a.txt, line 1: is not UTF-8 text but another encoding (byte 0x00), or no text at all"
     assert why_refused(tmp_path, path="a.txt").startswith(message)
 
 
@@ -585,8 +594,9 @@ def test_parallel_files_are_rows_with_a_column_each(tmp_path, limit):
         (b"one\n", "news.ig, line 2: has no partner in {tmp}/news.en (1 of 3 lines); "
          "parallel files are aligned by line"),
         (b"one\ntwo\ncaf\xe9\n", f"news.en, line 3: {LATIN}"),
-        ("one\ntwo\nthree".encode("utf-16"), "news.en, line 1: is not UTF-8 text but UTF-16; "
-         "save the file as UTF-8, such as by `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
+        ("one\ntwo\nthree".encode("utf-16"), f"news.en, line 1: {LATIN.partition('0xe9')[0]}0xff); "
+         f"it reads 'one' in UTF-16; {LATIN.partition('; ')[2].partition('; ')[2]}"
+         .replace("CP1252", "UTF-16")),
         (b"", "news.en: is empty"),
         (None, "news.en: no such file"),
     ],
@@ -643,7 +653,8 @@ LETTERS = {
     "cp1250": "Zażółć gęślą jaźń w mieście", "gb18030": "今天天气很好我们去公园",
     "koi8-r": "сегодня хорошая погода", "tis-620": "วันนี้อากาศดีมาก",
     "cp1252": "le garçon a été à l’école", "iso8859-6": "السلام عليكم",
-    "mac-roman": "le garçon a été à l’école",
+    "mac-roman": "le garçon a été à l’école", "euc_jis_2004": "今日は天気がいいです𠮟",
+    "iso2022_jp": "今日は天気がいいです", "utf-32": "le garçon a été à l’école",
 }  # fmt: skip
 
 
@@ -662,6 +673,28 @@ def test_a_text_is_shown_in_the_encodings_that_it_may_have(tmp_path, encoding):
     readings = re.findall(r"'([^']*)' in ([A-Z0-9-]+)", why)
     right = [name for text, name in readings if LETTERS[encoding][:20] in text]
     assert any(lines.encode(encoding).decode(name) == lines for name in right)
-    if encoding in ("mac-roman", "iso8859-6", "cp1251"):  # the remedy names the first
-        assert lines.encode(encoding).decode(readings[0][1]) == lines
-    assert why.endswith(f"`iconv -f {readings[0][1]} -t UTF-8 FILE > NEW`")
+    command = re.search("`(.*)`", why)[1].replace("FILE", "a.jsonl")
+    subprocess.run(re.sub("^python", sys.executable, command), shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "NEW").read_text("utf-8") == lines.encode(encoding).decode(readings[0][1])
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp1251"])
+def test_letters_that_a_wrong_encoding_damaged_are_told(tmp_path, encoding):
+    text = (
+        "caché, é… à l’é\n"
+        if encoding == "cp1252"
+        else "Éca\n"
+        if encoding == "latin-1"
+        else "мир\n"
+    )
+    damaged = text.encode().decode(encoding) if encoding != "latin-1" else "Ã\x89ca\n"
+    (tmp_path / "a.txt").write_text(damaged * 9)
+    why = why_refused(tmp_path, path="a.txt")
+    assert "a wrong encoding damaged 9 of 9 lines, such as line 1: " in why
+    command = re.search("`(.*)`", why)[1].replace("FILE", "a.txt")
+    subprocess.run(re.sub("^python", sys.executable, command), shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "NEW").read_text("utf-8") == text * 9
+    for some in (damaged, "caf\ufffd\n"):
+        (tmp_path / "a.txt").write_text("mvua\n" * 20 + some)
+        with pytest.warns(UserWarning, match="damaged 1 of 21 lines, such as line 21: "):
+            rows_of(tmp_path, path="a.txt")

@@ -12,15 +12,17 @@ import io
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, combinations, groupby, islice, zip_longest
+from itertools import chain, combinations, dropwhile, groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from layerswap.ground.errors import DataError, one_line
 from layerswap.ground.strict_json import mistaken
+from layerswap.reading.encodings import damage_of, to_utf8
 from layerswap.reading.markup import markup_of
 
 if TYPE_CHECKING:
@@ -34,7 +36,9 @@ FORMATS = {
 }  # fmt: skip
 """Format by file extension."""
 _SAMPLE = 1 << 16
-"""Bytes after a line by which its encoding is guessed."""
+"""Bytes of a file by which its kind and its encoding are guessed."""
+_DAMAGED = 0.1
+"""Share of lines with damaged letters above which a text is refused."""
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 RATIO, FLOOR = 100, 1 << 26
@@ -99,12 +103,13 @@ def check_start(file: str | Path, *, binary: bool) -> None:
     if not path.is_file():  # a pipe can be read once
         return
     with path.open("rb") as stream:
-        start = stream.read(4000)
+        start = stream.read(_SAMPLE)
     what = None
     if not binary:
         what = next((why for magic, why in _BINARY.items() if start.startswith(magic)), None)
         text = start.decode("utf-8-sig", "replace")
-        what = markup_of(text.splitlines()) if text.startswith("<") else what
+        lines = text.splitlines()[: -1 if len(start) == _SAMPLE else None]
+        what = markup_of(lines) if text.startswith("<") else what
     if what := what or mistaken(start):
         raise DataError(f"{file}: {what}")
 
@@ -127,10 +132,12 @@ def lines_of(file: str | Path) -> Iterator[str]:
         with opened as stream:
             whole = io.BufferedReader(stream) if packed else None
             lines = iter(lambda: whole.readline(left), b"") if whole else stream
+            start = b""
             for number, line in enumerate(lines, start=1):
                 left -= len(line)
                 if left <= 0:
                     raise DataError(f"{file}: unpacks to {RATIO} times its size; unpack it first")
+                start += line if len(start) < _SAMPLE else b""
                 body = line.rstrip(b"\r\n")
                 # An old Mac's file is one line to everybody else.
                 only_returns = number == 1 and not line.endswith(b"\n") and b"\r" in body
@@ -140,8 +147,9 @@ def lines_of(file: str | Path) -> Iterator[str]:
                         byte = 0
                     except UnicodeDecodeError as error:
                         text, byte = "\0", part[error.start]
-                    if "\0" in text:
-                        why = _encodings(line + (whole or stream).read(_SAMPLE), byte)
+                    if "\0" in text or "\x1b$" in text:  # ISO 2022 is ASCII with escapes
+                        rest = (whole or stream).read(_SAMPLE)
+                        why = to_utf8(line + rest, byte, (start + rest)[:_SAMPLE])
                         raise DataError(f"{file}, line {number}: is not UTF-8 text but {why}")
                     yield text
     except DataError:
@@ -155,40 +163,10 @@ def lines_of(file: str | Path) -> Iterator[str]:
         raise DataError(f"{file}: cannot be read ({reason})") from None
 
 
-def _encodings(sample: bytes, byte: int) -> str:
-    """Show a line of a sample in its likely encodings, the likeliest first."""
-    from charset_normalizer import from_bytes
-
-    line = max(sample.split(b"\n"), key=lambda line: len({*line} & {*range(128, 256)}))
-    line = re.sub(rb"^[\0-\x7f]*(?=[\0-\x7f]{9})", b"", line)  # the end of an ASCII start
-    found: dict[str, str] = {}
-    # Ties go to the encodings of Windows, first to that of western Europe.
-    for *_, name in sorted(
-        (round(match.chaos, 3), -round(match.coherence, 1), not name.startswith("cp125"),
-         name != "cp1252", name)
-        for match in from_bytes(sample)
-        for name in [next((usual for usual in ("cp1252", "mac_roman")
-                           if usual in match.could_be_from_charset), match.encoding)]
-        # `iconv` lacks the other encodings of old Macs, which explain anything.
-        if name == "mac_roman" or not name.startswith("mac_")
-    ):  # fmt: skip
-        shown = line.decode(name, "replace").strip()[:40]
-        named = name.upper().replace("_", "-").replace("UTF-16-", "UTF-16")
-        found.setdefault(shown, named.replace("MAC-ROMAN", "MACINTOSH"))
-    readings = ", ".join(f"{text!r} in {name}" for text, name in [*found.items()][:4])
-    what = f"another encoding (byte 0x{byte:02x}); it reads {readings}; choose the right one, and"
-    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
-        found, what = {"": "UTF-16"}, "UTF-16;"
-    elif not byte:
-        what = "UTF-16 without its mark, or no text at all;"
-    return (f"{what} save the file as UTF-8, such as by "
-            f"`iconv -f {next(iter(found.values()), 'ENCODING')} -t UTF-8 FILE > NEW`")  # fmt: skip
-
-
 def check_text(file: str) -> None:
     """Refuse an empty file, and JSON, tables and markup in place of plain text."""
     by_name = FORMATS.get(unpacked(file).suffix.lower(), "text")
-    lines = filter(str.strip, lines_of(file))
+    lines = dropwhile(lambda line: not line.strip(), lines_of(file))
     first = next(lines, None)
     if first is None:
         raise DataError(f"{file}: is empty")
@@ -199,6 +177,10 @@ def check_text(file: str) -> None:
                         "save its texts alone")  # fmt: skip
     if why := markup_of(chain([first], lines)):
         raise DataError(f"{file}: {why}")
+    if damage := damage_of(lines_of(file)):
+        if damage[1] > _DAMAGED:
+            raise DataError(f"{file}: {damage[0]}")
+        warnings.warn(f"{file}: {damage[0]}", stacklevel=2)
 
 
 def _json_of(line: str) -> str | None:

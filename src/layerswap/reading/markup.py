@@ -1,70 +1,177 @@
-"""Formats of linguists and corpora that look like plain text: their names, and ways out of them."""
+"""Files that look like plain text and hold something else: known formats, columns, and markup."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
-_LOOK = 100
+import regex
+
+_LOOK = 1000
 """Lines that are looked at."""
+_SHARE = 0.45
+"""Share of lines with markup from which a file is no plain text; numbered headings reach 0.38."""
+_GLUED = 0.6
+"""Share of words with a sign such as `/` inside from which the words have tags."""
+_COLUMNS = 0.9
+"""Share of lines with the usual number of columns."""
 
 
-def _xml(path: str, parser: str = "") -> str:
+def _xml(path: str) -> str:
     return ("python -c \"from lxml import etree; print(*etree.parse('FILE'"
-            f"{parser}).xpath('{path}'), sep='\\n')\" > NEW")  # fmt: skip
+            f").xpath('{path}'), sep='\\n')\" > NEW")  # fmt: skip
 
 
-_MARKUP = [
+_FORMATS = [
     ("a TMX file", r"<(?s:.{0,999}?)\btmx\b", _xml('//seg[lang(\\"CODE\\")]/text()')),
     ("an ELAN file", r"<(?s:.{0,999}?)ANNOTATION_DOCUMENT\b",
      _xml('//ANNOTATION_VALUE[not(ancestor::TIER[@TIER_ID!=\\"TIER\\"])]/text()')),
     ("a FLEx text", r'<(?s:.{0,3999}?)<item type="', _xml('//phrase/item[@type=\\"txt\\"]/text()')),
     ("a dump of a wiki", r"<mediawiki\b", "layerswap new --text wikimedia/wikipedia:20231101.CODE"),
-    ("text of WikiExtractor", r"<doc id=", "grep -vE '^</?doc' FILE > NEW"),
-    ("XML", r"(?i:(?!(<[?!].*\n)*<(!doctype )?(html|error)\b))"
-     r"(<[?!]|<([\w:.-]+)[^<>]*>(\s*$|.*</\5>))",
-     _xml("//text()[normalize-space()]", ", etree.HTMLParser(encoding='utf-8')")),
-    ("a TextGrid", 'File type = "ooTextFile"', "sed -nE 's/^ *text = \"(.*)\".*/\\1/p' FILE > NEW"),
-    ("USFM", r"\\id \w{3}\b",
-     r"perl -0pe 's/\\(f|x) .*?\\\1\*//gs; s/\\(id|h|toc\d|mt\d?|s\d?|r|c) .*//g; s/\\v \S+//g; "
-     r"s/\\\+?\w+\*? ?//g' FILE > NEW"),
-    ("text with markers of Toolbox", r"\\_?[a-z]+\d*\s", r"sed -n 's/^\\tx //p' FILE > NEW"),
+    ("text between lines of tags",
+     r"<[\w:.-]+[^<>]*>\n([^<>\n]+\n|\n|</?\w[^<>\n]*>\n)+\Z",
+     "grep -vE '^[[:space:]]*<[^>]*>[[:space:]]*$' FILE > NEW"),
+    ("text between tags", r"(<([\w:.-]+)[^<>]*>\s*\S+ \S[^<>\n]*</\2>\n)+\Z",
+     "sed -E 's/<[^>]*>//g' FILE > NEW"),
+    ("XML", r"(<[?!]"
+     r"|<[\w:.-]+\s+[\w:.-]+\s*=|<(?P<tag>[\w:.-]+)[^<>]*>(\s*$|\s*<|.*</(?P=tag)>))", ""),
+    ("a TextGrid", r'File type = "ooTextFile"(?s:.*)^text = "',
+     "awk -F'\"' '/^ *name = /{t=$2} t==\"TIER\" && /^ *text = /{print $2}' FILE > NEW"),
+    ("USFM", r"\\id \w{3}\b(?s:.*)^\\v ",
+     r"perl -0pe 's/\\(f|x) .*?\\\1\*//gs; s/\|[^|\\\n]*(?=\\)//g; s/\\(id|ide|rem|usfm|sts|h|"
+     r"toca?\d|mte?\d?|ms\d?|mr|sr?\d?|r|c|cl)\b.*//g; s/\\v \S+//g; "
+     r"s/\\\+?\w+(\*| ?)//g' FILE > NEW"),
+    ("text with markers of Toolbox", r"\\_?[a-z]+\d*\s(?s:.*)^\\tx ",
+     r"sed -n 's/^\\tx //p' FILE > NEW"),
     ("a CHAT transcript", r"@(UTF8|Begin)$", r"grep '^\*' FILE | cut -f2- > NEW"),
     ("subtitles", r"WEBVTT|(.*\n)?[\d:.]+(,\d+)? --> |\d+:[\d:.]+,[\d:.]+$",
      "grep -vE '^WEBVTT|-->|^[0-9:.,]+[[:space:]]*$' FILE > NEW"),
-    ("CoNLL-U", r"(#.*\n)*(\S+\t){9}\S+$", "sed -n 's/^# text = //p' FILE > NEW"),
-    ("a list of words with tags", r"(\n|(\S+[ \t])+(O|[BIES]-\S+)\n|\S+[ \t][A-Z]+\n)+\Z",
-     "awk 'NF {printf \"%s \", $1; next} {print \"\"}' FILE > NEW"),
+    ("CoNLL-U", r"(#.*\n)*# text = (?s:.*)^([^\t\n]+\t){9}", "sed -n 's/^# text = //p' FILE > NEW"),
 ]  # fmt: skip
-"""Name, pattern of the first lines, and a command that takes the texts."""
-
-
-def _is_identified(start: str) -> bool:
-    """True if lines begin with identifiers of one form or with their number, as no sentences do."""
-    lines = [line for line in start.splitlines() if line]
-    words = [found[0] for line in lines if (found := re.match(r"[^\s|]+(?= +\S)", line))]
-    forms = {re.sub(r"\d+", "0", re.sub(r"[^\W\d]+", "a", word)) for word in words}
-    counts = [int(number) for word in words for number in re.findall(r"\d+", word)[-1:]]
-    if not (len(lines) == len({*words}) == len(counts) > 4 and len(forms) == 1):
-        return False
-    numbered = counts == [*range(counts[0], counts[0] + len(counts))] and counts[0] < 2
-    return numbered or re.search("^a.*0|0.*_|0-0-0", forms.pop()) is not None
+"""Name, pattern of the first lines, and a command that takes the texts, if one does."""
+_MARK = regex.compile(
+    r"</[\w:.-]+>|<[\w:.-]+(?:\s+[\w:.-]+=[^<>]*)?/>|<[\w:.-]+\s+[\w:.-]+=[^<>]*>"  # tags
+    r"|\\\p{L}+|\w=[\"']|&(?:#\d+|\w+);|@@|[\[\]{}]{2}|\u2581|\(\S+ \(|\)\)"
+    r"|^[\w.\[\]-]+ (?=\".*\"$)|^\w[\w.-]*(?:=| = )|\"[,;]\"|^\"[^\"]*\" ?[=:] ?(?=[\"\d[{])"
+    r"|^\W*(?:\w+\W+){0,2}?\d+(?:[:./-]\d+){2,}|^\P{L}*\d\P{L}*$"  # times and dates, numbers alone
+)
+"""Signs that hardly any line of a text has: tags, commands, keys, times, numbers alone."""
+_PAGE = regex.compile(r"(?i)(<[?!].*\n)*<(!doctype )?(html|error)\b")
+_WORD = regex.compile(r"[\p{L}\p{M}'’-]+")
+_TAG = regex.compile(r"[A-Z\d$.,:()'`_-]+(-\w+)?")
 
 
 def markup_of(lines: Iterable[str]) -> str | None:
-    """Name the format of a file with these lines, and a way out; None for plain text."""
-    start = "".join(f"{line.strip()[:500]}\n" for line in islice(lines, _LOOK)).lstrip()
-    identified = ("text with an identifier in each line", "", "cut -d' ' -f2- FILE > NEW")
-    for name, pattern, command in (*_MARKUP, *[identified] * _is_identified(start)):
-        if re.match(pattern, start, re.MULTILINE):
-            return (f"is {name}, not plain text; take its texts in the language alone, such as by "
-                    f"`{command}`")  # fmt: skip
-    for mark, cut in {"\t": "cut", "|": "cut -d'|'"}.items():
-        rows = [line.split(mark) for line in start.splitlines() if line]
-        sizes = [sum(map(len, column)) for column in zip(*rows, strict=False)]
-        if len(sizes) > 1:
-            return (f"is a table of {len(sizes)} columns, not plain text; give it a header, a tab "
-                    "between columns and the name *.tsv, or take its texts alone, such as by "
-                    f"`{cut} -f{sizes.index(max(sizes)) + 1} FILE > NEW`")  # fmt: skip
+    """Describe the format, the columns or the markup of a file with these lines.
+
+    Returns None for plain text: sentences, verses, dialogues, lists, in any script.
+    """
+    look = [line.strip()[:500] for line in islice(lines, _LOOK)]
+    full = [line for line in look if line]
+    if _PAGE.match("\n".join(full)):  # in place of a download, as its reader says
+        return None
+    checks = (_vertical, _named, _identified, _marked, _tagged, _columns)
+    return next(
+        (why for check in checks if (why := check(look if check is _vertical else full))), None
+    )
+
+
+def _take(command: str) -> str:
+    return "take its texts in the language alone" + f", such as by `{command}`" * bool(command)
+
+
+def _named(lines: Sequence[str]) -> str | None:
+    """Name a known format, with a command that takes its texts if there is one."""
+    start = "".join(f"{line}\n" for line in lines)
+    for name, pattern, command in _FORMATS:
+        if regex.match(pattern, start, regex.MULTILINE):
+            return f"is {name}, not plain text; {_take(command)}"
     return None
+
+
+def _vertical(lines: Sequence[str]) -> str | None:
+    """Describe a text with one word on a line, its tags beside it, and breaks between sentences."""
+    broken = regex.compile(r"(<.*>|# .*|-DOCSTART-.*)?")
+    mark = "\t" if any("\t" in line for line in lines) else None
+    rows = [line.split(mark) for line in lines if not broken.fullmatch(line)]
+    usual = Counter(map(len, rows)).most_common(1)
+    if any(line.startswith("# text = ") for line in lines):  # whole sentences of CoNLL-U
+        return None
+    if len(rows) in (0, len(lines)) or usual[0][0] < 2 or usual[0][1] < _COLUMNS * len(rows):
+        return None
+    columns = [*zip(*(row for row in rows if len(row) == usual[0][0]), strict=True)]
+    if any(" " in cell for column in columns for cell in column[:9]):
+        return None
+    kinds = [len({*filter(_WORD.fullmatch, column)}) for column in columns]
+    if 2 * min(kinds) >= max(kinds):  # tags are few, and words many
+        return None
+    if mark is None and not any(all(map(_TAG.fullmatch, column)) for column in columns):
+        return None
+    field = "-F'\\t' " * (mark is not None)
+    return "is a list of words with tags, not plain text; " + _take(
+        f'awk {field}\'/^(<.*>|# .*|-DOCSTART.*)?$/ {{print ""; next}} '
+        f'{{printf "%s ", ${kinds.index(max(kinds)) + 1}}}\' FILE > NEW'
+    )
+
+
+def _marked(lines: Sequence[str]) -> str | None:
+    """Describe markup that most lines have, with a line that has it."""
+    found = [(mark[0], line) for line in lines if (mark := _MARK.search(line))]
+    if len(found) < _SHARE * len(lines):
+        return None
+    forms = Counter(regex.sub(r"\d+", "0", mark) for mark, _ in found)
+    usual = forms.most_common(1)[0][0]
+    mark, line = next(pair for pair in found if regex.sub(r"\d+", "0", pair[0]) == usual)
+    return (f"is not plain text: {len(found):,} of {len(lines):,} lines have signs such as "
+            f"{mark!r}, as in {line[:70]!r}; {_take('')}, or give them in a column `text` "
+            "of a *.tsv if the signs belong to them")  # fmt: skip
+
+
+def _tagged(lines: Sequence[str]) -> str | None:
+    """Describe words with tags behind a sign, as in `word/NN` or `word|lemma|NN`."""
+    words = [word for line in lines for word in line.split()]
+    for sign in "/|_#+=~":
+        signed = [word for word in words if sign in word.strip(sign)]
+        if len(signed) < _GLUED * len(words) or len(words) < 2 * len(lines):
+            continue
+        heads, tails = ({word.rpartition(sign)[i] for word in signed} for i in (0, 2))
+        count = Counter(word.count(sign) for word in signed).most_common(1)[0][0]
+        tag = f"[{sign}][^{sign} ]+" * count
+        cut = f"sed -E 's,{tag}( |$),\\1,g' FILE > NEW"
+        return (f"is not plain text: {len(signed):,} of {len(words):,} words have {sign!r} inside, "
+                f"such as {signed[0]!r}; {_take(cut * (2 * len(tails) < len(heads)))}")  # fmt: skip
+    return None
+
+
+def _columns(lines: Sequence[str]) -> str | None:
+    """Describe the columns of a table."""
+    for mark, cut in {"\t": "cut -s", "|": "cut -s -d'|'"}.items():
+        rows = [line.split(mark) for line in lines]
+        usual, count = Counter(map(len, rows)).most_common(1)[0]
+        tabs = sum(len(row) > 1 for row in rows) if mark == "\t" else count * (usual > 1)
+        if tabs < _COLUMNS * len(lines):
+            continue
+        rows = [row for row in rows if len(row) == max(usual, 2)]
+        sizes = [sum(map(len, column)) for column in zip(*rows, strict=True)]
+        texts = [f"`{cut} -f{place} FILE > NEW` (such as {rows[-1][place - 1][:40]!r})"
+                 for place, size in enumerate(sizes, start=1) if 3 * size > max(sizes)]  # fmt: skip
+        return (f"is a table of {len(sizes)} columns, not plain text; give it a header, a tab "
+                "between columns and the name *.tsv, or take its texts in the language alone, by "
+                f"{' or '.join(texts)}")  # fmt: skip
+    return None
+
+
+def _identified(lines: Sequence[str]) -> str | None:
+    """Describe identifiers of one form or line numbers, with which no sentences begin."""
+    words = [found[0] for line in lines if (found := regex.match(r"[^\s|]+(?= +\S)", line))]
+    forms = {regex.sub(r"\d+", "0", regex.sub(r"[^\W\d]+", "a", word)) for word in words}
+    counts = [int(number) for word in words for number in regex.findall(r"\d+", word)[-1:]]
+    if not (len(lines) == len({*words}) == len(counts) > 4 and len(forms) == 1):
+        return None
+    # The longest chapter with numbered verses, Psalm 119, has 176.
+    numbered = len(counts) > 176 and counts == [*range(counts[0], counts[0] + len(counts))]
+    if not regex.search(r"^a.*0$|0.*_.*\w$|0-0-0$" + "|^0$" * numbered, forms.pop()):
+        return None
+    return (f"has an identifier in each line, such as {words[0]!r}, so it is not plain text; "
+            + _take("cut -d' ' -f2- FILE > NEW"))  # fmt: skip
