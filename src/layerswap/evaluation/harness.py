@@ -214,7 +214,7 @@ class _BuiltOnce:
             instance.resps, instance.filtered_resps = [], {}
 
 
-def drawn_samples(loaded: Any, limit: int | None, *, seed: int = 0) -> Samples | None:
+def drawn_samples(loaded: Any, limit: int | None) -> Samples | None:
     """Draw at most `limit` documents of each task, in proportion to their labels.
 
     A larger limit extends the draw of a smaller one. None without a limit.
@@ -222,7 +222,7 @@ def drawn_samples(loaded: Any, limit: int | None, *, seed: int = 0) -> Samples |
     if limit is None:
         return None
     return {
-        name: sorted(stratified_order(labels_of(task), seed)[:limit])
+        name: sorted(stratified_order(labels_of(task), 0)[:limit])
         for name, task in loaded["tasks"].items()
     }
 

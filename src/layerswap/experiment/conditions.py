@@ -180,20 +180,15 @@ def methods(
         yield from known.get(baseline, ())
 
 
-def contenders(
-    start: Plan,
-    baselines: Collection[str] = ("experts", "soup"),
-    *,
-    densities: Sequence[float] = (),
-) -> dict[Condition, Plan]:
-    """Returns the plans that a swap is compared with, over its own checkpoints.
+def contenders(start: Plan, *, densities: Sequence[float] = ()) -> dict[Condition, Plan]:
+    """Returns the experts, averages and default swap that a swap is compared with.
 
-    See `methods` for the baselines. The base and TIES are added where the recipe names the base.
+    They are over its own checkpoints. The base and TIES are added where the recipe names the base.
     """
-    method = swap_of(start.recipe)
+    method, baselines = swap_of(start.recipe), ["experts", "soup"]
     parts: dict[Condition, dict[str, Any]] = {}
     if start.base is not None:
-        baselines = [*baselines, "ties"]
+        baselines.append("ties")
         parts[BASE] = {"soup": {"experts": ["base"]}}
     parts |= methods(baselines, task=method.task, language=method.language, densities=densities)
     parts.pop(DEFAULT)

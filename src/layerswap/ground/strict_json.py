@@ -121,16 +121,15 @@ def _check_link(path: Path) -> None:
         )
 
 
-def read_source(path: Path, limit: int | None = None) -> bytes:
-    """Read a checkpoint's file, of at most `limit` (`MAX_JSON_BYTES`) bytes."""
-    limit = MAX_JSON_BYTES if limit is None else limit
+def read_source(path: Path) -> bytes:
+    """Read a checkpoint's file, of at most `MAX_JSON_BYTES`."""
     with open_source(path) as handle, os.fdopen(handle, "rb", closefd=False) as file:
         try:
-            data = file.read(limit + 1)
+            data = file.read(MAX_JSON_BYTES + 1)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > limit:
-        raise CheckpointError(f"{path}: larger than {limit} bytes")
+    if len(data) > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
     return data
 
 
