@@ -31,7 +31,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,11 +90,18 @@ def pieces(text: str) -> list[str]:
 def texts(published: Path, code: str) -> list[str]:
     """All rows of a language, once each, in a random order."""
     if code in MAFAND:
-        path = published / "lafand_mt" / f"en-{code}.train.{code}"
-        rows = [line.strip() for line in path.read_text("utf-8").splitlines()]
-    else:
-        articles = table(published / "masakhanews" / f"{code}.train.tsv")
-        rows = [piece for article in articles for piece in pieces(article["text"])]
+        return sentences(published, code)
+    articles = table(published / "masakhanews" / f"{code}.train.tsv")
+    return _shuffled(piece for article in articles for piece in pieces(article["text"]))
+
+
+def sentences(published: Path, code: str) -> list[str]:
+    """The sentences of MAFAND's training split, once each, in a random order."""
+    path = published / "lafand_mt" / f"en-{code}.train.{code}"
+    return _shuffled(line.strip() for line in path.read_text("utf-8").splitlines())
+
+
+def _shuffled(rows: Iterable[str]) -> list[str]:
     unique = sorted({row for row in rows if len(row) >= 20})
     random.Random(SEED).shuffle(unique)
     return unique

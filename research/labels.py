@@ -1,0 +1,417 @@
+"""Does a merge still help where there are labels in the language?
+
+    python -m research.labels train PUBLISHED OUT --base GEMMA   # experts, rivals and starts
+    python -m research.labels finish PUBLISHED OUT --base GEMMA  # trainings on labels, and answers
+    python -m research.labels record PUBLISHED OUT               # the answers into research/labels
+    python -m research.labels                                    # tables and figure
+
+Fixed before anything ran: the topic of a sentence (SIB-200) in Swahili, Hausa and Yoruba; the
+starts and sizes below; three replicates with other labels, the second with another task expert. A
+start is trained on the labels for three epochs with the settings of the task expert, and the last
+step is taken, so that nothing is chosen and the development documents are free to be the labels.
+The labels of a replicate are the draw of the linear classifier in `research.baselines` of the same
+number, so that both learn from the same rows. Runs are made in the order of `runs`; what is not
+reached by the end of the time is left out of the tables as a whole block and named on the page.
+PUBLISHED is as in `research.inputs`. All commands go on where they were stopped.
+
+Two rivals cost as much and merge nothing: the task learned on top of the language expert, and
+English rows and labels learned together from the base.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import layerswap as ls
+from layerswap.evaluation.statistics import (
+    Classified,
+    Interval,
+    mean_over_groups,
+    paired_over_groups,
+)
+from layerswap.report import Drawing, draw_intervals
+from research import answers, baselines
+from research import languages as design
+from research.inputs import write_jsonl
+from research.markdown import Table, per_cent, points, table
+from research.ten_languages import mean_recall
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "labels"
+FIGURE = HERE.parent / "docs" / "images" / "labels"
+TASK_NAME = "sentences"
+LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "yo": "Yoruba"}
+TOPICS = ("science/technology", "travel", "politics", "sports", "health", "entertainment",
+          "geography")  # fmt: skip
+BASE, TASK, LANGUAGE = "base", "task expert", "language expert"
+SWAP, SOUP = "swap, default", "plain average"
+SEQUENCE, JOINT = "language, then task", "English rows and labels together"
+CLASSIFIER = "characters"
+STARTS = (BASE, TASK, SWAP, SOUP)
+"""Starts of every size, in the order of their trainings on labels."""
+RIVALS = (SEQUENCE, LANGUAGE)
+"""Starts that are trained on all labels alone."""
+PAIRS = ((1, 1), (2, 1), (1, 1))
+"""Seeds of the task expert and the language expert, by replicate."""
+ALL = 99
+"""Labels of a language."""
+SIZES = (10, 25, 50, ALL)
+EPOCHS = 3
+TASK_EPOCHS = 2
+LONGER = 6
+"""Epochs of a second setting, with all labels, of the starts in `AGAIN`."""
+AGAIN = (TASK, SWAP, SOUP)
+BATCH = 16
+HYPERPARAMETERS = {"learning_rate": 2e-5, "per_device_train_batch_size": BATCH, **design.SCHEDULE}
+NOTHING = Interval(0.0, 0.0, 0.0, 0)
+DTYPE = "bfloat16"
+"""Of the models that are asked."""
+
+
+class Run(NamedTuple):
+    """A start's training on labels; none of 0 labels."""
+
+    code: str
+    start: str
+    size: int
+    replicate: int
+    epochs: int = EPOCHS
+
+    @property
+    def name(self) -> str:
+        """Its file in OUT."""
+        words = self.start.replace(",", "").replace(" ", "-")
+        return f"{self.code}-{words}-{self.size}-{self.replicate}-{self.epochs}"
+
+
+def words(run: Run) -> str:
+    """A run's name in the records."""
+    return f"{run.start}, {run.size} labels, {run.epochs} epochs, {run.replicate}"
+
+
+def runs() -> Iterator[Run]:
+    """Every run, in the order in which they are made."""
+
+    def block(starts: Sequence[str], size: int, *replicates: int, epochs: int = EPOCHS) -> Any:
+        return (Run(code, start, size, replicate, epochs)
+                for replicate in replicates for code in LANGUAGES for start in starts)  # fmt: skip
+
+    first, second, third = range(len(PAIRS))
+    yield from block(STARTS, 0, first)
+    yield from block(STARTS, ALL, first)
+    yield from block(STARTS, 25, first)
+    yield from block((TASK, SWAP, SOUP), 0, second)
+    yield from block(STARTS, ALL, second)
+    yield from block((SEQUENCE,), ALL, first, second)
+    yield from block(STARTS, 25, second)
+    yield from block(AGAIN, ALL, first, second, epochs=LONGER)
+    yield from block(STARTS, ALL, third)
+    yield from block(STARTS, 25, third)
+    yield from block(RIVALS, 0, first)
+    yield from block((SEQUENCE,), ALL, third)
+    yield from block((LANGUAGE,), ALL, first, second, third)
+    yield from block((JOINT,), ALL, first)
+    for size in (50, 10):
+        yield from block(STARTS, size, first, second, third)
+
+
+# --- trainings ---
+
+
+def row(text: str, topic: str) -> dict[str, str]:
+    """A labelled sentence as the models see it, as in `eval --suite sib200`."""
+    return {"prompt": f"Text: {text}\nTopic:", "completion": f" {topic}"}
+
+
+def labelled(published: Path, code: str, size: int, draw: int) -> list[dict[str, str]]:
+    """A draw of the labels of a language."""
+    known = baselines.documents(published, TASK_NAME, _file_code(code), "dev")
+    drawn = np.random.default_rng(draw).permutation(len(known))[:size]
+    return [row(*known[i]) for i in drawn]
+
+
+def _file_code(code: str) -> str:
+    return baselines.TASKS[TASK_NAME][2][code]
+
+
+def english(published: Path) -> list[dict[str, str]]:
+    return [row(*one) for one in baselines.english(published, TASK_NAME)]
+
+
+def spec(base: Path, train: str, seed: int, epochs: int) -> dict[str, Any]:
+    """A training on rows of the task, as EXPERT.yaml."""
+    return {
+        "base": str(base), "data": {"train": train}, "train": {"places": design.ALL_LAYERS},
+        "hyperparameters": {**HYPERPARAMETERS, "num_train_epochs": epochs},
+        "save_every": 10_000, "seed": seed,
+    }  # fmt: skip
+
+
+def fit(out: Path, name: str, training: Mapping[str, Any]) -> Path:
+    """Train an expert of OUT, or go on with it; returns its folder."""
+    folder = out / name
+    if not answers.is_trained(out, name):
+        print(f"== {name}", flush=True)
+        ls.train(training, folder, folder=out, resume=folder.is_dir(),
+                 log=lambda line: print(line, flush=True))  # fmt: skip
+    return folder
+
+
+def train(published: Path, out: Path, base: Path, names: Sequence[str]) -> None:
+    """Train the experts and the sequences; a language expert is that of `research.answers`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "yo-validation.jsonl").is_file():
+        answers.write_inputs(published, out, base)
+    write_jsonl(out / "english.jsonl", english(published))
+    for name in names:
+        kind, seed = name.rsplit("-", 1)
+        kind, _, code = kind.partition("-")
+        if kind in LANGUAGES:
+            fit(out, name, answers.spec(name, str(base)))
+        else:
+            start = out / f"{code}-{seed}" if kind == "sequence" else base
+            fit(out, name, spec(start, "english.jsonl", int(seed), TASK_EPOCHS))
+
+
+TRAINED = ("topic-1", "sw-1", "ha-1", "yo-1", "sequence-sw-1", "sequence-ha-1", "sequence-yo-1",
+           "topic-2")  # fmt: skip
+"""Experts in the order of their training; a sequence has one seed."""
+
+
+def start_of(run: Run, out: Path, base: Path) -> Path | None:
+    """The folder of a run's start, composed if it is a merge; None if an expert is not trained."""
+    task, language = PAIRS[run.replicate]
+    experts = {"task": f"topic-{task}", "language": f"{run.code}-{language}"}
+    alone = {TASK: experts["task"], LANGUAGE: experts["language"],
+             SEQUENCE: f"sequence-{run.code}-1"}  # fmt: skip
+    if run.start in (BASE, JOINT):
+        return base
+    if run.start in alone:
+        return out / alone[run.start] if answers.is_trained(out, alone[run.start]) else None
+    if not all(answers.is_trained(out, one) for one in experts.values()):
+        return None
+    folder = out / "starts" / "-".join([*experts.values(), run.start.split()[-1]])
+    if not folder.is_dir():
+        from layerswap.compose.recipe import check_recipe
+        from layerswap.merge import make_plan
+
+        how: dict[str, Any] = (
+            {"swap": {}} if run.start == SWAP else {"soup": {"experts": [*experts]}}
+        )
+        recipe = {"base": str(base), "experts": {k: str(out / v) for k, v in experts.items()}}
+        make_plan(check_recipe({**recipe, **how}, where=run.start)).save(folder)
+    return folder
+
+
+def finish(published: Path, out: Path, base: Path, codes: Sequence[str]) -> None:
+    """Make every run of some languages whose start is there, and record its answers in OUT."""
+    (out / "runs").mkdir(exist_ok=True)
+    (out / "starts").mkdir(exist_ok=True)
+    for run in runs():
+        target = out / "runs" / f"{run.name}.json"
+        if run.code not in codes or target.is_file():
+            continue
+        start = start_of(run, out, base)
+        if start is None:
+            continue
+        model = start
+        if run.size:
+            rows, epochs = labelled(published, run.code, run.size, run.replicate), run.epochs
+            if run.start == JOINT:
+                rows, epochs = [*rows, *english(published)], TASK_EPOCHS
+            write_jsonl(out / "runs" / f"{run.name}.jsonl", rows)
+            training = spec(start, f"runs/{run.name}.jsonl", run.replicate, epochs)
+            model = fit(out, f"finished-{run.name}", training)
+        found = ask(published, model, base, run.code)
+        target.write_text(json.dumps(found), "utf-8")
+        if run.size:
+            shutil.rmtree(model)
+        print(f"{run.name}: {right_share(published, run.code, found):.1%}", flush=True)
+
+
+def ask(published: Path, model: Path, base: Path, code: str) -> str:
+    """A model's answers to the test sentences, each the number of a topic."""
+    from layerswap.compose.recipe import check_recipe
+    from layerswap.merge import make_plan
+
+    read = answers.tokenizer(base)
+    recipe = {"base": str(base), "experts": {"task": str(model), "language": str(model)},
+              "swap": {"bottom": 0, "top": 0, "outside": "task"}}  # fmt: skip
+    sweep = ls.Sweep([make_plan(check_recipe(recipe, where="run"))], dtype=DTYPE)
+    requests = []
+    for text, topic in baselines.documents(published, TASK_NAME, _file_code(code), "test"):
+        prompt = read(row(text, topic)["prompt"])["input_ids"]
+        requests += [(prompt, read(f" {one}", add_special_tokens=False)["input_ids"])
+                     for one in TOPICS]  # fmt: skip
+    scores = sweep.loglikelihood(requests, batch_size=28).logprob[0]
+    return "".join(map(str, np.asarray(scores).reshape(-1, len(TOPICS)).argmax(axis=1)))
+
+
+def topics(published: Path, code: str) -> str:
+    """The right answers, in the same form."""
+    test = baselines.documents(published, TASK_NAME, _file_code(code), "test")
+    return "".join(str(TOPICS.index(topic)) for _, topic in test)
+
+
+def right_share(published: Path, code: str, found: str) -> float:
+    return float(np.mean([a == b for a, b in zip(found, topics(published, code), strict=True)]))
+
+
+def record(published: Path, out: Path) -> None:
+    """Write the answers of every run in OUT, by language."""
+    RECORDED.mkdir(exist_ok=True)
+    for code in LANGUAGES:
+        found: dict[str, Any] = {"right": topics(published, code), "runs": {}}
+        for run in runs():
+            path = out / "runs" / f"{run.name}.json"
+            if run.code == code and path.is_file():
+                found["runs"][words(run)] = json.loads(path.read_text("utf-8"))
+        text = json.dumps(found, indent=1)
+        (RECORDED / f"{code}.json").write_text(f"{text}\n", "utf-8", newline="\n")
+
+
+# --- tables ---
+
+
+@cache
+def recorded(code: str) -> tuple[str, dict[str, str]]:
+    """The right answers of a language, and those of every run, by its words."""
+    read = json.loads((RECORDED / f"{code}.json").read_text("utf-8"))
+    return read["right"], read["runs"]
+
+
+def replicates(start: str, size: int, epochs: int = EPOCHS) -> list[int]:
+    """The replicates in which a start was asked in every language."""
+    first = {one.replicate for one in runs() if one[1:3] == (start, size) and one.epochs == epochs}
+    return [
+        number for number in sorted(first)
+        if all(words(Run(code, start, size, number, epochs)) in recorded(code)[1]
+               for code in LANGUAGES)
+    ]  # fmt: skip
+
+
+def classified(
+    code: str, start: str, size: int, epochs: int = EPOCHS, of: Sequence[int] | None = None
+) -> Classified:
+    """A start's answers in some replicates, all by default."""
+    right, found = recorded(code)
+    if start == CLASSIFIER:
+        name = f"{baselines.LINEAR}, {baselines.ALL if size == ALL else size}"
+        every = baselines.recorded()[TASK_NAME, code][name]
+        # Its first draws are the labels of the replicates; of all labels there is one draw.
+        return Classified(every.labels, every.predicted[: len(PAIRS)])
+    chosen = replicates(start, size, epochs) if of is None else of
+    rows = [found[words(Run(code, start, size, number, epochs))] for number in chosen]
+    given = np.array([[TOPICS[int(one)] for one in row] for row in rows])
+    return Classified(np.array([TOPICS[int(one)] for one in right]), given)
+
+
+def score(start: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()) -> str:
+    """Accuracy with its interval over documents, and balanced accuracy; nothing if not asked."""
+    if not asked(start, size, epochs):
+        return ""
+    found = [classified(code, start, size, epochs) for code in codes or LANGUAGES]
+    balanced = np.mean([mean_recall(one) for one in found])
+    return f"{per_cent(mean_over_groups([one.right for one in found]))} ({100 * balanced:.1f})"
+
+
+def gain(
+    start: str, other: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()
+) -> Interval | None:
+    """Accuracy of a start minus another's, paired, over the replicates of both."""
+    if not (asked(start, size, epochs) and asked(other, size, epochs)):
+        return None
+    of = sorted({*replicates(start, size, epochs)} & {*replicates(other, size, epochs)})
+    first, second = (
+        [classified(code, one, size, epochs, of).right for code in codes or LANGUAGES]
+        for one in (start, other)
+    )
+    return paired_over_groups(first, second)
+
+
+def asked(start: str, size: int, epochs: int = EPOCHS) -> bool:
+    if start == CLASSIFIER:
+        return size > 0
+    return bool(replicates(start, size, epochs))
+
+
+def sizes() -> list[int]:
+    """Numbers of labels with answers of every start."""
+    return [size for size in (0, *SIZES) if all(asked(start, size) for start in STARTS)]
+
+
+def rows_of(codes: Sequence[str] = ()) -> list[list[str]]:
+    """Every start: its score by number of labels, then its lead over the task expert."""
+    rows = []
+    for start in (CLASSIFIER, *STARTS, *RIVALS, JOINT):
+        scores = [score(start, size, codes=codes) for size in sizes()]
+        gaps = [gain(start, TASK, size, codes=codes) if start not in (TASK, CLASSIFIER) else None
+                for size in sizes()]  # fmt: skip
+        if any(scores):
+            rows.append([start, *scores, *(points(one) if one else "" for one in gaps)])
+    return rows
+
+
+def tables() -> dict[str, Table]:
+    """The tables by name."""
+    columns = [f"{size or 'no'} labels" for size in sizes()]
+    head = [*columns, *(f"minus the task expert, {one}" for one in columns)]
+    found = {f"finished in {name}": table([name, *head], rows_of([code]))
+             for code, name in LANGUAGES.items()}  # fmt: skip
+    longer = [[start, score(start, ALL), score(start, ALL, LONGER),
+               "" if start == TASK else points(gap)]
+              for start in AGAIN if asked(start, ALL, LONGER)
+              for gap in [gain(start, TASK, ALL, LONGER) or NOTHING]]  # fmt: skip
+    names = ", ".join(LANGUAGES.values())
+    return {
+        "finished": table([f"mean of {names}", *head], rows_of()),
+        "finished longer": table(["all labels", f"{EPOCHS} epochs", f"{LONGER} epochs",
+                                  "minus the task expert"], longer),
+        **found,
+    }  # fmt: skip
+
+
+def draw() -> Drawing:
+    """Draw the lead of every start over the task expert, by number of labels."""
+    rows = [(f"{size or 'no'} labels: {start}", apart)
+            for size in sizes() for start in (*STARTS, SEQUENCE) if start != TASK
+            if (apart := gain(start, TASK, size))]  # fmt: skip
+    return draw_intervals(rows, measure="right answers minus the task expert's", differences=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    from research.figures import save_svg
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    for name in ("train", "finish", "record"):
+        command = commands.add_parser(name)
+        command.add_argument("published", type=Path, help="folder of the published files")
+        command.add_argument("out", type=Path, help="folder of experts and answers")
+        if name != "record":
+            every = TRAINED if name == "train" else [*LANGUAGES]
+            command.add_argument("--base", type=Path, required=True, help="folder of Gemma 3 270M")
+            command.add_argument("--names", nargs="*", choices=every, default=every,
+                                 help="experts or languages; all by default")  # fmt: skip
+    given = parser.parse_args(arguments)
+    if given.command is None:
+        print(*tables().values(), sep="\n\n")
+        save_svg(draw(), FIGURE)
+    elif given.command == "record":
+        record(given.published, given.out)
+    elif given.command == "train":
+        train(given.published, given.out, given.base.absolute(), given.names)
+    elif given.command == "finish":
+        finish(given.published, given.out, given.base.absolute(), given.names)
+
+
+if __name__ == "__main__":
+    main()
