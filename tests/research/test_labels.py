@@ -1,0 +1,85 @@
+"""Starts trained on labels: which labels they read, and what is recorded of their answers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from layerswap.evaluation.classifier import LabelledTexts
+from layerswap.lab.quickstart import shipped
+from research import answers, baselines, labels
+from research import languages as design
+
+DOCUMENTS = {
+    "dev": [(f"habari ya siku {i}", ("travel", "health")[i % 2]) for i in range(12)],
+    "test": [(f"siku ya {i} habari", ("travel", "health")[i % 2]) for i in range(6)],
+    "train": [(f"day {i}", "travel") for i in range(4)],
+}
+
+
+@pytest.fixture
+def documents(monkeypatch):
+    monkeypatch.setattr(baselines, "documents", lambda *given: DOCUMENTS[given[-1]])
+
+
+def test_no_run_is_made_twice():
+    names = [run.name for run in labels.runs()]
+    assert len(names) == len({*names})
+    assert len(names) == len({labels.words(run) + run.code for run in labels.runs()})
+
+
+def test_a_replicate_reads_the_labels_of_the_linear_classifier(documents, monkeypatch):
+    texts, topics = zip(*DOCUMENTS["dev"], *DOCUMENTS["test"], strict=True)
+    folds = [(np.arange(12), np.arange(12, 18))]
+    taught = []
+
+    def answered(known, rows, asked):
+        taught.append(known)
+        return np.full(asked.shape[0], "travel")
+
+    monkeypatch.setattr(LabelledTexts, "_answered", staticmethod(answered))
+    classifier = LabelledTexts(texts, np.array(topics), folds)
+    classifier.predicted(5, 2)
+    ((features, _),) = classifier._matrices
+    prompts = [f"Text: {text}\nTopic:" for text in texts]
+    drawn = [prompts.index(row["prompt"]) for row in labels.labelled("", "sw", 5, 2)]
+    assert (features[drawn] != taught[0]).nnz == 0
+
+
+@pytest.mark.slow
+def test_a_start_is_trained_and_its_answers_are_recorded(tmp_path, documents, monkeypatch):
+    """The lab's models stand for Gemma's; answers are those of transformers."""
+    lab = shipped()
+    monkeypatch.setattr(labels, "DTYPE", "float32")
+    monkeypatch.setattr(labels, "TOPICS", ("travel", "health"))
+    monkeypatch.setattr(labels, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(design, "ALL_LAYERS", [{"layers": "0"}])
+    made = [labels.Run("sw", labels.BASE, size, 0) for size in (0, 4)]
+    monkeypatch.setattr(labels, "runs", lambda: iter([*made, labels.Run("sw", labels.TASK, 0, 0)]))
+    labels.finish("", tmp_path, lab.base, ["sw"])
+    labels.finish("", tmp_path, lab.base, ["sw"])
+    labels.record("", tmp_path)
+    labels.recorded.cache_clear()
+    right, found = labels.recorded("sw")
+    labels.recorded.cache_clear()
+    assert right == "010101"
+    assert [*found] == [labels.words(run) for run in made]  # the task expert is not trained
+    rows = (tmp_path / "runs" / f"{made[1].name}.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(row) for row in rows] == labels.labelled("", "sw", 4, 0)
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, read = AutoModelForCausalLM.from_pretrained(lab.base), answers.tokenizer(lab.base)
+    best = []
+    for text, _ in DOCUMENTS["test"]:
+        prompt = read(f"Text: {text}\nTopic:")["input_ids"]
+        scores = []
+        for topic in labels.TOPICS:
+            own = read(f" {topic}", add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                logs = model(torch.tensor([prompt + own])).logits[0].log_softmax(-1)
+            places = range(len(prompt) - 1, len(prompt) - 1 + len(own))
+            scores.append(sum(float(logs[i, token]) for i, token in zip(places, own, strict=True)))
+        best.append(str(int(np.argmax(scores))))
+    assert found[labels.words(made[0])] == "".join(best)
