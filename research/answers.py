@@ -425,7 +425,7 @@ def tables() -> dict[str, Table]:
     codes = asked_languages()
     found = {f"answers in {LANGUAGES[code]}": table([LANGUAGES[code], *HEAD], rows_of([code]))
              for code in (*codes, "en")}  # fmt: skip
-    names = " and ".join(LANGUAGES[code] for code in codes)
+    names = ", ".join(LANGUAGES[code] for code in codes)
     return {"answers": table([f"mean of {names}", *HEAD], rows_of(codes)), **found}
 
 

@@ -2,11 +2,12 @@
 
 import csv
 import json
+import re
 import shutil
 
 import pytest
 
-from layerswap.evaluation.statistics import paired_difference
+from layerswap.evaluation.statistics import paired_over_groups
 from layerswap.lab.assets import shipped
 from layerswap.training.expert.spec import check_expert
 from research import answers
@@ -168,11 +169,25 @@ def test_figure_and_words_are_those_of_the_recorded_measures(tmp_path):
     save_svg(answers.draw(), tmp_path / "answers")
     drawn = (tmp_path / "answers.svg").read_text("utf-8")
     page = " ".join(answers.FIGURE.parents[1].joinpath("answers.md").read_text("utf-8").split())
-    kept = paired_difference(
-        *(answers.recorded("en")[one]["chrf"] for one in (answers.SWAP, answers.TASK))
-    )
-    assert answers.points(kept) == "+2.5 [-0.3, +5.9]"
-    assert "level with the task expert, +2.5 chrF++ [-0.3, +5.9]," in page
+    codes = answers.asked_languages()
+    task, swap, both = answers.TASK, answers.SWAP, ["sw", "ha"]
+    said = (
+        (task, swap, "english", codes, "7.9 points less often in English [3.3, 12.5]"),
+        (task, swap, "english", ["ha"], "7.5 points less [-1.2, +17.5]"),
+        (task, swap, "english", ["yo"], "16.2 less [+6.2, +26.2]"),
+        (swap, task, "chrf", ["en"], "level with the task expert, +2.5 chrF++ [-0.3, +5.9],"),
+        (swap, answers.JOINT, "chrf", both, "4.5 chrF++ below the swap [2.7, 6.3]"),
+        (swap, answers.JOINT, "copied", both, "copies 21 points less"),
+        (task, answers.MIDDLE, "english", codes, "5.4 points less often in English than the whole "
+                                                 "one [1.7, 8.8]"),
+        (answers.LEAD, swap, "rouge", codes, "1.8 points above the swap [0.4, 3.2]"),
+    )  # fmt: skip
+    for first, second, measure, of, sentence in said:
+        apart = paired_over_groups(*(answers.values(of, one, measure) for one in (first, second)))
+        in_page = re.findall(r"-?\d+\.?\d*", sentence)
+        every = [f"{100 * value:.1f}" for value in (apart.mean, apart.low, apart.high)]
+        assert in_page == (every if len(in_page) > 1 else [f"{100 * apart.mean:.0f}"])
+        assert sentence in page
     empty = answers.recorded("sw")[answers.LANGUAGE]["words"] == 0
     assert f"nothing in {empty.sum()} of {len(empty)} answers in Swahili" in page
     assert drawn == answers.FIGURE.with_suffix(".svg").read_text("utf-8")
