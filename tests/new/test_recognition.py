@@ -691,9 +691,12 @@ def test_texts_with_several_labels_are_counted(tmp_path):
         ),
         (
             {"row_idx": 1, "row": {"text": "a"}},
-            "; texts and labels in objects or lists (row) are not read: write a column with",
+            "; texts and labels in objects or lists (row) are not read: write a",
         ),
-        ({"text": "a", "sports": 1, "health": 0}, "in a column each (sports, health) are not"),
+        (
+            {"text": "a", "sports": 1, "health": 0},
+            "texts and labels in columns (sports, health) are",
+        ),
         ({"a headline of the news": 1, "b": 2}, "answer=COLUMN, or add a header line"),
     ],
 )

@@ -276,25 +276,18 @@ def _unrecognised(table: Table) -> str:
         return "is an export of Label Studio; export it as CSV or JSON-MIN"
     if "paragraphs" in table.columns:
         return "is SQuAD's own JSON; give its table of the Hub, such as --task rajpurkar/squad"
-    hint = _spread(table)
+    apart = [name for name in table.columns if isinstance(table.rows[0][name], dict | list)]
+    flags = [name for name in table.columns
+             if {str(row[name]) for row in table.rows} <= {*"01", "True", "False"}]  # fmt: skip
+    where = f"objects or lists ({', '.join(apart)})" if apart else f"columns ({', '.join(flags)})"
+    hint = (f"; texts and labels in {where:.200} are not read: write a column with the text, and "
+            "one with the label of each row") * bool(apart or len(flags) > 1)  # fmt: skip
     header = ", or add a header line" * any(name.count(" ") > 2 for name in table.columns)
     return (
         f"no rule recognises its columns; its columns are {', '.join(table.columns):.400}{hint}. "
         "Name them, such as --columns text=COLUMN,label=COLUMN or --columns question=COLUMN,"
         f"answer=COLUMN{header}"
     )
-
-
-def _spread(table: Table) -> str:
-    """Advise on labels or texts within objects, and on labels with a column each."""
-    objects = [name for name in table.columns if isinstance(table.rows[0][name], dict | list)]
-    flags = [name for name in table.columns
-             if {str(row[name]).casefold() for row in table.rows} <= {*"01", "true", "false"}
-             or all(isinstance(row[name], float) for row in table.rows)]  # fmt: skip
-    where = f"objects or lists ({', '.join(objects)})" if objects else ""
-    where = where or (f"a column each ({', '.join(flags)})" if len(flags) > 1 else "")
-    advice = "write a column with the text and one with the label of each row"
-    return f"; texts and labels in {where:.200} are not read: {advice}" if where else ""
 
 
 def _check_parts(table: Table, shape: Shape) -> None:

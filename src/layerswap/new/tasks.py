@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -481,65 +481,58 @@ def _read(
     """Read a table of the task, and recognise its columns."""
     table = read_table(given, split=split.replace("translated", "test"))
     with error_context(given):
-        table = _with_references(_with_lists(table, columns), columns)
+        table = _with_answers(table, columns)
     return table, recognise(table, columns, kind)
 
 
-def _with_lists(table: Table, columns: Mapping[str, str]) -> Table:
-    """Read lists and objects that CSV holds as texts, by the rules of JSON or of Python."""
-    roles = ("answer", "label", "choices", "messages")
-    named = {*chain.from_iterable(NAMES[role] for role in roles), *map(columns.get, roles)}
-    for column in table.columns:
-        cells = [row[column] for row in table.rows]
-        held = {cell for cell in cells if isinstance(cell, str) and cell[:1] in ("[", "{")}
-        csv = FORMATS.get(ending(table.name)) == "csv" and {column, column.casefold()} & named
-        if not (held and (csv or column == "answers")):  # AfriQA's own column, in every format
-            continue
-        read = {cell: _read_list(cell, column) for cell in held}
-        if column == "answers" or None not in read.values():
-            known = {cell: value for cell, value in read.items() if value is not None}
-            rows = [{**row, column: known.get(cell, cell) if isinstance(cell, str) else cell}
-                    for row, cell in zip(table.rows, cells, strict=True)]  # fmt: skip
-            table = replace(table, rows=rows, changed=True)
-    return table
+def _with_answers(table: Table, columns: Mapping[str, str]) -> Table:
+    """Read lists and objects that CSV holds as texts, and several right answers to a question.
 
-
-def _read_list(text: str, column: str) -> Any:
-    """Return the list of texts or the objects in a text; None for another text."""
-    if _NUMPY.match(text):
-        raise DataError(
-            f"column {column!r} holds lists as numpy prints them, which cannot be read back; save "
-            "the table by `to_json(FILE, orient='records', lines=True)`"
-        )
-    for read in (json.loads, literal_eval):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            value = read(text)
-            listed = value if isinstance(value, list) else [value]
-            texts = column == "answers" or all(isinstance(one, str | dict) for one in listed)
-            return value if texts else None
-    return None
-
-
-def _with_references(table: Table, columns: Mapping[str, str]) -> Table:
-    """Read several right answers to a question: a list, or the spans of SQuAD, TyDi and AfriQA.
-
-    The column keeps the first of them, on which a model trains; `references` has all.
+    The column keeps the first answer, on which a model trains; `references` has all.
     """
-    for column in table.columns:
-        if column.casefold() not in NAMES["answer"] and column != columns.get("answer"):
+    rows, csv = table.rows, FORMATS.get(ending(table.name)) == "csv"
+    for role, column in product(("answer", "label", "choices", "messages"), table.columns):
+        if column.casefold() not in NAMES[role] and column != columns.get(role):
             continue
-        cells = [_listed(row[column], column) for row in table.rows]
-        if any(isinstance(cell, list) for cell in cells):
-            several = any(isinstance(cell, list) and len(cell) > 1 for cell in cells)
-            answers = [
-                cell if isinstance(cell, list) else [text_of(cell, column)] for cell in cells
-            ]
-            rows = [
-                {**row, column: (texts or [""])[0]} | ({"references": texts} if several else {})
-                for row, texts in zip(table.rows, answers, strict=True)
-            ]
-            table = replace(table, rows=rows, changed=True)
-    return table
+        cells = [row[column] for row in table.rows]
+        if csv or column == "answers":  # AfriQA's own column, in every format
+            cells = _decoded(cells, column)
+        if role == "answer":
+            listed = [_listed(cell, column) for cell in cells]
+            if any(isinstance(cell, list) for cell in listed):
+                texts = [cell if isinstance(cell, list) else [text_of(cell, column)]
+                         for cell in listed]  # fmt: skip
+                cells = [(one or [""])[0] for one in texts]
+                if any(len(one) > 1 for one in texts):
+                    rows = [{**row, "references": one}
+                            for row, one in zip(rows, texts, strict=True)]  # fmt: skip
+        if any(cell is not row[column] for cell, row in zip(cells, rows, strict=True)):
+            rows = [{**row, column: cell} for row, cell in zip(rows, cells, strict=True)]
+    return replace(table, rows=rows, changed=rows is not table.rows)
+
+
+def _decoded(cells: list[Any], column: str) -> list[Any]:
+    """Read the lists of texts and the objects in cells, by the rules of JSON or of Python.
+
+    Returns the cells as they are if one of them looks like such a value and is another.
+    """
+    read: dict[str, Any] = {}
+    for text in cells:
+        if not isinstance(text, str) or text[:1] not in ("[", "{"):
+            continue
+        if _NUMPY.match(text):
+            raise DataError(
+                f"column {column!r} holds lists as numpy prints them, which cannot be read back; "
+                "save the table by `to_json(FILE, orient='records', lines=True)`"
+            )
+        for parse in (literal_eval, json.loads):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                read[text] = parse(text)
+        value = read.get(text)
+        texts = all(isinstance(one, str | dict) for one in value or ())
+        if column != "answers" and (value is None or not texts):
+            return cells
+    return [read.get(cell, cell) if isinstance(cell, str) else cell for cell in cells]
 
 
 def _listed(cell: Any, column: str) -> Any:
