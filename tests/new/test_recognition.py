@@ -167,15 +167,15 @@ def test_lists_in_the_cells_of_csv_are_right_answers(tmp_path, column):
 
 PRODIGY = [{"text": f"t{i}", "label": "xy"[i % 2], "answer": ("accept", "reject", "ignore")[i // 4]}
            for i in range(12)]  # fmt: skip
-PARTED = [{"text": f"t{i}", "label": "xy"[i % 2], "fold": ("Train", "valid", "test")[i // 4]}
-          for i in range(12)]  # fmt: skip
+PARTED = [{"text": ("train", "test")[i // 9] + f" t{i}", "label": "xy"[i % 2],
+           "fold": ("Train", "valid", "test")[i // 4]} for i in range(12)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(PRODIGY, "answer: accept"), (PARTED, "fold: Train")])
 def test_rows_of_another_part_are_not_trained(tmp_path, rows, kept):
     (tmp_path / "t.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, rows))))
     task = read_task(str(tmp_path / "t.jsonl"), {})
-    assert [row["text"] for row in task.table.rows] == ["t0", "t1", "t2", "t3"]
+    assert [row["text"][-2:] for row in task.table.rows] == ["t0", "t1", "t2", "t3"]
     assert f"4 rows (only rows with {kept})" in found_in(task)[0]
     column, value = kept.split(": ")
     assert task.source(tmp_path)["where"] == {column: [value]}

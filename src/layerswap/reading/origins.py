@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NonEmpty = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(gt=0, le=10**15)]
 """A number of rows."""
-_END = r"([\W_\d].*)?"
+_END = r"([_\d-][\w-]*)?"
 PARTS = {"train": re.compile(f"(?i)tra?i?n(ing)?{_END}"),
          "dev": re.compile(f"(?i)(dev|val|eval)[a-z]*{_END}"),
          "test": re.compile(f"(?i)te?st(ing)?{_END}")}  # fmt: skip
