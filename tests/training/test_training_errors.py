@@ -22,7 +22,7 @@ SPECS = [
     ({"data": {"train": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
     ({"data": "D", "preset": "math-9"}, "no preset 'math-9'"),
     ({"data": "D", "hyperparameters": {"learning_rat": 1}}, "has no such name.*learning_rate"),
-    ({"data": "D", "hyperparameters": {"learning_rate": "fast"}}, "must be a number; found 'fast'"),
+    ({"data": "D", "hyperparameters": {"learning_rate": "fast"}}, "must be a valid number.*'fast'"),
     ({"data": "D", "hyperparameters": {"learning_rate": 1e30}}, "try a lower learning rate"),
     ({"data": "D", "hyperparameters": {"max_length": 0}}, "must be at least 1; found 0"),
     ({"data": "D", "seed": -1}, "seed: write a number from 0"),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import RecipeError, StudyError, TrainingError, one_line
@@ -35,12 +36,9 @@ _INSTEAD = {
     "trust_remote_code": "code of a repository is never run",
 }  # fmt: skip
 """Names of `SFTConfig` that cannot be set, and what to do instead."""
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
            "gradient_accumulation_steps", "max_length")  # fmt: skip
 _POSITIVE = ("learning_rate", "num_train_epochs")
-_WHOLE = ("<class 'int'>", "int", "int | None", "typing.Optional[int]")
-_BOOLEANS = ("<class 'bool'>", "bool", "bool | None")
 
 
 def sft_config(
@@ -107,39 +105,35 @@ def check_hyperparameters(spec: ExpertSpec) -> dict[str, Any]:
     """Check the hyperparameters of the preset and of the specification."""
     from trl import SFTConfig
 
-    fields = {field.name: field for field in dataclasses.fields(SFTConfig) if field.init}
+    hints = get_type_hints(SFTConfig)
+    types = {field.name: hints[field.name] for field in fields(SFTConfig) if field.init}
     given = {**PRESETS.get(spec.preset or "", {}), **spec.hyperparameters}
     return {
-        name: value if name == DECAY else _check(name, value, fields)
+        name: value if name == DECAY else _check(name, value, types)
         for name, value in given.items()
     }
 
 
-def _check(name: str, value: Any, fields: Mapping[str, dataclasses.Field[Any]]) -> Any:
+def _check(name: str, value: Any, types: Mapping[str, Any]) -> Any:
     if name in _INSTEAD:
         raise TrainingError(f"hyperparameters.{name}: cannot be set here; {_INSTEAD[name]}")
-    if name not in fields:
-        hint = nearest(name, list(fields))
+    if name not in types:
+        hint = nearest(name, list(types))
         raise TrainingError(f"hyperparameters.{name}: TRL's SFTConfig has no such name{hint}")
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
-        value = float(value)  # YAML 1.1 reads 1e-7 as a text
-    default, whole = fields[name].default, str(fields[name].type) in _WHOLE
-    if whole and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    number = isinstance(default, int | float) and not isinstance(default, bool)
     wanted = None
-    if number and (isinstance(value, bool) or not isinstance(value, int | float)):
-        wanted = "a number"
-    elif whole and not isinstance(value, int | None):
-        wanted = "a whole number"
-    elif name in _COUNTS and value is not None and value < 1:
+    try:
+        read = TypeAdapter(types[name]).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise TrainingError(f"hyperparameters.{name}: must be {reason}; found {value!r}") from None
+    if type(value) is not int:  # YAML 1.1 reads 1e-7 as a text; a whole number stays one
+        value = read
+    if name in _COUNTS and value is not None and value < 1:
         wanted = "at least 1"
     elif name in _POSITIVE and not value > 0:
         wanted = "above 0"
     elif name == "max_steps" and value < 1 and value != -1:
         wanted = "at least 1, or -1 for all"
-    elif str(fields[name].type) in _BOOLEANS and not isinstance(value, bool | None):
-        wanted = "true or false"
     if wanted:
         raise TrainingError(f"hyperparameters.{name}: must be {wanted}; found {value!r}")
     return value
