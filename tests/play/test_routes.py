@@ -95,7 +95,7 @@ def test_requests_of_other_pages_are_refused(served, client):
         return httpx.request(method, served.url + path[1:], headers=headers).status_code
 
     assert status() == 200
-    assert status(host="evil.example") == 403
+    assert status(host="evil.example") == 400
     assert status("POST", "/api/ask", origin="https://evil.example") == 403
     assert status("GET", "/api/status", **{"sec-fetch-site": "cross-site"}) == 403
     assert status("POST", "/api/ask", **{"content-type": "text/plain"}) == 403
@@ -109,7 +109,7 @@ def test_requests_of_other_pages_are_refused(served, client):
 def test_addresses_that_are_none_are_refused(served, headers):
     here = served.url[7:-1]
     said = raw(served, f"GET / HTTP/1.1\r\n{headers.format(here)}\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 403 "), said
+    assert said.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 403 ")), said
     assert raw(served, f"GET / HTTP/1.1\r\nHost: {here}\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 

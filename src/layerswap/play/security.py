@@ -1,13 +1,11 @@
 """Checks of the page's requests, and the headers of its responses.
 
-The page is served on this machine alone. A `Host` of another name is refused: a site whose name
-resolves to 127.0.0.1 is not this page. Other origins are refused too.
+The page is served on this machine alone. A `Host` of another name is refused (`HOSTS`): a site
+whose name resolves to 127.0.0.1 is not this page. Other origins are refused too.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +18,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
 )
+HOSTS = ["127.0.0.1", "localhost"]
 NOTEBOOKS = "http://localhost:* http://127.0.0.1:*"
 """Pages that may frame the page, if it is opened in a notebook."""
 HEADERS = {
@@ -29,14 +28,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-
-
-def is_local(host: str) -> bool:
-    """True for a name or address of this machine alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def guard(frames: str = "'none'") -> Dispatch:
@@ -50,8 +41,6 @@ def guard(frames: str = "'none'") -> Dispatch:
         same_site = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         media_type = headers.get("content-type", "").partition(";")[0].strip()
         refusals = {
-            "this address is served on this machine alone":
-                not is_local(re.sub(r":\d*\Z", "", named)),
             "requests of other pages are refused":
                 foreign or (path.startswith("/api/") and not same_site),
             # Forms of other sites cannot send this type.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.yaml_file import validate
 from layerswap.play.player import Events, Player, Question
-from layerswap.play.security import NOTEBOOKS, guard
+from layerswap.play.security import HOSTS, NOTEBOOKS, guard
 from layerswap.report.drawing import EXPERTS, variables
 from layerswap.versions import need_extras
 
@@ -42,6 +42,7 @@ def make_app(player: Player, dispatch: DispatchFunction) -> Starlette:
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
@@ -106,7 +107,8 @@ def make_app(player: Player, dispatch: DispatchFunction) -> Starlette:
     handlers: Any = {LayerswapError: refused}
     return Starlette(
         routes=routes, lifespan=lifespan, exception_handlers=handlers,
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=dispatch)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS),
+                    Middleware(BaseHTTPMiddleware, dispatch=dispatch)],
     )  # fmt: skip
 
 
