@@ -120,21 +120,6 @@ def test_an_error_of_several_lines_keeps_them():
     assert pickle.loads(pickle.dumps(error)).args == error.args
 
 
-MIXED = {
-    "--language": (("eval", "m", "--suite", "mgsm", "--language", "{task}", "--out", "o"),
-                   "a language code or name"),
-    "--task": (("analyse", "select", "runs", "--task", "{task}"), "an lm-eval task"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("option", MIXED)
-def test_a_checkpoint_in_place_of_a_name_is_named(layerswap, experts, option):
-    arguments, takes = MIXED[option]
-    result = layerswap.refused(*(one.format(task=experts.task) for one in arguments))
-    assert f"{option}: {experts.task!r} is a checkpoint, not {takes}" in result.err
-    assert result.err.count("\n") == 1
-
-
 def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     output.choose(quiet=False, verbose=False, as_json=False)
     clock = [0]

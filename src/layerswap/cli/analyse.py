@@ -231,7 +231,6 @@ def select(
         refuse_text(out, overwrite=overwrite)
     if settings.tasks and role:
         raise RecipeError("give --task or --role, not both")
-    options.refuse_checkpoint("--language", language, takes="a language code or name")
     if role is not None:
         signals = selection.signal_tasks(role, language)
         settings = settings.model_copy(update={"tasks": signals})

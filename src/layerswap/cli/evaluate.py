@@ -94,7 +94,6 @@ def evaluate(
     from layerswap.experiment.tables import evaluation_table
 
     settings = evaluation.settings()
-    options.refuse_checkpoint("--language", asked.language, takes="a language code or name")
     done = evaluations.evaluate(
         models, suite=asked.suite, language=asked.language or (), data=asked.data,
         answer_language=asked.answer_language or "",

@@ -170,19 +170,8 @@ class EvaluationOptions(AskedFields, OptionGroup, panel="Documents and prompts")
         from layerswap.evaluation.settings import EvaluationSettings
         from layerswap.ground.yaml_file import validate
 
-        refuse_checkpoint("--task", self.tasks, takes="an lm-eval task")
         given = {**self.given(), "tasks": task_names(self.tasks)}
         return validate(EvaluationSettings, given, where="command line", expected="options")
-
-
-def refuse_checkpoint(option: str, values: list[str] | str | None, *, takes: str) -> None:
-    """Refuse a checkpoint given as a benchmark or a language."""
-    for value in [values] if isinstance(values, str) else values or ():
-        if "/" in value or (Path(value) / "config.json").is_file():
-            raise RecipeError(
-                f"{option}: {value!r} is a checkpoint, not {takes}. Checkpoints go to "
-                "--task-expert and --language-expert of merge, plan and delta"
-            )
 
 
 def read_pairs(option: str, texts: list[str] | None, form: str) -> dict[str, str]:
