@@ -99,20 +99,18 @@ def test_an_expert_that_is_its_base_is_named(tmp_path):
     found = atlas(("math", "swahili"))
     same = {key: replace(change, norm=0.0, relative_norm=0.0, lost=0.0)
             for key, change in found.changes.items() if key[0] == "math"}  # fmt: skip
-    written = write_atlas(replace(found, changes={**found.changes, **same}), tmp_path / "out")
-    assert written.lines[0] == (
-        "note: math has the weights of its base: its training changed nothing"
-    )
-    assert written.lines[1].startswith("swahili: deltas of up to")
+    lines = write_atlas(replace(found, changes={**found.changes, **same}), tmp_path / "out")
+    assert lines[0] == ("note: math has the weights of its base: its training changed nothing")
+    assert lines[1].startswith("swahili: deltas of up to")
 
 
 def test_the_folder_and_what_the_user_is_told(tmp_path):
-    written = write_atlas(atlas(("math", "swahili")), tmp_path / "out")
+    lines = write_atlas(atlas(("math", "swahili")), tmp_path / "out")
     files = {f.name for f in (tmp_path / "out").iterdir()}
     assert files == {
         "atlas.json", "rows.parquet", "tensors.parquet", "map.svg", "map.pdf", "map.png"
     }  # fmt: skip
-    assert written.lines[1] == (
+    assert lines[1] == (
         "warning: much of the delta of math would be lost in bfloat16; keep experts in float32"
     )
     with pytest.raises(LayerswapError, match="exists already; choose another output"):

@@ -48,9 +48,9 @@ def delta(
         )
     with output.step_progress("reading", subjects.nbytes, "bytes") as progress:
         atlas = measure(subjects, axis=axis, threads=threads, progress=progress)
-    written = write_atlas(atlas, out, threshold=threshold, numbers=numbers, overwrite=overwrite)
-    facts = {**atlas_facts(atlas, threshold), "folder": str(written.folder)}
-    output.finish("delta", facts, written.lines)
+    lines = write_atlas(atlas, out, threshold=threshold, numbers=numbers, overwrite=overwrite)
+    facts = {**atlas_facts(atlas, threshold), "folder": str(out.expanduser().absolute())}
+    output.finish("delta", facts, lines)
 
 
 def linearity(

@@ -48,7 +48,7 @@ def deploy(
     """
     from layerswap.deploy import api
     from layerswap.deploy.convert import LIKE
-    from layerswap.deploy.proof import Material
+    from layerswap.deploy.proof import Material, prove
     from layerswap.merge.target import MergeOptions
     from layerswap.versions import need_extras
 
@@ -61,9 +61,8 @@ def deploy(
             raise RecipeError(
                 "--check compares a file that exists; leave out --like, --out, --type"
             )
-        done = api.check_file(
-            merged, check, material or Material({}), positions=positions, log=output.log
-        )
+        proof = prove(merged, check, material or Material({}), positions=positions, log=output.log)
+        done = api.Deployed([proof], [], [])
     elif like is None:
         if out or kind:
             raise RecipeError("a GGUF file needs --like BASE.gguf, the base in the same format")

@@ -1,9 +1,8 @@
 """Compositions, presets and recipes as pure data: no tensors, no file but the recipe."""
 
 from layerswap.compose.blend import Blend
-from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, Composition, draw
+from layerswap.compose.composition import Composition, draw
 from layerswap.compose.presets import (
-    PARTITIONS,
     Outside,
     Zones,
     default_zones,
@@ -16,9 +15,6 @@ from layerswap.compose.presets import (
 from layerswap.compose.recipe import Recipe, parse_recipe, read_recipe
 
 __all__ = [
-    "LAYER_ROLES",
-    "OUTSIDE_ROLES",
-    "PARTITIONS",
     "Blend",
     "Composition",
     "Outside",

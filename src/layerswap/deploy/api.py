@@ -100,14 +100,6 @@ def deploy(
     return deployed
 
 
-def check_file(
-    source: str, file: Path, material: Material, *, positions: int = POSITIONS,
-    log: Log = lambda line: None,
-) -> Deployed:  # fmt: skip
-    """Prove a file that any program converted."""
-    return Deployed([prove(source, file, material, positions=positions, log=log)], [], [])
-
-
 def check_folder(source: str) -> Deployed:
     """Check that a folder answers and stops in transformers and vLLM, without a GGUF file."""
     folder, _ = fetch_checkpoint(source, None)

@@ -53,10 +53,6 @@ def draw_heat_map(
     import numpy as np
     from matplotlib.figure import Figure
 
-    if not values:
-        raise ValueError("a heat map needs at least one value")
-    if best is not None and best not in values:
-        raise ValueError(f"the best cell {best} is not among the values")
     rows, columns = sorted({r for r, _ in values}), sorted({c for _, c in values})
     words = {cell: score(value, unit) for cell, value in values.items()}
     low, high = limits or (min(values.values()), max(values.values()))
@@ -119,10 +115,6 @@ def draw_intervals(
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    if not rows:
-        raise ValueError("an interval chart needs at least one row")
-    if highlight is not None and highlight not in [name for name, _ in rows]:
-        raise ValueError(f"no row is called {highlight!r}")
     words = [f"{score(i.low, unit)} to {score(i.high, unit)}" for _, i in rows]
     if differences:
         shown = [Difference(i, unit).words for _, i in rows]

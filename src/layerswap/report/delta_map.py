@@ -117,14 +117,6 @@ LOSS = 0.3
 """Share of a delta lost to bfloat16 above which a warning is given."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """A folder that was written, with lines that describe its content."""
-
-    folder: Path
-    lines: tuple[str, ...]
-
-
 def write_atlas(
     atlas: Atlas,
     out: Path,
@@ -132,8 +124,8 @@ def write_atlas(
     threshold: float | None = None,
     numbers: bool = False,
     overwrite: bool = False,
-) -> Written:
-    """Write tables (Parquet) and the map (SVG, PDF, PNG)."""
+) -> list[str]:
+    """Write tables (Parquet) and the map (SVG, PDF, PNG); return lines on the content."""
     target = out.expanduser().absolute()
     with atomic_folder(target, marker=ATLAS, overwrite=overwrite) as folder:
         atlas.save(folder)
@@ -144,7 +136,7 @@ def write_atlas(
         caption = f"rows ({atlas.axis} features) with a MAV above {above}"
         drawn = draw_changes(atlas, threshold, caption=caption, numbers=numbers)
         drawn.save(folder / "map")
-    return Written(target, tuple(_lines(atlas, target)))
+    return _lines(atlas, target)
 
 
 def thresholds_of(atlas: Atlas, threshold: float | None) -> dict[str, float]:
