@@ -47,10 +47,7 @@ MARKED = {
     "a TextGrid": f'File type = "ooTextFile"\n{GRID.format("TIER")}{each(INTERVAL)}'
     + (GRID + INTERVAL).format("x", "y"),
     "USFM": "\\id GEN Swahili\n\\h Mwanzo\n\\c 1\n\\p\n"
-    + "".join(
-        f"\\v {i} \\w {text.replace(' ', '|strong=H1' + chr(92) + 'w* ', 1)} \\f + \\fr 1\\f*\n"
-        for i, text in enumerate(TEXTS)
-    ),
+    + re.sub(r"(\d) (\w+)", r'\1 \\w \2|s="H1"\\w*', each("\\v {1} {0} \\f + \\fr 1\\f*\n")),
     "text with markers of Toolbox": "\\_sh v3.0 400 Text\n" + each("\\ref {1}\n\\tx {0}\n\\ft x\n"),
     "a CHAT transcript": "@UTF8\n@Begin\n" + each("*CHI:\t{}\n%mor:\tx\n") + "@End\n",
     "subtitles": each("{1}\r\n00:00:0{1},000 --> 00:00:09,000\r\n{0}\r\n\r\n"),
@@ -58,13 +55,11 @@ MARKED = {
     "CoNLL-U": TREES,
     "a list of words with tags": WORDS,
     "a list of words with tags, CoNLL-U": re.sub("#.*\n", "", TREES),
-    "a list of words with tags, vertical": "".join(
-        "<s>\n{}\tN\n</s>\n".format(text.replace(" ", "\tN\n")) for text in TEXTS
-    ),
+    "a list of words with tags, vertical": re.sub(
+        "( |(?=\n</))", "\tN\n", each("<s>\n{}\n</s>\n")
+    ).replace("N\n\n", "N\n"),
     "'/' inside": each("{}/x\n").replace(" ", "/N "),
-    "'|' inside": "".join(
-        " ".join(f"{word}|{word}|N" for word in text.split()) + "\n" for text in TEXTS
-    ),
+    "'|' inside": re.sub(r"(\S+)", r"\1|\1|N", each("{}\n")),
     "an identifier in each line": each("spk1-utt{1} {0}\n"),
     "subtitles, SBV": each("0:00:0{1}.599,0:00:09.160\n{0}\n\n"),
     "text between tags": each("<s> {} </s>\n"),
@@ -87,7 +82,6 @@ def test_the_printed_command_takes_the_texts_of_a_file_with_markup(tmp_path, nam
     with pytest.raises(DataError) as caught:
         check_text(str(tmp_path / "FILE"))
     assert f"{name.partition(', ')[0]}, " in str(caught.value)
-    assert "not plain text" in str(caught.value)
     assert "\n" not in str(caught.value)
     command = re.findall("`(.*?)`", str(caught.value))[-1].replace("CODE", "sw")
     command = re.sub("^python ", f"{sys.executable} ", command)
@@ -112,7 +106,6 @@ def test_signs_that_most_lines_have_are_shown(tmp_path, line, sign):
     ) as caught:
         check_text(str(tmp_path / "FILE"))
     assert sign in str(caught.value)
-    assert "`python" not in str(caught.value)
     assert markup_of([*TEXTS, line.format(TEXTS[0], 0)]) is None
 
 

@@ -678,16 +678,11 @@ def test_a_text_is_shown_in_the_encodings_that_it_may_have(tmp_path, encoding):
     assert (tmp_path / "NEW").read_text("utf-8") == lines.encode(encoding).decode(readings[0][1])
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp1251"])
-def test_letters_that_a_wrong_encoding_damaged_are_told(tmp_path, encoding):
-    text = (
-        "caché, é… à l’é\n"
-        if encoding == "cp1252"
-        else "Éca\n"
-        if encoding == "latin-1"
-        else "мир\n"
-    )
-    damaged = text.encode().decode(encoding) if encoding != "latin-1" else "Ã\x89ca\n"
+@pytest.mark.parametrize(
+    ("encoding", "text"), [("cp1252", "l’é…\n"), ("latin-1", "Éca\n"), ("cp1251", "мир\n")]
+)
+def test_letters_that_a_wrong_encoding_damaged_are_told(tmp_path, encoding, text):
+    damaged = text.encode().decode(encoding)
     (tmp_path / "a.txt").write_text(damaged * 9)
     why = why_refused(tmp_path, path="a.txt")
     assert "a wrong encoding damaged 9 of 9 lines, such as line 1: " in why
