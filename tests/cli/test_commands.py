@@ -1,11 +1,13 @@
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import processes
@@ -240,6 +242,22 @@ def test_an_interrupt_leaves_no_result_and_no_traceback(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_an_interrupt_while_modules_load_is_one_line(tmp_path):
+    """Also where the import of a library takes the exception for its own."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["layerswap"].partition(":")
+    (tmp_path / "typer.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt as error:\n    raise ImportError('half loaded') from error\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"}
+    starts = (["-c", f"from {module} import {function}; {function}()"], ["-m", "layerswap"])
+    for start in starts:
+        done = subprocess.run([sys.executable, *start, "--help"], env=environment, check=False,
+                              capture_output=True, text=True, cwd=tmp_path)  # fmt: skip
+        assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_an_interrupt_within_a_finaliser_is_not_lost():
     program = """
 import signal, sys, time
@@ -317,6 +335,17 @@ def test_a_wrong_choice_lists_the_choices(layerswap, experts, tmp_path):
     ))  # fmt: skip
 
 
+def test_a_full_standard_output_is_one_line(experts):
+    with Path("/dev/full").open("w") as full:
+        pipes = {"capture_output": False, "stdout": full, "stderr": subprocess.PIPE}
+        result = processes.layerswap("plan", *experts.pair, **pipes)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: standard output or a file cannot be written (No space left on device); make room "
+        "and run it again\n"
+    )
+
+
 def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch, experts):
     def broken(recipe, **options):
         raise ZeroDivisionError("ours")
@@ -344,3 +373,16 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_p
         assert f" needs {package}" in result.err
         assert f'pip install -e ".[{extra}' in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_too_long_for_a_file_is_one_line(layerswap, experts, tmp_path):
+    recipe = f"{{experts: {{task: {experts.task}, language: {experts.language}}}, swap: {{}}}}"
+    path = tmp_path / "sweep.yaml"
+    rest = f"grid: {{bottom: 1, top: 0}}\ntasks: [x]\ninclude: [{'x' * 3000}]\n"
+    path.write_text(f"recipe: {recipe}\n{rest}")
+    done = layerswap("sweep", path, "--out", tmp_path / "out")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert done.err.endswith(": the name is too long for a file\n")
+    assert len(done.err) < 300
+    assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 the user's mistake (one clear line on standard error), 1 o
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import signal
@@ -26,6 +27,7 @@ from layerswap.ground.errors import LayerswapError, visible
 from layerswap.versions import missing_import
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from sys import UnraisableHookArgs
 
 
@@ -120,8 +122,8 @@ def _interrupt_again(dropped: UnraisableHookArgs) -> None:
         sys.__unraisablehook__(dropped)
 
 
-def main() -> None:
-    """Run the `layerswap` command."""
+def main(loaded: Callable[[], object] = lambda: None) -> None:
+    """Run the `layerswap` command; `loaded` is called when its modules are there."""
     # Pydantic would read the metadata of every installed package, in search of its plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Threads that spin while they wait cost a third of the speed beside one other busy process, and
@@ -136,6 +138,7 @@ def main() -> None:
     system.interrupt_on(signal.SIGTERM)
     try:
         app = application(next(iter(sys.argv[1:]), None))
+        loaded()
         code = app(prog_name="layerswap", standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
@@ -152,6 +155,17 @@ def main() -> None:
         if missing is None or output.settings.verbose:
             raise
         _fail(*missing.args)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None:
+            # Python would write the remaining output again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            why = f"standard output or a file cannot be written ({error.strerror})"
+            _fail(f"{why}; make room and run it again")
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        from layerswap.ground.strict_json import clipped
+
+        _fail(f"{clipped(str(error.filename))}: the name is too long for a file")
     except Exception as error:
         # A wrong option or argument; Typer would draw a box of several lines around it.
         describe = getattr(error, "format_message", None)
