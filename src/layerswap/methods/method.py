@@ -133,6 +133,11 @@ class WholeTensor(TensorView):
         for start in range(0, self.elements, step):
             yield self.read(start, min(start + step, self.elements))
 
+    def read_around(self, start: int, stop: int) -> tuple[Chunk, slice]:
+        """An aligned chunk around elements [start, stop), and the position of these in it."""
+        first, last = aligned(start, stop, self.align)
+        return self.read(first, min(last, self.elements)), slice(start - first, stop - first)
+
 
 def aligned(start: int, stop: int, align: int) -> tuple[int, int]:
     """The bounds widened to multiples of `align`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.methods.thresholds import magnitude_thresholds
+from layerswap.methods.thresholds import Stream, magnitude_thresholds
 
 if TYPE_CHECKING:
     from layerswap.methods.method import Array, Chunk, WholeTensor
@@ -115,7 +115,7 @@ def measure_trim(whole: WholeTensor, bounds: Bounds | None) -> Trim:
 
 def magnitudes(tensors: Sequence[WholeTensor], ranks: Sequence[int], threads: int = 1) -> Bounds:
     """Per expert, the exact magnitudes at ranks from 1, the largest; rank 0 gives infinity."""
-    streams = [lambda t=t: (chunk.parts for chunk in t.chunks()) for t in tensors]
+    streams = [_stream(tensor, lambda chunk: chunk.parts) for tensor in tensors]
     return magnitude_thresholds(streams, len(tensors[0].weights), ranks, threads)
 
 
@@ -123,7 +123,15 @@ def score_quantiles(
     whole: WholeTensor, score: Callable[[Chunk], Array], ranks: Sequence[int]
 ) -> tuple[float, ...]:
     """The scores at these ranks, from 1 for the largest, of a score per element from 0."""
-    return magnitude_thresholds([lambda: ([score(c)] for c in whole.chunks())], 1, ranks)[0]
+    return magnitude_thresholds([_stream(whole, lambda chunk: [score(chunk)])], 1, ranks)[0]
+
+
+def _stream(whole: WholeTensor, vectors: Callable[[Chunk], Sequence[Array]]) -> Stream:
+    def part(start: int, stop: int) -> list[Array]:
+        chunk, inside = whole.read_around(start, stop)
+        return [vector[inside] for vector in vectors(chunk)]
+
+    return Stream(whole.elements, lambda: map(vectors, whole.chunks()), part)
 
 
 def elect_and_merge(chunk: Chunk, parts: Sequence[Array]) -> Array:
