@@ -380,9 +380,10 @@ def test_right_answers_beyond_the_context_are_counted(files, unmeasured):
     long = " ".join((files / "qaa.txt").read_text().split()[:600])
     write_tsv(files / "answers.tsv", ("prompt", "answer"), [("a b", long), ("c d", "basu")])
     done = new("demo", test="answers.tsv")
-    assert (
-        "No model can write 1 of the 2 right answers in qaa: they have more than the" in done.output
-    )
+    assert "No model can write 1 of the 2 right answers in qaa: they have more than" in done.output
+    write_tsv(files / "answers.tsv", ("prompt", "answer"), [(f"{long} a", "furo"), ("c d", "basu")])
+    done = new("cut", test="answers.tsv")
+    assert "1 of the 2 prompts in qaa lose their beginning: they have more than" in done.output
 
 
 def test_labels_are_development_documents_and_trained_on_at_the_end(files, unmeasured):

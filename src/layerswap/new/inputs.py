@@ -220,28 +220,34 @@ class Inputs:
 
     @cached_property
     def most_written(self) -> int:
-        """The token limit of a written answer."""
+        """The token limit of a written answer; the longest prompts leave half of the context."""
         assert isinstance(self.task, Task)
         asked = self.task.pairs([document for _, test in self.task.tests for document in test])
         prompts, answers = zip(*self.task_rows, *asked, strict=True)
         longest = max(map(self.tokens, answers))
-        room = self.longest - max(map(self.tokens, prompts))
+        room = max(self.longest // 2, self.longest - max(map(self.tokens, prompts)))
         return max(16, min(2 * longest, max(longest, 512), room))
 
     def unwritable(self, language: LanguageInput) -> Iterator[str]:
-        """Cautions for the report: right answers beyond the base's length or letters."""
+        """Cautions for the report: prompts and answers beyond the base's length or letters."""
         task, test = self.task, language.tests.get("test", ())
         if not (isinstance(task, Task) and task.generates and test) or task.numeric:
             return
+        pairs, room = task.pairs(test), self.longest - self.most_written
         codes = {answer: self.tokenizer(answer, verbose=False)["input_ids"]
-                 for _, answer in task.pairs(test)}  # fmt: skip
+                 for _, answer in pairs}  # fmt: skip
+        cut = sum(self.tokens(prompt) > room for prompt, _ in pairs)
         long = sum(len(ids) > self.most_written for ids in codes.values())
         lost = sum(normalised(self.tokenizer.decode(ids, skip_special_tokens=True))
                    != normalised(answer) for answer, ids in codes.items())  # fmt: skip
         of_them = f"of the {len(codes):,} right answers in {language.name}"
+        if cut:
+            yield (f"{cut:,} of the {len(pairs):,} prompts in {language.name} lose their "
+                   f"beginning: they have more than the {room:,} tokens that the base reads "
+                   "before an answer; shorten them, or take a base with a longer context.")  # fmt: skip
         if long:
-            yield (f"No model can write {long:,} {of_them}: they have more than the "
-                   f"{self.most_written:,} tokens left after the longest prompt.")  # fmt: skip
+            yield (f"No model can write {long:,} {of_them}: they have more than "
+                   f"{self.most_written:,} tokens.")  # fmt: skip
         if lost:
             yield (f"No model can write {lost:,} {of_them}: the base's tokenizer lacks some of "
                    "their letters.")  # fmt: skip
