@@ -13,7 +13,7 @@ from layerswap.checkpoint import Checkpoint, fingerprints, parse_json, read_json
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
-from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
+from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, TRAINING, local_name
 from layerswap.checkpoint.loading import IMPLEMENTATIONS, SPELLINGS
 from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -120,19 +120,24 @@ def model_card(
     front = dump_yaml(filled)
     experts = "\n".join(
         f"- {in_code(name)}: {in_markdown(_card_name(c))} "
-        f"(licence: {licences[name] or 'not given'})"
+        f"(licence: {licences[name] or 'not given'}{_rows_of(c)})"
         for name, c in plan.used.items()
     )
     recipe = dump_yaml(_recipe(plan, _card_name))
     note = rounding_note(lost) if lost else None
     limits = f"## Precision\n\n{note}\n\n" if note else ""
     remark = f" {in_markdown(plan.remark)}" if plan.remark else ""
+    title, made = (
+        "A layer-swapped model",
+        "Recomposed layer by layer from experts of one base with",
+    )
+    if len(plan.composition.experts) == 1:
+        title, made = "One expert", "A single expert, in which nothing is merged, written by"
     load = _load_adapter(auto, plan.reference) if library == "peft" else _LOAD.format(auto=auto)
     load += _GENERATE * (library != "peft" and auto.endswith(("CausalLM", "Seq2SeqLM")))
     return (
-        f"---\n{front}---\n\n# A layer-swapped model\n\n"
-        "Recomposed layer by layer from experts fine-tuned from one base, with "
-        f"layerswap {__version__}.{remark}\n\n## Use\n\n```python\n{load}```\n\n"
+        f"---\n{front}---\n\n# {title}\n\n{made} layerswap {__version__}."
+        f"{remark}\n\n## Use\n\n```python\n{load}```\n\n"
         f"{limits}## Experts\n\n{experts}\n\n"
         f"## Composition\n\n{fenced(draw(plan.composition))}\n\n"
         f"## Recipe\n\n{fenced(recipe, 'yaml')}\n\n"
@@ -195,6 +200,15 @@ from peft import {name}
 
 model = {name}.from_pretrained("."{count})  # or the id of this repository
 """
+
+
+def _rows_of(checkpoint: Checkpoint) -> str:
+    """The number of rows that an expert was trained on; empty without a readable record."""
+    try:
+        data = read_json_object(checkpoint.folder / TRAINING)["data"]
+        return f"; trained on {sum(entry['train'] for entry in data):,} rows"
+    except (OSError, LayerswapError, KeyError, TypeError):
+        return ""
 
 
 LICENCE = re.compile(r"[\w.+-]{1,60}")

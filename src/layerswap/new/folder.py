@@ -158,6 +158,9 @@ def _proof(inputs: Inputs, code: str) -> str:
     if inputs.suite:
         return f"the suite {inputs.suite}"
     tested = f"{len(language.tests['test']):,} test documents"
+    if language.labelled:
+        tested += (f"; at the end the base, the task expert, the swap and the soup are trained on "
+                   f"{len(language.labelled.complete):,} labelled rows")  # fmt: skip
     if "dev" in language.tests:
         return f"{tested}; zones are chosen on {len(language.tests['dev']):,} development documents"
     return f"{tested}; no development split, so nothing is chosen: the default zones"
