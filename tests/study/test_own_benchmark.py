@@ -394,7 +394,7 @@ def test_models_are_finished_on_labels_and_the_start_is_chosen_without_the_test(
     assert not [*(own / "out").rglob("checkpoint-*")]
     (merged,) = merge_models(own / "out", log=print)
     card = (merged / "README.md").read_text()
-    assert "; trained on 24 rows)" in card
+    assert "It was trained on 24 labelled rows at the end." in card
     assert "is worth" not in card
     assert f"The study saves the model {names[0]}, in sw." in page
     trained = load_file(merged / "model.safetensors")

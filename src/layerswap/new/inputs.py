@@ -244,7 +244,7 @@ class Inputs:
         if cut:
             yield (f"{cut:,} of the {len(pairs):,} prompts in {language.name} lose their "
                    f"beginning: they have more than the {room:,} tokens that the base reads "
-                   "before an answer; shorten them, or take a base with a longer context.")  # fmt: skip
+                   "before an answer; shorten them, or give a base that reads more.")  # fmt: skip
         if long:
             yield (f"No model can write {long:,} {of_them}: they have more than "
                    f"{self.most_written:,} tokens.")  # fmt: skip

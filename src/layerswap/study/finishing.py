@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose.recipe import check_recipe
 from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
 from layerswap.experiment.conditions import Condition, finished, methods
@@ -70,7 +69,6 @@ class FinishStep(TrainStep):
             recipe = alone(str(context.folder / EXPERT), str(start)) | {"bake": True}
             plan = make_plan(check_recipe(recipe, where=f"study, {self.start}"))
             plan.save(context.folder / MODEL, overwrite=True)
-            shutil.copy(context.folder / EXPERT / TRAINING, context.folder / MODEL)
         facts = {"rows": len(rows), "losses": losses, "loss": float(np.mean(losses))}
         write_json(context.folder / FINISH, facts)
         shutil.rmtree(parts)

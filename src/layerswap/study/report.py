@@ -345,11 +345,19 @@ def merge_models(
     for language, recipe in recipes.items():
         log(f"merging the model of {language}")
         (root / MERGED).mkdir(exist_ok=True)
-        sources = [Path(expert.source or "") for expert in recipe.experts.values()]
-        finished = any((source.parent / FINISH).is_file() for source in sources)
-        remark = "" if model or finished else _worth(root, language)
+        remark = _finished(recipe) or ("" if model else _worth(root, language))
         plan = replace(make_plan(recipe), remark=remark)
         yield plan.save(root / MERGED / language, overwrite=True)
+
+
+def _finished(recipe: Recipe) -> str:
+    """Return the number of a finished model's labelled rows, for its card; empty for others."""
+    for expert in recipe.experts.values():
+        facts = Path(expert.source or "").parent / FINISH
+        if facts.is_file():
+            rows = json.loads(facts.read_text("utf-8"))["rows"]
+            return f"It was trained on {rows:,} labelled rows at the end."
+    return ""
 
 
 def _worth(root: Path, language: str) -> str:
