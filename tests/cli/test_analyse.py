@@ -151,7 +151,7 @@ def test_linearity_refuses_in_one_line(layerswap, experts, texts, tmp_path):
 def test_the_figure_of_linearity_shows_the_measured_values():
     line = Line((-0.5, 0.0, 0.5, 1.0, 1.5), (3.0, 1.0, 1.75, 2.0, 4.0))
     found = Connectivity(line, (line, line, line))
-    sums = Additivity((0.1, 0.2, 0.3), 0.4, (0.01, 0.02, 0.03))
+    sums = Additivity((0.1, 0.2, 0.3), 0.4)
     left, middle, right, _ = draw_linearity(found, sums).figure.axes
     assert tuple(left.lines[0].get_ydata()) == line.losses
     assert tuple(left.lines[1].get_ydata()) == (1.0, 2.0)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,23 +100,63 @@ def _echo(text: object, *, err: bool = False) -> None:
     typer.echo("\n".join(map(visible, lines)), err=err)
 
 
+def _now() -> float:
+    return time.monotonic()
+
+
 SECONDS_BETWEEN_LINES = 15.0
 """Seconds between two lines of one job where standard error is no terminal."""
+
+
+Reach = Callable[[int, int], None]
+"""Takes the units done and the units in all."""
+
+
+@dataclass
+class Job:
+    """Work with a counter of finished units."""
+
+    label: str
+    total: int  # 0 while it is unknown
+    unit: str  # `bytes` or another word
+    done: int = 0
+    started: float = field(default_factory=_now)  # s
+    shown: float = field(default_factory=_now)  # time of its last line, s
+
+    def reach(self, done: int, total: int) -> str | None:
+        """Set the units done and the units in all; returns the line to print, if one is due."""
+        now = _now()
+        finished = bool(total) and done >= total and done > self.done
+        self.done, self.total = done, total
+        if now - self.shown < SECONDS_BETWEEN_LINES and not (
+            finished and now - self.started >= SECONDS_BETWEEN_LINES
+        ):
+            return None
+        self.shown = now
+        rate = self.done / max(now - self.started, 1e-9)
+        left = f", {(self.total - self.done) / rate:,.0f} s left" if rate and self.total else ""
+        return f"{self.label}: {self.amount(rate)}{left}"
+
+    def amount(self, rate: float | None) -> str:
+        """Units done, units in all, and units per second."""
+        total = f" of {self._words(self.total)}" if self.total else ""
+        unit = f" {self.unit}" if self.unit != "bytes" else ""
+        per_second = f", {self._words(rate)}/s" if rate else ""
+        return f"{self._words(self.done)}{total}{unit}{per_second}"
+
+    def _words(self, count: float) -> str:
+        if self.unit == "bytes":
+            return f"{count / 1e9:,.2f} GB"
+        return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.2g}"
 
 
 @contextmanager
 def step_progress(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Show a progress bar; yields a function that advances it by n units."""
-    with named_progress(unit) as report:
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            report(label, done, total)
-
-        advance(0)
-        yield advance
+    with _shown() as start:
+        job = Job(label, total, unit)
+        reach = start(job)
+        yield lambda count: reach(job.done + count, total)
 
 
 @contextmanager
@@ -128,67 +168,72 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
     """
     from layerswap.evaluation.response_cache import AnswerStore
 
-    with named_progress("answers") as report:
-        report(label, 0, 0)
-        with closing(AnswerStore(path, lambda total, done: report(label, done, total))) as store:
+    with _shown() as start:
+        reach = start(Job(label, 0, "answers"))
+        with closing(AnswerStore(path, lambda total, done: reach(done, total))) as store:
             yield store
 
 
 @contextmanager
 def named_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a job per name; yields a function of a name, the units done and the units in all.
+    """One job per name; yields a function of a name, the units done and the units in all."""
+    with _shown() as start:
+        jobs: dict[str, Reach] = {}
 
-    A total of 0 is unknown.
-    """
-    from rich import progress
-    from rich.console import Console
+        def report(name: str, done: int, total: int) -> None:
+            if name not in jobs:
+                jobs[name] = start(Job(name, total, unit))
+            jobs[name](done, total)
 
-    columns = (
-        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(),
-        progress.TextColumn("{task.fields[amount]}", markup=False), progress.TimeRemainingColumn(),
-    )  # fmt: skip
-    live = sys.stderr.isatty() and not settings.quiet
-    bars = progress.Progress(*columns, console=Console(stderr=True), transient=True,
-                             disable=not live)  # fmt: skip
-    tasks: dict[str, progress.TaskID] = {}
-    started: dict[str, float] = {}
-    shown: dict[str, float] = {}  # time of the last line of each job, s
+        yield report
 
-    def report(name: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if name not in tasks:
-            tasks[name] = bars.add_task(name, total=None, amount="loading")
-            started[name] = shown[name] = now
-        passed = now - started[name]
-        rate = done / max(passed, 1e-9)
-        amount, finished = _amount(done, total, rate, unit), 0 < total <= done
-        # Until the first unit is done, the bar has no total: it moves instead of being empty.
-        bars.update(tasks[name], completed=done, total=(done and total) or None,
-                    visible=not finished, amount=amount if done else "loading")  # fmt: skip
-        waited = passed if finished else now - shown[name]
-        if not live and waited >= SECONDS_BETWEEN_LINES:
-            shown[name] = now
-            left = f", {(total - done) / rate:,.0f} s left" if rate and total else ""
-            log(f"{name}: {amount}{left}")
 
-    if live:
+@contextmanager
+def _shown() -> Iterator[Callable[[Job], Reach]]:
+    """Yields a function that shows a job and returns the function that updates it."""
+    if settings.quiet or not sys.stderr.isatty():
+
+        def start(job: Job) -> Reach:
+            def reach(done: int, total: int) -> None:
+                if line := job.reach(done, total):
+                    log(line)
+
+            return reach
+
+        yield start
+        return
+    with _bars() as bars:
+
+        def begin(job: Job) -> Reach:
+            # Until the first unit is done, the bar has no total: it moves instead of being empty.
+            bar = bars.add_task(job.label, total=None, job=job)
+
+            def reach(done: int, total: int) -> None:
+                job.done, job.total = done, total
+                bars.update(bar, completed=done, total=(done and total) or None,
+                            visible=not 0 < total <= done)  # fmt: skip
+
+            return reach
+
         _live.append(bars)
-    try:
-        with bars:
-            yield report
-    finally:
-        if live:
+        try:
+            yield begin
+        finally:
             _live.remove(bars)
 
 
-def _amount(done: int, total: int, rate: float, unit: str) -> str:
-    """Units done, units in all, and units per second."""
+def _bars() -> Progress:
+    from rich import progress
+    from rich.console import Console
+    from rich.text import Text
 
-    def words(count: float) -> str:
-        if unit == "bytes":
-            return f"{count / 1e9:,.2f} GB"
-        return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.2g}"
+    class Amount(progress.ProgressColumn):
+        """Units done, units in all, and units per second."""
 
-    of_all = f" of {words(total)}" if total else ""
-    named = f" {unit}" if unit != "bytes" else ""
-    return f"{words(done)}{of_all}{named}" + (f", {words(rate)}/s" if rate else "")
+        def render(self, task: progress.Task) -> Text:
+            job: Job = task.fields["job"]
+            return Text(job.amount(task.speed) if job.done else "loading")
+
+    name = progress.TextColumn("{task.description}", markup=False)
+    columns = (name, progress.BarColumn(), Amount(), progress.TimeRemainingColumn())
+    return progress.Progress(*columns, console=Console(stderr=True), transient=True)

@@ -16,6 +16,8 @@ _GLUED = 0.6
 """Share of words with a sign such as `/` inside from which the words have tags."""
 _COLUMNS = 0.9
 """Share of lines with the usual number of columns."""
+_SPACED = 5
+"""Most columns between spaces, so that sentences with equally many words are none."""
 
 
 def _xml(path: str) -> str:
@@ -99,6 +101,8 @@ def _vertical(lines: Sequence[str]) -> str | None:
     if any(line.startswith("# text = ") for line in lines):  # whole sentences of CoNLL-U
         return None
     if len(rows) in (0, len(lines)) or usual[0][0] < 2 or usual[0][1] < _COLUMNS * len(rows):
+        return None
+    if mark is None and usual[0][0] > _SPACED:
         return None
     columns = [*zip(*(row for row in rows if len(row) == usual[0][0]), strict=True)]
     if any(" " in cell for column in columns for cell in column[:9]):
