@@ -494,7 +494,7 @@ def test_in_other_languages_nothing_is_chosen_anew():
         ({"both": {"hyperparameters": {"lerning_rate": 1}}}, "lerning_rate.*learning_rate"),
         ({"task": {"data": {"train": "task-train.jsonl", "validation": "task-validation.jsonl"},
                    "by": {"tasks": ["sel_nela"]}}}, "no task 'sel_nela'"),
-        ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: must be a valid integer"),
+        ({"both": {"hyperparameters": {"max_steps": "many"}}}, "max_steps: must be a valid int"),
         ({"both": {"preset": "math-9"}}, "no preset 'math-9'; there are math-1"),
     ],
 )  # fmt: skip

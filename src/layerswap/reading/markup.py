@@ -98,11 +98,10 @@ def _vertical(lines: Sequence[str]) -> str | None:
     mark = "\t" if any("\t" in line for line in lines) else None
     rows = [line.split(mark) for line in lines if not broken.fullmatch(line)]
     usual = Counter(map(len, rows)).most_common(1)
-    if any(line.startswith("# text = ") for line in lines):  # whole sentences of CoNLL-U
+    whole = any(line.startswith("# text = ") for line in lines)  # sentences of CoNLL-U
+    if whole or len(rows) in (0, len(lines)) or usual[0][1] < _COLUMNS * len(rows):
         return None
-    if len(rows) in (0, len(lines)) or usual[0][0] < 2 or usual[0][1] < _COLUMNS * len(rows):
-        return None
-    if mark is None and usual[0][0] > _SPACED:
+    if not 2 <= usual[0][0] <= (_SPACED if mark is None else usual[0][0]):
         return None
     columns = [*zip(*(row for row in rows if len(row) == usual[0][0]), strict=True)]
     if any(" " in cell for column in columns for cell in column[:9]):
