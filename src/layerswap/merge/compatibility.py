@@ -302,9 +302,11 @@ def _in_one_tie(
     full = {name: c for name, c in checkpoints.items() if any(c.embeddings)}
     heads = frozenset(head for c in full.values() for head in c.heads)
     tied = [name for name, c in full.items() if not c.heads or c.tied]
+    if not tied:
+        return checkpoints, frozenset()
     own = [name for name, c in full.items() if not _has_copy(c)]
-    if not tied or not own:
-        return checkpoints, heads if tied else frozenset()
+    if not own:
+        return checkpoints, heads
     name = next((name for name in own if name in tied), own[0])
     if name in tied or len(heads) > 1:
         said = f"{name} has a head of its own ({min(full[name].heads)!r})"
