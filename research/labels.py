@@ -71,7 +71,6 @@ LONGER = 6
 AGAIN = (TASK, SWAP, SOUP)
 BATCH = 16
 HYPERPARAMETERS = {"learning_rate": 2e-5, "per_device_train_batch_size": BATCH, **design.SCHEDULE}
-NOTHING = Interval(0.0, 0.0, 0.0, 0)
 DTYPE = "bfloat16"
 """Of the models that are asked."""
 
@@ -337,6 +336,15 @@ def gain(
     return paired_over_groups(first, second)
 
 
+def gain_of_labels(start: str, size: int) -> Interval:
+    """Accuracy of a start with labels minus without, paired, over the replicates of both."""
+    of = sorted({*replicates(start, size)} & {*replicates(start, 0)})
+    first, second = (
+        [classified(code, start, one, of=of).right for code in LANGUAGES] for one in (size, 0)
+    )
+    return paired_over_groups(first, second)
+
+
 def asked(start: str, size: int, epochs: int = EPOCHS) -> bool:
     if start == CLASSIFIER:
         return size > 0
@@ -366,17 +374,13 @@ def tables() -> dict[str, Table]:
     head = [*columns, *(f"minus the task expert, {one}" for one in columns)]
     found = {f"finished in {name}": table([name, *head], rows_of([code]))
              for code, name in LANGUAGES.items()}  # fmt: skip
-    longer = [[start, score(start, ALL), score(start, ALL, LONGER),
-               "" if start == TASK else points(gap)]
-              for start in AGAIN if asked(start, ALL, LONGER)
-              for gap in [gain(start, TASK, ALL, LONGER) or NOTHING]]  # fmt: skip
-    names = ", ".join(LANGUAGES.values())
+    more = [[start, *(points(gain_of_labels(start, size)) for size in sizes()[1:])]
+            for start in STARTS]  # fmt: skip
     return {
-        "finished": table([f"mean of {names}", *head], rows_of()),
-        "finished longer": table(["all labels", f"{EPOCHS} epochs", f"{LONGER} epochs",
-                                  "minus the task expert"], longer),
+        "finished": table([f"mean of {', '.join(LANGUAGES.values())}", *head], rows_of()),
+        "gains by labels": table(["minus no labels", *columns[1:]], more),
         **found,
-    }  # fmt: skip
+    }
 
 
 def draw() -> Drawing:

@@ -43,6 +43,7 @@ from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from layerswap.report import Drawing
 from layerswap.report.charts import draw_intervals
 from research import answers, baselines, dose, outer, ten_languages
+from research import labels as finished
 from research.figures import save_svg
 from research.markdown import Table, per_cent, points, table
 from research.selection import select
@@ -145,6 +146,7 @@ SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
         (0, 1, 2, 3, 4, 5, 6),
         frozenset({*answers.MODELS} - {answers.TRUE, *answers.SHOTS}),
     ),
+    "finished in short": ("finished", (0, 1, 2, 3, 5, 6), ""),
 }
 """Parts of tables that pages show: the table, its columns, and the rows or their beginning."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -668,6 +670,7 @@ def tables() -> dict[str, Table]:
         **outer.tables(),
         **answers.tables(),
         **baselines.tables(),
+        **finished.tables(),
         "balanced": models_table(balanced, "balanced accuracy"),
         "origins": origins_table(),
         **{f"labels of {task}": labels_table(task, str(DEFAULT), "task expert") for task in TASKS},

@@ -1,11 +1,13 @@
 """Starts trained on labels: which labels they read, and what is recorded of their answers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from layerswap.evaluation.classifier import LabelledTexts
+from layerswap.evaluation.statistics import paired_over_groups
 from layerswap.lab.quickstart import shipped
 from research import answers, baselines, labels
 from research import languages as design
@@ -83,3 +85,38 @@ def test_a_start_is_trained_and_its_answers_are_recorded(tmp_path, documents, mo
             scores.append(sum(float(logs[i, token]) for i, token in zip(places, own, strict=True)))
         best.append(str(int(np.argmax(scores))))
     assert found[labels.words(made[0])] == "".join(best)
+
+
+@pytest.mark.slow
+def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
+    from research.figures import save_svg
+
+    labels.recorded.cache_clear()
+    save_svg(labels.draw(), tmp_path / "labels")
+    drawn = (tmp_path / "labels.svg").read_text("utf-8")
+    assert drawn == labels.FIGURE.with_suffix(".svg").read_text("utf-8")
+    page = " ".join(labels.FIGURE.parents[1].joinpath("when.md").read_text("utf-8").split())
+    task, swap, soup = labels.TASK, labels.SWAP, labels.SOUP
+    encoder = [baselines.right("sentences", code, baselines.ENCODER) for code in labels.LANGUAGES]
+    own = [labels.classified(code, swap, labels.ALL).right for code in labels.LANGUAGES]
+    counted = [labels.classified(code, labels.CLASSIFIER, labels.ALL).right
+               for code in labels.LANGUAGES]  # fmt: skip
+    said = (
+        (labels.gain(swap, task, labels.ALL), "the swap is 0.2 points above it [-2.5, +3.0]"),
+        (labels.gain(soup, task, labels.ALL), "the average 0.9 [-1.9, +3.7]"),
+        (labels.gain_of_labels(soup, labels.ALL), "the average gains 10.0 points"),
+        (labels.gain_of_labels(swap, labels.ALL), "the swap 7.0,"),
+        (labels.gain_of_labels(task, labels.ALL), "the task expert 4.2 [0.9, 7.5]"),
+        (labels.gain_of_labels(task, 25), "expert loses 5.1 [0.8, 9.5]"),
+        (labels.gain(labels.BASE, task, labels.ALL), "3.2 points below the task expert [0.1, 6.2]"),
+        (paired_over_groups(counted, own), "6.0 points below the swap [1.1, 10.9]"),
+        (paired_over_groups(encoder, own), "is 10.3 above it [6.0, 14.7]"),
+    )
+    for apart, sentence in said:
+        # What is said to be below has no signs.
+        high_to_low = (apart.mean, apart.high, apart.low)
+        values = (apart.mean, apart.low, apart.high) if apart.mean > 0 else high_to_low
+        shown = [f"{abs(100 * one) if apart.high < 0 else 100 * one:.1f}" for one in values]
+        numbers = re.findall(r"-?\d+\.\d+", sentence)
+        assert numbers == shown[: len(numbers)]
+        assert sentence in page
