@@ -135,7 +135,6 @@ def test_play(given):
         player = Player(lab_plan(shipped(), "furo"), device=device)
         player.load()
         question = Question(
-            page="",
             prompt="Tom pomi fesi 6. deka fesi Tom?",
             compositions=["task", "soup", "swap.1.1.0.0.blend"],
             length=6,
