@@ -109,6 +109,21 @@ def test_signs_that_most_lines_have_are_shown(tmp_path, line, sign):
     assert markup_of([*TEXTS, line.format(TEXTS[0], 0)]) is None
 
 
+@pytest.mark.parametrize("mark", [",", ";"])
+def test_a_table_under_another_name_is_no_plain_text(tmp_path, mark):
+    lines = [f'{i}{mark}"{text}"{mark}bbc' for i, text in enumerate(TEXTS)]
+    (tmp_path / "FILE").write_text("\n".join([mark.join(("id", "text", "source")), *lines]))
+    with pytest.raises(DataError, match="columns id, text, source, not plain text; give it the"):
+        check_text(str(tmp_path / "FILE"))
+
+
+def test_western_letters_are_read_in_the_encoding_of_windows(tmp_path):
+    text = "Ógwú maka ndí ahú dí ugwú úzú añú mmadú\n" * 40
+    (tmp_path / "FILE").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"it reads 'Ógwú maka .* in CP1252"):
+        check_text(str(tmp_path / "FILE"))
+
+
 @pytest.mark.parametrize("start", ["<xliff>\n<source>x</source>", '<tt xml:lang="sw"><body>', XML])
 def test_xml_without_known_texts_has_no_command(tmp_path, start):
     (tmp_path / "FILE").write_text(start + each("<t>{}</t><x>y</x>\n"))

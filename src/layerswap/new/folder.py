@@ -69,7 +69,6 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
     for line in found:
         log(line)
     target = request.folder.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(target, marker="study.yaml") as folder:
         write_data(inputs, folder)
         settings, planned, costs = _fitting(inputs, folder)

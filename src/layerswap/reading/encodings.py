@@ -58,7 +58,7 @@ def _readings(sample: bytes) -> dict[str, str]:
     """Decode a sample in its likely encodings, the likeliest first; return texts with encodings."""
     from charset_normalizer import from_bytes
 
-    names = sorted(module.name for module in iter_modules(encodings.__path__))
+    names = sorted({module.name for module in iter_modules(encodings.__path__)} - {"hp_roman8"})
     sample = sample[: sample.rfind(b"\n") + 1] or sample
     # Isolated, as an encoding that does not fit makes the library skip all that are like it.
     matches = [match for name in names for match in from_bytes(sample, cp_isolation=[name])]
@@ -69,7 +69,11 @@ def _readings(sample: bytes) -> dict[str, str]:
     texts: dict[str, str] = {}
     for match in matches:
         texts.setdefault(str(match), match.encoding.upper().replace("_", "-"))
-    return dict(islice(texts.items(), _SHOWN))
+    shown = dict(islice(texts.items(), _SHOWN))
+    if 2 * sum(byte < 128 for byte in sample) > len(sample):  # Latin letters, however rare
+        with suppress(UnicodeDecodeError):
+            shown.setdefault(sample.decode("cp1252"), "CP1252")
+    return shown
 
 
 def _parts(*lines: str) -> list[str]:

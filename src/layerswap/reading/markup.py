@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -61,6 +62,7 @@ _MARK = regex.compile(
 """Signs that hardly any line of a text has: tags, commands, keys, times, numbers alone."""
 _PAGE = regex.compile(r"(?i)(<[?!].*\n)*<(!doctype )?(html|error)\b")
 _WORD = regex.compile(r"[\p{L}\p{M}'’-]+")
+_NAME = regex.compile(r"\w[\w.-]*")
 _TAG = regex.compile(r"[A-Z\d$.,:()'`_-]+(-\w+)?")
 
 
@@ -149,6 +151,12 @@ def _tagged(lines: Sequence[str]) -> str | None:
 
 def _columns(lines: Sequence[str]) -> str | None:
     """Describe the columns of a table."""
+    for mark in ",;":
+        head, *cells = csv.reader(lines, delimiter=mark)
+        named = len(head) > 1 and all(map(_NAME.fullmatch, head))
+        if named and sum(len(row) == len(head) for row in cells) >= max(1, _COLUMNS * len(cells)):
+            return (f"is a table with the columns {', '.join(head)}, not plain text; give it the "
+                    "name *.csv")  # fmt: skip
     for mark, cut in {"\t": "cut -s", "|": "cut -s -d'|'"}.items():
         rows = [line.split(mark) for line in lines]
         usual, count = Counter(map(len, rows)).most_common(1)[0]
