@@ -158,7 +158,7 @@ def test_variants_of_the_next_command(tmp_path, monkeypatch):
     assert next_command("new", {"name": "d", "trial": True}).endswith("d/trial.yaml --out d/trial")
 
 
-def test_the_uses_of_a_model_can_be_typed(tmp_path):
+def test_the_uses_of_a_model_can_be_typed(experts, tmp_path):
     """The same lines are in the reports; an upload is the command again."""
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "sw.yaml").touch()
@@ -171,7 +171,7 @@ def test_the_uses_of_a_model_can_be_typed(tmp_path):
     assert found[2][1]["push"] == "OWNER/NAME"
     assert found[5][1]["like"] is None
     assert MORE["study run"]({**given, "dry_run": True}) == []
-    merge = {"out": tmp_path, "file": Path("a b.yaml"), "push": None,
+    merge = {"out": experts.task, "file": Path("a b.yaml"), "push": None,
              "overwrite": False, "task_expert": None, "language_expert": None}  # fmt: skip
     assert MORE["merge"](merge)[0] == "play 'a b.yaml'"
     for change in ({"push": "a/b"}, {"out": tmp_path / "model.gguf"}):

@@ -120,7 +120,7 @@ def test_a_table_under_another_name_is_no_plain_text(tmp_path, mark):
 def test_western_letters_are_read_in_the_encoding_of_windows(tmp_path):
     text = "Ógwú maka ndí ahú dí ugwú úzú añú mmadú\n" * 40
     (tmp_path / "FILE").write_bytes(text.encode("latin-1"))
-    with pytest.raises(DataError, match=r"it reads 'Ógwú maka .* in CP1252"):
+    with pytest.raises(DataError, match=r"'Ógwú maka [^']*' in CP1252"):
         check_text(str(tmp_path / "FILE"))
 
 

@@ -152,7 +152,7 @@ def _tagged(lines: Sequence[str]) -> str | None:
 def _columns(lines: Sequence[str]) -> str | None:
     """Describe the columns of a table."""
     for mark in ",;":
-        head, *cells = csv.reader(lines, delimiter=mark)
+        head, *cells = csv.reader((" ".join(line.split()) for line in lines), delimiter=mark)
         named = len(head) > 1 and all(map(_NAME.fullmatch, head))
         if named and sum(len(row) == len(head) for row in cells) >= max(1, _COLUMNS * len(cells)):
             return (f"is a table with the columns {', '.join(head)}, not plain text; give it the "
