@@ -35,7 +35,6 @@ for dtype in F32 BF16; do
   layerswap merge "${experts[@]}" --out "$world/merged"
   layerswap verify "$world/merged" --full
   layerswap revert --base "$world/base" --expert "$world/task" --keep 0.2 --out "$world/sparse"
-  layerswap delta --base "$world/base" --expert "$world/task" --expert "$world/language" --out "$world/map"
 done
 adapters=(--task-expert "$work/world/adapters/task" --language-expert "$work/world/adapters/language")
 layerswap merge "${adapters[@]}" --out "$work/adapter"

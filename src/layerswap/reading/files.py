@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from layerswap.ground.errors import DataError, one_line
 from layerswap.ground.strict_json import mistaken
 from layerswap.reading.encodings import damage_of, to_utf8
-from layerswap.reading.markup import markup_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -109,7 +108,10 @@ def check_start(file: str | Path, *, binary: bool) -> None:
         what = next((why for magic, why in _BINARY.items() if start.startswith(magic)), None)
         text = start.decode("utf-8-sig", "replace")
         lines = text.splitlines()[: -1 if len(start) == _SAMPLE else None]
-        what = markup_of(lines) if text.startswith("<") else what
+        if text.startswith("<"):
+            from layerswap.reading.markup import markup_of
+
+            what = markup_of(lines)
     if what := what or mistaken(start):
         raise DataError(f"{file}: {what}")
 
@@ -165,6 +167,8 @@ def lines_of(file: str | Path) -> Iterator[str]:
 
 def check_text(file: str) -> None:
     """Refuse an empty file, and JSON, tables and markup in place of plain text."""
+    from layerswap.reading.markup import markup_of
+
     by_name = FORMATS.get(unpacked(file).suffix.lower(), "text")
     lines = dropwhile(lambda line: not line.strip(), lines_of(file))
     first = next(lines, None)
