@@ -24,7 +24,7 @@ import csv
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,11 +184,17 @@ def train(published: Path, out: Path, base: Path, names: Sequence[str]) -> None:
     if not (out / f"{OTHERS[-1]}-validation.jsonl").is_file():
         write_inputs(published, out, base)
     for name in names:
-        if not is_trained(out, name):
-            print(f"== {name}", flush=True)
-            own = out / name
-            ls.train(spec(name, str(base)), own, folder=out, resume=own.is_dir(),
-                     log=lambda line: print(line, flush=True))  # fmt: skip
+        fit(out, name, spec(name, str(base)))
+
+
+def fit(out: Path, name: str, training: Mapping[str, Any]) -> Path:
+    """Train an expert of OUT, or go on with it; returns its folder."""
+    folder = out / name
+    if not is_trained(out, name):
+        print(f"== {name}", flush=True)
+        ls.train(training, folder, folder=out, resume=folder.is_dir(),
+                 log=lambda line: print(line, flush=True))  # fmt: skip
+    return folder
 
 
 # --- answers ---
@@ -204,6 +210,13 @@ SHOTS = frozenset({BASE_SHOTS, LANGUAGE_SHOTS})
 MODELS = (TRUE, LEAD, BASE, BASE_SHOTS, LANGUAGE, LANGUAGE_SHOTS, TASK, SWAP, SOUP, TIES, JOINT,
           MIDDLE, MIDDLE_SWAP, SECOND, SECOND_SWAP)  # fmt: skip
 """Models in the order of the tables."""
+HOW: Mapping[str, dict[str, Any]] = {
+    SWAP: {"swap": {}},
+    SOUP: {"soup": {"experts": ["task", "language"]}},
+}
+"""Merges of two experts, as parts of a recipe."""
+ALONE: dict[str, Any] = {"swap": {"bottom": 0, "top": 0, "outside": "task"}}
+"""The task expert whole."""
 DRAWN = (LEAD, BASE, LANGUAGE, SWAP, SOUP, TIES, JOINT)
 CHUNK = 20
 """Articles that are asked together."""
@@ -214,13 +227,13 @@ def recipes(out: Path, base: Path, code: str) -> dict[str, dict[str, Any]]:
     code = "sw" if code == "en" else code
     language = out / f"{code}-1"
 
-    def pair(task: Path, other: Path, **how: Any) -> dict[str, Any]:
+    def pair(task: Path, other: Path, how: dict[str, Any]) -> dict[str, Any]:
         return {"base": str(base), "experts": {"task": str(task), "language": str(other)}, **how}
 
     def alone(expert: Path, other: Path = base) -> dict[str, Any]:
-        return pair(expert, other, swap={"bottom": 0, "top": 0, "outside": "task"})
+        return pair(expert, other, ALONE)
 
-    both = ["task", "language"]
+    ties = {"method": "ties", "experts": ["task", "language"], "density": DENSITY}
     task, joint, middle, second = (
         out / name for name in ("task-1", f"joint-{code}-1", "middle-1", "task-2")
     )
@@ -228,14 +241,14 @@ def recipes(out: Path, base: Path, code: str) -> dict[str, dict[str, Any]]:
         BASE: alone(base, language),
         LANGUAGE: alone(language),
         TASK: alone(task),
-        SWAP: pair(task, language, swap={}),
-        SOUP: pair(task, language, soup={"experts": both}),
-        TIES: pair(task, language, merge={"method": "ties", "experts": both, "density": DENSITY}),
+        SWAP: pair(task, language, HOW[SWAP]),
+        SOUP: pair(task, language, HOW[SOUP]),
+        TIES: pair(task, language, {"merge": ties}),
         JOINT: alone(joint),
         MIDDLE: alone(middle),
-        MIDDLE_SWAP: pair(middle, language, swap={}),
+        MIDDLE_SWAP: pair(middle, language, HOW[SWAP]),
         SECOND: alone(second),
-        SECOND_SWAP: pair(second, language, swap={}),
+        SECOND_SWAP: pair(second, language, HOW[SWAP]),
     }
     found |= {BASE_SHOTS: found[BASE], LANGUAGE_SHOTS: found[LANGUAGE]}
     return {
@@ -441,12 +454,12 @@ def draw() -> Drawing:
     return draw_intervals(rows, measure="chrF++ minus the task expert", differences=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    from research.figures import save_svg
-
-    parser = argparse.ArgumentParser(description=__doc__)
+def command_line(
+    described: str | None, names: Mapping[str, Sequence[str]], arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse the command line of an experiment; `names` are what each command can be limited to."""
+    parser = argparse.ArgumentParser(description=described)
     commands = parser.add_subparsers(dest="command")
-    names = {"train": ORDER, "evaluate": [*LANGUAGES]}
     for name, every in names.items():
         command = commands.add_parser(name)
         command.add_argument("published", type=Path, help="folder of the published files")
@@ -455,13 +468,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command.add_argument("--names", nargs="*", choices=every, default=every,
                              help="experts or languages; all by default")  # fmt: skip
     given = parser.parse_args(arguments)
+    for folder in (given.published, given.base) if given.command else ():
+        if not folder.is_dir():
+            parser.error(f"{folder}: no such folder")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    from research.figures import save_svg
+
+    given = command_line(__doc__, {"train": ORDER, "evaluate": [*LANGUAGES]}, arguments)
     if given.command is None:
         print(*tables().values(), sep="\n\n")
         save_svg(draw(), FIGURE)
         return
-    for folder in (given.published, given.base):
-        if not folder.is_dir():
-            parser.error(f"{folder}: no such folder")
     base = given.base.absolute()
     if given.command == "train":
         train(given.published, given.out, base, given.names)

@@ -2,7 +2,6 @@
 
     python -m research.labels train PUBLISHED OUT --base GEMMA   # experts, rivals and starts
     python -m research.labels finish PUBLISHED OUT --base GEMMA  # trainings on labels, and answers
-    python -m research.labels record PUBLISHED OUT               # the answers into research/labels
     python -m research.labels                                    # tables and figure
 
 Fixed before anything ran: the topic of a sentence (SIB-200) in Swahili, Hausa and Yoruba; the
@@ -20,10 +19,9 @@ English rows and labels learned together from the base.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +38,7 @@ from layerswap.evaluation.statistics import (
 from layerswap.report import Drawing, draw_intervals
 from research import answers, baselines
 from research import languages as design
+from research.answers import BASE, LANGUAGE, SOUP, SWAP, TASK
 from research.inputs import write_jsonl
 from research.markdown import Table, per_cent, points, table
 from research.ten_languages import mean_recall
@@ -48,11 +47,9 @@ HERE = Path(__file__).parent
 RECORDED = HERE / "labels"
 FIGURE = HERE.parent / "docs" / "images" / "labels"
 TASK_NAME = "sentences"
-LANGUAGES = {"sw": "Swahili", "ha": "Hausa", "yo": "Yoruba"}
+LANGUAGES = {code: answers.LANGUAGES[code] for code in answers.OTHERS}
 TOPICS = ("science/technology", "travel", "politics", "sports", "health", "entertainment",
           "geography")  # fmt: skip
-BASE, TASK, LANGUAGE = "base", "task expert", "language expert"
-SWAP, SOUP = "swap, default", "plain average"
 SEQUENCE, JOINT = "language, then task", "English rows and labels together"
 CLASSIFIER = "characters"
 STARTS = (BASE, TASK, SWAP, SOUP)
@@ -76,7 +73,7 @@ DTYPE = "bfloat16"
 
 
 class Run(NamedTuple):
-    """A start's training on labels; none of 0 labels."""
+    """A training of a start on labels; with 0 labels, the start itself."""
 
     code: str
     start: str
@@ -86,18 +83,18 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its file in OUT."""
+        """File name of the run in OUT."""
         words = self.start.replace(",", "").replace(" ", "-")
         return f"{self.code}-{words}-{self.size}-{self.replicate}-{self.epochs}"
 
 
 def words(run: Run) -> str:
-    """A run's name in the records."""
+    """Name of a run in the records."""
     return f"{run.start}, {run.size} labels, {run.epochs} epochs, {run.replicate}"
 
 
 def runs() -> Iterator[Run]:
-    """Every run, in the order in which they are made."""
+    """Yield every run, in the order of the trainings."""
 
     def block(starts: Sequence[str], size: int, *replicates: int, epochs: int = EPOCHS) -> Any:
         return (Run(code, start, size, replicate, epochs)
@@ -126,7 +123,7 @@ def runs() -> Iterator[Run]:
 
 
 def row(text: str, topic: str) -> dict[str, str]:
-    """A labelled sentence as the models see it, as in `eval --suite sib200`."""
+    """Prompt and completion of a labelled sentence, as in `eval --suite sib200`."""
     return {"prompt": f"Text: {text}\nTopic:", "completion": f" {topic}"}
 
 
@@ -154,16 +151,6 @@ def spec(base: Path, train: str, seed: int, epochs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fit(out: Path, name: str, training: Mapping[str, Any]) -> Path:
-    """Train an expert of OUT, or go on with it; returns its folder."""
-    folder = out / name
-    if not answers.is_trained(out, name):
-        print(f"== {name}", flush=True)
-        ls.train(training, folder, folder=out, resume=folder.is_dir(),
-                 log=lambda line: print(line, flush=True))  # fmt: skip
-    return folder
-
-
 def train(published: Path, out: Path, base: Path, names: Sequence[str]) -> None:
     """Train the experts and the sequences; a language expert is that of `research.answers`."""
     out.mkdir(parents=True, exist_ok=True)
@@ -174,10 +161,10 @@ def train(published: Path, out: Path, base: Path, names: Sequence[str]) -> None:
         kind, seed = name.rsplit("-", 1)
         kind, _, code = kind.partition("-")
         if kind in LANGUAGES:
-            fit(out, name, answers.spec(name, str(base)))
+            answers.fit(out, name, answers.spec(name, str(base)))
         else:
             start = out / f"{code}-{seed}" if kind == "sequence" else base
-            fit(out, name, spec(start, "english.jsonl", int(seed), TASK_EPOCHS))
+            answers.fit(out, name, spec(start, "english.jsonl", int(seed), TASK_EPOCHS))
 
 
 TRAINED = ("topic-1", "sw-1", "ha-1", "yo-1", "sequence-sw-1", "sequence-ha-1", "sequence-yo-1",
@@ -186,7 +173,7 @@ TRAINED = ("topic-1", "sw-1", "ha-1", "yo-1", "sequence-sw-1", "sequence-ha-1", 
 
 
 def start_of(run: Run, out: Path, base: Path) -> Path | None:
-    """The folder of a run's start, composed if it is a merge; None if an expert is not trained."""
+    """Folder of the start of a run, written here for a merge; None before its experts exist."""
     task, language = PAIRS[run.replicate]
     experts = {"task": f"topic-{task}", "language": f"{run.code}-{language}"}
     alone = {TASK: experts["task"], LANGUAGE: experts["language"],
@@ -202,16 +189,13 @@ def start_of(run: Run, out: Path, base: Path) -> Path | None:
         from layerswap.compose.recipe import check_recipe
         from layerswap.merge import make_plan
 
-        how: dict[str, Any] = (
-            {"swap": {}} if run.start == SWAP else {"soup": {"experts": [*experts]}}
-        )
         recipe = {"base": str(base), "experts": {k: str(out / v) for k, v in experts.items()}}
-        make_plan(check_recipe({**recipe, **how}, where=run.start)).save(folder)
+        make_plan(check_recipe({**recipe, **answers.HOW[run.start]}, where=run.start)).save(folder)
     return folder
 
 
 def finish(published: Path, out: Path, base: Path, codes: Sequence[str]) -> None:
-    """Make every run of some languages whose start is there, and record its answers in OUT."""
+    """Train every start of some languages that exists, and keep the answers in OUT."""
     (out / "runs").mkdir(exist_ok=True)
     (out / "starts").mkdir(exist_ok=True)
     for run in runs():
@@ -228,7 +212,7 @@ def finish(published: Path, out: Path, base: Path, codes: Sequence[str]) -> None
                 rows, epochs = [*rows, *english(published)], TASK_EPOCHS
             write_jsonl(out / "runs" / f"{run.name}.jsonl", rows)
             training = spec(start, f"runs/{run.name}.jsonl", run.replicate, epochs)
-            model = fit(out, f"finished-{run.name}", training)
+            model = answers.fit(out, f"finished-{run.name}", training)
         found = ask(published, model, base, run.code)
         target.write_text(json.dumps(found), "utf-8")
         if run.size:
@@ -237,13 +221,13 @@ def finish(published: Path, out: Path, base: Path, codes: Sequence[str]) -> None
 
 
 def ask(published: Path, model: Path, base: Path, code: str) -> str:
-    """A model's answers to the test sentences, each the number of a topic."""
+    """Answers of a model to the test sentences, as numbers of topics."""
     from layerswap.compose.recipe import check_recipe
     from layerswap.merge import make_plan
 
     read = answers.tokenizer(base)
-    recipe = {"base": str(base), "experts": {"task": str(model), "language": str(model)},
-              "swap": {"bottom": 0, "top": 0, "outside": "task"}}  # fmt: skip
+    experts = {"task": str(model), "language": str(model)}
+    recipe = {"base": str(base), "experts": experts, **answers.ALONE}
     sweep = ls.Sweep([make_plan(check_recipe(recipe, where="run"))], dtype=DTYPE)
     requests = []
     for text, topic in baselines.documents(published, TASK_NAME, _file_code(code), "test"):
@@ -255,7 +239,7 @@ def ask(published: Path, model: Path, base: Path, code: str) -> str:
 
 
 def topics(published: Path, code: str) -> str:
-    """The right answers, in the same form."""
+    """The right topics of the test sentences, as numbers."""
     test = baselines.documents(published, TASK_NAME, _file_code(code), "test")
     return "".join(str(TOPICS.index(topic)) for _, topic in test)
 
@@ -265,7 +249,7 @@ def right_share(published: Path, code: str, found: str) -> float:
 
 
 def record(published: Path, out: Path) -> None:
-    """Write the answers of every run in OUT, by language."""
+    """Write the answers in OUT to one file for each language."""
     RECORDED.mkdir(exist_ok=True)
     for code in LANGUAGES:
         found: dict[str, Any] = {"right": topics(published, code), "runs": {}}
@@ -394,27 +378,18 @@ def draw() -> Drawing:
 def main(arguments: Sequence[str] | None = None) -> None:
     from research.figures import save_svg
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command")
-    for name in ("train", "finish", "record"):
-        command = commands.add_parser(name)
-        command.add_argument("published", type=Path, help="folder of the published files")
-        command.add_argument("out", type=Path, help="folder of experts and answers")
-        if name != "record":
-            every = TRAINED if name == "train" else [*LANGUAGES]
-            command.add_argument("--base", type=Path, required=True, help="folder of Gemma 3 270M")
-            command.add_argument("--names", nargs="*", choices=every, default=every,
-                                 help="experts or languages; all by default")  # fmt: skip
-    given = parser.parse_args(arguments)
+    codes = [*LANGUAGES]
+    given = answers.command_line(__doc__, {"train": TRAINED, "finish": codes}, arguments)
     if given.command is None:
         print(*tables().values(), sep="\n\n")
         save_svg(draw(), FIGURE)
-    elif given.command == "record":
+        return
+    base = given.base.absolute()
+    if given.command == "train":
+        train(given.published, given.out, base, given.names)
+    else:
+        finish(given.published, given.out, base, given.names)
         record(given.published, given.out)
-    elif given.command == "train":
-        train(given.published, given.out, given.base.absolute(), given.names)
-    elif given.command == "finish":
-        finish(given.published, given.out, given.base.absolute(), given.names)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,9 +47,17 @@ def mounted(kind: str, root: Path, megabytes: int) -> Iterator[Path]:
 
 
 def used_bytes(folder: Path) -> int:
-    """Bytes in use on the filesystem of a folder, with all of them on the disk."""
-    subprocess.run(["sync", "-f", folder], check=True)
-    return shutil.disk_usage(folder).used
+    """Bytes in use on the filesystem of a folder, with all of them on the disk.
+
+    XFS frees the blocks of deleted files in the background, so they are read until they stay.
+    """
+    before, used = -1, 0
+    while used != before:
+        before = used
+        subprocess.run(["sync", "-f", folder], check=True)
+        time.sleep(0.2)
+        used = shutil.disk_usage(folder).used
+    return used
 
 
 def shared_extents(file: Path) -> int:
