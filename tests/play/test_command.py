@@ -3,8 +3,10 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -34,6 +36,24 @@ def test_the_command_serves_the_lab_at_the_address_that_it_prints(tmp_path):
             page = client.get(url)
         assert (page.status_code, "layerswap <em>play</em>" in page.text) == (200, True)
     assert process.returncode in (0, 130)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", [False, True], ids=["Ctrl-C", "the client leaves"])
+def test_half_a_body_leaves_no_traceback(tmp_path, leaves):
+    with running(tmp_path, "play", "--no-browser") as (process, url):
+        host, _, port = url[7:-1].partition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(
+                f"POST /api/ask HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 99\r\n"
+                "Content-Type: application/json\r\n\r\n{".encode()
+            )
+            time.sleep(1)
+            if not leaves:
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=30)
+        time.sleep(1)
+    assert process.stderr.read().splitlines() == ["Ctrl-C stops the page", "stopped"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
 from layerswap.merge import make_plan
+from layerswap.play import serve as serving
 from layerswap.play.pair import Pair
 from layerswap.play.player import Player
 
@@ -99,6 +101,14 @@ def test_requests_of_other_pages_are_refused(served, client):
     assert status("POST", "/api/ask", origin="https://evil.example") == 403
     assert status("GET", "/api/status", **{"sec-fetch-site": "cross-site"}) == 403
     assert status("POST", "/api/ask", **{"content-type": "text/plain"}) == 403
+    assert client.post("ask", prompt="x" * 70_000, compositions=["task"]).status_code == 413
+    body = iter([b"[" * 40_000] * 3)
+    chunked = httpx.post(f"{served.url}api/ask", content=body,
+                         headers={"content-type": "application/json"})  # fmt: skip
+    assert (chunked.status_code, "larger" in chunked.text) == (413, True)
+    nested = httpx.post(f"{served.url}api/ask", content=b"[" * 60_000,
+                        headers={"content-type": "application/json"})  # fmt: skip
+    assert (nested.status_code, nested.json()) == (400, {"error": "the request is not JSON"})
     policy = httpx.get(served.url).headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy
@@ -118,6 +128,33 @@ def raw(page, text):
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(text.encode())
         return connection.recv(1000)
+
+
+@pytest.mark.parametrize(("method", "path", "media", "status"), [
+    ("POST", "/api/ask", "application/json", 408), ("POST", "/api/ask", "text/plain", 403),
+    ("GET", "/", "application/json", 200),
+])  # fmt: skip
+def test_a_body_that_drips_ends_with_its_answer(served, monkeypatch, method, path, media, status):
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+    port = int(served.url.rpartition(":")[2][:-1])
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}"
+                           "\r\nContent-Length: 999\r\n\r\n[".encode())  # fmt: skip
+        connection.settimeout(0.25)
+        got = b""
+        for _ in range(40):
+            try:
+                data = connection.recv(1 << 16)
+            except OSError as error:
+                data = None if isinstance(error, TimeoutError) else b""
+            if data == b"":
+                break
+            got += data or b""
+            with suppress(ConnectionError):
+                connection.sendall(b" ")
+        else:
+            pytest.fail("the connection is still open")
+    assert got.startswith(f"HTTP/1.1 {status} ".encode()), got
 
 
 # --- compositions as texts ---

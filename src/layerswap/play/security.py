@@ -54,6 +54,8 @@ def guard(frames: str = "'none'") -> Dispatch:
     async def dispatch(request: Request, call_next: Next) -> Response:
         answer = refusal(request) or await call_next(request)
         answer.headers.update({"content-security-policy": POLICY.format(frames=frames), **HEADERS})
+        if {"content-length", "transfer-encoding"} & {*request.headers}:
+            answer.headers["connection"] = "close"  # nobody reads the rest of a body
         return answer
 
     return dispatch

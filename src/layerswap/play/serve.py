@@ -30,13 +30,19 @@ if TYPE_CHECKING:
     from layerswap.merge import Plan
 
 HERE = "127.0.0.1"
+LARGEST_BODY = 1 << 16
+"""Bytes of a request's body."""
+PATIENCE = 20.0
+"""Timeout of a request's body, in seconds."""
+Timeouts = set[asyncio.Timeout]
+"""Timeouts of the bodies that are read."""
 
 
-def make_app(player: Player, dispatch: DispatchFunction) -> Starlette:
+def make_app(player: Player, dispatch: DispatchFunction, timeouts: Timeouts) -> Starlette:
     """Make the web application of a page.
 
     One thread has the model, and one answer is written at a time. A client that leaves ends its
-    answer.
+    answer. `timeouts` holds those of the bodies that are read, for the end of the server.
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -62,10 +68,7 @@ def make_app(player: Player, dispatch: DispatchFunction) -> Starlette:
         return JSONResponse(player.pair.describe(request.query_params.get("key", "")))
 
     async def ask(request: Request) -> Response:
-        try:
-            data = await request.json()
-        except ValueError:
-            raise RecipeError("the request is not JSON") from None
+        data = await read_body(request, timeouts)
         question = validate(Question, data, where="request", expected="a request is an object")
         if player.state == "failed":
             raise HTTPException(409, player.fault)
@@ -112,6 +115,28 @@ def make_app(player: Player, dispatch: DispatchFunction) -> Starlette:
     )  # fmt: skip
 
 
+async def read_body(request: Request, timeouts: Timeouts) -> Any:
+    """Read the JSON of a request, up to a size and a time."""
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+
+    content = b""
+    try:
+        async with asyncio.timeout(PATIENCE) as limit:
+            timeouts.add(limit)
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > LARGEST_BODY:
+                    raise HTTPException(413, f"the request is larger than {LARGEST_BODY} bytes")
+        return json.loads(content)
+    except (TimeoutError, ClientDisconnect):
+        raise HTTPException(408, f"the request is not whole after {PATIENCE:.0f} s") from None
+    except (ValueError, RecursionError):
+        raise RecipeError("the request is not JSON") from None
+    finally:
+        timeouts.discard(limit)
+
+
 def explain(error: Exception) -> str:
     """Return an error as one line for a page; print the traceback of an internal error."""
     if isinstance(error, LayerswapError):
@@ -148,14 +173,18 @@ def make_server(player: Player, *, frames: str = "'none'") -> uvicorn.Server:
     need_extras("the page", "play")
     import uvicorn
 
+    timeouts = Timeouts()
+
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             player.closing = True  # ends the answer that is written
+            for limit in timeouts:
+                limit.reschedule(0)
             await super().shutdown(sockets)
 
     return Server(
-        uvicorn.Config(make_app(player, guard(frames)), log_level="warning", access_log=False,
-                       ws="none", lifespan="on", timeout_graceful_shutdown=1)
+        uvicorn.Config(make_app(player, guard(frames), timeouts), log_level="warning",
+                       access_log=False, ws="none", lifespan="on", timeout_graceful_shutdown=1)
     )  # fmt: skip
 
 
