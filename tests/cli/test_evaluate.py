@@ -395,6 +395,7 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
     for out in ("new", "swept"):
         refused = layerswap("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / out)
         assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert not (tmp_path / "new").exists()
     assert (tmp_path / "swept" / "board.json").is_file()
 
 

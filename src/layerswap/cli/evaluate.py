@@ -24,6 +24,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
         spec SWEEP.yaml: Recipe, grid and tasks.
         out: Folder of results. Answers in it are reused.
     """
+    from layerswap.evaluation.response_cache import nothing_if_refused
     from layerswap.evaluation.sandbox import programs_allowed
     from layerswap.experiment import sweep_page as files
     from layerswap.experiment.answers import ANSWERS, open_folder
@@ -34,11 +35,12 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
 
     checked, recipe = read_sweep(spec)
     need_extras("a sweep", "eval")
-    folder = open_folder(out, "sweep")
-    progress = output.answer_progress("evaluating", folder / ANSWERS)
-    with progress as store, programs_allowed(allow_code):
-        result = run_sweep(checked, recipe, store=store, log=output.log)
-        facts = files.write_result(result, folder)
+    with nothing_if_refused(out.expanduser() / ANSWERS):
+        folder = open_folder(out, "sweep")
+        progress = output.answer_progress("evaluating", folder / ANSWERS)
+        with progress as store, programs_allowed(allow_code):
+            result = run_sweep(checked, recipe, store=store, log=output.log)
+            facts = files.write_result(result, folder)
     lines: list[object] = [
         scores_table(result),
         *filter(None, [balanced_table(result)]),

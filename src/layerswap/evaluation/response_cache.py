@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from layerswap.engine.decoding import Sampling
 from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
-from layerswap.ground.errors import EvaluationError
+from layerswap.ground.errors import EvaluationError, LayerswapError
 from layerswap.ground.types import Log
 from layerswap.merge import Plan
 from layerswap.merge.metadata import record
 
 Answer = list[Any]
 """Log-probability and greediness of a continuation, or the tokens of a generation."""
+
+
+@contextmanager
+def nothing_if_refused(path: Path) -> Iterator[None]:
+    """Remove a new folder of answers if the user's mistake ends the run before the first answer."""
+    new = not path.parent.exists()
+    try:
+        yield
+    except LayerswapError:
+        if new and not _has_answers(path):
+            shutil.rmtree(path.parent, ignore_errors=True)
+        raise
+
+
+def _has_answers(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        with closing(AnswerStore(path)) as store:
+            return not store.empty
+    except EvaluationError:
+        return True  # unreadable, and kept
 
 
 class AnswerStore:
@@ -41,6 +64,11 @@ class AnswerStore:
                 "CREATE TABLE IF NOT EXISTS answers (composition TEXT, request TEXT, answer TEXT, "
                 "PRIMARY KEY (composition, request)) WITHOUT ROWID"
             )
+
+    @property
+    def empty(self) -> bool:
+        """Return True if the store holds no answer."""
+        return self._database.execute("SELECT 1 FROM answers LIMIT 1").fetchone() is None
 
     def known(self, composition: str, requests: Iterable[str]) -> dict[str, Answer]:
         """Return the stored answers of a composition to some requests."""

@@ -20,6 +20,7 @@ from layerswap.evaluation.metrics import ADDED, BESIDE
 from layerswap.evaluation.response_cache import (
     AnswerStore,
     composition_key,
+    nothing_if_refused,
 )
 from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import EvaluationSettings
@@ -105,20 +106,21 @@ def evaluate(
     open_device(pick_device(checked.device))
     check_task_names(names, folders)
     store_of = open_store or (lambda path: closing(AnswerStore(path)))
-    folder = files.open_folder(out)
-    written_before = (folder / files.ANSWERS_TABLE).is_file()
-    earlier = files.read_answers(folder) if written_before else []
-    task_folder = TaskFolder(folder / files.TASKS)
-    written = [] if suite is None else write_suite(
-        suite, languages, task_folder,
-        data=DataFolder.given(None if data is None else Path(data)),
-        shots=checked.num_fewshot, allow_code=allow_code, skip=log,
-    )  # fmt: skip
-    with store_of(folder / files.ANSWERS) as store, programs_allowed(allow_code):
-        results = evaluate_models(
-            plans, names or [task.name for task in written], folders or [task_folder.root],
-            settings=checked, store=store, log=log, scratch=folder,
+    with nothing_if_refused(out / files.ANSWERS):
+        folder = files.open_folder(out)
+        written_before = (folder / files.ANSWERS_TABLE).is_file()
+        earlier = files.read_answers(folder) if written_before else []
+        task_folder = TaskFolder(folder / files.TASKS)
+        written = [] if suite is None else write_suite(
+            suite, languages, task_folder,
+            data=DataFolder.given(None if data is None else Path(data)),
+            shots=checked.num_fewshot, allow_code=allow_code, skip=log,
         )  # fmt: skip
+        with store_of(folder / files.ANSWERS) as store, programs_allowed(allow_code):
+            results = evaluate_models(
+                plans, names or [task.name for task in written], folders or [task_folder.root],
+                settings=checked, store=store, log=log, scratch=folder,
+            )  # fmt: skip
     written = written or files.tasks_of(results, answer_language)
     weights = {name: composition_key(plan) for name, plan in plans.items()}
     kept, replaced = files.kept_answers(earlier, results, weights)
