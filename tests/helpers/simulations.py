@@ -121,6 +121,9 @@ class Lacking:
 
 
 def _lives(process: int) -> bool:
+    """Answer as psutil on Windows, whose ids have 32 bits."""
+    if process >= 1 << 31:
+        raise OverflowError("signed integer is greater than maximum")
     return os.path.exists(f"/proc/{process}")  # noqa: PTH110
 
 

@@ -279,11 +279,11 @@ def keep_freed_memory() -> None:
 
 def is_running(process: int) -> bool:
     """True if a process with this id lives on this machine."""
-    if WINDOWS:  # where os.kill ends the process
-        import psutil
-
-        return bool(psutil.pid_exists(process))
     try:
+        if WINDOWS:  # where os.kill ends the process
+            import psutil
+
+            return bool(psutil.pid_exists(process))
         os.kill(process, 0)
     except (OSError, OverflowError) as error:
         return isinstance(error, PermissionError)
