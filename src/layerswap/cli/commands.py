@@ -294,7 +294,7 @@ def _quickstart_uses(given: Given) -> list[str]:
 
 def _merge_uses(given: Given) -> list[str]:
     """The uses of a merged folder; a GGUF file and an uploaded model have none."""
-    from layerswap.checkpoint import open_checkpoint
+    from layerswap.checkpoint import open_configuration
     from layerswap.checkpoint.adapter import ADAPTER_CONFIG
     from layerswap.merge.metadata import uses
 
@@ -307,7 +307,7 @@ def _merge_uses(given: Given) -> list[str]:
     lines = uses(Path(out), [str(file)] if file else experts, push=[*sys.argv[1:], *again])
     if (Path(out) / ADAPTER_CONFIG).is_file():  # `deploy` needs full weights; the last --out counts
         lines[1] = shlex.join([*sys.argv[1:], "--bake", "--out", f"{out}-full"])
-    elif not open_checkpoint(out).writes:  # the others ask for text
+    elif not open_configuration(out).writes:  # the others ask for text
         lines = lines[2:3]
     return lines
 
