@@ -4,10 +4,11 @@ import huggingface_hub
 import pytest
 from handmade import EMBEDDING, NORM, QUERY, write_config, write_weights
 from huggingface_hub import constants
+from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
 from huggingface_hub.errors import LocalEntryNotFoundError
 from refusals import one_line
 
-from layerswap.checkpoint import open_checkpoint
+from layerswap.checkpoint import open_checkpoint, open_configuration
 from layerswap.checkpoint.given import fetch_checkpoint
 from layerswap.checkpoint.hub import ALLOWED_FILES
 from layerswap.ground.errors import CheckpointError
@@ -144,6 +145,16 @@ def test_a_revision_in_the_id_or_beside_it(cache, revision):
     assert fetch_checkpoint("owner/name", revision) == expected
     assert fetch_checkpoint("owner/name@other", revision) == expected
     assert open_checkpoint(f"owner/name@{revision}").identity == f"owner/name@{COMMIT}"
+
+
+def test_a_configuration_needs_no_weights_in_the_cache(cache):
+    """An earlier plan of adapters downloaded the configuration of their base alone."""
+    repository = cache / "models--owner--name"
+    (repository / "snapshots" / COMMIT / "model.safetensors").unlink()
+    files = dict.fromkeys(("config.json", "model.safetensors"), TreeCacheEntry(1, "0" * 40))
+    write_tree_cache(str(repository), COMMIT, files)
+    assert open_configuration("owner/name@main").identity == f"owner/name@{COMMIT}"
+    assert refusal("owner/name") == f"owner/name: {OFFLINE}"
 
 
 OFFLINE = "no such local folder, not whole in the local cache, and the Hub cannot be reached"
