@@ -11,6 +11,7 @@ from gguf_files import LAYERS, all_of, close, encoded, floats_of, split, tensors
 import layerswap as ls
 from layerswap.checkpoint.gguf import (
     TYPES,
+    configuration,
     gguf_header_bytes,
     number_entry,
     read_gguf,
@@ -102,6 +103,20 @@ def test_every_kind_of_metadata(tmp_path):
     assert (metadata["a.texts"], metadata["a.numbers"]) == (["x", "", "ÿ"], [1, 2, 3])
     assert metadata.get("b", 3) == 3
     assert metadata.stored("b") is None
+
+
+@pytest.mark.parametrize(("predicting", "layers"), [(1, 2), (None, 3), ("one", 3)])
+def test_layers_that_predict_further_tokens_are_no_layers(tmp_path, predicting, layers):
+    path = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(path, "glm4moe")
+    writer.add_block_count(3)
+    if predicting is not None:
+        add = writer.add_uint32 if predicting == 1 else writer.add_string
+        add("glm4moe.nextn_predict_layers", predicting)
+    for name in ("token_embd.weight", "output.weight"):
+        writer.add_tensor(name, np.zeros((1, 4), np.float32))
+    close(writer)
+    assert configuration(read_gguf(path))["num_hidden_layers"] == layers
 
 
 @pytest.mark.parametrize("kind", [*QUANTISED, "Q4_K", "Q6_K", "IQ4_NL"])

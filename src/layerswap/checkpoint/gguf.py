@@ -168,7 +168,8 @@ def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None:
         settings["vocab_size"] = embedding.shape[0]
-    layers -= settings.get("nextn_predict_layers", 0)
+    if type(more := settings.get("nextn_predict_layers")) is int:
+        layers -= more
     return {**settings, "model_type": name, "num_hidden_layers": layers}
 
 

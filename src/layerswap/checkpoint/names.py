@@ -191,14 +191,13 @@ def unloaded(names: Iterable[str], config: Mapping[str, Any]) -> frozenset[str]:
     masked = config.get("model_type") in MASKED_TYPES
     unused, text = CLASSES["unused"].get(class_of(config) or "", ()), text_config(config)
     modules = tuple(f"{module}." for module in unused)
-    sharing = text.get("num_kv_shared_layers") or 0
+    layers, sharing = text.get("num_hidden_layers") or 0, text.get("num_kv_shared_layers") or 0
 
     def shares(name: str) -> bool:
-        match = SHARES.match(canonical(name)) if sharing else None
-        if match is None or match[2] not in CLASSES["shared"]:
-            return False
-        own: int = text["num_hidden_layers"] - sharing
-        return int(match[1]) >= own
+        match = SHARES.match(canonical(name)) if layers and sharing else None
+        return match is not None and (
+            match[2] in CLASSES["shared"] and int(match[1]) >= layers - sharing
+        )
 
     return frozenset(
         name
