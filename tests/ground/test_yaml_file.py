@@ -122,7 +122,6 @@ def test_numbers_are_those_of_yaml_1_2(text, value):
     assert type(found) is type(value)
 
 
-@pytest.mark.slow
 def test_a_written_text_is_a_text_to_every_reader():
     texts = ["1e3", "0o17", "1_000", ".5", "1.", "yes", "no", "null", "~", "2024-01-01", "1:30",
              "<<", "=", "0b11", ".nan", "1e400", "a: b", "# c", "- d", "!x", "a\nb"]  # fmt: skip
@@ -132,6 +131,7 @@ def test_a_written_text_is_a_text_to_every_reader():
         assert yaml.safe_load(written) == {text: [text] for text in texts}
 
 
+@pytest.mark.slow
 def test_a_recipe_cannot_make_a_long_message(tmp_path):
     name, path = "x" * 400_000, tmp_path / "r.yaml"
     for text in (f"a: *{name}", f"{name}: 1\n{name}: 2", f"experts: {{}}\n{name}: 1", f"- {name}"):
