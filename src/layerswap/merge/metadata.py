@@ -13,7 +13,7 @@ from layerswap.checkpoint import Checkpoint, fingerprints, parse_json, read_json
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
-from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, TRAINING, local_name
+from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
 from layerswap.checkpoint.loading import IMPLEMENTATIONS, SPELLINGS
 from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -25,6 +25,7 @@ from layerswap.ground.yaml_file import dump_yaml, parse_yaml
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import RAW_FILES, add_tokens
+from layerswap.merge.trained import read_training
 from layerswap.merge.writer import LOST_TO_DTYPE, rounding_note
 from layerswap.versions import __version__
 
@@ -175,7 +176,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
 TASK = re.compile(
     r"For((Sequence|Token)Classification|QuestionAnswering|MultipleChoice|MaskedLM|PreTraining)$"
 )
-"""Matches the end of a class that an Auto class has too."""
+"""Matches ends of class names for which transformers has an Auto class."""
 NOT_OF_PEFT = re.compile("For(MultipleChoice|MaskedLM|PreTraining)$")
 """Matches the end of an Auto class that PEFT does not have."""
 
@@ -203,12 +204,12 @@ model = {name}.from_pretrained("."{count})  # or the id of this repository
 
 
 def _rows_of(checkpoint: Checkpoint) -> str:
-    """The number of rows that an expert was trained on; empty without a readable record."""
+    """The card's words for the rows of an expert's training; empty without a readable record."""
     try:
-        data = read_json_object(checkpoint.folder / TRAINING)["data"]
-        return f"; trained on {sum(entry['train'] for entry in data):,} rows"
-    except (OSError, LayerswapError, KeyError, TypeError):
+        training = read_training(checkpoint)
+    except LayerswapError:
         return ""
+    return f"; trained on {training.rows:,} rows" if training and training.rows else ""
 
 
 LICENCE = re.compile(r"[\w.+-]{1,60}")

@@ -7,7 +7,7 @@ those places from another expert loses, or dilutes, the effect of the training.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,18 @@ class Training:
         partition: the partition that chose the trained places, and the owner of the places outside
             the layers; None if something else chose them.
         contaminated: rows of the training data that contain an evaluation item, by evaluation set.
+        rows: rows of the training data; 0 if unknown.
         base: the base that was trained, and the fingerprints of its weights.
     """
 
     partition: tuple[str, str | None] | None
     contaminated: Mapping[str, int]
+    rows: int
     base: tuple[str, frozenset[str]] | None = None
 
 
 def read_training(expert: Checkpoint) -> Training | None:
-    """The record of an expert's training; None without a readable one.
+    """The record of an expert's training; None without a readable record.
 
     A checkpoint of a training has the record of its training, two folders above.
     """
@@ -55,6 +57,7 @@ def read_training(expert: Checkpoint) -> Training | None:
             for data in record["data"]
             for name, count in data.get("contaminated", {}).items()
         }
+        rows = sum(data.get("train", 0) for data in record["data"])
         chosen = record["spec"].get("train") or {}
         name: Any = chosen.get("partition")
         outside: Any = chosen.get("outside")
@@ -66,7 +69,7 @@ def read_training(expert: Checkpoint) -> Training | None:
     complete = (
         isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
     )
-    return Training((name, outside) if complete else None, contaminated, base)
+    return Training((name, outside) if complete else None, contaminated, rows, base)
 
 
 def base_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> list[str]:
@@ -110,7 +113,7 @@ def trained_partition(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Part
     swap = recipe.swap
     if swap is None or not swap.model_fields_set <= OPEN or recipe.weights != "uniform":
         return None
-    recorded = _recorded(experts)
+    recorded = _recorded(map(read_training, experts.values()))
     if recorded is None:
         return None
     name, outside = recorded
@@ -120,7 +123,8 @@ def trained_partition(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> Part
 
 def training_notes(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> list[str]:
     """Notes on the partition and on contamination, from records of training."""
-    notes, chosen, trained = [], recipe.partition, _recorded(experts)
+    records = {name: record for name, c in experts.items() if (record := read_training(c))}
+    notes, chosen, trained = [], recipe.partition, _recorded(records.values())
     if chosen is not None and trained == (chosen.name, chosen.outside):
         notes.append(f"along partition {chosen.name}, on which the experts were trained")
     elif trained is not None:
@@ -130,7 +134,6 @@ def training_notes(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> list[st
             f"another composition than partition {name}, on which the experts were trained "
             f"(--partition {name}{also})"
         )
-    records = {name: record for name, c in experts.items() if (record := read_training(c))}
     for name, training in records.items():
         for items, count in training.contaminated.items():
             notes.append(
@@ -140,8 +143,7 @@ def training_notes(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> list[st
     return notes
 
 
-def _recorded(experts: Mapping[str, Checkpoint]) -> tuple[str, str | None] | None:
+def _recorded(records: Iterable[Training | None]) -> tuple[str, str | None] | None:
     """The one partition that the records name; None if they name none or several."""
-    records = map(read_training, experts.values())
     named = {record.partition for record in records if record and record.partition}
     return named.pop() if len(named) == 1 else None
