@@ -86,9 +86,15 @@ def test_another_composition_than_the_trained_one_is_named(partial):
         ls.soup({"task": task, "language": language}),
     ):
         assert plan.notes == [
-            "another composition than partition C, on which the experts were trained "
+            "not along partition C, on which the experts were trained "
             "(--partition C --outside task)"
         ]
+
+
+def test_a_single_expert_is_asked_for_no_partition(partial, experts):
+    assert not any(
+        "partition" in note for note in ls.revert(experts["base"], partial[0], layers="0").notes
+    )
 
 
 def test_one_partial_expert_or_two_of_different_partitions(pair):

@@ -127,11 +127,11 @@ def training_notes(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> list[st
     notes, chosen, trained = [], recipe.partition, _recorded(records.values())
     if chosen is not None and trained == (chosen.name, chosen.outside):
         notes.append(f"along partition {chosen.name}, on which the experts were trained")
-    elif trained is not None:
+    elif trained is not None and len(experts) > 1:
         name, outside = trained
         also = f" --outside {outside}" if outside else ""
         notes.append(
-            f"another composition than partition {name}, on which the experts were trained "
+            f"not along partition {name}, on which the experts were trained "
             f"(--partition {name}{also})"
         )
     for name, training in records.items():
