@@ -210,7 +210,7 @@ def test_names_on_disk_may_lack_or_add_outer_words(tmp_path, stored):
 @pytest.mark.parametrize("module", ["model.unembed_tokens", "layers.0.mlp.experts.w1"])
 def test_adapters_of_tinker_are_named(tmp_path, module):
     said = refusal(write_adapter(tmp_path / "a", pair(module)))
-    assert said.endswith("convert it with tinker_cookbook.weights.build_lora_adapter")
+    assert said.endswith("convert the adapter with tinker_cookbook.weights.build_lora_adapter")
 
 
 @pytest.mark.parametrize("stored", [["mlp.up_proj.weight.x"], ["other.weight"], []])

@@ -74,7 +74,7 @@ class AdaptedModel(Checkpoint):
     def over(
         self, base: Checkpoint, patterns: Sequence[Pattern] = (), *, alone: bool = False
     ) -> Checkpoint:
-        """Add the adapter to its base; `alone`: only to merge it with other adapters."""
+        """Add the adapter to its base; `alone` is for a merge of adapters without full models."""
         adapter, parts = self.adapter, dict[str, str]()
         with error_context(self.source):
             _refuse_base(base)
@@ -110,10 +110,10 @@ class AdaptedModel(Checkpoint):
         )  # fmt: skip
 
     def written(self, name: str, adapters: Iterable[Adapter]) -> str:
-        """Return the name in memory of a weight that an output of adapters over one base changes.
+        """Return a weight's name in memory for an output of merged adapters.
 
-        If the adapters were trained in several classes, such as the model of text and images and
-        its text model alone, it is that of the base's class, in which PEFT loads the output.
+        Adapters of several classes, such as a multimodal model and its text model, get the names of
+        the base's class, in which PEFT loads the output.
         """
         layers = [next(filter(in_layers, adapter.modules), "") for adapter in adapters]
         if len({with_prefix_of(layers[0], like) for like in layers if like}) < 2:
@@ -178,9 +178,9 @@ def _without_unloaded(adapter: Adapter, base: Checkpoint) -> tuple[Adapter, tupl
 
 
 def _parts(stored: Mapping[str, str], base: Checkpoint, *, alone: bool) -> dict[str, str]:
-    """Find the modules that a base stores together with others; their weights in memory by module.
+    """Map modules that the base stores together with others to their weights in memory.
 
-    Only adapters alone can be merged then: the rows of each module are unknown.
+    Their adapters merge with adapters alone: the rows of each module are unknown.
     """
     found = {
         path: f"{path}.weight"

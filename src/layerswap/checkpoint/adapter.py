@@ -34,7 +34,7 @@ KEY = re.compile(
     r"(?:\.default)?(?:\.weight)?"
 )
 TINKER = re.compile(r"(?:^|\.)unembed_tokens$|\.in_proj_[qkv]$|\.experts\.w[123]$")
-"""Matches modules that Tinker names in its own way."""
+"""Matches names of modules in Tinker's format of adapters."""
 BLOCK_ROWS = 256
 """Rows of a delta to multiply together. The grid is fixed, so that a value does not depend on the
 chunk of its tensor that is read."""
@@ -174,8 +174,8 @@ def _sort(
         match = KEY.fullmatch(name)
         if match and TINKER.search(match["module"]):
             raise CheckpointError(
-                f"{quoted(match['module'])} is a name of Tinker's own form of adapters; convert it "
-                "with tinker_cookbook.weights.build_lora_adapter"
+                f"{quoted(match['module'])} is a name in Tinker's format of adapters; convert the "
+                "adapter with tinker_cookbook.weights.build_lora_adapter"
             )
         if match:
             side = match["side"] + ("e" if match["embedding"] else "")

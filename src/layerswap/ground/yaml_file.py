@@ -137,7 +137,7 @@ _Dumper.add_representer(
 
 
 def dump_yaml(value: Any, **layout: Any) -> str:
-    """Write YAML whose texts are texts to every reader; `layout` is PyYAML's."""
+    """Write YAML whose texts every parser reads as texts; `layout` holds options of PyYAML."""
     layout = {"sort_keys": False, "allow_unicode": True, **layout}
     return str(yaml.dump(value, Dumper=_Dumper, **layout))
 

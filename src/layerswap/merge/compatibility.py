@@ -295,9 +295,10 @@ def _check_fused(name: str, extra: set[str], other: str, others: set[str]) -> No
 def _in_one_tie(
     checkpoints: dict[str, Checkpoint],
 ) -> tuple[dict[str, Checkpoint], frozenset[str]]:
-    """Give tied checkpoints a head of their own if training untied another one.
+    """Return the checkpoints with one kind of head, and the heads to leave out of the output.
 
-    It is a copy of their embedding. If all heads are copies, they are left out instead.
+    If training untied one checkpoint, each tied checkpoint gets a copy of its embedding as head. If
+    all heads are such copies, they are left out.
     """
     full = {name: c for name, c in checkpoints.items() if any(c.embeddings)}
     heads = frozenset(head for c in full.values() for head in c.heads)

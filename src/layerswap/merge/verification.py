@@ -371,7 +371,7 @@ def _check_adapter(report: Verification, plan: Plan) -> None:
 
 
 def _check_files(report: Verification, again: Path, checked: Iterable[str] = ()) -> None:
-    """Find missing, wrong and foreign files, by those in `again`, a second output."""
+    """Find missing, wrong and foreign files by comparison with `again`, a second output."""
     expected = {*checked, RECORD, CARD}
     for file in sorted(again.rglob("*")):
         name = file.relative_to(again).as_posix()
