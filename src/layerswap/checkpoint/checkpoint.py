@@ -277,8 +277,8 @@ class Checkpoint:
     def matched(self, like: Checkpoint) -> Checkpoint:
         """Return the checkpoint with another's names for the same tensors."""
         new = renaming(self.places.keys(), like.places.keys())
-        if (own := self.only_matrix) and (other := like.only_matrix):
-            new |= {own: other} if own != other else {}
+        if (own := self.only_matrix) and (other := like.only_matrix) and own != other:
+            new[own] = other
         if not new:
             return self
         first = min(new)
