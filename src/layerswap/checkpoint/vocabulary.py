@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import clipped, read_json_object
@@ -14,12 +16,11 @@ LARGEST_VOCABULARY = 1 << 24
 def read_vocabulary(folder: Path) -> dict[str, int]:
     """Id of every token in a folder's `tokenizer.json`; empty without that file."""
     path = folder / "tokenizer.json"
-    return vocabulary_of(path) if path.is_file() else {}
+    return vocabulary_of(read_json_object(path), path) if path.is_file() else {}
 
 
-def vocabulary_of(path: Path) -> dict[str, int]:
-    """Id of every token in a `tokenizer.json`, added tokens included."""
-    tokenizer = read_json_object(path)
+def vocabulary_of(tokenizer: Mapping[str, Any], path: Path) -> dict[str, int]:
+    """Id of every token in the content of a `tokenizer.json`, added tokens included."""
     model = tokenizer.get("model")
     vocab = model.get("vocab", {}) if isinstance(model, dict) else {}
     try:

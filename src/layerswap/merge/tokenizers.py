@@ -110,10 +110,10 @@ def _files(folder: Path) -> list[str]:
 
 
 def _json_difference(*paths: Path) -> str | None:
-    a, b = (vocabulary_of(path) for path in paths)
+    first, second = (read_json_object(path) for path in paths)
+    a, b = vocabulary_of(first, paths[0]), vocabulary_of(second, paths[1])
     if a != b:
         return _tokens_differ(a, b)
-    first, second = (read_json_object(path) for path in paths)
     if any(first.get(component) != second.get(component) for component in COMPONENTS):
         first, second = (_by_function(_canonical(each)) for each in (first, second))
     for component in COMPONENTS:
@@ -201,16 +201,17 @@ def align(
     one_size, difference = len(set(sizes.values())) == 1, differences(checkpoints)
     own = "language" if recipe.instruct and difference else None
     choice = chosen_tokenizer(recipe, own)
+    known = {} if one_size and not difference else _known_tokens(checkpoints)
     if difference and all(sizes.values()):
-        for name, checkpoint in checkpoints.items():  # no choice mends tokens without rows
-            _check_rows(name, read_vocabulary(checkpoint.folder), sizes[name])
+        for name, ids in known.items():  # no choice mends tokens without rows
+            _check_rows(name, ids, sizes[name])
     if difference and (choice is None or not all(sizes.values())):
         raise MergeError(
             f"{difference}; choose one with `tokenizer: task`, `language` or `union` (--tokenizer)"
         )
     if not all(sizes.values()) or (one_size and not difference):
         return None
-    tokens = _vocabularies(checkpoints, sizes)
+    tokens = _vocabularies(known, sizes)
     if choice is None or not difference:
         return _padded(sizes)
     owner = recipe.experts_in_order[0] if choice == UNION else choice
@@ -253,13 +254,15 @@ def _padded(sizes: Mapping[str, int]) -> Alignment:
     return Alignment(owner, sizes[owner], rows, rows, {})
 
 
+def _known_tokens(checkpoints: Mapping[str, Checkpoint]) -> dict[str, dict[str, int]]:
+    """Id of every token, for the checkpoints with a `tokenizer.json`."""
+    return {n: tokens for n, c in checkpoints.items() if (tokens := read_vocabulary(c.folder))}
+
+
 def _vocabularies(
-    checkpoints: Mapping[str, Checkpoint], sizes: Mapping[str, int]
+    known: Mapping[str, dict[str, int]], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
     """Id of every token, per checkpoint."""
-    known = {
-        name: tokens for name, c in checkpoints.items() if (tokens := read_vocabulary(c.folder))
-    }
     vocabularies: dict[str, dict[str, int]] = {}
     for name, size in sizes.items():
         # Adapters and bases often have none; equal sizes are assumed to be equal tokens.
@@ -336,7 +339,7 @@ def add_tokens(folder: Path, alignment: Alignment, experts: Mapping[str, Checkpo
     """
     path = folder / "tokenizer.json"
     data = read_json_object(path)
-    known_ids = vocabulary_of(path)
+    known_ids = vocabulary_of(data, path)
     entries, taken = list(data.get("added_tokens") or ()), set(known_ids)
     following = 1 + max(known_ids.values(), default=-1)
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
