@@ -56,6 +56,7 @@ class Given:
         in_place: do not download weights that are not in the local cache.
         whole: a full model is needed, not an adapter.
         plain: weights that can be computed with are needed.
+        weights: weights are needed, not only the files next to them.
         log: called with a line before many headers are read.
     """
 
@@ -65,12 +66,14 @@ class Given:
     in_place: bool = False
     whole: bool = False
     plain: bool = False
+    weights: bool = True
     log: Log = lambda line: None
 
     @cached_property
     def fetched(self) -> tuple[Path, str | None]:
         """The folder, and its commit if it is from the Hub."""
-        return fetch_checkpoint(self.source, self.revision, weights=not self._from_hub)
+        weights = self.weights and not self._from_hub
+        return fetch_checkpoint(self.source, self.revision, weights=weights)
 
     @property
     def name(self) -> str:

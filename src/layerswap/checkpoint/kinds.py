@@ -10,7 +10,7 @@ from layerswap.checkpoint.checkpoint import Checkpoint
 from layerswap.checkpoint.configuration import read_config
 from layerswap.checkpoint.folder import SafetensorsFolder
 from layerswap.checkpoint.gguf_file import GGUFFile
-from layerswap.checkpoint.given import Given, fetch_checkpoint
+from layerswap.checkpoint.given import Given
 from layerswap.checkpoint.places import Pattern
 from layerswap.checkpoint.quantised import QuantisedFolder
 from layerswap.ground.errors import CheckpointError
@@ -74,6 +74,6 @@ def open_expert(source: str, base: Checkpoint, *, patterns: Sequence[Pattern] = 
 
 def open_configuration(source: str, *, revision: str | None = None) -> Checkpoint:
     """Open only a checkpoint's configuration; no weights are downloaded."""
-    folder, commit = fetch_checkpoint(source, revision, weights=False)
-    name = source.partition("@")[0] if commit else source
-    return Checkpoint(name, commit, folder, read_config(folder), {}, {})
+    given = Given(source, revision, weights=False)
+    folder, commit = given.fetched
+    return Checkpoint(given.name, commit, folder, read_config(folder), {}, {})
