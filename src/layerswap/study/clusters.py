@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from uuid import uuid4
 
 from layerswap.ground import system
@@ -19,8 +19,8 @@ from layerswap.ground.errors import LayerswapError, StudyError
 from layerswap.ground.lease import InUse, Owner, taken
 from layerswap.ground.types import Log
 from layerswap.study.journal import INDEX, PACKAGES, StudyJournal
+from layerswap.study.kinds import KINDS
 from layerswap.study.runner import Ended, StepFunction, run_step
-from layerswap.study.spec import StepKind
 from layerswap.study.steps import Step
 from layerswap.versions import versions
 
@@ -297,10 +297,8 @@ def first_of_kinds(steps: Sequence[Step]) -> dict[str, Step]:
 
 def resources_key(kind: str) -> str:
     """Return the study's key for the resources of a kind of step; empty if they are fixed."""
-    shared = {"finish": "train"}
-    shared |= dict.fromkeys(("english", "translated", "vectors", "finished"), "evaluate")
-    kind = shared.get(kind, kind)
-    return f"resources.{kind}" if kind in get_args(StepKind) else ""
+    key = KINDS[kind].resources
+    return f"resources.{key}" if key else ""
 
 
 def reason(error: BaseException) -> str:

@@ -42,7 +42,7 @@ from layerswap.study.inputs import layers_of, own_readers
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import EVERY
 from layerswap.study.runner import Context
-from layerswap.study.spec import TASK, Benchmarks
+from layerswap.study.spec import TASK, Benchmarks, StepKind
 from layerswap.study.trainings import EXPERT, check_device, check_prompts, selected
 from layerswap.versions import versions
 
@@ -58,6 +58,7 @@ class ChangeStep(Kind):
     """Maps the weights that the kept experts changed (paper 1, figures 2 and 4 to 9)."""
 
     kind: ClassVar[str] = "change"
+    resources: ClassVar[StepKind] = "change"
     language: str
     base: str
 
@@ -82,6 +83,7 @@ class EvaluateStep(Kind, LanguageModels):
     """
 
     kind: ClassVar[str] = "evaluate"
+    resources: ClassVar[StepKind] = "evaluate"
     version: ClassVar[int] = 5
     kinds: list[str]  # of the experts
     evaluate: Benchmarks

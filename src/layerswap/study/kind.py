@@ -13,6 +13,7 @@ from layerswap.ground.errors import StudyError
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import Log
 from layerswap.study.runner import Context
+from layerswap.study.spec import StepKind
 from layerswap.study.steps import Graph, Resources, Step
 
 
@@ -24,6 +25,7 @@ class Kind(Strict):
     """
 
     kind: ClassVar[str]
+    resources: ClassVar[StepKind | None] = None  # key of the study; None if fixed
     version: ClassVar[int] = 1  # raised when a step writes something else for the same settings
 
     @classmethod

@@ -13,6 +13,7 @@ from layerswap.reading.origins import open_rows, where_filter
 from layerswap.study.inputs import existing_path
 from layerswap.study.kind import Kind
 from layerswap.study.runner import Context
+from layerswap.study.spec import StepKind
 from layerswap.training.mix.examples import ExampleMaker
 from layerswap.training.mix.schema import Mix, parse_mix
 
@@ -33,6 +34,7 @@ class DataStep(Kind):
     """Builds a mix."""
 
     kind: ClassVar[str] = "data"
+    resources: ClassVar[StepKind] = "data"
     mix: str  # YAML
     folder: str  # of the relative paths in it
 

@@ -9,7 +9,7 @@ end: the tables.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,7 @@ from layerswap.experiment.conditions import JOINT, TRANSLATE_TRAIN, Condition
 from layerswap.ground.errors import RecipeError, StudyError
 from layerswap.ground.system import check_names
 from layerswap.study.conditions import REGIMES, BothTrained, Variant
-from layerswap.study.english import (
-    ENGLISH,
-    EnglishStep,
-    TranslatedStep,
-    has_english,
-)
+from layerswap.study.english import ENGLISH, EnglishStep, TranslatedStep, has_english
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
 from layerswap.study.finishing import FinishedStep, FinishStep
 from layerswap.study.inputs import (
@@ -38,6 +33,7 @@ from layerswap.study.inputs import (
     resolve_data,
     task_fingerprints,
 )
+from layerswap.study.kind import Kind
 from layerswap.study.mixes import DataStep
 from layerswap.study.spec import (
     TASK,
@@ -45,12 +41,11 @@ from layerswap.study.spec import (
     Contenders,
     Experts,
     Finish,
-    StepKind,
     StudySpec,
     TrainingRun,
     Translated,
 )
-from layerswap.study.steps import Graph, Resources, Step
+from layerswap.study.steps import Graph, Step
 from layerswap.study.trainings import InTurns, Launch, SelectStep, TrainedOn, TrainStep
 from layerswap.study.vectors import VectorsStep
 from layerswap.training.expert.hyperparameters import launch_configuration
@@ -142,9 +137,8 @@ class _Planner:
     def _data(self, kind: str, data: Any) -> Step:
         where = data if data in ready_recipes() else str(self.folder / data)
         mix, folder = mix_text(where), Path(where).parent
-        return DataStep(mix=mix, folder=str(folder)).plan(
-            f"data/{kind}", inputs=mix_fingerprints(mix, folder), resources=self._resources("data")
-        )
+        step = DataStep(mix=mix, folder=str(folder))
+        return self._plan(step, f"data/{kind}", inputs=mix_fingerprints(mix, folder))
 
     def _variants(self, kind: str, experts: Experts) -> Iterator[tuple[tuple[str, str], Step]]:
         """The trainings with LoRA, and those of one part of a partition alone."""
@@ -217,8 +211,8 @@ class _Planner:
             known = launch_configuration(self.spec.resources.train.launch, self.folder)
             configuration = known if self.spec.device != "cpu" else None
             more["launch"] = Launch(processes=processes, configuration=configuration)
-        return TrainStep(base=self.base, data=data, **dict(run), **more).plan(
-            name, needs, inputs, resources=self._resources("train"),
+        return self._plan(
+            TrainStep(base=self.base, data=data, **dict(run), **more), name, needs, inputs,
             delete_checkpoints=self.selected_alone and not selected_from,
         )  # fmt: skip
 
@@ -241,8 +235,8 @@ class _Planner:
             keep=experts.keep, **{**dict(by), "include": include}, base=self.base,
             device=spec.device, dtype=spec.dtype,
         )  # fmt: skip
-        return by_tasks.plan(
-            name, needs, task_fingerprints(*include), resources=self._resources("select"),
+        return self._plan(
+            by_tasks, name, needs, task_fingerprints(*include),
             delete_checkpoints=self.selected_alone,
         )  # fmt: skip
 
@@ -283,9 +277,7 @@ class _Planner:
         )  # fmt: skip
         trained = [*of_task.values(), *of_language.values(), *joints.values()]
         needs = [*self._kept(*kinds), *(training.name for training in trained)]
-        return step.plan(
-            f"evaluate/{language}", needs, inputs, resources=self._resources("evaluate")
-        )
+        return self._plan(step, f"evaluate/{language}", needs, inputs)
 
     def _like(
         self, evaluation: Step, kind: type[EvaluateStep], *files: Path | str,
@@ -294,16 +286,13 @@ class _Planner:
         """Make an evaluation of other models or documents, with the settings of another one."""
         own = EvaluateStep.of(evaluation).model_copy(update={"grid": None})
         inputs = {**evaluation.inputs, **fingerprints(*map(str, files))}
-        return kind.model_validate({**own.settings(), **settings}).plan(
-            f"{kind.kind}/{own.language}", needs or evaluation.needs, inputs,
-            resources=self._resources("evaluate"),
-        )  # fmt: skip
+        step = kind.model_validate({**own.settings(), **settings})
+        return self._plan(step, f"{kind.kind}/{own.language}", needs or evaluation.needs, inputs)
 
     def _change(self, language: str) -> Step:
-        return ChangeStep(language=language, base=self.base).plan(
-            f"change/{language}", self._kept(TASK, language), self.base_fingerprint,
-            resources=self._resources("change"),
-        )  # fmt: skip
+        step = ChangeStep(language=language, base=self.base)
+        kept = self._kept(TASK, language)
+        return self._plan(step, f"change/{language}", kept, self.base_fingerprint)
 
     def _vectors(self, language: str, encoder: str) -> Step:
         source = model_of(encoder, self.folder, "encoder")
@@ -313,10 +302,8 @@ class _Planner:
             language=language, encoder=source, device=self.spec.device,
             development=self.spec.development, task=task,
         )  # fmt: skip
-        return step.plan(
-            f"vectors/{language}", needs, folder_fingerprints(source) | files,
-            resources=self._resources("evaluate"),
-        )  # fmt: skip
+        inputs = folder_fingerprints(source) | files
+        return self._plan(step, f"vectors/{language}", needs, inputs)
 
     def _finish(self, language: str, finish: Finish, evaluation: Step) -> Iterator[Step]:
         """The training of every start on the labelled rows of a language, then their evaluation."""
@@ -329,10 +316,9 @@ class _Planner:
                 language=language, start=start, folds=finish.folds, base=self.base, data=[data],
                 development=self.spec.development, **dict(finish.run),
             )  # fmt: skip
-            yield step.plan(
-                name, [*needs, *([data.step] if data.step else [])],
-                self.base_fingerprint | files, resources=self._resources("train"),
-                delete_checkpoints=self.selected_alone,
+            yield self._plan(
+                step, name, [*needs, *([data.step] if data.step else [])],
+                self.base_fingerprint | files, delete_checkpoints=self.selected_alone,
             )  # fmt: skip
         asked = EvaluateStep.of(evaluation).evaluate.model_copy(update={"other_languages": None})
         yield self._like(
@@ -356,8 +342,16 @@ class _Planner:
             return False
         return data in ready_recipes() or (self.folder / data).suffix in (".yaml", ".yml")
 
-    def _resources(self, kind: StepKind) -> Resources:
-        return self.spec.resources.of(kind, device=self.spec.device)
+    def _plan(
+        self, step: Kind, name: str, needs: Sequence[str] = (),
+        inputs: Mapping[str, str] | None = None, *, delete_checkpoints: bool = False,
+    ) -> Step:  # fmt: skip
+        """Plan a step with the study's resources for its kind."""
+        assert step.resources is not None, "the resources of its kind are not fixed"
+        resources = self.spec.resources.of(step.resources, device=self.spec.device)
+        return step.plan(
+            name, needs, inputs, resources=resources, delete_checkpoints=delete_checkpoints
+        )
 
 
 def run_names(kind: str, experts: Experts) -> list[str]:

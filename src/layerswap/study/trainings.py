@@ -26,7 +26,7 @@ from layerswap.study.inputs import layers_of
 from layerswap.study.kind import Kind, given
 from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
-from layerswap.study.spec import TrainingRun
+from layerswap.study.spec import StepKind, TrainingRun
 from layerswap.training.expert.hyperparameters import check_hyperparameters, launch_training
 from layerswap.training.expert.spec import Files, Side, check_expert
 
@@ -66,6 +66,7 @@ class TrainStep(Kind, TrainingRun):
     """Trains an expert, or resumes an interrupted training."""
 
     kind: ClassVar[str] = "train"
+    resources: ClassVar[StepKind] = "train"
     base: str
     data: list[TrainedOn]
     turns: InTurns | None = None
@@ -137,6 +138,7 @@ class SelectStep(Kind, EvaluationSettings):
     """
 
     kind: ClassVar[str] = "select"
+    resources: ClassVar[StepKind] = "select"
     new_fields = EvaluationSettings.new_fields | {"engine", "engine_args"}
     keep: PositiveInt = 1
     experts: list[str] | None = None

@@ -17,6 +17,7 @@ from layerswap.experiment.conditions import VECTORS, Condition
 from layerswap.study.kind import Kind
 from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
+from layerswap.study.spec import StepKind
 from layerswap.study.trainings import TrainedOn
 from layerswap.training.expert.job import load_rows
 from layerswap.training.expert.spec import Files
@@ -29,6 +30,7 @@ class VectorsStep(Kind):
     """Trains classifiers on sentence vectors of the task's rows and of development documents."""
 
     kind: ClassVar[str] = "vectors"
+    resources: ClassVar[StepKind] = "evaluate"
     language: str
     encoder: str  # a folder or Hub id that sentence-transformers loads
     device: str
