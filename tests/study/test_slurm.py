@@ -18,6 +18,7 @@ from layerswap.study import clusters, on_slurm
 from layerswap.study.journal import StudyJournal
 from layerswap.study.on_slurm import OnSlurm, default_time, job_of, last_lines, minutes
 from layerswap.study.runner import run_graph
+from layerswap.study.steps import Step
 
 pytest.importorskip("submitit")
 NOBODY = 65534
@@ -315,6 +316,21 @@ def test_without_slurm_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no srun, wherever Slurm is installed
     with pytest.raises(StudyError, match="Slurm cannot be reached"):
         OnSlurm(tmp_path, {}, {})
+
+
+@pytest.mark.parametrize(("kind", "partition", "keys"), [
+    ("finish", "gpu", "resources.train or slurm.train"),
+    ("finished", "large", "resources.evaluate or slurm.evaluate"),
+    ("vectors", "large", "resources.evaluate or slurm.evaluate"),
+    ("tables", "cpu", "slurm.tables"),
+])  # fmt: skip
+def test_steps_that_share_resources_share_parameters(kind, partition, keys):
+    executor = OnSlurm.__new__(OnSlurm)
+    executor._given, executor._hours = {"partition": "cpu"}, {}
+    executor._by_kind = {"train": {"partition": "gpu"}, "evaluate": {"partition": "large"}}
+    step = Step("s", kind, {})
+    assert executor.parameters(step)["partition"] == partition
+    assert executor._refused(step, "why").endswith(f"; change {keys} of the study")
 
 
 @pytest.mark.parametrize(("hours", "number"), [

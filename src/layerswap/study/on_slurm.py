@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from layerswap.ground import system
 from layerswap.ground.commit import write_json
@@ -26,7 +26,7 @@ from layerswap.ground.yaml_file import nearest
 from layerswap.study import clusters
 from layerswap.study.clusters import ClusterExecutor, Ending, Later, first_of_kinds, run_remotely
 from layerswap.study.journal import StudyJournal
-from layerswap.study.spec import StepKind
+from layerswap.study.kinds import KINDS
 from layerswap.study.steps import Step
 from layerswap.study.submitit_inside import job_script, known_parameters
 from layerswap.versions import install
@@ -123,9 +123,9 @@ class OnSlurm(ClusterExecutor):
         except ImportError:
             raise StudyError(f"--on slurm needs submitit; {install('slurm')}") from None
         self._submitit, self._logs = submitit, logs
-        self._kinds = {*get_args(StepKind), "tables"}
-        self._given = {key: value for key, value in parameters.items() if key not in self._kinds}
-        self._by_kind = {kind: parameters[kind] for kind in self._kinds & {*parameters}}
+        kinds = set(map(_named, KINDS))
+        self._given = {key: value for key, value in parameters.items() if key not in kinds}
+        self._by_kind = {kind: parameters[kind] for kind in kinds & {*parameters}}
         self._hours = hours
         known = known_parameters()
         named = {f"slurm.{kind}": given for kind, given in self._by_kind.items()}
@@ -160,7 +160,7 @@ class OnSlurm(ClusterExecutor):
             "mem": f"{math.ceil(asked.memory_gb * 1024)}MB",
             "time": default_time(self._hours.get(step.name)),
         }  # fmt: skip
-        given = {**self._given, **self._by_kind.get(step.kind, {})}
+        given = {**self._given, **self._by_kind.get(_named(step.kind), {})}
         ours = {key: value for key, value in ours.items()
                 if not any(given.get(excluded) for excluded in WITHOUT.get(key, ()))}  # fmt: skip
         chosen = {key: value for key, value in {**ours, **given}.items() if value is not None}
@@ -186,7 +186,7 @@ class OnSlurm(ClusterExecutor):
         return ", ".join(f"{key}={value}" for key, value in shown.items() if key != "job_name")
 
     def _refused(self, step: Step, why: str) -> str:
-        own = f"slurm.{step.kind}" if step.kind in self._kinds else "slurm"
+        own = f"slurm.{_named(step.kind)}"
         keys = " or ".join(filter(None, [clusters.resources_key(step.kind), own]))
         return f"Slurm refuses {step.name}: {why} ({self._asked(step)}); change {keys} of the study"
 
@@ -331,6 +331,11 @@ def job_of(folder: Path) -> dict[str, str] | None:
         return {key: str(noted[key]) for key in ("job", "token", "log")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _named(kind: str) -> str:
+    """The kind of step under whose name a study has the parameters of a step."""
+    return KINDS[kind].resources or kind
 
 
 def file_name(step: str) -> str:

@@ -310,8 +310,8 @@ class StudySpec(Contenders):
         merge: write the selected model of each language at the end.
         keep_checkpoints: `selected` deletes the checkpoints that no later step reads.
         device: device of the evaluation.
-        slurm: parameters of jobs as submitit names them, such as `partition` and `account`; the
-            name of a kind of step holds those of its jobs alone.
+        slurm: parameters of jobs as submitit names them, such as `partition` and `account`; a
+            key of `resources`, or `tables`, holds those of its steps alone.
         billions: parameters of the base in billions, for estimates; by default from its header
             or its name.
     """
