@@ -160,20 +160,18 @@ def why_not_together(
     return None
 
 
-def why_no_shared_prefix(
+def shares_prefix(
     runner: Runner, members: Sequence[int], rows: Sequence[TokenRow], prefix: int
-) -> str | None:
-    """Return the reason why a model cannot share a prefix between rows; None if it can.
+) -> bool:
+    """Return True if a model can share a prefix between rows.
 
     Compares two short rows, read with a shared prefix, with the same rows read whole.
     """
     import torch
 
     virtual = runner.virtual
-    if not virtual.layers:
-        return "its layers are not in one list"
-    if (obstacle := runner.stack.why_no_kv_cache) is not None:
-        return obstacle
+    if not virtual.layers or runner.stack.why_no_kv_cache is not None:
+        return False
     length = min(prefix, CHECKED_TOKENS)
     short = [
         [*row.tokens[:length], *row.tokens[prefix:][:CHECKED_TOKENS]] for row in rows[:CHECKED_ROWS]
@@ -193,4 +191,4 @@ def why_no_shared_prefix(
                 return f"logits differ by up to {gap:.2g}"
         return None
 
-    return reason_of(differs)
+    return reason_of(differs) is None

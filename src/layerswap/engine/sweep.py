@@ -29,7 +29,7 @@ from layerswap.engine.scoring import (
     Scores,
     merge_batches,
     score_batch,
-    why_no_shared_prefix,
+    shares_prefix,
     why_not_together,
 )
 from layerswap.engine.trie import LayerCounts, Runner, build_trie, count_layers
@@ -174,9 +174,7 @@ class Sweep(VirtualModel):
         if self._batches is None:
             reason = why_not_together(self.runner, members, [row.tokens for row in rows])
             self._batches = self._can(
-                "read several requests together",
-                reason,
-                "every request is scored alone",
+                "read several requests together", reason, "every request is scored alone"
             )
         return self._batches
 
@@ -212,7 +210,7 @@ class Sweep(VirtualModel):
         if example is None:
             return []
         if self._shares_prefixes is None:
-            self._shares_prefixes = not why_no_shared_prefix(self.runner, members, *example)
+            self._shares_prefixes = shares_prefix(self.runner, members, *example)
         return groups if self._shares_prefixes else []
 
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[Generation]]:

@@ -378,8 +378,7 @@ def _recipe_of(root: Path, language: str, model: str) -> Recipe:
     named = {str(one.treatment): one for one in reversed(recipes)}
     if model not in named:  # a setting or zones that were chosen
         results = FinishedSteps(journal).results.benchmarks
-        first = next(result for result in results if result.language == language)
-        reported = next(iter(first.choice.reported.values()))
+        reported = next(iter(_first(results)[language].choice.reported.values()))
         named |= {str(name): one for name, one in reported.items()}
     if model not in named:
         names = "; ".join(dict.fromkeys(str(one.treatment) for one in recipes))
