@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The core alone: in a fresh environment, in which importing torch raises, checkpoints and adapters
-# are planned, merged, verified, measured and reverted.
+# are planned, merged, verified and reverted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
