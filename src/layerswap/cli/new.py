@@ -61,7 +61,7 @@ def new(
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic, and of
             texts by language, such as sw=sentence.
         leave_out LABEL,...: Labels whose test rows are left out. Repeatable.
-        metric METRIC: Score of written answers, in place of the one that they suggest.
+        metric METRIC: Score of written answers. (default: chosen by the answers)
         seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
         encoder MODEL: Encoder for sentence vectors to compare with: folder or Hub id that
             sentence-transformers loads.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 NAME_WIDTH, NARROW = 20, 80
-"""Longest name of a row that stays whole, and the narrowest terminal for that, in columns."""
+"""Longest row name that is never cut, and the narrowest terminal for it, in columns."""
 PIPE = 160
 """Width of a table where standard output is no terminal and COLUMNS is not set."""
 

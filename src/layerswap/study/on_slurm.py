@@ -123,7 +123,7 @@ class OnSlurm(ClusterExecutor):
         except ImportError:
             raise StudyError(f"--on slurm needs submitit; {install('slurm')}") from None
         self._submitit, self._logs = submitit, logs
-        kinds = set(map(_named, KINDS))
+        kinds = set(map(_parameters_key, KINDS))
         self._given = {key: value for key, value in parameters.items() if key not in kinds}
         self._by_kind = {kind: parameters[kind] for kind in kinds & {*parameters}}
         self._hours = hours
@@ -160,7 +160,7 @@ class OnSlurm(ClusterExecutor):
             "mem": f"{math.ceil(asked.memory_gb * 1024)}MB",
             "time": default_time(self._hours.get(step.name)),
         }  # fmt: skip
-        given = {**self._given, **self._by_kind.get(_named(step.kind), {})}
+        given = {**self._given, **self._by_kind.get(_parameters_key(step.kind), {})}
         ours = {key: value for key, value in ours.items()
                 if not any(given.get(excluded) for excluded in WITHOUT.get(key, ()))}  # fmt: skip
         chosen = {key: value for key, value in {**ours, **given}.items() if value is not None}
@@ -186,7 +186,7 @@ class OnSlurm(ClusterExecutor):
         return ", ".join(f"{key}={value}" for key, value in shown.items() if key != "job_name")
 
     def _refused(self, step: Step, why: str) -> str:
-        own = f"slurm.{_named(step.kind)}"
+        own = f"slurm.{_parameters_key(step.kind)}"
         keys = " or ".join(filter(None, [clusters.resources_key(step.kind), own]))
         return f"Slurm refuses {step.name}: {why} ({self._asked(step)}); change {keys} of the study"
 
@@ -333,8 +333,8 @@ def job_of(folder: Path) -> dict[str, str] | None:
         return None
 
 
-def _named(kind: str) -> str:
-    """The kind of step under whose name a study has the parameters of a step."""
+def _parameters_key(kind: str) -> str:
+    """Return the study's key for the parameters of a kind of step."""
     return KINDS[kind].resources or kind
 
 

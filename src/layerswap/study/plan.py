@@ -283,7 +283,7 @@ class _Planner:
         self, evaluation: Step, kind: type[EvaluateStep], *files: Path | str,
         needs: Sequence[str] = (), **settings: Any,
     ) -> Step:  # fmt: skip
-        """Make an evaluation of other models or documents, with the settings of another one."""
+        """Plan an evaluation of other models or documents with the settings of `evaluation`."""
         own = EvaluateStep.of(evaluation).model_copy(update={"grid": None})
         inputs = {**evaluation.inputs, **fingerprints(*map(str, files))}
         step = kind.model_validate({**own.settings(), **settings})

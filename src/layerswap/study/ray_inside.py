@@ -7,7 +7,7 @@ from typing import Any
 
 
 def address_of(given: str) -> str | None:
-    """Return `host:port` of Ray's cluster; None if Ray does not tell."""
+    """Return `host:port` of Ray's cluster; None if it is unknown."""
     try:
         from ray._private.services import canonicalize_bootstrap_address
 

@@ -428,7 +428,7 @@ def selected_in_words(results: Sequence[Compared]) -> str:
 
 
 def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[str]:
-    """`opening` of a study, with its finished models, and with the command for the first above."""
+    """Open a study's report: verdict, finished models, and the command for the first above."""
     above = (model for result in results for model in result.above)
     best = next((model for model in above if model.method not in BASELINES), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
