@@ -13,7 +13,7 @@ from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.names import with_text
 from layerswap.checkpoint.places import HEAD, pattern_advice
-from layerswap.checkpoint.read import first_floats, same_bytes, same_sample
+from layerswap.checkpoint.read import equal_anywhere, first_floats, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
@@ -325,7 +325,7 @@ def _in_one_tie(
 def _has_copy(checkpoint: Checkpoint) -> bool:
     """True if the stored heads are copies of an embedding."""
     stored = [checkpoint.tensors[head] for head in checkpoint.heads]
-    return all(any(same_bytes(h, e) for e in checkpoint.embeddings) for h in stored)
+    return all(any(equal_anywhere(h, e) for e in checkpoint.embeddings) for h in stored)
 
 
 def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:

@@ -15,7 +15,7 @@ from layerswap.checkpoint import Checkpoint, TensorInfo, header_bytes
 from layerswap.checkpoint.given import INDEX, SINGLE
 from layerswap.checkpoint.header import Translated, byte_length
 from layerswap.checkpoint.names import method_of
-from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES, equal, same_bytes
+from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES, equal, equal_anywhere
 from layerswap.checkpoint.remote import WeightFile
 from layerswap.compose import Blend, Composition
 from layerswap.compose.blend import Member
@@ -303,7 +303,7 @@ def _check_copied(checkpoint: Checkpoint, name: str, inputs: Terms) -> None:
     """Refuse to compute with a quantised weight."""
     stored = list(stored_tensors(inputs))
     aligned = any(isinstance(source, Gathered) for source in sources_of(inputs))
-    if aligned or any(not same_bytes(stored[0], other) for other in stored[1:]):
+    if aligned or any(not equal_anywhere(stored[0], other) for other in stored[1:]):
         raise MergeError(
             f"{name!r} is quantised ({method_of(checkpoint.config)}), so it can only be copied: "
             "take its place from one expert, or merge the unquantised checkpoints"
@@ -488,7 +488,7 @@ def unblendable(stored: Sequence[TensorInfo]) -> TensorInfo:
     first = stored[0]
     for other in stored[1:]:
         # A BatchNorm counts its training steps, and only training reads the number.
-        if not (first.name.endswith("num_batches_tracked") or same_bytes(first, other)):
+        if not (first.name.endswith("num_batches_tracked") or equal_anywhere(first, other)):
             raise MergeError(
                 f"tensor {first.name!r} is {first.dtype} and differs between the experts; "
                 "only floating-point tensors of 16 bits and more can be blended"
