@@ -49,6 +49,7 @@ from layerswap.study.estimate import (
     size_of,
 )
 from layerswap.study.evaluating import EvaluateStep
+from layerswap.study.finishing import FinishStep
 from layerswap.study.inputs import mix_fingerprints
 from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.kinds import kind_of, step_functions
@@ -975,10 +976,18 @@ def test_resources_are_the_studys_own(folder):
     assert same.keys == graph.keys  # where a step runs is not what it does
     by = {"data": {part: f"task-{part}.jsonl" for part in ("train", "validation")},
           "by": {"tasks": ["mgsm_direct_en"]}}  # fmt: skip
-    graph = spec(folder, device="cuda", task=by, resources={"train": {"processes": 4}})
+    (folder / "places.yaml").write_text("swap: {}\n")
+    finish = {"labels": {"nela": {"train": "nela-train.jsonl"}}, "starts": ["swap"],
+              "run": {"train": {"recipe": "places.yaml", "expert": "task"}}}  # fmt: skip
+    several = {"train": {"processes": 4}}
+    graph = spec(folder, device="cuda", task=by, finish=finish, resources=several)
     assert graph["select/task"].resources.gpus == 1
     assert graph["train/task/0"].resources.gpus == 4
-    assert "MULTI_GPU" in TrainStep.of(graph["train/task/0"]).launch.configuration
+    launch = TrainStep.of(graph["train/task/0"]).launch
+    assert "MULTI_GPU" in launch.configuration
+    labels = FinishStep.of(graph["finish/nela/swap"])
+    assert (labels.launch, labels.train.recipe) == (launch, str(folder / "places.yaml"))
+    assert str(folder / "places.yaml") in graph["finish/nela/swap"].inputs
     with pytest.raises(RecipeError, match=r"no configuration 'ddq'.*ddp"):
         spec(folder, device="cuda", resources={"train": {"processes": 2, "launch": "ddq"}})
     with pytest.raises(RecipeError, match=r"mine\.yaml: no such file"):

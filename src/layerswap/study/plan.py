@@ -205,16 +205,20 @@ class _Planner:
         inputs = self.base_fingerprint | fingerprints(run.train.recipe if run.train else None)
         for _, files in sets:
             inputs |= files
-        more: dict[str, Any] = {} if turns is None else {"turns": turns}
-        processes = self.spec.resources.train.processes
-        if processes > 1:
-            known = launch_configuration(self.spec.resources.train.launch, self.folder)
-            configuration = known if self.spec.device != "cpu" else None
-            more["launch"] = Launch(processes=processes, configuration=configuration)
+        more = self._launch() | ({} if turns is None else {"turns": turns})
         return self._plan(
             TrainStep(base=self.base, data=data, **dict(run), **more), name, needs, inputs,
             delete_checkpoints=self.selected_alone and not selected_from,
         )  # fmt: skip
+
+    def _launch(self) -> dict[str, Any]:
+        """The setting of trainings in several processes."""
+        asked = self.spec.resources.train
+        if asked.processes == 1:
+            return {}
+        known = launch_configuration(asked.launch, self.folder)
+        configuration = known if self.spec.device != "cpu" else None
+        return {"launch": Launch(processes=asked.processes, configuration=configuration)}
 
     def _select(self, kind: str, experts: Experts, runs: list[Step]) -> Step:
         name, by, spec = f"select/{kind}", experts.by, self.spec
@@ -309,17 +313,17 @@ class _Planner:
         """The training of every start on the labelled rows of a language, then their evaluation."""
         data, files = self._trained_on(f"{language}/labels")
         assert data is not None, "labels are data"
-        needs = [evaluation.name, *self._kept(TASK, language)]
+        run = _with_recipe(finish.run, self.folder)
+        inputs = self.base_fingerprint | files
+        inputs |= fingerprints(run.train.recipe if run.train else None)
+        needs = [evaluation.name, *self._kept(TASK, language), *filter(None, [data.step])]
         starts = [f"finish/{language}/{start}" for start in finish.starts]
         for name, start in zip(starts, finish.starts, strict=True):
             step = FinishStep(
                 language=language, start=start, folds=finish.folds, base=self.base, data=[data],
-                development=self.spec.development, **dict(finish.run),
+                development=self.spec.development, **dict(run), **self._launch(),
             )  # fmt: skip
-            yield self._plan(
-                step, name, [*needs, *([data.step] if data.step else [])],
-                self.base_fingerprint | files, delete_checkpoints=self.selected_alone,
-            )  # fmt: skip
+            yield self._plan(step, name, needs, inputs, delete_checkpoints=self.selected_alone)
         asked = EvaluateStep.of(evaluation).evaluate.model_copy(update={"other_languages": None})
         yield self._like(
             evaluation, FinishedStep, needs=starts, evaluate=asked, both=[], variants=[]
