@@ -74,6 +74,13 @@ def test_hyperparameters_override_the_preset_and_may_be_texts(tmp_path):
         ({"hyperparameters": {"max_steps": -3}}, 1, "must be at least 1, or -1 for all; fo"),
         ({"hyperparameters": {"max_length": "6.5"}}, 1, "must be a valid integer, .*; found '6.5'"),
         ({"hyperparameters": {"bf16": 3}}, 1, "bf16: must be a valid boolean, .*; found 3"),
+        *(({"hyperparameters": {name: value}}, 1,
+           f"{name}: must be a valid {kind}; found {value!r}")
+          for name, value, kind in (
+              ("learning_rate", True, "number"), ("weight_decay", "nan", "number"),
+              ("max_grad_norm", "Infinity", "number"), ("max_steps", True, "integer"),
+              ("max_length", "1_000", "integer"), ("bf16", 1, "boolean"), ("bf16", 1.0, "boolean"),
+              ("bf16", "1", "boolean"), ("bf16", "true", "boolean"))),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, spec, processes, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ _INSTEAD = {
     "trust_remote_code": "code of a repository is never run",
 }  # fmt: skip
 """Names of `SFTConfig` that cannot be set, and what to do instead."""
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size",
            "gradient_accumulation_steps", "max_length")  # fmt: skip
 _POSITIVE = ("learning_rate", "num_train_epochs")
@@ -120,9 +122,15 @@ def _check(name: str, value: Any, types: Mapping[str, Any]) -> Any:
     if name not in types:
         hint = nearest(name, list(types))
         raise TrainingError(f"hyperparameters.{name}: TRL's SFTConfig has no such name{hint}")
-    wanted = None
+    wanted, adapter = None, TypeAdapter(types[name])
     try:
-        read = TypeAdapter(types[name]).validate_python(value)
+        read = adapter.validate_python(value)
+        is_text = isinstance(value, str) and not _NUMBER.fullmatch(value)
+        # Pydantic reads 1 as true, and "nan" and "1_000" as numbers.
+        if isinstance(read, bool) != isinstance(value, bool) or (
+            is_text and not isinstance(read, str)
+        ):
+            read = adapter.validate_python(value, strict=True)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Input should be ")
         raise TrainingError(f"hyperparameters.{name}: must be {reason}; found {value!r}") from None
