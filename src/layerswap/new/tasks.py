@@ -563,8 +563,8 @@ def _are_numbers(answers: Sequence[str], language: str) -> bool:
     for answer, number in numbers.items():
         parts = answer.split()
         words.append(len(parts))
-        at = max((i for i in range(len(parts)) if last_number(" ".join(parts[i:]), language)
-                  == number), default=0)  # fmt: skip
+        at = next((i for i in reversed(range(len(parts)))
+                   if last_number(" ".join(parts[i:]), language) == number), 0)  # fmt: skip
         unit = re.sub(r"[\W\d_]+", "", " ".join(parts[at:]))
         heads.add(re.sub(r"[\W_]+", " ", f"{' '.join(parts[:at])} {unit}").strip().casefold())
         marks |= {*parts[max(0, at - 1) : at], *([unit] if unit else [])}
