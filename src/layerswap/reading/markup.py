@@ -75,10 +75,8 @@ def markup_of(lines: Iterable[str]) -> str | None:
     full = [line for line in look if line]
     if _PAGE.match("\n".join(full)):  # in place of a download, as its reader says
         return None
-    checks = (_vertical, _named, _identified, _marked, _tagged, _columns)
-    return next(
-        (why for check in checks if (why := check(look if check is _vertical else full))), None
-    )
+    checks = (_named, _identified, _marked, _tagged, _columns)
+    return _vertical(look) or next((why for check in checks if (why := check(full))), None)
 
 
 def _take(command: str) -> str:
