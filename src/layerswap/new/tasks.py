@@ -219,7 +219,12 @@ class Task:
 
         Returns its documents, and a remark on incomplete or repeated rows, empty without any.
         """
-        table, shape = _read(given, columns, self.shape.kind, split)
+        return self._checked(*_read(given, columns, self.shape.kind, split), leave_out)
+
+    def _checked(
+        self, table: Table, shape: Shape, leave_out: Sequence[str] = ()
+    ) -> tuple[list[Document], str]:
+        given = table.name
         with error_context(given):
             complete = self.documents(table.rows, shape)
         kept = [document for document in complete if document.get("label") not in leave_out]
@@ -251,8 +256,9 @@ class Task:
 
     def translation(self, given: str, columns: Mapping[str, str]) -> Task:
         """Read the task's rows in another language, with the checks of a test."""
-        self.read_test(given, columns, (), "train")
-        return Task(*_read(given, columns, self.shape.kind))
+        table, shape = _read(given, columns, self.shape.kind)
+        self._checked(table, shape)
+        return Task(table, shape)
 
     def doubts(self, known: Sequence[str]) -> Iterator[str]:
         """Cautions on the labels of rows to train on; `known` are those of the task."""
