@@ -62,8 +62,9 @@ def _readings(sample: bytes) -> dict[str, str]:
     sample = sample[: sample.rfind(b"\n") + 1] or sample
     # Isolated, as an encoding that does not fit makes the library skip all that are like it.
     matches = [match for name in names for match in from_bytes(sample, cp_isolation=[name])]
-    # Ties go to the encodings of Windows, first to that of western Europe.
+    # Old Macs' encodings explain anything. Ties go to Windows, first to that of western Europe.
     matches.sort(key=lambda match: (
+        match.encoding.startswith("mac_") and match.encoding != "mac_roman",
         round(match.chaos, 3), -round(match.coherence, 2), not match.encoding.startswith("cp125"),
         match.encoding not in ("cp1252", "mac_roman")))  # fmt: skip
     texts: dict[str, str] = {}
