@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from layerswap.ground.errors import DataError
-from layerswap.reading.files import check_text
+from layerswap.reading.files import check_start, check_text
 from layerswap.reading.markup import markup_of
 
 TEXTS = ["mvua kubwa inanyesha leo", "watoto wa mjini wanacheza", "samaki wako mtoni"] * 2
@@ -81,7 +81,10 @@ def test_the_printed_command_takes_the_texts_of_a_file_with_markup(tmp_path, nam
     (tmp_path / "FILE").write_bytes(MARKED[name].encode())
     with pytest.raises(DataError) as caught:
         check_text(str(tmp_path / "FILE"))
-    assert f"{name.partition(', ')[0]}, " in str(caught.value)
+    kind = name.partition(", ")[0]
+    words = "inside" in kind or "identifier" in kind
+    found = f"{kind}, such as " if words else f"FILE: is {kind}, not plain text; "
+    assert found in str(caught.value)
     assert "\n" not in str(caught.value)
     command = re.findall("`(.*?)`", str(caught.value))[-1].replace("CODE", "sw")
     command = re.sub("^python ", f"{sys.executable} ", command)
@@ -122,6 +125,12 @@ def test_western_letters_are_read_in_the_encoding_of_windows(tmp_path):
     (tmp_path / "FILE").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"'Ógwú maka [^']*' in CP1252"):
         check_text(str(tmp_path / "FILE"))
+
+
+def test_a_long_line_of_markup_in_a_table_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text(f"<corpus><s>{'mvua kubwa, ' * 9000}</s></corpus>")
+    with pytest.raises(DataError, match="is XML, not plain text"):
+        check_start(tmp_path / "a.csv", binary=False)
 
 
 @pytest.mark.parametrize("start", ["<xliff>\n<source>x</source>", '<tt xml:lang="sw"><body>', XML])

@@ -107,11 +107,12 @@ def check_start(file: str | Path, *, binary: bool) -> None:
     if not binary:
         what = next((why for magic, why in _BINARY.items() if start.startswith(magic)), None)
         text = start.decode("utf-8-sig", "replace")
-        lines = text.splitlines()[: -1 if len(start) == _SAMPLE else None]
         if text.startswith("<"):
             from layerswap.reading.markup import markup_of
 
-            what = markup_of(lines)
+            lines = text.splitlines()
+            cut = len(start) == _SAMPLE and len(lines) > 1
+            what = markup_of(lines[:-1] if cut else lines)
     if what := what or mistaken(start):
         raise DataError(f"{file}: {what}")
 
