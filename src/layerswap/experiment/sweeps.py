@@ -158,10 +158,10 @@ def run_experiment(
     rivals = [rival for rival in others if rival.method not in NOT_SAVED and rival != DEFAULT]
     asked = dict.fromkeys([*candidates, *([default] if default else []), *rivals])
     taught = documents.rows(DEVELOPMENT, [*asked])
-    scores = values_of(taught, documents.measure(taught))
+    measure = documents.measure(taught)
+    scores = values_of(taught, measure)
     chosen = choose({model: scores[model] for model in candidates})
     named = {CHOSEN: chosen, **({DEFAULT: default} if default else {}), **{o: o for o in rivals}}
-    measure = documents.measure(taught)
     known = under(taught, measure)[chosen]
     choice = Choice(
         candidates={model: scores[model] for model in candidates},
