@@ -58,7 +58,7 @@ class Answer:
     weights: str = ""  # key of the model's weights
     document_hash: str = ""  # of the text and the choices; equal in every chat template
     prompts: str = ""  # the settings of the prompts, such as `num_fewshot=0`
-    generation: str = ""  # the settings of a written answer, such as its most tokens
+    generation: str = ""  # the settings of a written answer, such as its token limit
     condition: Condition = CHECKPOINT
 
     @property
@@ -349,7 +349,7 @@ def _question(sample: Mapping[str, Any]) -> str:
 
 
 def _generation(sample: Mapping[str, Any]) -> str:
-    """Return the settings that lm-eval writes an answer with; empty for choices."""
+    """Return lm-eval's settings of a written answer as JSON; empty for choices."""
     given = sample["arguments"][0]
     settings = given[-1] if isinstance(given, list | tuple) else None
     return json.dumps(settings, sort_keys=True, default=str) if isinstance(settings, dict) else ""

@@ -218,8 +218,8 @@ def language_results(
 ) -> dict[Compared, Table | None]:
     """The benchmarks of a language, each with the table of its answers as written.
 
-    They are of its answers and those of its baselines. Tables and report read the same results.
-    `written` is the time of the answers.
+    The scores are those of its answers and baselines; tables and report share them. `written` is
+    the time of the answers.
     """
     del written
     own = read_answers(answers)

@@ -181,9 +181,9 @@ def methods(
 
 
 def contenders(start: Plan, *, densities: Sequence[float] = ()) -> dict[Condition, Plan]:
-    """Returns the experts, averages and default swap that a swap is compared with.
+    """Returns the plans to compare a swap with: experts, averages and the default swap.
 
-    They are over its own checkpoints. The base and TIES are added where the recipe names the base.
+    All use the swap's own checkpoints. The base and TIES are added where the recipe names the base.
     """
     method, baselines = swap_of(start.recipe), ["experts", "soup"]
     parts: dict[Condition, dict[str, Any]] = {}

@@ -220,7 +220,7 @@ class Inputs:
 
     @cached_property
     def most_written(self) -> int:
-        """The token limit of a written answer; the longest prompts leave half of the context."""
+        """The token limit of a written answer; long prompts leave it half of the context."""
         assert isinstance(self.task, Task)
         asked = self.task.pairs([document for _, test in self.task.tests for document in test])
         prompts, answers = zip(*self.task_rows, *asked, strict=True)
@@ -330,7 +330,7 @@ def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None
 
 
 def _left_out(request: Request, task: Task, suite: str | None) -> list[str]:
-    """Return the labels of `--leave-out`, of which each is one label or several."""
+    """Return the labels of `--leave-out`; a value is one label, or several between commas."""
     labels: set[str] = set()
     for split, files in request.documents.items():
         for given in files.values():

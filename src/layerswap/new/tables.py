@@ -76,7 +76,7 @@ class Table:
 
     @property
     def kept(self) -> list[str]:
-        """A remark on the rows that were read, if the others are of another part."""
+        """Remarks on the part of the rows that was read; empty if all rows were."""
         where: dict[str, list[str]] = self.keys.get("where", {})
         return [f"only rows with {column}: {', '.join(values)}"
                 for column, values in where.items()]  # fmt: skip

@@ -79,7 +79,7 @@ _RIGHT = {
 Coding = Literal["text", "name", "letter", "number"]
 """Form of an answer that identifies a choice."""
 ANSWERS = {"answer", "label", "references"}
-"""Roles of a document that its question does not have."""
+"""Roles of a document outside its question."""
 Document = dict[str, Any]
 """A row by the roles of its columns."""
 
@@ -91,7 +91,7 @@ class Task:
     table: Table
     shape: Shape
     tests: Sequence[tuple[str, Sequence[Document]]] = ()  # language codes and documents
-    scoring: Scoring | None = None  # None: as the answers are
+    scoring: Scoring | None = None  # None: chosen by the answers
 
     @cached_property
     def name(self) -> str:
@@ -261,7 +261,7 @@ class Task:
         return Task(table, shape)
 
     def doubts(self, known: Sequence[str]) -> Iterator[str]:
-        """Cautions on the labels of rows to train on; `known` are those of the task."""
+        """Cautions on the labels of rows to train on; `known` are the task's labels."""
         where, disputed = Path(self.table.name).name, self.disputed(self.complete)
         counts = Counter(document["label"] for document in self.complete if self.labelled)
         single = [label for label, count in counts.items() if count == 1]
@@ -293,9 +293,9 @@ class Task:
         return sum(self._seen(document) in seen for document in documents)
 
     def held_out(self, most: int) -> list[list[int]]:
-        """Draw a tenth of its questions, at most `most`: the positions of each one's rows.
+        """Draw a tenth of the questions, at most `most`; return the positions of each one's rows.
 
-        Every label has its share; a label's only question and questions with several labels stay.
+        Labels keep their shares. A label's only question is not drawn, nor one with several labels.
         """
         rows: dict[str, list[int]] = {}
         labels: dict[str, set[str]] = {}
@@ -312,7 +312,7 @@ class Task:
         return [rows[asked[int((i + 0.5) * step)]] for i in range(round(len(asked) / step))]
 
     def _seen(self, document: Document) -> str:
-        """Return what a document asks, as `layerswap data` compares texts."""
+        """Return the question of a document, normalised as in `layerswap data`."""
         asked = [value for role, value in document.items() if role not in ANSWERS]
         return "\n".join(bare(str(value)) for value in asked)
 
@@ -520,7 +520,7 @@ def _with_answers(table: Table, columns: Mapping[str, str]) -> Table:
 def _decoded(cells: list[Any], column: str) -> list[Any]:
     """Read the lists of texts and the objects in cells, by the rules of JSON or of Python.
 
-    Returns the cells as they are if one of them looks like such a value and is another.
+    Returns the cells unchanged if one of them only looks like such a value.
     """
     read: dict[str, Any] = {}
     for text in cells:

@@ -1,4 +1,4 @@
-"""Encodings of text files: guesses for a file that is not UTF-8, and damage by wrong ones."""
+"""Encodings of text files: guesses the encoding, and finds letters that a wrong one damaged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pkgutil import iter_modules
 _IN_NEITHER = re.compile("[^\0-\xff\u0152-\u0192\u02c6\u02dc\u0401-\u0491\u2013-\u2122]")
 """Characters that neither cp1252 nor cp1251 has."""
 _SHOWN = 4
-"""Encodings in which a text is shown."""
+"""Most readings of a text in a message."""
 _PATHS = "python -c \"from pathlib import Path; Path('NEW')."
 
 
 def to_utf8(sample: bytes, byte: int, start: bytes) -> str:
-    """Show a text that is not UTF-8 in its likely encodings, and a command that changes it.
+    """Show a text in its likely encodings, with a command that converts it to UTF-8.
 
-    `byte` is the first wrong one in `sample`, and `start` the start of the file.
+    `byte` is the first invalid byte of `sample`, and `start` the start of the file.
     """
     texts = _wide(start) if b"\0" in sample else _readings(sample)
     lines = max(
@@ -86,7 +86,7 @@ def _parts(*lines: str) -> list[str]:
 
 
 def _c1(error: UnicodeError) -> tuple[bytes, int]:
-    """Encode a control of C1 by its number, as browsers do where cp1252 has no letter."""
+    """Encode a C1 control as its code point, as browsers do for bytes without a cp1252 letter."""
     assert isinstance(error, UnicodeEncodeError), "registered for encoding"
     return bytes(map(ord, error.object[error.start : error.end])), error.end
 
@@ -95,8 +95,8 @@ codecs.register_error("c1", _c1)
 
 
 def _restored(line: str, name: str, errors: str) -> str | None:
-    """Decode a line of UTF-8 that was read in the encoding `name`; None if it was not."""
-    if not _IN_NEITHER.search(line):  # which is faster than to fail
+    """Restore a line of UTF-8 that was read in the encoding `name`; None for another line."""
+    if not _IN_NEITHER.search(line):  # faster than an exception
         with suppress(ValueError):
             return line.encode(name, errors).decode()
     return None
@@ -105,8 +105,8 @@ def _restored(line: str, name: str, errors: str) -> str | None:
 def damage_of(lines: Iterable[str]) -> tuple[str, float] | None:
     """Describe the lines that a wrong encoding damaged, and return their share of all lines.
 
-    These are lines of UTF-8 that was read in another encoding and saved again, and lines with marks
-    of lost letters (U+FFFD). None without any.
+    A damaged line is UTF-8 that was read in another encoding and saved again, or has marks of lost
+    letters (U+FFFD). Returns None without damaged lines.
     """
     whole, total, count, first = ["cp1252", "latin-1", "cp1251"], 0, 0, ""
     for total, line in enumerate(lines, start=1):

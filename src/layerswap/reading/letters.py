@@ -14,11 +14,11 @@ _APOSTROPHE = re.compile(
     r"(\S+ )?APOSTROPHE|.*SINGLE .*QUOTATION MARK|PRIME|(GRAVE|ACUTE) ACCENT)$"
 )
 """Unicode names of the characters that people write for one apostrophe or glottal stop."""
-_VARIANTS = {ord(letter): ord(one) for one, others in {"ک": "كڪ", "ی": "يى", "ہ": "ه"}.items()
+_VARIANTS = {ord(letter): ord(usual) for usual, others in {"ک": "كڪ", "ی": "يى", "ہ": "ه"}.items()
              for letter in others}  # fmt: skip
-"""Letters of Arabic and of its other languages that keyboards and fonts exchange."""
+"""Letters of the Arabic script that keyboards and fonts exchange, and their usual form."""
 _MARKS = regex.compile(r"(?V1)[\p{Mn}&&[\p{Inherited}\p{Arabic}\p{Hebrew}\p{Syriac}]]")
-"""Accents, tones, harakat and niqqud: writers leave them out, as no writer does vowels of Hindi."""
+"""Accents, tones, harakat and niqqud, which writers leave out; vowel signs of Hindi stay."""
 _DIGIT = regex.compile(r"\p{Nd}")
 _PUNCTUATION = regex.compile(r"(?:(?![-*/]\s*\d)[\p{P}\p{C}\s])+")
 """Punctuation and spaces, without operators: 3 - 4 is not 3 * 4."""
@@ -54,7 +54,7 @@ def folded(text: str) -> str:
 
 
 def unmarked(text: str) -> str:
-    """Fold a text without the marks that writers leave out, and its digits; never to score."""
+    """Fold a text, its digits and its optional marks, for comparisons but never for scores."""
     letters = folded(text)
     if letters.isascii():
         return letters

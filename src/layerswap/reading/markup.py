@@ -10,15 +10,15 @@ from itertools import islice
 import regex
 
 _LOOK = 1000
-"""Lines that are looked at."""
+"""Most lines of a file that are examined."""
 _SHARE = 0.45
-"""Share of lines with markup from which a file is no plain text; numbered headings reach 0.38."""
+"""Smallest share of lines with signs in a file with markup; numbered headings reach 0.38."""
 _GLUED = 0.6
-"""Share of words with a sign such as `/` inside from which the words have tags."""
+"""Smallest share of words with a sign such as `/` inside in a text with tags."""
 _COLUMNS = 0.9
-"""Share of lines with the usual number of columns."""
+"""Smallest share of lines with the usual number of columns in a table."""
 _SPACED = 5
-"""Most columns between spaces, so that sentences with equally many words are none."""
+"""Most columns between spaces; longer rows are sentences with equally many words."""
 
 
 def _xml(path: str) -> str:
@@ -59,7 +59,7 @@ _MARK = regex.compile(
     r"|^[\w.\[\]-]+ (?=\".*\"$)|^\w[\w.-]*(?:=| = )|\"[,;]\"|^\"[^\"]*\" ?[=:] ?(?=[\"\d[{])"
     r"|^\W*(?:\w+\W+){0,2}?\d+(?:[:./-]\d+){2,}|^\P{L}*\d\P{L}*$"  # times and dates, numbers alone
 )
-"""Signs that hardly any line of a text has: tags, commands, keys, times, numbers alone."""
+"""Matches signs that are rare in plain text: tags, commands, keys, times, numbers alone."""
 _PAGE = regex.compile(r"(?i)(<[?!].*\n)*<(!doctype )?(html|error)\b")
 _WORD = regex.compile(r"[\p{L}\p{M}'’-]+")
 _NAME = regex.compile(r"\w[\w.-]*")
@@ -119,7 +119,7 @@ def _vertical(lines: Sequence[str]) -> str | None:
 
 
 def _marked(lines: Sequence[str]) -> str | None:
-    """Describe markup that most lines have, with a line that has it."""
+    """Describe the signs of markup on many lines, with an example."""
     found = [(mark[0], line) for line in lines if (mark := _MARK.search(line))]
     if len(found) < _SHARE * len(lines):
         return None
@@ -172,7 +172,7 @@ def _columns(lines: Sequence[str]) -> str | None:
 
 
 def _identified(lines: Sequence[str]) -> str | None:
-    """Describe identifiers of one form or line numbers, with which no sentences begin."""
+    """Describe identifiers of one form, or line numbers, at the start of every line."""
     words = [found[0] for line in lines if (found := regex.match(r"[^\s|]+(?= +\S)", line))]
     forms = {regex.sub(r"\d+", "0", regex.sub(r"[^\W\d]+", "a", word)) for word in words}
     counts = [int(number) for word in words for number in regex.findall(r"\d+", word)[-1:]]
