@@ -72,5 +72,5 @@ def bare(text: str) -> str:
 def is_unspaced(text: str) -> bool:
     """True if most letters of a text belong to a script without spaces between words."""
     text = unicodedata.normalize("NFKC", text)  # full-width Latin letters break as Han does
-    letters = sum(1 for character in text if character.isalpha())
-    return letters > 0 and 2 * len(UNSPACED.findall(text)) > letters
+    unspaced = len(UNSPACED.findall(text))
+    return unspaced > 0 and 0 < sum(map(str.isalpha, text)) < 2 * unspaced
