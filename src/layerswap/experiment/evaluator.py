@@ -66,12 +66,11 @@ class Evaluator:
             log(f"at most {spec.limit} documents of each task, drawn by label")
 
     def rows(
-        self, split: str, conditions: Sequence[Condition], *, first: int | None = None,
-        quiet: bool = False,
-    ) -> list[Answer]:  # fmt: skip
-        """Scores compositions on a split, or on the `first` documents drawn of each task."""
+        self, split: str, conditions: Sequence[Condition], *, first: int | None = None
+    ) -> list[Answer]:
+        """Scores compositions on a split; silently if on the `first` documents of each task."""
         documents = self._documents[split]
-        settings = {**self._settings, "log": lambda line: None} if quiet else self._settings
+        settings = {**self._settings, "log": lambda line: None} if first else self._settings
         scored = evaluate(
             self.sweep, self._plain, self.spec.tasks,
             samples={task: sorted(drawn[:first]) for task, drawn in documents.items()},
@@ -89,7 +88,7 @@ class Evaluator:
     def check_choice(self, condition: Condition) -> None:
         """Refuses a wrong `choose_by` before all are asked."""
         if self.spec.choose_by != ChooseBy():
-            self.measure(self.rows(DEVELOPMENT, [condition], first=1, quiet=True))
+            self.measure(self.rows(DEVELOPMENT, [condition], first=1))
 
     def measure(self, rows: Sequence[Answer]) -> Measure:
         """Returns the first measure of the tasks that fits `choose_by`."""

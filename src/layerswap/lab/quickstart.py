@@ -85,9 +85,8 @@ class LabQuestions(Evaluator):
         return "task_target", *MEASURE
 
     def rows(
-        self, split: Any, conditions: Sequence[Condition], *, first: int | None = None,
-        quiet: bool = False,
-    ) -> list[Answer]:  # fmt: skip
+        self, split: Any, conditions: Sequence[Condition], *, first: int | None = None
+    ) -> list[Answer]:
         """Scores compositions on the questions of a split, and writes texts on the test split."""
         members = [self.members[condition] for condition in conditions]
         rows: list[Answer] = []
