@@ -116,6 +116,12 @@ def test_one_pair_has_no_extremes_and_few_results_no_ranks():
     assert "Ranks" not in StudyResults(several[1:]).tables
 
 
+def test_the_measure_of_written_answers_stands_above_their_scores():
+    written, right = replace(result("sw"), likeness="chrf++"), result("ha")
+    columns = StudyResults([written, right]).summary.columns
+    assert list(columns) == ["treatment", "maths, sw, chrf++", "maths, ha"]
+
+
 def hostile_study(root):
     """A study whose names, questions and answers are `HOSTILE`, evaluated without a model."""
     rows = root / "rows.jsonl"

@@ -280,8 +280,9 @@ class StudyResults:
     def summary(self) -> Table:
         """Treatments down, every language and benchmark across, with intervals."""
         columns = {
-            result.heading: {name: score for name, score in result.intervals.items()
-                             if name != FLATTERED}
+            ", ".join(filter(None, [result.heading, result.measure])): {
+                name: score for name, score in result.intervals.items() if name != FLATTERED
+            }
             for result in self.benchmarks
         }  # fmt: skip
         caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."

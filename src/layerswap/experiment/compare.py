@@ -256,6 +256,11 @@ class Compared:
         return ", ".join(filter(None, [self.benchmark, self.language]))
 
     @property
+    def measure(self) -> str:
+        """The metric in words; empty for fractions of right answers."""
+        return (self.metric or self.likeness).replace("_", " ")
+
+    @property
     def unit(self) -> str:
         """The unit of the scores in tables."""
         return unit_of(self.metric)
