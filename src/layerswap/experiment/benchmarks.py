@@ -280,7 +280,7 @@ class StudyResults:
     def summary(self) -> Table:
         """Treatments down, every language and benchmark across, with intervals."""
         columns = {
-            ", ".join(filter(None, [result.heading, result.measure])): {
+            ", ".join(filter(None, [result.heading, result.metric_in_words])): {
                 name: score for name, score in result.intervals.items() if name != FLATTERED
             }
             for result in self.benchmarks

@@ -256,8 +256,8 @@ class Compared:
         return ", ".join(filter(None, [self.benchmark, self.language]))
 
     @property
-    def measure(self) -> str:
-        """The metric in words; empty for fractions of right answers."""
+    def metric_in_words(self) -> str:
+        """The metric; empty for fractions of right answers."""
         return (self.metric or self.likeness).replace("_", " ")
 
     @property

@@ -88,7 +88,7 @@ def scores_table(result: Compared) -> Table:
     if len(result.pairs) > 1:
         for i, heading in enumerate(("lowest pair", "highest pair")):
             columns[heading] = {name: ends[i] for name, ends in result.extremes.items()}
-    metric = result.measure or "score"
+    metric = result.metric_in_words or "score"
     count = len(next(iter(result.scores.values())))
     return models_table(
         {f"{metric}, {result.unit}" if result.unit else metric: result.intervals, **columns},

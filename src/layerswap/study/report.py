@@ -457,7 +457,7 @@ def _differences(results: Sequence[Compared]) -> Drawing | None:
 def _sentence(result: Compared, english: InEnglish | None = None) -> str:
     """Describe one language's result: the models that the swap is above, below and like."""
     score = scored(result.intervals[result.selected])
-    score += f" in {result.measure}" if result.likeness else ""
+    score += f" in {result.metric_in_words}" if result.likeness else ""
     parts = [f"{result.benchmark} in {result.language}: the {result.selected} reaches {score}."]
     words = {1: "Higher than", -1: "Lower than", 0: "No difference detected from"}
     parts += [
