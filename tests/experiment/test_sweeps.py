@@ -32,6 +32,7 @@ from layerswap.experiment.evaluator import Evaluator
 from layerswap.experiment.spec import Grid, read_sweep
 from layerswap.experiment.sweep_page import lead, sweep_report, write_result
 from layerswap.experiment.sweeps import run_sweep
+from layerswap.experiment.tables import scores_table
 from layerswap.ground.errors import EvaluationError, RecipeError
 from layerswap.report.page import render
 from layerswap.report.stack import NOTHING_ON_TOP
@@ -177,6 +178,9 @@ def test_an_expert_is_saved_if_it_is_best_and_what_the_test_shows_above_it_is_wr
     facts = write_result(board, tmp_path)
     assert facts["selected"] == "task expert"
     assert facts["development_lead"] is None, "the chosen composition is the default swap"
+    table = scores_table(board)
+    assert f"minus {CHOSEN}" not in table.columns
+    assert table.caption.endswith(f" The same model as {DEFAULT}: {CHOSEN}.")
     assert facts["above"] == ["swap, chosen on development", "swap, default"]
     competed = {str(Condition.from_dict(row)): row["mean"] for row in facts["competed"]}
     assert competed["task expert"] == competed["soup"] == 1.0

@@ -33,6 +33,7 @@ from layerswap.experiment.benchmarks import (
 from layerswap.experiment.compare import over_languages, split_documents
 from layerswap.experiment.conditions import BASE, CHOSEN, DEFAULT, FLATTERED, SOUP, Condition
 from layerswap.experiment.runs import compare
+from layerswap.experiment.tables import scores_table
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, LayerswapError, RecipeError, StudyError
 from layerswap.lab.assets import shipped
@@ -162,6 +163,8 @@ def test_a_study_evaluates_every_condition(finished):
         asked = {"basu", "nela"} - {language}
         assert all(set(row) == asked for row in there.values())
         assert there["base"]["basu"]["n"] == rows["base"]["n"]
+        answers = read_answers(journal.folder(f"evaluate/{language}") / "results")
+        assert all(answer.weights for answer in answers)
     assert "friedman" not in numbers  # two languages are too few to rank the treatments
     grid = numbers["grids"]["furo"]["lab_problem"]
     assert [one["bottom"] for one in grid["development"]] == [0, 2]
@@ -455,6 +458,22 @@ def test_baselines_with_a_setting_are_chosen_on_development_too():
         }
     )
     assert found.intervals[DEFAULT].n == 30
+
+
+def test_a_choice_that_is_the_default_is_not_compared_with_it():
+    half = np.tile([0.0, 1.0], 20)
+    default, again, other = (replace(one, pair="0-0") for one in (DEFAULT, swapped(2), swapped(1)))
+    scores = {default: half, again: half, other: 0 * half, replace(SOUP, pair="0-0"): 1 - half}
+    same = dict.fromkeys((default, again), "abc") | {other: "def"}
+    for weights in (same, {}):
+        found = benchmark_result("sw", "mgsm", BenchmarkScores(scores, weights=weights), 0.5)
+        table, whole = scores_table(found), StudyResults([found, found]).parts[0].table
+        assert (CHOSEN in found.differences) == (FLATTERED in found.differences) == (not weights)
+        for columns in (table.columns, whole.columns):
+            assert (f"minus {CHOSEN}" in columns) == (not weights)
+        words = f"The same model as {DEFAULT}: {CHOSEN}; {FLATTERED}."
+        assert (words in table.caption) == bool(weights)
+        assert (str(CHOSEN) in _sentence(found)) == (not weights)
 
 
 def test_in_other_languages_nothing_is_chosen_anew():

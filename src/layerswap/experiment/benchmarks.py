@@ -77,6 +77,7 @@ class BenchmarkScores(NamedTuple):
     texts: Sequence[str] = ()  # what each document asks
     choices: npt.NDArray[np.int64] | None = None  # number of answers to choose from, by document
     metric: str = ""
+    weights: Mapping[Condition, str] = {}  # by condition, the key of its weights, if recorded
 
     def split(self, development: float | None) -> DocumentSplit:
         """The documents to choose on and to report on: the published splits, or a drawn share.
@@ -135,6 +136,7 @@ def benchmark_result(
         reported=reported, count=len(split.development), published=bool(found.published),
         labels=frozenset() if found.labels is None
         else frozenset(found.labels[split.development].tolist()),
+        weights=found.weights,
     )  # fmt: skip
     free = baselines(found.labels, found.texts, found.choices, split)
     pairs = {pair: {**by, **free.scores} for pair, by in on(split.test, found.scores).items()}
@@ -467,11 +469,14 @@ def _scores_of(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
 
     ordered = column(fraction, np.nan)
     texts, choices = [row.text for row in asked], np.array([row.choices for row in asked])
+    weights = {condition: scores[0].weights for condition, scores in by.items()}
     if not all(score.label for scores in by.values() for score in scores):
         metric = asked[0].metric
-        return BenchmarkScores(ordered, count, texts=texts, choices=choices, metric=metric)
+        return BenchmarkScores(
+            ordered, count, texts=texts, choices=choices, metric=metric, weights=weights
+        )
     labels, answers = np.array([row.label for row in asked]), column(lambda row: row.predicted, "")
-    return BenchmarkScores(ordered, count, labels, answers, texts, choices)
+    return BenchmarkScores(ordered, count, labels, answers, texts, choices, weights=weights)
 
 
 def _in_other_languages(own: Compared | None, others: Sequence[Compared]) -> Table:
@@ -509,8 +514,9 @@ def _over_languages(benchmark: str, results: Sequence[Compared]) -> Table:
     return models_table(
         {**spreads, "mean": {name: over_languages(results, name) for name in treatments}},
         {f"minus {reference}": {name: over_languages(results, name, reference)
-                                for name in treatments if name != reference}
-         for reference in references(treatments)},
+                                for name in treatments
+                                if not all(by.choice.same(name, reference) for by in results)}
+         for reference in references(*results)},
         first="treatment", caption=caption,
     )  # fmt: skip
 

@@ -136,6 +136,7 @@ class Choice:
         count: the number of documents.
         published: true for a published development split, on which nothing is reported.
         labels: the right labels of the documents; empty for tasks without labels.
+        weights: by model, the key of its weights, if recorded.
     """
 
     candidates: Mapping[Condition, Values] = field(default_factory=dict)
@@ -144,6 +145,19 @@ class Choice:
     count: int = 0
     published: bool = False
     labels: frozenset[str] = frozenset()
+    weights: Mapping[Condition, str] = field(default_factory=dict)
+
+    def same(self, one: Model, other: Model) -> bool:
+        """True if two reported models are one composition for every pair, as a chosen default."""
+
+        def weights(by: Mapping[Condition, Condition], name: Model) -> Model:
+            model = by.get(name, name)
+            return self.weights.get(model) or model
+
+        by_pair = self.reported.values()
+        return one == other or (
+            any(by_pair) and all(weights(by, one) == weights(by, other) for by in by_pair)
+        )
 
     @property
     def chosen(self) -> dict[str, Condition]:
@@ -272,18 +286,20 @@ class Compared:
 
     @cached_property
     def differences(self) -> dict[Model, Interval]:
-        """The selected model minus every other one, paired over documents.
+        """The selected model minus every other composition, paired over documents.
 
         Empty if the selected model is not among the models.
         """
         return {model: self._minus(self.selected, model) for model in self._others(self.selected)}
 
     def against(self, reference: Model) -> dict[Model, Interval]:
-        """Every other model minus a reference, paired over documents."""
+        """Every other composition minus a reference, paired over documents."""
         return {model: self._minus(model, reference) for model in self._others(reference)}
 
     def _others(self, reference: Model) -> list[Model]:
-        return [m for m in self.scores if m != reference] if reference in self.scores else []
+        if reference not in self.scores:
+            return []
+        return [m for m in self.scores if not self.choice.same(m, reference)]
 
     def _minus(self, model: Model, other: Model) -> Interval:
         """A model minus another, paired over documents; computed once."""
@@ -313,7 +329,7 @@ class Compared:
         first = self.classified.get(reference)
         return {} if first is None else {
             model: answers.minus(first) for model, answers in self.classified.items()
-            if model != reference
+            if not self.choice.same(model, reference)
         }  # fmt: skip
 
     @property
@@ -397,7 +413,8 @@ class Compared:
         if model not in self.classified:
             return {}
         answers, first = self.classified[model], self.classified.get(self.selected)
-        gap = first.minus(answers) if first and model != self.selected else None
+        known = first is not None and not self.choice.same(model, self.selected)
+        gap = first.minus(answers) if first and known else None
         return {**asdict(answers.balanced), "selected_minus_balanced": plain(gap)}
 
 

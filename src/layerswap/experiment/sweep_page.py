@@ -112,9 +112,8 @@ def write_result(board: SweepResult, folder: Path) -> dict[str, Any]:
 def summary(board: SweepResult) -> dict[str, Any]:
     """The content of `board.json`."""
     names, choice = ("task", "metric", "filter"), board.choice
-    default, competed = choice.reported[""].get(DEFAULT), choice.competed[""]
-    apart = None
-    if default not in (None, board.chosen):
+    competed, apart = choice.competed[""], None
+    if DEFAULT in competed and not choice.same(CHOSEN, DEFAULT):
         apart = paired_difference(competed[CHOSEN], competed[DEFAULT])
     return {
         "layerswap_version": __version__,
@@ -228,7 +227,7 @@ def _models(recipe: Mapping[str, Any], file: Path | None) -> Section:
 def _answers(board: SweepResult) -> list[Section]:
     """The answers of the models to the test documents."""
     tested = [row for row in board.rows if row.split == TEST and row.measure == board.measure]
-    others = [model for model in board.intervals if model != board.selected]
+    others = [model for model in board.intervals if not board.choice.same(model, board.selected)]
     models = {str(model): model for model in [board.selected, *others]}
     documents = sorted({(row.task, row.document) for row in tested if row.question})
     answers = side_by_side(models, tested, documents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,11 +92,11 @@ def scores_table(result: Compared) -> Table:
     count = len(next(iter(result.scores.values())))
     return models_table(
         {f"{metric}, {result.unit}" if result.unit else metric: result.intervals, **columns},
-        {f"minus {swap}": result.against(swap) for swap in references(result.scores)},
+        {f"minus {swap}": result.against(swap) for swap in references(result)},
         first=column_of_models(result), selected=result.selected, unit=result.unit,
         caption=f"{result.heading or result.task}: {count} documents, mean{over_pairs(result)} "
         "with its 95% bootstrap interval over documents, and paired differences. "
-        f"{STAR} >: selected. {chosen_on(result.choice)}",
+        f"{STAR} >: selected. {chosen_on(result.choice)}{_default_again(result)}",
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def balanced_table(result: Compared) -> Table | None:
         {f"balanced accuracy minus {reference}": {
             name: apart.balanced_accuracy
             for name, apart in result.balanced_against(reference).items()
-        } for reference in references(classified)},
+        } for reference in references(result)},
         first=column_of_models(result),
         caption=f"{result.heading or result.task}: mean recall and mean F1 over labels, "
         f"mean{over_pairs(result)}, with 95% bootstrap intervals and paired differences. {STAR} "
@@ -120,9 +120,19 @@ def balanced_table(result: Compared) -> Table | None:
     )  # fmt: skip
 
 
-def references(models: Collection[Condition]) -> list[Condition]:
-    """The models that the others are compared with."""
-    return [reference for reference in (DEFAULT, CHOSEN) if reference in models]
+def references(*results: Compared) -> list[Condition]:
+    """The swaps that the others are compared with; one if the choice is the default."""
+    known = [swap for swap in (DEFAULT, CHOSEN) if any(swap in by.scores for by in results)]
+    if len(known) == 2 and all(by.choice.same(*known) for by in results):
+        return known[:1]
+    return known
+
+
+def _default_again(result: Compared) -> str:
+    """Name the models that are the default swap, such as the chosen one; empty without any."""
+    again = [str(model) for model in result.scores
+             if model != DEFAULT and result.choice.same(model, DEFAULT)]  # fmt: skip
+    return f" The same model as {DEFAULT}: {'; '.join(again)}." if again else ""
 
 
 def column_of_models(result: Compared) -> str:

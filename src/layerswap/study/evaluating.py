@@ -267,7 +267,7 @@ class EvaluateStep(Kind, LanguageModels):
     ) -> None:
         """Evaluate conditions on tasks, and write the results into a folder of the step."""
         from layerswap.evaluation.harness import common_dtype, evaluate_models
-        from layerswap.evaluation.response_cache import AnswerStore
+        from layerswap.evaluation.response_cache import AnswerStore, composition_key
 
         named = {str(condition): plan for condition, plan in plans.items()}
         dtype = self.dtype or common_dtype(named, context.log)
@@ -305,7 +305,10 @@ class EvaluateStep(Kind, LanguageModels):
                     models, [task.name for task in asked], [tasks], settings=how, store=store,
                     log=context.log, progress=count, scratch=context.folder,
                 )  # fmt: skip
-        of_model = {str(condition): {"condition": condition} for condition in plans}
+        of_model = {
+            str(condition): {"condition": condition, "weights": composition_key(plan)}
+            for condition, plan in plans.items()
+        }
         write_results(context.folder / name, results, asked, of_model=of_model)
 
     def _adopt_answers(self, context: Context, store: AnswerStore, plans: Iterable[Plan]) -> None:

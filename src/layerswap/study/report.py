@@ -489,7 +489,8 @@ def _maps(result: Compared) -> list[Section]:
 def examples_of(result: Compared, results: Path) -> Iterator[Section]:
     """Answers of the first pair on test documents."""
     reported = next(iter(result.choice.reported.values()))
-    names = [name for name in reported if name in BROWSED
+    again = result.choice.same(CHOSEN, DEFAULT)
+    names = [name for name in reported if (name in BROWSED and not (again and name == CHOSEN))
              or (name.method == "ties" and name.variant != CHOSEN.variant)]  # fmt: skip
     names.sort(key=lambda name: (name != CHOSEN, not reported[name].pair))
     models = {str(name): reported[name] for name in names}
