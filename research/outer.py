@@ -46,6 +46,8 @@ Groups = Mapping[str, Sequence[Values]]
 BOTH, ATTENTION, FEED_FORWARD = "default: attention and feed-forward", "attention", "feed-forward"
 SOUP, TASK, LANGUAGE = "plain average", "task expert", "language expert"
 PARTITION, EVEN = "partition C", "even split"
+SAME = (f"bottom {default_zones(LAYERS).bottom}", PARTITION)
+"""Compositions of Gemma 3 270M that are the default by another name, which no table has."""
 
 
 def recipes(layers: int) -> dict[str, dict[str, Any]]:
@@ -167,13 +169,9 @@ def over_languages(task: str) -> dict[str, list[Values]]:
 
 
 def page_table() -> Table:
-    """Tabulate both tasks beside each other, means over the languages.
-
-    Without compositions that are the default by another name.
-    """
+    """Tabulate both tasks beside each other, means over the languages."""
     tasks = [name for name, _ in TASKS.values()]
-    same = (f"bottom {default_zones(LAYERS).bottom}", PARTITION)
-    rows = [[row for row in compared(over_languages(task)) if row[0] not in same] for task in tasks]
+    rows = [[row for row in compared(over_languages(task)) if row[0] not in SAME] for task in tasks]
     columns = [name for task in tasks for name in (f"{task}, % correct", "minus the default")]
     return table(
         ["from the language expert, of 18 layers", *columns],
@@ -187,6 +185,7 @@ def languages_table() -> Table:
         [name, LANGUAGES[code], str(experts), *row]
         for name, code, experts, scores in recorded()
         for row in compared({model: [values] for model, values in scores.items()})
+        if row[0] not in SAME
     ]
     head = ["task", "language", "task experts", "model", "% correct", "minus the default"]
     return table(head, rows, words=4)
