@@ -5,6 +5,8 @@ import json
 import re
 
 import pytest
+from research.rows import TABLES
+from research.tables import MEASURED, PROSE
 
 from layerswap.study.spec import read_study
 from layerswap.training.mix.schema import read_mix
@@ -31,6 +33,8 @@ def test_whole_tables_are_files_beside_the_pages(tables):
     files = {path.name: path.read_text("utf-8") for path in transfer.CSV.glob("*.csv")}
     recorded = {transfer.csv_name(name): whole.csv() for name, whole in tables.items()}
     assert files.items() >= recorded.items()
+    others = {*TABLES, "methods", *MEASURED, *PROSE}
+    assert files.keys() - recorded.keys() == {f"{name}.csv" for name in others}
     linked = {name for page in transfer.PAGES for name in LINK.findall(page.read_text("utf-8"))}
     assert linked <= files.keys()
     assert {"means.csv", "dose-task.csv", "balanced.csv"} <= linked
