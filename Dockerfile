@@ -4,7 +4,7 @@ ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
 WORKDIR /opt/layerswap
 # Without a GPU: the CPU build of PyTorch is a tenth of the size of the default one.
 RUN pip install torch --index-url https://download.pytorch.org/whl/cpu
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml hatch_build.py README.md LICENSE constraints.txt ./
 COPY src src
 RUN pip install -c constraints.txt ".[lab]"
 RUN useradd --create-home user

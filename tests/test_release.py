@@ -52,6 +52,26 @@ def test_the_citation_and_the_changelog_name_the_released_version():
     assert f"{__version__}.".startswith(f"{heading[1]}.")
 
 
+@pytest.mark.slow
+def test_links_and_pictures_of_the_built_description_are_addresses_of_files(tmp_path, monkeypatch):
+    build = pytest.importorskip("hatchling.build")
+    host = {"SERVER_URL": "https://example.org", "REPOSITORY": "a/b", "REF_NAME": "v1"}
+    for name, value in host.items():
+        monkeypatch.setenv(f"GITHUB_{name}", value)
+    monkeypatch.chdir(ROOT)
+    with zipfile.ZipFile(tmp_path / build.build_wheel(str(tmp_path))) as wheel:
+        (metadata,) = (name for name in wheel.namelist() if name.endswith("dist-info/METADATA"))
+        description = wheel.read(metadata).decode("utf-8").partition("\n\n")[2]
+    links = re.findall(r"(!?)\[[^]]+\]\(([^)#]+)", description)
+    assert {link.startswith("https://") for _, link in links} == {True}
+    ours = [(mark, link) for mark, link in links if link.startswith("https://example.org")]
+    assert len(ours) > 10
+    for mark, link in ours:
+        kind, tag, path = link.removeprefix("https://example.org/a/b/").split("/", 2)
+        assert (kind, tag) == ("raw" if mark else "blob", "v1")
+        assert (ROOT / path).is_file()
+
+
 SAYS = ROOT / "src/layerswap/versions.py"
 
 
@@ -104,10 +124,14 @@ def test_every_lane_runs_on_a_push_and_in_ci():
     assert "if" not in lanes
 
 
+NEEDED = ("pyproject.toml", "hatch_build.py", "README.md")
+"""Files that a build reads."""
+
+
 def test_the_image_copies_what_the_build_needs():
     text = (ROOT / "Dockerfile").read_text("utf-8")
     copied = " ".join(re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE)).split()
-    assert {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], "src"} <= {*copied}
+    assert {*NEEDED, *PROJECT["license-files"], "src"} <= {*copied}
     ignored = (ROOT / ".dockerignore").read_text("utf-8").split()
     assert not {*copied} & {*ignored}
     users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)
