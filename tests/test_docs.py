@@ -100,16 +100,46 @@ def test_the_commands_and_studies_of_the_papers_page_are_there():
              if "`layerswap " in line]  # fmt: skip
     assert len(lines) > 20
     for _, _, cell, *_ in lines:
-        words = shlex.split(cell.strip("`"))[1:]
-        command, path = get_command(app), ["layerswap"]
-        while words and words[0] in getattr(command, "commands", {}):
-            path.append(words.pop(0))
-            command = command.commands[path[-1]]
+        command, words = command_of(cell.strip("`"))
         assert not hasattr(command, "commands"), cell
-        if path[1:] == ["study", "run"]:
+        if cell.startswith("`layerswap study run "):
             find_study(words.pop())
-        options = {option for parameter in command.params for option in parameter.opts}
-        assert set(words) <= options, cell
+        assert set(words) <= options_of(command), cell
+
+
+def command_of(line):
+    """The command or group that a line names, and its other words."""
+    command, words = get_command(app), shlex.split(line)[1:]
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    return command, words
+
+
+def options_of(command):
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+INLINE = re.compile(r"`((?:layerswap|python -m) [^`]+)`")
+
+
+@pytest.mark.slow
+def test_every_command_within_a_sentence_and_every_script_is_one_that_there_is():
+    """The names and options of commands, and the modules of `python -m`, in blocks too."""
+    found = 0
+    for page in (*PAGES, "CONTRIBUTING.md", "AGENTS.md", "research/README.md"):
+        text = (ROOT / page).read_text("utf-8")
+        for module in re.findall(r"python -m (research\S*?)[`\s,]", text):
+            assert importlib.util.find_spec(module), (page, module)
+        sentences = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        for line in INLINE.findall(sentences):
+            if line.startswith("layerswap "):
+                command, words = command_of(line)
+                if hasattr(command, "commands"):
+                    assert not words or words[0].startswith("-"), (page, line)
+                given = {word for word in words if word.startswith("--")}
+                assert given <= options_of(command) | {"--install-completion"}, (page, line)
+                found += 1
+    assert found > 60
 
 
 @pytest.mark.slow
