@@ -35,9 +35,9 @@ Without `-c constraints.txt`, pip takes the newest version of each; the lane *ne
 | Python 3.12, 3.13, 3.14 | in the workflow of the repository; not run for this release. The tested libraries have wheels for 3.12 and 3.14 |
 | Python 3.15 | not run: the tested NumPy has no wheel for it |
 | macOS, Windows | simulated on Linux: the calls that they lack are taken away, and the bytes are equal; in the workflow |
-| CUDA | tests that need a GPU are there, and none was at hand for this release |
+| CUDA | the tests exist, but no GPU was at hand for this release |
 | a device that cannot mix tensors with the CPU's | a second device of PyTorch in the tests, also without float64 |
-| Apple and Intel GPUs, AMD | nobody has run them |
+| Apple, Intel and AMD GPUs | not run |
 """
 FAMILIES = """
 ## Model families

@@ -353,7 +353,7 @@ def verify(
         full: Recompute every tensor, not only a sample.
         sample SHARE: Share of each computed tensor to recompute.
         seed: Seed of the sample.
-        source NAME=PATH: Present folder of a source. Repeatable.
+        source NAME=PATH: Current folder of a source. Repeatable.
     """
     from layerswap.merge import verify as check
 

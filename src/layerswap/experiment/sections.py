@@ -34,8 +34,8 @@ def worth_in_words(result: Compared) -> str:
         return ""
     measures = " and ".join(f"{worth} in {name}" for name, worth in result.worth_in_labels.items())
     return (
-        f"The {result.selected} is worth {measures}: so many labelled texts give a linear "
-        "classifier its score."
+        f"The {result.selected} is worth {measures}: that many labelled texts give a linear "
+        "classifier the same score."
     )
 
 
