@@ -62,10 +62,10 @@ def test_a_score_is_a_count_of_documents_with_the_interval_of_the_package(name):
         rounded = 0.051 if "." in scores[1] else 0.51
         assert abs(100 * right / count - score) < rounded, cell
         found += 1
-        if scores[2]:  # which documents are right moves an interval by a document at most
+        if scores[2]:  # which documents are right moves an interval by two at most
             interval = mean_interval(np.r_[np.ones(right), np.zeros(count - right)])
             shown = 100 * np.array([interval.low, interval.high])
-            assert np.abs(shown - numbers(cell)[1:3]).max() < rounded + 100 / count, cell
+            assert np.abs(shown - numbers(cell)[1:3]).max() < rounded + 200 / count, cell
     assert found > 30
 
 

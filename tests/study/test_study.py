@@ -463,7 +463,7 @@ def test_baselines_with_a_setting_are_chosen_on_development_too():
 def test_a_choice_that_is_the_default_is_not_compared_with_it():
     half = np.tile([0.0, 1.0], 20)
     default, again, other = (replace(one, pair="0-0") for one in (DEFAULT, swapped(2), swapped(1)))
-    scores = {default: half, again: half, other: 0 * half, replace(SOUP, pair="0-0"): 1 - half}
+    scores = {default: half, again: half, other: 0 * half, replace(SOUP, pair="0-0"): 0 * half}
     same = dict.fromkeys((default, again), "abc") | {other: "def"}
     for weights in (same, {}):
         found = benchmark_result("sw", "mgsm", BenchmarkScores(scores, weights=weights), 0.5)
