@@ -1,4 +1,4 @@
-"""Before and after every command: its extras, and the command that comes next."""
+"""Before and after every command: its extras, and the commands that it names as next ones."""
 
 import json
 import re
@@ -13,7 +13,8 @@ from test_output import COMMANDS
 from typer.main import get_command
 
 from layerswap.cli import app
-from layerswap.cli.commands import MORE, NEEDS, NEXT, next_command
+from layerswap.cli.commands import NEEDS
+from layerswap.merge.metadata import study_uses, uses
 from layerswap.versions import EXTRAS
 
 CORE = {
@@ -113,7 +114,6 @@ def test_every_command_without_its_extras(experts, tmp_path):
 
 
 def test_a_table_names_commands_that_exist():
-    assert set(NEXT) <= set(COMMANDS)
     assert set(NEEDS) <= set(COMMANDS) - CORE
 
 
@@ -127,55 +127,16 @@ def parsed(line):
     return " ".join(name), command.make_context("layerswap", words).params
 
 
-@pytest.mark.parametrize("name", [name for name in ASKED if name in NEXT])
-def test_the_next_command_can_be_typed(name, tmp_path, monkeypatch):
-    """With the options of the command, and with outputs that do not exist yet."""
-    monkeypatch.chdir(tmp_path)
-    words = [one.format(base="base", task="a b", language="c") for one in ASKED[name]]
-    monkeypatch.setattr(sys, "argv", ["layerswap", *name.split(), *words])
-    _, given = parsed(" ".join([*name.split(), *(f"'{one}'" for one in words)]))
-    for taken in ("merged", "results", "tasks", "sparse", "swept", "expert", "study"):
-        Path(taken).mkdir()
-    if (line := next_command(name, given)) is None:
-        assert name == "eval"  # of one model
-        return
-    following, options = parsed(line)
-    assert following in COMMANDS
-    out = options.get("out")
-    own = given.get("out") or given.get("name") or given.get("folder") or ""
-    if out is not None and not str(out).startswith(str(own) or "-"):
-        assert not Path(out).exists()
-
-
-def test_variants_of_the_next_command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert next_command("merge", {"out": "m n"}) == "verify 'm n'"
-    assert next_command("verify", {"folder": "merged"}) is None
-    assert next_command("eval", {"models": ["a", "b"], "out": "r"}) == "compare r"
-    assert next_command("study run", {"out": "s", "dry_run": False}) == "study merge s"
-    (tmp_path / "s" / "merged" / "sw").mkdir(parents=True)
-    assert next_command("study run", {"out": "s", "dry_run": False}) == "verify s/merged/sw"
-    assert next_command("new", {"name": "d", "trial": True}).endswith("d/trial.yaml --out d/trial")
-
-
-def test_the_uses_of_a_model_can_be_typed(experts, tmp_path):
+def test_the_uses_of_a_model_can_be_typed(tmp_path):
     """The same lines are in the reports; an upload is the command again."""
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "sw.yaml").touch()
-    given = {"out": tmp_path, "dry_run": False}
-    found = [parsed(line) for line in [*MORE["study run"](given), *MORE["quickstart"](given)]]
+    found = [parsed(shlex.join(words)) for words in
+             [*study_uses(tmp_path, "sw"), *uses(tmp_path / "a b", [], gguf=False)]]  # fmt: skip
     assert [name for name, _ in found] == [
         "play", "deploy", "merge", "ask prefer", "play", "deploy", "ask prefer",
     ]  # fmt: skip
     assert found[1][1]["merged"] == str(tmp_path / "merged" / "sw")
     assert found[2][1]["push"] == "OWNER/NAME"
-    assert found[5][1]["like"] is None
-    assert MORE["study run"]({**given, "dry_run": True}) == []
-    merge = {"out": experts.task, "file": Path("a b.yaml"), "push": None,
-             "overwrite": False, "task_expert": None, "language_expert": None}  # fmt: skip
-    assert MORE["merge"](merge)[0] == "play 'a b.yaml'"
-    for change in ({"push": "a/b"}, {"out": tmp_path / "model.gguf"}):
-        assert MORE["merge"]({**merge, **change}) == []
+    assert (found[5][1]["merged"], found[5][1]["like"]) == (str(tmp_path / "a b"), None)
 
 
 def test_the_next_command_is_on_standard_error(layerswap, experts, tmp_path, monkeypatch):

@@ -381,7 +381,9 @@ def test_a_sweep_is_compared_too(layerswap, models, own, tmp_path):
         "grid": {"bottom": [0, 1], "top": [1]}, "tasks": ["own_choose"], "include": [str(own)],
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
-    layerswap.done("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "swept")
+    done = layerswap.done("sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "swept")
+    best = tmp_path / "swept" / "best.yaml"
+    assert done.err.splitlines()[-1].startswith(f"next: layerswap merge {best} --out merged")
     asked = ["eval", models / "adapter", "--tasks", "own_choose", "--include", own]
     layerswap.done(*asked, "--out", tmp_path / "eval")
     shown = layerswap.done("compare", tmp_path / "swept", tmp_path / "eval", "--to", "markdown")

@@ -1,16 +1,13 @@
-"""Registers functions as commands: options, plain help, extras, and the command that comes next."""
+"""Registers functions as commands: options, plain help, and extras."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import wraps
-from itertools import chain, count
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
@@ -75,7 +72,7 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
 
 
 class PlainCommand(TyperCommand):
-    """A command that checks its extras and names the next command; its help is plain text.
+    """A command that checks its extras; its help is plain text.
 
     Rich's boxes take longer to import and to draw than all the rest of the help.
     """
@@ -85,12 +82,7 @@ class PlainCommand(TyperCommand):
         name = ctx.command_path.partition(" ")[2]
         if name in NEEDS:
             need_extras(f"`layerswap {name}`", *NEEDS[name])
-        result = super().invoke(ctx)
-        if (following := next_command(name, ctx.params)) is not None:
-            output.suggest(following)
-            for command in MORE[name](ctx.params) if name in MORE else ():
-                output.suggest(command)
-        return result
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for the arguments, the options, and each panel of options."""
@@ -250,111 +242,3 @@ def _first_type(annotation: Any, default: Any) -> tuple[Any, Any]:
     first = get_args(annotation)[0]
     fits = get_origin(first) is None and isinstance(default, first)
     return (first, default) if fits else (first | None, None)
-
-
-# --- the command that comes after each command ---
-
-Given = Mapping[str, Any]
-"""The options of a command, by name."""
-
-
-def _arguments(skip: int, flag: str = "") -> str:
-    """The words of the command line after the first ones, without an option."""
-    words = shlex.join(word for word in sys.argv[skip:] if word != flag)
-    return words.replace("{", "{{").replace("}", "}}")
-
-
-def _study_run(given: Given) -> str | None:
-    if given["dry_run"]:
-        return f"study run {_arguments(3, '--dry-run')}"
-    return _merged(given["out"]) or "study merge {out}"
-
-
-def _merged(study: str) -> str | None:
-    """The check of a merged model of a study, if there is one."""
-    folder = next(iter(sorted(Path(study).glob("merged/*"))), None)
-    return None if folder is None else f"verify {shlex.quote(str(folder))}"
-
-
-def _uses(given: Given) -> list[str]:
-    """The uses of a finished study's model."""
-    from layerswap.merge.metadata import study_uses
-
-    study = Path(given["out"])
-    best = next(iter(sorted(study.glob("best/*.yaml"))), None)
-    return [] if best is None or given["dry_run"] else study_uses(study, best.stem)
-
-
-def _quickstart_uses(given: Given) -> list[str]:
-    """The uses of the lab's model, of whose base there is no GGUF file."""
-    from layerswap.merge.metadata import uses
-
-    return uses(Path(given["out"]) / "merged", [], gguf=False)
-
-
-def _merge_uses(given: Given) -> list[str]:
-    """The uses of a merged folder; a GGUF file and an uploaded model have none."""
-    from layerswap.checkpoint import open_configuration
-    from layerswap.checkpoint.adapter import ADAPTER_CONFIG
-    from layerswap.merge.metadata import uses
-
-    out, file = given["out"], given["file"]
-    if given["push"] or not Path(out).is_dir():
-        return []
-    names = [name for name in ("base", "task_expert", "language_expert") if given.get(name)]
-    experts = [word for name in names for word in (f"--{name.replace('_', '-')}", str(given[name]))]
-    again = [] if given["overwrite"] else ["--overwrite"]
-    lines = uses(Path(out), [str(file)] if file else experts, push=[*sys.argv[1:], *again])
-    if (Path(out) / ADAPTER_CONFIG).is_file():  # `deploy` needs full weights; the last --out counts
-        lines[1] = shlex.join([*sys.argv[1:], "--bake", "--out", f"{out}-full"])
-    elif not open_configuration(out).writes:  # the others ask for text
-        lines = lines[2:3]
-    return lines
-
-
-NEXT: Mapping[str, str | Callable[[Given], str | None]] = {
-    "quickstart": "verify {out}/merged",
-    "new": lambda given: (
-        "study run {name}/trial.yaml --out {name}/trial"
-        if given["trial"]
-        else "study run {name}/study.yaml --out {name}/results"
-    ),
-    "plan": lambda given: f"merge {_arguments(2)} --out {{merged}}",
-    "merge": "verify {out}",
-    "instruct": "verify {out}",
-    "revert": "verify {out}",
-    "sweep": "merge {out}/best.yaml --out {merged}",
-    "eval": lambda given: "compare {out}" if len(given["models"]) > 1 else None,
-    "study run": _study_run,
-    "study merge": lambda given: _merged(given["folder"]),
-    "study report": "study merge {folder}",
-}
-"""Maps a command on the way to a merged model to the next command, as a user can type it.
-
-A word in braces is an option of the first command, or a free name for an output."""
-MORE: Mapping[str, Callable[[Given], list[str]]] = {
-    "quickstart": _quickstart_uses,
-    "merge": _merge_uses,
-    "study run": _uses,
-}
-"""Maps a command to further commands, in which a user replaces the words in capitals."""
-
-
-class _Words(dict[str, str]):
-    """The options of a command as words for a shell; another name is a free path."""
-
-    def __missing__(self, name: str) -> str:
-        numbered = (f"{name}-{number}" for number in count(2))
-        return next(path for path in chain([name], numbered) if not Path(path).exists())
-
-
-def next_command(name: str, given: Given) -> str | None:
-    """Return the command that comes after a command with these options."""
-    following = NEXT.get(name)
-    text = following(given) if callable(following) else following
-    words = {
-        option: " ".join(shlex.quote(str(item)) for item in value)
-        if isinstance(value, list | tuple) else shlex.quote(str(value))
-        for option, value in given.items() if value is not None
-    }  # fmt: skip
-    return None if text is None else text.format_map(_Words(words))

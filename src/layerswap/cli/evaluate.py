@@ -49,6 +49,7 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
         f"wrote {folder / files.PAGE} and {folder / files.RECIPE}",
     ]
     output.finish("sweep", {**facts, "folder": str(folder)}, lines)
+    output.suggest("merge", out / files.RECIPE, "--out", output.unused("merged"))
 
 
 class SuiteOptions(commands.OptionGroup):
@@ -108,6 +109,8 @@ def evaluate(
     lines: list[object] = [evaluation_table(scores), *notes, f"wrote {done.folder}"]
     facts = {"scores": scores, "identified": [*done.notes], "folder": str(done.folder)}
     output.finish("eval", facts, lines)
+    if len(models) > 1:
+        output.suggest("compare", out)
 
 
 def compare(

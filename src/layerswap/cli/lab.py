@@ -50,6 +50,7 @@ def quickstart(
         out: Folder of the results.
     """
     from layerswap.lab.quickstart import measures_table, run
+    from layerswap.merge.metadata import uses
 
     folder, outcome = run(
         out, language=language, overwrite=overwrite, log=output.say, progress=output.step_progress
@@ -57,3 +58,6 @@ def quickstart(
     output.say(measures_table(outcome))
     for name in ("report.html", "results.json", "merged"):
         output.say(f"wrote {folder / name}")
+    output.suggest("verify", out / "merged")
+    for words in uses(out / "merged", [], gguf=False):  # there is no GGUF file of the lab's base
+        output.suggest(*words)

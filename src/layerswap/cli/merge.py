@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,6 +108,7 @@ def plan(*, described: RecipeOptions) -> None:
         described.recipe(), follow_training=described.file is None, in_place=True, log=output.log
     )
     output.finish("plan", planned.to_dict(), _summary(planned))
+    output.suggest("merge", *sys.argv[2:], "--out", output.unused("merged"))
 
 
 def _summary(planned: Plan) -> list[object]:
@@ -177,6 +179,29 @@ def merge(
         facts["uploaded"] = push_folder(folder, push, private=not public, texts=texts)
         output.say(f"uploaded to {facts['uploaded']}")
     output.finish("merge", facts)
+    output.suggest("verify", out)
+    if push is None and out.is_dir():  # not of a GGUF file
+        for words in _uses(out, described, overwrite=overwrite):
+            output.suggest(*words)
+
+
+def _uses(out: Path, described: RecipeOptions, *, overwrite: bool) -> list[list[str]]:
+    """The uses of a merged folder."""
+    from layerswap.checkpoint import open_configuration
+    from layerswap.checkpoint.adapter import ADAPTER_CONFIG
+    from layerswap.merge.metadata import uses
+
+    given = described.given()
+    experts = [word for name in ("base", "task_expert", "language_expert") if name in given
+               for word in (_flag(name), given[name])]  # fmt: skip
+    composition = [str(described.file)] if described.file else experts
+    push = [*sys.argv[1:], *([] if overwrite else ["--overwrite"])]
+    commands = uses(out, composition, push=push)
+    if (out / ADAPTER_CONFIG).is_file():  # `deploy` needs full weights; the last --out counts
+        commands[1] = [*sys.argv[1:], "--bake", "--out", f"{out}-full"]
+    elif not open_configuration(str(out)).writes:  # the others ask for text
+        return commands[2:3]
+    return commands
 
 
 def _write(planned: Plan, out: Path, settings: MergeOptions) -> dict[str, Any]:
@@ -264,6 +289,7 @@ def instruct(
     )  # fmt: skip
     settings = MergeOptions(overwrite=overwrite, threads=threads)
     output.finish("instruct", _write(planned.laid_out(out, layout), out, settings))
+    output.suggest("verify", out)
 
 
 class Reverted(commands.OptionGroup):
@@ -325,6 +351,7 @@ def revert(
     planned = plan_revert(base, expert, **reset.settings(), tokenizer=tokenizer, **form.given())
     settings = MergeOptions(overwrite=overwrite, threads=threads)
     _write(planned.laid_out(out, layout), out, settings)
+    output.suggest("verify", out)
 
 
 def verify(

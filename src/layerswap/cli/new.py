@@ -102,6 +102,8 @@ def new(
         output.log,
     )  # fmt: skip
     output.say(f"wrote {name}: {made.costs}; {name}/README.md has more")
+    file, results = ("trial.yaml", "trial") if trial else ("study.yaml", "results")
+    output.suggest("study", "run", name / file, "--out", name / results)
 
 
 def _ask(option: str, question: str, default: str | None) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +66,16 @@ def log(text: str) -> None:
         _echo(text, err=True)
 
 
-def suggest(command: str) -> None:
+def suggest(*words: object) -> None:
     """Name the command that comes next, on standard error; nothing with --quiet or --json."""
     if not settings.json:
-        log(f"next: layerswap {command}")
+        log(f"next: {shlex.join(['layerswap', *map(str, words)])}")
+
+
+def unused(name: str) -> str:
+    """A path for the output of a next command: the name, with a number if it exists."""
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(path for path in chain([name], numbered) if not Path(path).exists())
 
 
 def finish(command: str, facts: Mapping[str, Any], texts: Sequence[object] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -57,6 +58,7 @@ def run(
         dry_run: Print the steps and their estimated cost, and exit.
     """
     from layerswap.cli.tables import plan_table
+    from layerswap.merge.metadata import study_uses
     from layerswap.study.estimate import cost_study, read_speed
     from layerswap.study.journal import StudyJournal
     from layerswap.study.plan import plan_study
@@ -87,8 +89,14 @@ def run(
         output.say(plan_table(graph, costs, done))
         if costs.disk_gb > LARGE and spec.keep_checkpoints == "all":
             output.say("--keep-checkpoints selected deletes the checkpoints that no step reads")
-    else:
-        run_file(graph, out, on=on, costs=costs, slurm=spec.slurm)
+        output.suggest("study", "run", *(word for word in sys.argv[3:] if word != "--dry-run"))
+        return
+    run_file(graph, out, on=on, costs=costs, slurm=spec.slurm)
+    if not _suggest_verify(out):
+        output.suggest("study", "merge", out)
+    for best in sorted(out.glob("best/*.yaml"))[:1]:
+        for words in study_uses(out, best.stem):
+            output.suggest(*words)
 
 
 def run_file(
@@ -233,6 +241,15 @@ def merge(folder: Path, *, language: list[str] | None = None, model: str | None 
         model: Name of a model in the study's tables, such as soup. (default: the selected one)
     """
     _merge(folder, language or (), model)
+    _suggest_verify(folder)
+
+
+def _suggest_verify(study: Path) -> bool:
+    """Name the check of a merged model of a study; False if there is none."""
+    folder = next(iter(sorted(study.glob("merged/*"))), None)
+    if folder is not None:
+        output.suggest("verify", folder)
+    return folder is not None
 
 
 @commands.command(app, json=True)
@@ -293,3 +310,4 @@ def report(folder: Path) -> None:
     from layerswap.study.report import write_study_report
 
     output.say(f"wrote {write_study_report(folder)}")
+    output.suggest("study", "merge", folder)

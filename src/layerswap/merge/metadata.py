@@ -447,7 +447,7 @@ def uses(
     push: list[str] | None = None,
     language: str = "LANG",
     gguf: bool = True,
-) -> list[str]:
+) -> list[list[str]]:
     """List arguments of commands that use a model; a user replaces the words in capitals.
 
     Args:
@@ -461,16 +461,16 @@ def uses(
     written = ["--like", "BASE.gguf", "--text", text, "--out", "deployed"]
     deploy = ["deploy", str(model), *(written if gguf else [])]
     upload = [[*push, "--push", "OWNER/NAME"]] if push else []
-    return [shlex.join(words) for words in (["play", *play], deploy, *upload, PREFER)]
+    return [["play", *play], deploy, *upload, PREFER]
 
 
-def study_uses(root: Path, language: str) -> list[str]:
+def study_uses(root: Path, language: str) -> list[list[str]]:
     """The uses of the selected model of a study in a language."""
     best = root / "best" / f"{language}.yaml"
     return uses(root / "merged" / language, [str(root)],
                 push=["merge", str(best), "--out", "best"], language=language)  # fmt: skip
 
 
-def command_lines(commands: list[str]) -> str:
+def command_lines(commands: list[list[str]]) -> str:
     """The commands as lines for a shell."""
-    return "\n".join(f"layerswap {command}" for command in commands)
+    return "\n".join(shlex.join(["layerswap", *words]) for words in commands)
