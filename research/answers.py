@@ -40,7 +40,8 @@ from layerswap.evaluation.statistics import (
     paired_difference,
     paired_over_groups,
 )
-from layerswap.report import Drawing, draw_intervals
+from layerswap.report.charts import draw_intervals
+from layerswap.report.drawing import Drawing
 from layerswap.training.mix.filters import overlap
 from research import languages as design
 from research.inputs import table as rows_in

@@ -30,8 +30,7 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
 from layerswap.ground.commit import write_json
-from layerswap.report import Drawing
-from layerswap.report.drawing import EXPERTS, INK, settings
+from layerswap.report.drawing import EXPERTS, INK, Drawing, settings
 from layerswap.training.mix.filters import overlap
 from research import inputs
 from research import languages as design

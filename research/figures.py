@@ -27,8 +27,9 @@ from layerswap.experiment.spec import Grid
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, DEVELOPMENT_QUESTIONS, TOPS, lab_plan
 from layerswap.lab.scoring import sweep_correct
-from layerswap.report import Drawing, draw_heat_map
+from layerswap.report.charts import draw_heat_map
 from layerswap.report.delta_map import Map, draw_maps, map_of
+from layerswap.report.drawing import Drawing
 from research.lab.datasets import language_stream, task_stream
 from research.lab.scoring import load, questions
 from research.lab.train import Training, Trainings, train

@@ -35,7 +35,8 @@ from layerswap.evaluation.statistics import (
     mean_over_groups,
     paired_over_groups,
 )
-from layerswap.report import Drawing, draw_intervals
+from layerswap.report.charts import draw_intervals
+from layerswap.report.drawing import Drawing
 from research import answers, baselines
 from research import languages as design
 from research.answers import BASE, LANGUAGE, SOUP, SWAP, TASK

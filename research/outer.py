@@ -32,7 +32,8 @@ from layerswap.evaluation.statistics import (
     paired_difference,
     paired_over_groups,
 )
-from layerswap.report import Drawing, draw_intervals
+from layerswap.report.charts import draw_intervals
+from layerswap.report.drawing import Drawing
 from research.markdown import Table, per_cent, points, table
 
 RECORDED = Path(__file__).parent / "outer"

@@ -34,7 +34,7 @@ from layerswap.evaluation.statistics import (
 )
 from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
 from layerswap.experiment.conditions import DEFAULT
-from layerswap.report import draw_intervals
+from layerswap.report.charts import draw_intervals
 from layerswap.study.journal import read_journal
 from layerswap.study.trainings import selected
 from research.inputs import texts_of

@@ -40,8 +40,8 @@ from layerswap.experiment.benchmarks import (
 )
 from layerswap.experiment.compare import Compared, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
-from layerswap.report import Drawing
 from layerswap.report.charts import draw_intervals
+from layerswap.report.drawing import Drawing
 from research import answers, baselines, dose, outer, ten_languages
 from research import labels as finished
 from research.figures import save_svg

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layerswap.compose import Zones, swap
-from layerswap.report import Report, Section, Table, draw_heat_map, draw_intervals, draw_stack
+from layerswap.report.charts import draw_heat_map, draw_intervals
+from layerswap.report.page import Report, Section
+from layerswap.report.stack import draw_stack
+from layerswap.report.tables import Table
 
 NAMES = {"language": "Swahili expert", "task": "math expert"}
 MODELS = ("base", "math expert", "Swahili expert", "soup", "swap, paper's default", "swap, best")

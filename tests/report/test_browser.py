@@ -7,12 +7,11 @@ from layerswap.compose.presets import swap
 from layerswap.deltas.atlas import measure_delta
 from layerswap.evaluation.statistics import Interval, friedman
 from layerswap.lab.assets import shipped
-from layerswap.report import Report, Section, Table, write_report
 from layerswap.report.charts import draw_heat_map, draw_intervals, draw_ranks
 from layerswap.report.delta_map import draw_changes
-from layerswap.report.page import Answers, ShownAnswer
+from layerswap.report.page import Answers, Report, Section, ShownAnswer, write_report
 from layerswap.report.stack import draw_stack
-from layerswap.report.tables import Difference
+from layerswap.report.tables import Difference, Table
 
 pytestmark = pytest.mark.slow
 COMMAND = "layerswap merge 'a folder/best.yaml' --out merged"

@@ -9,9 +9,9 @@ from matplotlib.colors import to_rgb
 
 from layerswap.compose.presets import Zones, swap
 from layerswap.evaluation.statistics import friedman
-from layerswap.report import draw_heat_map, draw_intervals, draw_stack
-from layerswap.report.charts import draw_ranks
+from layerswap.report.charts import draw_heat_map, draw_intervals, draw_ranks
 from layerswap.report.drawing import COLOURS, EXPERTS, HIGH, stylesheet
+from layerswap.report.stack import draw_stack
 
 SVG = "{http://www.w3.org/2000/svg}"
 STRANGE = 'expert [v2] <b> & $x_1$ \x1b "q" مثال 例'

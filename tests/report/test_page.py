@@ -5,8 +5,7 @@ import re
 import pytest
 from example import example
 
-from layerswap.report import Report, Section, render
-from layerswap.report.page import Answers, ShownAnswer
+from layerswap.report.page import Answers, Report, Section, ShownAnswer, render
 
 
 def answered(*right):

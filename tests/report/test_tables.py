@@ -6,9 +6,10 @@ import pytest
 from rich.cells import cell_len
 
 from layerswap.evaluation.statistics import Interval
-from layerswap.report import Report, Section, Table, render
+from layerswap.report.page import Report, Section, render
 from layerswap.report.tables import (
     Difference,
+    Table,
     best_cells,
     score,
     words_of,

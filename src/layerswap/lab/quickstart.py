@@ -46,7 +46,9 @@ from layerswap.lab.questions import Question, Skill, questions
 from layerswap.lab.scoring import sweep_correct, sweep_written
 from layerswap.merge import Plan, make_plan
 from layerswap.merge.metadata import command_lines, uses
-from layerswap.report import Report, Section, Table, draw_stack, write_report
+from layerswap.report.page import Report, Section, write_report
+from layerswap.report.stack import draw_stack
+from layerswap.report.tables import Table
 from layerswap.versions import __version__, versions
 
 RESULTS, REPORT, MERGED = "results.json", "report.html", "merged"
