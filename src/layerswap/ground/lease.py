@@ -35,6 +35,7 @@ class Owner:
     process: int = field(default_factory=os.getpid)
     job: str = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID", ""))
     brief: bool = False  # holds the lease for seconds, and is waited for
+    started: float = field(default_factory=time.time)  # s since the epoch
 
     def __str__(self) -> str:
         job = f"Slurm job {self.job}, " if self.job else ""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,30 +14,27 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
-from layerswap.ground import system
 from layerswap.ground.commit import local_path, write_json
 from layerswap.ground.errors import StudyError, one_line
-from layerswap.ground.lease import HEARTBEAT, SILENCE, InUse, Lease, Owner, living_owner
+from layerswap.ground.lease import Owner, living_owner
 from layerswap.study.steps import Graph, Step
 from layerswap.versions import versions
 
 State = Literal["waiting", "running", "done", "failed", "blocked"]
 STEPS, RECORD, LOG, INDEX = "steps", "step.json", "log.txt", "study.json"
-LOOK = 0.5
-"""Seconds between two looks for new progress."""
 PAGE = "report.html"
 PACKAGES = ("layerswap", "torch", "transformers", "trl", "lm_eval")
 """Packages whose versions are recorded with a step."""
-OF_RUNNING = ("blocked_by", "since", "progress", "process", "seen")
-"""Fields that the record of a step that ended does not have."""
+DERIVED = ("blocked_by", "since", "progress")
+"""Fields that no file holds."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """The state of a step.
 
-    The folder of a step that runs or ended holds its record. `StudyJournal.status` derives those of
-    the others.
+    The folder of a step that ended holds its record. `StudyJournal.status` derives those of the
+    others, of a running step from its lease and its log.
     """
 
     name: str
@@ -57,17 +51,6 @@ class StepRecord:
     blocked_by: str = ""  # the failed step that a blocked one needs
     since: str = ""  # start of a running step, in ISO 8601 with the time zone
     progress: str = ""  # the last line of its log
-    process: int = 0
-    seen: float = 0.0  # time of its last sign of life, s since the epoch
-
-    @property
-    def alive(self) -> bool:
-        """True if the process of a running step lives, or wrote recently on another machine."""
-        if self.state != "running":
-            return False
-        if self.where != socket.gethostname():
-            return time.time() - self.seen < SILENCE
-        return system.is_running(self.process)
 
 
 class StudyJournal:
@@ -98,11 +81,10 @@ class StudyJournal:
         return self.folder(name) / LOG
 
     def record(self, name: str) -> StepRecord | None:
-        """The record of a step that runs or ended; None if it was not tried."""
+        """The record of a step that ended; None without one."""
         try:
             content = (self.folder(name) / RECORD).read_bytes()
             record = TypeAdapter(StepRecord).validate_json(content)
-            datetime.fromisoformat(record.since or "2000-01-01")
         except (OSError, ValueError):
             return None
         return record if record.key == self.graph.keys[name] else None
@@ -132,17 +114,32 @@ class StudyJournal:
             record = finished.get(step.name) or self.record(step.name)
             if record is not None and record.state == "failed":
                 blocked |= dict.fromkeys(self.graph.followers(step.name), step.name)
-            elif record is not None and record.alive:
-                passed = time.time() - datetime.fromisoformat(record.since).timestamp()
-                record = replace(record, seconds=round(passed, 1))
-            elif step.name not in finished:
-                # Not tried yet, cut short, or a step that it needs was run again.
-                by, key = blocked.get(step.name, ""), self.graph.keys[step.name]
-                record = StepRecord(step.name, step.kind, key, "blocked" if by else "waiting",
-                                    why=f"needs {by}" if by else "", blocked_by=by)  # fmt: skip
-            assert record is not None
+            elif record is None or step.name not in finished:
+                record = self._unfinished(step, blocked.get(step.name, ""))
             records.append(record)
         return records
+
+    def _unfinished(self, step: Step, needed: str) -> StepRecord:
+        """The record of a step that runs, needs a failed one, or waits."""
+        new = StepRecord(step.name, step.kind, self.graph.keys[step.name], "waiting")
+        if (owner := self.owner(step.name)) is not None:
+            started = datetime.fromtimestamp(owner.started).astimezone()
+            return replace(
+                new, state="running", seconds=round(time.time() - owner.started, 1),
+                where=owner.where, since=started.isoformat("T", "seconds"),
+                progress=self._last_line(step.name),
+            )  # fmt: skip
+        if needed:
+            return replace(new, state="blocked", why=f"needs {needed}", blocked_by=needed)
+        return new  # not tried yet, cut short, or a step that it needs was run again
+
+    def _last_line(self, name: str) -> str:
+        """The last line of a step's log, without its time."""
+        try:
+            *_, last = self.log(name).read_text("utf-8", "replace").splitlines()
+        except (OSError, ValueError):
+            return ""
+        return " ".join(last.split(" ")[2:])
 
     def owner(self, name: str) -> Owner | None:
         """The process that runs a step."""
@@ -157,52 +154,6 @@ class StudyJournal:
         with suppress(OSError), self.log(step.name).open("ab") as file:
             file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n".encode())
 
-    @contextmanager
-    def running(self, step: Step, lease: Lease) -> Iterator[Callable[[str], None]]:
-        """Record that a step runs, until the block ends; yields the log of its progress.
-
-        A process that lost the lease records nothing.
-
-        Raises:
-            InUse: the lease was lost when the block ended.
-        """
-        sign = StepRecord(
-            step.name, step.kind, self.graph.keys[step.name], "running",
-            where=socket.gethostname(), since=datetime.now().astimezone().isoformat("T", "seconds"),
-            stamp=lease.owner.token, process=os.getpid(),
-        )  # fmt: skip
-        ended = threading.Event()
-        progress = ""
-
-        def note(line: str) -> None:
-            nonlocal progress
-            progress = line
-            self.add_to_log(step, line)
-
-        def beat() -> None:
-            written, seen = "", 0.0
-            while True:
-                if (progress != written or time.time() - seen > HEARTBEAT) and lease.kept:
-                    written, seen = progress, time.time()
-                    with suppress(OSError):  # a failed heartbeat must not fail the step
-                        content = asdict(replace(sign, progress=written, seen=seen))
-                        write_json(self.folder(step.name) / RECORD, content)
-                if ended.wait(LOOK):
-                    return
-
-        self.clear(step.name)
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield note
-        finally:
-            ended.set()
-            thread.join()
-            if lease.kept:
-                self.clear(step.name)
-        if not lease.kept:
-            raise InUse(f"{lease.folder}: another process took it over")
-
     def finish(
         self, step: Step, *, state: State, started: float, why: str, attempts: int
     ) -> StepRecord:
@@ -214,7 +165,7 @@ class StudyJournal:
             versions(*PACKAGES), uuid4().hex,
             {name: earlier.stamp if earlier else "" for name, earlier in needed.items()},
         )  # fmt: skip
-        content = {name: value for name, value in asdict(record).items() if name not in OF_RUNNING}
+        content = {name: value for name, value in asdict(record).items() if name not in DERIVED}
         write_json(self.folder(step.name) / RECORD, content)
         return record
 

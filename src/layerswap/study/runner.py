@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from layerswap.ground.errors import LayerswapError, StudyError, one_line
-from layerswap.ground.lease import Owner, held
+from layerswap.ground.lease import InUse, Owner, held
 from layerswap.ground.types import Log, Progress, duration
 from layerswap.study.journal import State, StepRecord, StudyJournal
 from layerswap.study.steps import Graph, Step
@@ -182,13 +182,15 @@ def run_step(
     with held(folder, owner or Owner()) as lease:
         if (finished := journal.finished().get(step.name)) is not None:
             return finished
-        with journal.running(step, lease) as note:
+        journal.clear(step.name)
 
-            def log_and_note(line: str) -> None:
-                log(line)
-                note(line)
+        def log_and_note(line: str) -> None:
+            log(line)
+            journal.add_to_log(step, line)
 
-            state, why, attempts = _try(journal, Context(step, folder, {}, log_and_note), functions)
+        state, why, attempts = _try(journal, Context(step, folder, {}, log_and_note), functions)
+        if not lease.kept:
+            raise InUse(f"{folder}: another process took it over")
         record = journal.finish(step, state=state, started=started, why=why, attempts=attempts)
     if state == "failed":
         log(f"{step.name} failed: {why}")
