@@ -262,9 +262,13 @@ def test_means_over_languages_and_their_differences(layerswap, tmp_path):
     other = next(line for line in rows[0] if "| other |" in line)
     assert other.count("\N{EN DASH}") == 2
     facts = json.loads(layerswap("compare", *folders, "--json").out)
-    (mean,) = facts["means"]
-    assert [score and score["mean"] for score in mean["scores"]] == pytest.approx([0.2, 0.5, None])
-    assert mean["against"][1]["low"] > 0.2
+    means = {row["model"]: row for row in facts["means"]}
+    assert {model: row["score"] for model, row in means.items()} == pytest.approx(
+        {"base": 0.2, "swap": 0.5}
+    )
+    assert means["swap"]["lower"] > 0.2
+    one = next(row for row in facts["scores"] if (row["model"], row["language"]) == ("swap", "sw"))
+    assert (one["documents"], one["n"], one["p_bootstrap"] <= one["p"] < 0.05) == (100, 100, True)
 
 
 def test_one_model_in_two_folders_is_one(layerswap, tmp_path):

@@ -31,7 +31,7 @@ def test_experts_have_the_same_options_everywhere(command):
 def test_json_is_one_document_and_nothing_else(layerswap, experts, tmp_path):
     merged = layerswap.done("merge", *experts.pair, "--out", tmp_path / "m", "--json")
     facts = json.loads(merged.out)
-    head = {"command": "merge", "schema": 1, "layerswap_version": __version__}
+    head = {"command": "merge", "schema": 2, "layerswap_version": __version__}
     assert facts.items() >= {**head, "folder": str(tmp_path / "m")}.items()
     verified = json.loads(layerswap("verify", tmp_path / "m", "--json").out)
     assert (verified["command"], verified["passed"]) == ("verify", True)

@@ -144,4 +144,6 @@ def compare(
             lines += [*table.markdown().split("\n"), "", table.caption, ""]
     for note in compared.said:
         output.log(f"note: {note}")
-    output.finish("compare", answered.comparison_facts(compared), lines[:-1])
+    facts = {"models": compared.models, "scores": [*compared.records()],
+             "means": [*compared.means()], "notes": compared.said}  # fmt: skip
+    output.finish("compare", facts, lines[:-1])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from layerswap.evaluation.response_cache import AnswerStore
 
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON that commands print; see docs/reference/cli.md."""
 
 

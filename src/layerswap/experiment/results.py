@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.evaluation.statistics import Interval, holm, paired_bootstrap_p
 from layerswap.experiment.answers import grouped
 from layerswap.experiment.cautions import cautions_on
-from layerswap.experiment.compare import Compared, Model
+from layerswap.experiment.compare import Compared, Model, over_languages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,10 +59,12 @@ class Results:
     def records(self) -> Iterator[dict[str, Any]]:
         """A row for each benchmark, language, metric and model, and for balanced measures.
 
-        `low`, `high` and `n` are the 95% bootstrap interval over documents. `difference` is paired,
-        model minus the selected one, with its interval from `lower` to `upper`; `p` is corrected.
+        `low`, `high` and `n` are the 95% bootstrap interval over documents, `documents` those that
+        the model answered. `difference` is paired, model minus the selected one, with its interval
+        from `lower` to `upper`; `p` is corrected, `p_bootstrap` is not.
         """
         for by in self.results:
+            gaps, balanced = by.against(by.selected), by.balanced_against(by.selected)
             where = {"benchmark": by.benchmark, "language": by.language, "task": by.task}
             for model in dict.fromkeys([*by.wholes, *by.scores]):
                 row = {"model": model, **where, "metric": by.metric}
@@ -72,14 +74,25 @@ class Results:
                     row |= {"score": whole.mean, **whole.bounds}
                 elif whole is not None:
                     row["score"] = whole
-                if (gap := by.against(by.selected).get(model)) is not None:
-                    row |= {"difference": gap.mean, "lower": gap.low, "upper": gap.high,
-                            "p": self.p_values[by, model]}  # fmt: skip
-                yield row
+                if model in gaps:
+                    row |= {**_apart(gaps[model]), "p": self.p_values[by, model],
+                            "p_bootstrap": self.uncorrected[by, model]}  # fmt: skip
+                yield row | ({"documents": by.counts[model]} if model in by.counts else {})
             for model, answers in by.classified.items():
                 for metric, interval in vars(answers.balanced).items():
+                    gap = getattr(balanced.get(model), metric, None)
                     yield {"model": model, **where, "metric": metric, "score": interval.mean,
-                           **interval.bounds}  # fmt: skip
+                           **interval.bounds, **_apart(gap)}  # fmt: skip
+
+    def means(self) -> Iterator[dict[str, Any]]:
+        """A row for each model that has all of several languages of a benchmark and metric."""
+        for same in self.by_benchmark:
+            for model in self.models if len(same) > 1 else ():
+                mean, reference = over_languages(same, model), self.models[0]
+                gap = over_languages(same, model, reference) if model != reference else None
+                if mean is not None:
+                    yield {"model": model, "benchmark": same[0].benchmark, "metric": same[0].metric,
+                           "score": mean.mean, **mean.bounds, **_apart(gap)}  # fmt: skip
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows of `records`."""
@@ -93,3 +106,8 @@ class Results:
 
     def _repr_html_(self) -> str:
         return str(self.to_pandas().to_html(index=False, float_format="{:.3f}".format))
+
+
+def _apart(gap: Interval | None) -> dict[str, float]:
+    """The columns of a paired difference; none without one."""
+    return {"difference": gap.mean, "lower": gap.low, "upper": gap.high} if gap else {}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from layerswap.evaluation.statistics import Balanced
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, grouped, read_answers
-from layerswap.experiment.compare import Compared, over_languages, plain
+from layerswap.experiment.compare import Compared
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike, listed
@@ -45,40 +43,6 @@ def compare(runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] 
     notes = [note for row in rows for note in _differences(named, row)]
     results = [_compared(named, row, frozenset(flattered)) for row in rows]
     return Results(results, names, [*notes, *_left_out(results)])
-
-
-def comparison_facts(compared: Results) -> dict[str, Any]:
-    """The content of `compare --json`; cells are by row and model."""
-    names = compared.models
-
-    def cell(by: Compared, model: str, balanced: Mapping[str, Balanced]) -> dict[str, Any] | None:
-        if model not in by.scores:
-            return None
-        gap, answers = by.against(by.selected).get(model), by.classified.get(model)
-        test = {"difference": plain(gap), "p_bootstrap": compared.uncorrected.get((by, model))}
-        return {
-            "score": asdict(by.intervals[model]), "against": test if gap else None,
-            "p": compared.p_values.get((by, model)), "best": model in by.leaders,
-            "documents": by.counts[model], "balanced": plain(answers and answers.balanced),
-            "balanced_against": plain(balanced.get(model)),
-        }  # fmt: skip
-
-    def mean(same: Sequence[Compared], *models: str) -> dict[str, Any] | None:
-        return plain(None if models[1:] == models[:1] else over_languages(same, *models))
-
-    return {
-        "models": names,
-        "rows": [[by.benchmark, by.language, by.metric] for by in compared.results],
-        "cells": [[cell(by, name, balanced) for name in names] for by in compared.results
-                  for balanced in [by.balanced_against(by.selected)]],
-        "means": [
-            {"benchmark": same[0].benchmark, "metric": same[0].metric,
-             "scores": [mean(same, name) for name in names],
-             "against": [mean(same, name, names[0]) for name in names]}
-            for same in compared.by_benchmark if len(same) > 1
-        ],
-        "notes": compared.said,
-    }  # fmt: skip
 
 
 _Row = tuple[str, str, str]
