@@ -1,7 +1,6 @@
 """Conditions print and store themselves; choosing, splitting and comparing follow the protocol."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,16 +47,6 @@ NAMES = {
 def test_conditions_print_themselves_and_survive_json(condition, name):
     assert str(condition) == name
     assert Condition.from_dict(json.loads(json.dumps(condition.to_dict()))) == condition
-
-
-def test_conditions_sort_by_pair_method_and_zones():
-    grid = [Condition("swap", zones=Zones(b, 0), pair=p) for p in ("1-0", "0-0") for b in (10, 2)]
-    found = sorted([*grid, BASE])
-    assert [str(one) for one in found] == [
-        "base", "0-0: swap 2,0,0,0", "0-0: swap 10,0,0,0", "1-0: swap 2,0,0,0",
-        "1-0: swap 10,0,0,0",
-    ]  # fmt: skip
-    assert grid[0].treatment == replace(grid[0], pair="")
 
 
 def test_methods_of_a_study():

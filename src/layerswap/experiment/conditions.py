@@ -27,7 +27,7 @@ class Condition:
     """One of the models that are compared.
 
     Tables print a condition as text. Files store its fields (`to_dict`), and nothing parses the
-    text. Conditions sort by pair, method and the other fields.
+    text.
 
     Example:
         str(Condition("swap", zones=Zones(5, 2)))  # swap 5,2,0,0
@@ -51,13 +51,6 @@ class Condition:
         method = NAMES.get(self.method, self.method)
         parts = [f"{method} {name}".rstrip(), variant, outside, self.regime]
         return f"{self.pair}: " * bool(self.pair) + ", ".join(part for part in parts if part)
-
-    def __lt__(self, other: Condition) -> bool:
-        def key(model: Condition) -> tuple[Any, ...]:
-            zones = (-1,) if model.zones is None else astuple(model.zones)
-            return model.pair, model.method, model.regime, model.outside, zones, model.variant
-
-        return key(self) < key(other)
 
     @property
     def treatment(self) -> Condition:

@@ -64,6 +64,8 @@ class Evaluator:
         self._documents = _split(spec)
         if spec.limit is not None:
             log(f"at most {spec.limit} documents of each task, drawn by label")
+        if spec.choose_by != ChooseBy():  # a wrong one is refused before all are asked
+            self.measure(self.rows(DEVELOPMENT, [next(iter(plans))], first=1))
 
     def rows(
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None
@@ -84,11 +86,6 @@ class Evaluator:
                     benchmark=task, split=split, condition=condition, model=str(condition),
                 )  # fmt: skip
         return rows
-
-    def check_choice(self, condition: Condition) -> None:
-        """Refuses a wrong `choose_by` before all are asked."""
-        if self.spec.choose_by != ChooseBy():
-            self.measure(self.rows(DEVELOPMENT, [condition], first=1))
 
     def measure(self, rows: Sequence[Answer]) -> Measure:
         """Returns the first measure of the tasks that fits `choose_by`."""

@@ -76,7 +76,9 @@ def sweep(
     path = None if answers is None else Path(answers).expanduser()
     others = {} if start is None else contenders(start, densities=spec.ties)
     with closing(AnswerStore(path)) as store:
-        return sweep_plans(spec, candidates, others, store=store, log=log, progress=progress)
+        plans = {**others, **candidates}
+        documents = Evaluator(spec, plans, store=store, log=log, progress=progress)
+        return run_experiment(documents, candidates, others, log=log)
 
 
 def _plan(given: Composed) -> Plan:
@@ -110,27 +112,11 @@ def _named(plans: Sequence[Plan]) -> dict[Condition, Plan]:
 def run_sweep(
     spec: SweepSpec, recipe: Recipe, *, log: Log = lambda line: None, **settings: Any
 ) -> SweepResult:
-    """Evaluates the grid of a file; settings are those of `sweep_plans`."""
+    """Evaluates the grid of a file; settings are those of `Evaluator`."""
     start = make_plan(recipe)
     others = contenders(start, densities=spec.ties)
-    return sweep_plans(spec, grid_plans(spec.grid, start, log), others, log=log, **settings)
-
-
-def sweep_plans(
-    spec: SweepSettings,
-    candidates: Mapping[Condition, Plan],
-    others: Mapping[Condition, Plan],
-    *,
-    store: AnswerStore | None = None,
-    log: Log = lambda line: None,
-    progress: Advance | None = None,
-) -> SweepResult:
-    """Scores models on the development split, selects one, and tests all on the test split.
-
-    The default swap is one of the `others` unless the candidates are no swaps.
-    """
-    documents = Evaluator(spec, {**others, **candidates}, store=store, log=log, progress=progress)
-    documents.check_choice(next(iter(candidates)))
+    candidates = grid_plans(spec.grid, start, log)
+    documents = Evaluator(spec, {**others, **candidates}, log=log, **settings)
     return run_experiment(documents, candidates, others, log=log)
 
 
@@ -144,8 +130,8 @@ def run_experiment(
 ) -> SweepResult:
     """Scores models on the development split, selects one, and tests all on the test split.
 
-    See `sweep_plans` and `best_of_all`. `recorded` are test answers of further models. The default
-    swap competes with the candidates.
+    See `best_of_all`. `recorded` are test answers of further models. The default swap is one of the
+    `others` unless the candidates are no swaps, and competes with the candidates.
     """
     plans = {**others, **candidates}
     numbers = [documents.members[candidate] for candidate in candidates]
