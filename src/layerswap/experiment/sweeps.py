@@ -76,8 +76,8 @@ def sweep(
     path = None if answers is None else Path(answers).expanduser()
     others = {} if start is None else contenders(start, densities=spec.ties)
     with closing(AnswerStore(path)) as store:
-        plans = {**others, **candidates}
-        documents = Evaluator(spec, plans, store=store, log=log, progress=progress)
+        every = {**others, **candidates}
+        documents = Evaluator(spec, every, store=store, log=log, progress=progress)
         return run_experiment(documents, candidates, others, log=log)
 
 
