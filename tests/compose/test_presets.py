@@ -180,15 +180,8 @@ def test_a_chat_vector_by_layer():
         (partial(swap, 8, zones=Zones(-1, 0)), "bottom is -1; write a number of layers from 0"),
         (partial(swap, 8, zones=Zones(1, 1, 0, -2)), "top_transition is -2; write a number of "
          "layers from 0"),
-        (partial(swap, 8, task="x", language="x"), "the task and the language expert are both 'x'"),
-        (partial(swap, 8, outside="both"), "outside is 'both'; it is one of blend, language, task"),
-        (partial(swap, 8, weights={"x": 1}), "weights are for 'task' and 'language', not for "
-         "['x']"),
         (partial(partition, "D", 32), "no partition 'D'; there are A, B, C, Z"),
-        (partial(partition, "A", 32, task="language"), "the task and the language expert are both "
-         "'language'"),
         (partial(partition, "B", 1), "zones overlap: bottom 1 + top 1 = 2, but there are 1 layers"),
-        (partial(instruct, 4, weight=-1.0), "the weight of a chat vector is negative"),
         (partial(instruct, 4, zones=Zones(3, 2)), "zones overlap: bottom 3 + top 2 = 5, but there "
          "are 4 layers"),
     ],

@@ -46,6 +46,14 @@ class Zones:
             counts = " + ".join(f"{name} {count}" for name, count in vars(self).items() if count)
             raise RecipeError(f"zones overlap: {counts} = {total}, but there are {layers} layers")
 
+    def part(self, layer: int, layers: int) -> Literal["outer", "transition", "inner"]:
+        """The part of a stack of `layers` layers that a layer belongs to."""
+        from_top = layers - 1 - layer
+        if layer < self.bottom or from_top < self.top:
+            return "outer"
+        bottom, top = self.bottom + self.bottom_transition, self.top + self.top_transition
+        return "transition" if layer < bottom or from_top < top else "inner"
+
     def __str__(self) -> str:
         text = f"bottom {self.bottom}, top {self.top}"
         if self.bottom_transition or self.top_transition:
@@ -94,32 +102,18 @@ def swap(
     `b <= l < b + t_b` or `L - u - t_u <= l < L - u`; the task expert otherwise (paper 1,
     Algorithm 1). Line 5 of the algorithm, as printed, joins its two conditions with "or", so that
     no transition layer could exist. This function joins them with "and".
-
     """
-    _check_pair(task, language)
-    if weights is not None and set(weights) != {task, language}:
-        raise RecipeError(f"weights are for {task!r} and {language!r}, not for {sorted(weights)}")
     zones = zones or default_zones(layers)
     zones.check(layers)
     blend = Blend.of({task: 1.0, language: 1.0} if weights is None else weights)
     choice = {"blend": blend, "language": Blend.of(language), "task": Blend.of(task)}
-    if outside not in choice:
-        raise RecipeError(f"outside is {outside!r}; it is one of {', '.join(choice)}")
-
-    def blend_of(place: Place) -> Blend:
-        if place.layer is None:
-            return choice[outside]
-        from_top = layers - 1 - place.layer
-        if place.layer < zones.bottom or from_top < zones.top:
-            return choice["language"]
-        if (
-            place.layer < zones.bottom + zones.bottom_transition
-            or from_top < zones.top + zones.top_transition
-        ):
-            return blend
-        return choice["task"]
-
-    return Composition.build(layers, blend_of)
+    parts = {"outer": choice["language"], "transition": blend, "inner": choice["task"]}
+    return Composition.build(
+        layers,
+        lambda place: (
+            choice[outside] if place.layer is None else parts[zones.part(place.layer, layers)]
+        ),
+    )
 
 
 def soup(layers: int, weights: Mapping[str, float] | Iterable[str]) -> Composition:
@@ -169,9 +163,8 @@ def partition(
         outside: owner of the places outside the layers; by default the owner of the inner layers.
 
     Raises:
-        RecipeError: an unknown name, zones that do not fit, or experts of the same name.
+        RecipeError: an unknown name, or zones that do not fit.
     """
-    _check_pair(task, language)
     zones = partition_zones(name, layers)
     outer, inner = (task, language) if name == "Z" else (language, task)
     rest = {"language": language, "task": task, None: inner}[outside]
@@ -179,9 +172,9 @@ def partition(
     def blend_of(place: Place) -> Blend:
         if place.layer is None:
             return Blend.of(rest)
-        outer_layer = place.layer < zones.bottom or place.layer >= layers - zones.top
         attention_everywhere = name == "A" and place.role == "attention"
-        return Blend.of(outer if outer_layer or attention_everywhere else inner)
+        is_outer = attention_everywhere or zones.part(place.layer, layers) == "outer"
+        return Blend.of(outer if is_outer else inner)
 
     return Composition.build(layers, blend_of)
 
@@ -216,35 +209,18 @@ def instruct(
     unchanged, and transition layers take half of w. With `outside="add"` the places outside the
     layers take w.
     """
-    _check_pair(language, instructed)
     zones = zones or Zones(0, 0)
     zones.check(layers)
-    if weight < 0:
-        raise RecipeError("the weight of a chat vector is negative")
-
-    def added(layer: int) -> float:
-        from_top = layers - 1 - layer
-        if layer < zones.bottom or from_top < zones.top:
-            return 0.0
-        transition = (
-            layer < zones.bottom + zones.bottom_transition
-            or from_top < zones.top + zones.top_transition
-        )
-        return weight / 2 if transition else weight
+    shares = {"outer": 0.0, "transition": weight / 2, "inner": weight}
 
     def blend_of(place: Place) -> Blend:
-        if place.layer is not None:
-            share = added(place.layer)
-        else:
+        if place.layer is None:
             share = weight if outside == "add" else 0.0
+        else:
+            share = shares[zones.part(place.layer, layers)]
         if not share:
             return Blend.of(language)
         inputs = {Blend.of(language): 1.0, Blend.of(instructed): share}
         return Blend.of(Operation.of("task_arithmetic", inputs, base=Blend.of(base)))
 
     return Composition.build(layers, blend_of)
-
-
-def _check_pair(task: str, language: str) -> None:
-    if task == language:
-        raise RecipeError(f"the task and the language expert are both {task!r}")
