@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from merging import change_config, change_tensors, tensors_of
+from merging import change_config, change_tensors, composed, tensors_of
 from refusals import one_line
 from tiny_models import EVERY, config_of, grid_of, same_bits, save_expert, swap_of
 
@@ -88,8 +88,9 @@ def test_untrained_tensors_are_kept_once(tmp_path):
 def test_blends_are_dropped_and_computed_again(tmp_path):
     plan = swap_of(tmp_path)
     mixes = [
-        plan.with_composition(
-            ls.Composition.build(5, lambda place, w=w: ls.Blend.of({"task": w, "language": 1 - w}))
+        composed(
+            plan,
+            ls.Composition.build(5, lambda place, w=w: ls.Blend.of({"task": w, "language": 1 - w})),
         )
         for w in (0.1, 0.2, 0.3)
     ]
@@ -191,7 +192,7 @@ def test_experts_of_two_dtypes_need_a_dtype(tmp_path):
     task = save_expert(tmp_path / "task", config_of("llama"), 1)
     language = save_expert(tmp_path / "language", config_of("llama"), 2, torch.bfloat16)
     both = ls.swap(task=task, language=language, bottom=1, top=1)
-    alone = both.with_composition(ls.Composition.build(5, lambda place: ls.Blend.of("language")))
+    alone = composed(both, ls.Composition.build(5, lambda place: ls.Blend.of("language")))
     with pytest.raises(EvaluationError, match="set dtype, or evaluate them separately"):
         VirtualModel([both, alone])
     virtual = VirtualModel([both, alone], dtype="float32")

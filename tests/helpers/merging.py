@@ -113,6 +113,19 @@ def swap_of(experts: Any, **settings: Any) -> Any:
     return ls.swap(task=task, language=language, **settings)
 
 
+def composed(plan: Any, composition: Any) -> Any:
+    """The plan of another composition of the same experts, whose recipe says it place by place."""
+    places = [
+        {
+            "layers": "outside" if place.layer is None else place.layer,
+            "roles": [place.role],
+            "take": dict(blend.weights),
+        }
+        for place, blend in composition.blends.items()
+    ]
+    return plan.with_recipe(plan.recipe.with_output({"places": places}, where="test"))
+
+
 def recipe_plan(data: Mapping[str, Any]) -> Any:
     """The plan of a recipe as data."""
     from layerswap.compose.recipe import check_recipe

@@ -78,7 +78,7 @@ def grid_of(plan: ls.Plan) -> list[ls.Plan]:
             else "language" if place.role in ("attention", "head", "embedding") else "task"
         ),
     )  # fmt: skip
-    return [*plans, plan.with_composition(mixed)]
+    return [*plans, merging.composed(plan, mixed)]
 
 
 def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:

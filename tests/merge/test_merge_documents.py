@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 from merging import (
     change_config,
     change_tensors,
+    composed,
     copied,
     recipe_plan,
     swap_of,
@@ -59,7 +60,7 @@ def test_the_record_holds_recipe_composition_and_sources(experts, out):
     assert record["layerswap_version"] == ls.__version__
     assert check_recipe(record["recipe"], where="r") == recipe_of(experts)
     plan = ls.make_plan(recipe_of(experts))
-    assert ls.Composition.from_dict(record["composition"]) == plan.composition
+    assert record["composition"] == plan.composition.to_dict()
     assert record["magnitude_weights"] == plan.magnitude
     folders = {"task": "task", "a": "language", "b": "third", "base": "base"}
     assert set(record["sources"]) == set(folders)
@@ -74,7 +75,7 @@ def test_the_record_holds_recipe_composition_and_sources(experts, out):
 
 def test_the_record_alone_makes_the_same_weights(experts, out, tmp_path):
     swap = swap_of(experts, bottom=1, top=1)
-    other = swap.with_composition(partition("Z", 4, task="task", language="language"))
+    other = composed(swap, partition("Z", 4))
     plans = {"composition": other, "grid": swap.grid(bottom=[0, 2], top=[0])[1]}
     for folder in (out, *(plan.save(tmp_path / name) for name, plan in plans.items())):
         again = recipe_plan(record_of(folder)["recipe"]).save(tmp_path / f"again {folder.name}")

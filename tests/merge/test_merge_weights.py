@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 
 import layerswap as ls
 from layerswap.checkpoint.read import narrowed, widened
-from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.merge import layout
@@ -251,12 +250,9 @@ def test_shards_are_as_full_as_allowed_and_indexed(experts, tmp_path):
 
 def test_compositions_and_grids_that_do_not_fit(experts):
     plan = swap_of(experts)
-    other = partition("C", 5, task="task", language="language")
-    with pytest.raises(RecipeError, match="a composition of 5 layers for experts of 4"):
-        plan.with_composition(other)
-    other = partition("C", 4, task="task", language="swahili")
-    with pytest.raises(RecipeError, match="the plan has no expert 'swahili'"):
-        plan.with_composition(other)
+    other = ls.parse_recipe("{experts: {a: x, swahili: y}, soup: {experts: [a, swahili]}}")
+    with pytest.raises(RecipeError, match="the plan has no expert 'a'"):
+        plan.with_recipe(other)
     with pytest.raises(LayerswapError, match="no combination of these zone sizes fits 4 layers"):
         plan.grid(bottom=[9], top=[0])
     soup = ls.soup([experts["task"], experts["language"]])

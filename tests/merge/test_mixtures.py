@@ -8,8 +8,6 @@ import torch
 from merging import change_tensors, copied, recipe_plan, refusal, tensors_of
 
 import layerswap as ls
-from layerswap.checkpoint import Place
-from layerswap.compose import Blend
 from layerswap.ground.errors import MergeError
 from layerswap.merge import verify
 from layerswap.merge.layout import pack_shards
@@ -104,14 +102,6 @@ def test_routers_go_with_their_experts_or_apart(pair, tmp_path):
         torch.testing.assert_close(result[routers[0]], expected.float(), rtol=1e-6, atol=1e-8)
         kept = json.loads((out / "layerswap.json").read_text())["recipe"]["places"]
         assert len(kept) == len(places)
-
-
-def test_a_composition_given_to_a_plan_says_routers_in_its_recipe(pair, tmp_path):
-    plan = plan_of(pair)
-    experts_alone = {Place(1, "mlp"): Blend.of("language")}
-    changed = plan.with_composition(plan.composition.replace(experts_alone))
-    assert changed.recipe.resolve(2) == changed.composition
-    assert changed.composition[Place(1, "router")] == Blend.of("task")
 
 
 def test_a_tied_head_that_one_source_stores_is_named(pair, tmp_path):

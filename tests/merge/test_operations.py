@@ -20,7 +20,6 @@ from merging import (
 from refusals import refused
 from safetensors.torch import load_file
 
-from layerswap.compose import Composition
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge import make_plan
@@ -119,7 +118,7 @@ def test_in_memory_as_on_disk_and_again_in_other_steps(experts, tmp_path, monkey
     for name, tensor in load_file(out / "model.safetensors").items():
         assert torch.equal(loaded[name], tensor), name
     record = json.loads((out / "layerswap.json").read_text())
-    assert Composition.from_dict(record["composition"]) == plan.composition
+    assert record["composition"] == plan.composition.to_dict()
     monkeypatch.setattr(engine, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(engine, "PIECE_BYTES", 3 * 1000)
     again = recipe_plan(record["recipe"])

@@ -146,18 +146,6 @@ class Operation:
             "parameters": dict(self.parameters),
         }
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Operation:
-        """Read an operation that `to_dict` wrote."""
-        inputs = [(Blend.from_dict(entry), entry) for entry in data["inputs"]]
-        return cls.of(
-            data["method"],
-            {blend: entry["weight"] for blend, entry in inputs},
-            base=Blend.from_dict(data["base"]) if data["base"] else None,
-            parameters=data["parameters"],
-            fishers={blend: entry["fisher"] for blend, entry in inputs if "fisher" in entry},
-        )
-
     def __str__(self) -> str:
         inputs = ", ".join(
             f"{blend}" if weight == 1 else f"{weight:g} x {blend}" for blend, weight in self.inputs
@@ -286,19 +274,6 @@ class Blend:
             if isinstance(member, Operation)
         ]
         return {"weights": weights, **({"operations": operations} if operations else {})}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Blend:
-        """Read a blend that `to_dict` wrote.
-
-        Raises:
-            RecipeError: a weight, method or parameter that is not allowed.
-            KeyError, TypeError, AttributeError: data of another shape.
-        """
-        weights: dict[Any, float] = dict(data["weights"])
-        for entry in data.get("operations", ()):
-            weights[Operation.from_dict(entry)] = entry["weight"]
-        return cls.of(weights)
 
     def __str__(self) -> str:
         if len(self.weights) == 1:

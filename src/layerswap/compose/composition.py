@@ -130,29 +130,6 @@ class Composition:
             ],
         }
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Composition:
-        """Read a composition that `to_dict` wrote.
-
-        Raises:
-            RecipeError: a place is missing, unknown or there twice, a weight is not allowed, or
-                the data has another shape.
-        """
-        try:
-            layers, entries = data["layers"], data["places"]
-            blends = {Place(e["layer"], e["role"]): Blend.from_dict(e) for e in entries}
-            if len(blends) < len(entries):
-                raise RecipeError(
-                    "a composition has one blend for every place; some are given twice"
-                )
-            # Compared first, so that a false number of layers never costs memory.
-            if len(blends) != layers * len(LAYER_ROLES) + len(OUTSIDE_ROLES):
-                raise RecipeError(f"{len(blends)} places do not match {layers} layers")
-            taken = tuple(map(int, data["taken"])) if "taken" in data else None
-            return cls(layers, blends, taken)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise RecipeError(f"not a composition ({type(error).__name__}: {error})") from None
-
 
 def all_places(layers: int) -> Iterator[Place]:
     """Every place of a model: the embedding first, the layers from 0 up, then the rest."""
@@ -162,19 +139,6 @@ def all_places(layers: int) -> Iterator[Place]:
             yield Place(layer, role)
     for role in OUTSIDE_ROLES[1:]:
         yield Place(None, role)
-
-
-def changed_places(old: Composition, new: Composition) -> dict[Place, Blend]:
-    """Return the blends of `new` where it differs from `old`, in the order of overrides.
-
-    An override of `mlp` covers the router too, so the router's own blend follows every mlp.
-    """
-    return {
-        place: blend
-        for place, blend in new.blends.items()
-        if old[place] != blend
-        or (place.role == "router" and old[mlp := place._replace(role="mlp")] != new[mlp])
-    }
 
 
 EXPERT_GLYPHS = "░█▚▞▤▥▦▩"

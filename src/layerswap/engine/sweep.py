@@ -53,7 +53,7 @@ class Sweep(VirtualModel):
     layers cannot be called one by one exactly, a warning says so and every composition runs alone.
 
     Args:
-        plans: the compositions; see `Plan.grid` and `Plan.with_composition`.
+        plans: the compositions; see `Plan.grid` and `Plan.with_recipe`.
         device: where the models run and their tensors live.
         dtype: `float32`, `bfloat16` or `float16`; the plans' own when None.
         max_made_bytes: bound on blended and merged tensors in memory; None for half of the

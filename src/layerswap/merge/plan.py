@@ -18,10 +18,8 @@ from layerswap.checkpoint import Checkpoint, Place
 from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition, Recipe, draw, zone_grid
-from layerswap.compose.blend import Operation
-from layerswap.compose.composition import changed_places
 from layerswap.compose.presets import Outside
-from layerswap.compose.schema import BASE, Override, SwapMethod
+from layerswap.compose.schema import BASE, SwapMethod
 from layerswap.ground.commit import existing_parent
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.types import Advance, Log, PathLike
@@ -298,34 +296,6 @@ class Plan:
         if unknown:
             raise RecipeError(f"the plan has no expert {min(unknown)!r}")
         return replace(self, recipe=recipe, composition=new)
-
-    def with_composition(self, composition: Composition) -> Plan:
-        """Plan another composition of the same experts.
-
-        The recipe of the new plan says the difference as `places`.
-
-        Raises:
-            RecipeError: another number of layers, or an expert that this plan does not have.
-        """
-        if composition.layers != self.composition.layers:
-            raise RecipeError(
-                f"a composition of {composition.layers} layers for experts of "
-                f"{self.composition.layers}"
-            )
-        if any(isinstance(m, Operation) for b in composition.blends.values() for m in b.members):
-            raise RecipeError("merge methods cannot be given to a plan; write them into a recipe")
-        changes = changed_places(self.composition, composition)
-        places = [
-            Override(
-                layers="outside" if place.layer is None else str(place.layer),
-                roles=[place.role],
-                take={str(expert): weight for expert, weight in blend.weights},
-            )
-            for place, blend in changes.items()
-        ]
-        return self.with_recipe(
-            self.recipe.model_copy(update={"places": [*self.recipe.places, *places]})
-        )
 
     def grid(
         self,
