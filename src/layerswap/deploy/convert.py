@@ -11,12 +11,12 @@ from pathlib import Path
 from layerswap.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from layerswap.checkpoint.gguf import gguf_header_bytes, number_entry
 from layerswap.checkpoint.gguf_file import metadata_of
-from layerswap.checkpoint.header import block_of, is_gguf
-from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED
+from layerswap.checkpoint.header import is_gguf
+from layerswap.compose.schema import BLEND_TYPES
 from layerswap.deploy.description import Description, describe, entries_of
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import MergeError
-from layerswap.merge.gguf import FALLBACKS
+from layerswap.merge.gguf import writable_type
 from layerswap.merge.layout import OutputTensor, Shard
 from layerswap.merge.target import MergeOptions, check_space, is_merged_gguf
 from layerswap.merge.terms import Gathered, Run
@@ -25,8 +25,6 @@ from layerswap.versions import __version__
 
 LIKE = "like"
 """The type that gives every tensor the type that it has in the file of the base."""
-TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
-"""Types that can be written."""
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32}
 """llama.cpp's numbers of the types of whole files."""
 HEAD_TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1"}
@@ -42,7 +40,7 @@ class Conversion:
     Attributes:
         folder: the model, in safetensors.
         like: a GGUF file of the base or of a model of the same family.
-        kind: `like` or one of `TYPES`.
+        kind: `like` or one of `BLEND_TYPES`.
         tensors: every tensor of the file, in order.
         description: the metadata that differ from those of `like`.
         notes: a line for each difference between folder and `like`.
@@ -100,9 +98,9 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
     """
     if not is_gguf(like):
         raise MergeError(f"{like}: --like takes a GGUF file of the base")
-    if kind not in (LIKE, *TYPES):
+    if kind not in (LIKE, *BLEND_TYPES):
         raise MergeError(
-            f"type {kind!r} cannot be written; there are {', '.join((LIKE, *TYPES))}. "
+            f"type {kind!r} cannot be written; there are {', '.join((LIKE, *BLEND_TYPES))}. "
             "llama-quantize makes others, such as Q4_K_M, from the file"
         )
     folder = open_checkpoint(source)
@@ -147,11 +145,7 @@ def _writable(name: str, wanted: str, infos: list[TensorInfo]) -> str:
     shape = infos[0].shape
     if len(shape) == 1 or SINGLE.search(name):
         return "F32"
-    for dtype in (wanted, *FALLBACKS):
-        known = dtype in FLOAT_DTYPES or dtype in QUANTISED
-        if known and shape[-1] % block_of(dtype)[0] == 0:
-            return dtype
-    raise AssertionError("float16 fits every row")
+    return writable_type(wanted, shape)
 
 
 def _set_file_type(

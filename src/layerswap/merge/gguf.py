@@ -172,9 +172,14 @@ def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None)
         wide = max(sorted(stored), key=lambda dtype: block_of(dtype)[1] / block_of(dtype)[0])
     if stored == {"F32"}:
         return "F32"
-    for dtype in (requested or wide, *FALLBACKS):
-        writable = dtype in FLOAT_DTYPES or dtype in QUANTISED
-        if writable and shape[-1] % block_of(dtype)[0] == 0:
+    return writable_type(requested or wide, shape)
+
+
+def writable_type(wanted: str, shape: tuple[int, ...]) -> str:
+    """The wanted type, or the first of `FALLBACKS` that can be written and fills whole rows."""
+    for dtype in (wanted, *FALLBACKS):
+        known = dtype in FLOAT_DTYPES or dtype in QUANTISED
+        if known and shape[-1] % block_of(dtype)[0] == 0:
             return dtype
     raise AssertionError("float16 fits every row")
 
