@@ -208,6 +208,8 @@ class MergekitMethod(Method):
 
     def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
         """Look every tensor up by its name; see `resolve`."""
+        if tensors is None:
+            raise RecipeError("a mergekit configuration needs the names of its models' tensors")
         return resolve(self, layers, tensors)
 
     def mistakes(self) -> Iterator[Mistake]:
@@ -321,35 +323,11 @@ def read_stack(method: MergekitMethod, layers: int = 0) -> list[StackSlice]:
     return stack
 
 
-LLAMA = {
-    "embedding": ("model.embed_tokens.weight",),
-    "attention": tuple(f"self_attn.{word}_proj.weight" for word in "qkvo"),
-    "mlp": tuple(f"mlp.{word}_proj.weight" for word in ("gate", "up", "down")),
-    "norm": ("input_layernorm.weight", "post_attention_layernorm.weight"),
-    "final_norm": ("model.norm.weight",),
-    "head": ("lm_head.weight",),
-}
-"""The names of Llama's tensors by role; inside a layer without `model.layers.N.` before them."""
-
-
-def llama_tensors(layers: int) -> dict[str, Place]:
-    """The places of a Llama's tensors, whose names most families share."""
-    places = {}
-    for role, names in LLAMA.items():
-        inside = role in ("attention", "mlp", "norm")
-        for layer in range(layers) if inside else [None]:
-            prefix = "" if layer is None else f"model.layers.{layer}."
-            places.update({prefix + name: Place(layer, role) for name in names})
-    return places
-
-
-def resolve(
-    method: MergekitMethod, layers: int, tensors: Mapping[str, Place] | None = None
-) -> Composition:
+def resolve(method: MergekitMethod, layers: int, tensors: Mapping[str, Place]) -> Composition:
     """Resolve a configuration to a composition over its models.
 
     Every tensor's parameters are looked up as mergekit does, by its name and layer. The tensors of
-    one place must agree. `layers` is the models' depth; `tensors` are a Llama's when None.
+    one place must agree. `layers` is the models' depth.
     """
     stack = read_stack(method, layers)
     taken = tuple(layer for stack_slice in stack for layer in stack_slice.taken)
@@ -363,7 +341,7 @@ def resolve(
     chosen: dict[Place, tuple[str, Blend]] = {}
     positions = _positions(stack)
     spelling = SPELLINGS[method.merge_method]
-    for tensor, (_, place) in restacked_names(tensors or llama_tensors(layers), taken).items():
+    for tensor, (_, place) in restacked_names(tensors, taken).items():
         blend = _blend_at(spelling, stack, positions, tensor, place)
         first, first_blend = chosen.setdefault(place, (tensor, blend))
         if first_blend != blend:

@@ -165,7 +165,7 @@ class Recipe(Strict):
             layers: number of layers of the experts, L.
             magnitude: the measured weight of each expert that the method blends, if `weights` is
                 `magnitude`.
-            tensors: the place of every tensor, for mergekit's filters; a Llama's when None.
+            tensors: the place of every tensor, which a mergekit configuration needs.
 
         Raises:
             RecipeError: the zones do not fit, or an override names places that do not exist.
