@@ -100,11 +100,6 @@ def read_rule(value: object) -> object:
     return value
 
 
-def _read_scale(value: object) -> object:
-    """Take the number of a list with one, as records of earlier versions have it."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
 def _read_take(value: object) -> object:
     return {value: 1.0} if isinstance(value, str) else _read_weights(value)
 
@@ -328,7 +323,7 @@ class InstructMethod(PairMethod):
 
     language: str = "language"
     instruct: str = "instruct"
-    weight: Annotated[float, BeforeValidator(_read_scale), Field(ge=0, le=LARGEST_WEIGHT)] = 1.0
+    weight: Annotated[float, Field(ge=0, le=LARGEST_WEIGHT)] = 1.0
     bottom: NonNegativeInt = 0
     top: NonNegativeInt = 0
     bottom_transition: NonNegativeInt = 0
