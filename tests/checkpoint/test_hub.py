@@ -108,21 +108,6 @@ def test_a_url_is_no_source(no_download):
     assert refusal("s3://bucket/x") == f"s3://bucket/x: {why}"
 
 
-@pytest.mark.parametrize(
-    ("source", "near"),
-    [
-        ("./experts/swahli", "experts/swahili"), ("experts/swahili-1/", "experts/swahili"),
-    ],
-)  # fmt: skip
-def test_a_path_that_almost_exists(tmp_path, monkeypatch, source, near):
-    """The message names the similar folder before the Hub."""
-    (tmp_path / "experts" / "swahili").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert refusal(source).startswith(f"{source}: no such folder; did you mean {near!r}?")
-    near = str(tmp_path / near)
-    assert refusal(f"{near}x") == f"{near}x: no such folder; did you mean {near!r}?"
-
-
 def test_a_name_too_long_for_the_disk(no_download):
     assert refusal("x" * 300) == f"{'x' * 300}: cannot be read (File name too long)"
 

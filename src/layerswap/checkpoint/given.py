@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
@@ -134,16 +133,9 @@ def _fetch(source: str, revision: str | None, *, weights: bool) -> tuple[Path, s
         raise CheckpointError(f"{source}: {_file_kind(folder)}")
     refuse_url(source)
     name, _, inline = source.partition("@")
-    near = _near_folder(source)
-    hint = f"{source}: no such folder; did you mean {near!r}?"
     if not HUB_ID.fullmatch(name):
-        if near is not None:
-            raise CheckpointError(hint)
         raise CheckpointError(f"{source}: no such folder, and not a Hub id like 'owner/name'")
-    try:
-        return download(name, revision or inline or None, weights=weights)
-    except CheckpointError as error:
-        raise error if near is None else CheckpointError(f"{hint} (As a Hub id: {error})") from None
+    return download(name, revision or inline or None, weights=weights)
 
 
 def _file_kind(path: Path) -> str:
@@ -162,17 +154,6 @@ def refuse_url(source: str) -> None:
         page = HUB_PAGE.match(source)
         what = f"the Hub id: {page['id']}" if page else "a Hub id, or download it and give its path"
         raise CheckpointError(f"{source}: a URL; give {what}")
-
-
-def _near_folder(source: str) -> str | None:
-    """Find a folder with a similar name in the missing folder's parent."""
-    path = Path(source).expanduser()
-    try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
-    except OSError:
-        return None
-    close = get_close_matches(path.name, names, n=1)
-    return str(path.with_name(close[0])) if close else None
 
 
 def is_folder(source: str) -> bool:
