@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -170,22 +170,30 @@ class Checkpoint:
         return as_torch(whole, info.dtype).reshape(info.shape)
 
     def elements(self, name: str, start: int, stop: int) -> Floats:
-        """Read elements [start, stop) of a floating-point tensor in row-major order, as a vector.
+        """Read elements [start, stop) of a floating-point tensor; see `reader`."""
+        return self.reader(name)(start, stop)
 
-        The dtype is float32; or float64 for a tensor stored so without an adapter.
+    def reader(self, name: str) -> Callable[[int, int], Floats]:
+        """Return a function that reads elements [start, stop) in row-major order, as a vector.
+
+        The dtype is float32; or float64 for a floating-point tensor stored so without an adapter.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
-        info = self.tensors[name]
-        with open_file(info.file) as handle:
-            stored = read_floats(handle, info, start, stop)
-        if name not in self.low_rank:
-            return stored
-        low = self.low_rank[name]
-        delta = low.elements(low.factors(), start, stop)
-        delta += stored
-        return delta
+        info, low = self.tensors[name], self.low_rank.get(name)
+        factors = low.factors() if low else None
+
+        def read(start: int, stop: int) -> Floats:
+            with open_file(info.file) as handle:
+                stored = read_floats(handle, info, start, stop)
+            if low is None or factors is None:
+                return stored
+            delta = low.elements(factors, start, stop)
+            delta += stored
+            return delta
+
+        return read
 
     @property
     def identity(self) -> str:

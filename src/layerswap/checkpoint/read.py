@@ -11,6 +11,7 @@ between the stored form and the form for arithmetic.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,8 +72,6 @@ SCALED_ELEMENTS = 1 << 22
 """Elements to read at a time for the scales of a whole matrix; a multiple of a block."""
 HASHERS = 8
 """Files to fingerprint at a time, since they wait for the disk."""
-HASHED_BYTES = 1 << 24
-"""Bytes that `sha256_of` reads at a time."""
 
 # --- bytes ---
 
@@ -135,15 +134,8 @@ def fingerprints(files: Iterable[WeightFile]) -> dict[WeightFile, str]:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a whole file in hexadecimal."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(HASHED_BYTES))
-    with open_file(path) as handle:
-        size = path.stat().st_size
-        for start in range(0, size, HASHED_BYTES):
-            part = buffer[: min(HASHED_BYTES, size - start)]
-            read_into(handle, start, part, path)
-            digest.update(part)
-    return digest.hexdigest()
+    with open_source(path) as handle, os.fdopen(handle, "rb", closefd=False) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- elements ---

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,6 @@ from layerswap.checkpoint import Checkpoint, TensorInfo
 from layerswap.checkpoint.read import (
     READ_DTYPES,
     narrowed,
-    open_file,
-    read_floats,
     reuse_chunk_memory,
     widened,
 )
@@ -23,36 +20,7 @@ from layerswap.methods.rows import Axis, Rows
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from layerswap.checkpoint.read import Floats
-
     Array = npt.NDArray[Any]
-
-
-def read_chunks(
-    checkpoints: Sequence[Checkpoint], name: str, width: int, elements: int
-) -> Iterator[tuple[int, list[Floats]]]:
-    """Read one tensor of several checkpoints in chunks of whole lines of `width` elements.
-
-    Yields the position of the chunk, and per checkpoint a vector of its elements in float32, or in
-    float64 if stored so. The deltas of adapters are multiplied out.
-    """
-    reuse_chunk_memory()
-    infos = [checkpoint.tensors[name] for checkpoint in checkpoints]
-    lows = [checkpoint.low_rank.get(name) for checkpoint in checkpoints]
-    factors = [low.factors() if low else None for low in lows]
-    count = infos[0].elements
-    step = min(max(1, elements // width) * width, count)
-    with ExitStack() as stack:
-        handles = [stack.enter_context(open_file(info.file)) for info in infos]
-        for start in range(0, count, step or 1):
-            stop = min(start + step, count)
-            chunks = []
-            for handle, info, low, pair in zip(handles, infos, lows, factors, strict=True):
-                chunk = read_floats(handle, info, start, stop)
-                if low is not None and pair is not None:
-                    chunk = low.elements(pair, start, stop) + chunk
-                chunks.append(chunk)
-            yield start, chunks
 
 
 CHUNK_ELEMENTS = 1 << 17
@@ -117,7 +85,11 @@ def measure_tensor(
     check_shapes(info, experts)
     rows = Rows.of(info.shape, axis, transposed=transposed)
     tallies = [_Tally(info, expert, rows) for expert in experts]
-    for start, (stored, *others) in read_chunks([base, *experts], name, rows.width, CHUNK_ELEMENTS):
+    readers = [checkpoint.reader(name) for checkpoint in (base, *experts)]
+    step = max(1, CHUNK_ELEMENTS // rows.width) * rows.width  # whole lines
+    reuse_chunk_memory()
+    for start in range(0, info.elements, step):
+        stored, *others = (read(start, min(start + step, info.elements)) for read in readers)
         original = stored.astype(np.float32, copy=False)
         squares = _square(original)
         for tally, part in zip(tallies, others, strict=True):
