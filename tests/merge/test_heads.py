@@ -240,6 +240,25 @@ def test_keys_and_values_of_layers_that_share_them_are_no_part_of_the_model(tmp_
     assert all(torch.equal(tensor, hub[name]) for name, tensor in plain.items())
 
 
+def test_a_language_model_without_its_head_gets_the_other_s(tmp_path):
+    body = _save(tf.LlamaModel(tiny_llama()), tmp_path / "body", 1)
+    whole = _save(tf.LlamaForCausalLM(tiny_llama()), tmp_path / "whole", 2)
+    plan = ls.soup([body, whole])
+    assert any(note.startswith("expert_1: it gets the head of ") for note in plan.notes)
+    out = plan.save(tmp_path / "out")
+    model, loading = tf.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert torch.equal(model.lm_head.weight, _weights(whole)["lm_head.weight"])
+    ours, theirs = (_weights(folder) for folder in (body, whole))
+    mean = (ours["layers.0.mlp.up_proj.weight"] + theirs["model.layers.0.mlp.up_proj.weight"]) / 2
+    torch.testing.assert_close(model.model.layers[0].mlp.up_proj.weight.data, mean)
+    assert refusal(ls.swap, task=body, language=whole, outside="task").startswith(
+        "the head cannot come from task: the output is a model of class LlamaForCausalLM"
+    )
+    (tmp_path / "body" / "modules.json").write_text("[]")  # of sentence-transformers: no head
+    assert not any("head" in tensor.name for tensor in ls.soup([body, whole]).tensors)
+
+
 def test_the_modules_of_sentence_transformers_stay(tmp_path):
     for name, pooling in (("a", "cls"), ("b", "mean")):
         folder = tmp_path / name

@@ -1,7 +1,8 @@
 """Heads of experts of one base that do different tasks, such as a classifier and a masked LM.
 
 The output is a model of the first expert's class, with its head. An expert or a base of another
-class is read with that head in place of its own.
+class is read with that head in place of its own. A language model that was saved without its head
+gets another expert's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from layerswap.compose import Composition
 from layerswap.compose.blend import Operation
 from layerswap.ground.errors import MergeError, visible
 
+MODULES = "modules.json"
+"""The list of modules in a folder of sentence-transformers."""
 DEFAULT_LABEL = re.compile(r"LABEL_\d+")
 
 
@@ -33,22 +36,32 @@ def with_one_head(
 ) -> dict[str, Checkpoint]:
     """Give checkpoints of other classes the head of the first checkpoint."""
     first = next(iter(checkpoints.values()))
+    if first.headless and kind_of(first) == first.class_name and not embeds(first):
+        writers = (checkpoints[name] for name in experts if checkpoints[name].writes)
+        first = next(writers, first)
     return {n: _with_head(c, first, noted=n in experts) for n, c in checkpoints.items()}
+
+
+def embeds(checkpoint: Checkpoint) -> bool:
+    """True for a folder of sentence-transformers, whose model needs no head."""
+    return (checkpoint.folder / MODULES).is_file()
 
 
 def _with_head(checkpoint: Checkpoint, first: Checkpoint, *, noted: bool) -> Checkpoint:
     if kind_of(checkpoint) == kind_of(first) or not checkpoint.places or not first.places:
         return checkpoint
     head, own = _head(first), _head(checkpoint)
-    note = (
-        f"its head is left out: it is a model of class {checkpoint.class_name}, and the output of "
-        f"class {first.class_name}"
+    classes = (
+        f"it is a model of class {checkpoint.class_name}, and the output of class "
+        f"{first.class_name}"
     )
+    kept = f"its head is left out: {classes}" if own.keys() - head else ""
+    note = kept or (f"it gets the head of {first.identity}: {classes}" if first.writes else "")
     config = {**checkpoint.config, "architectures": first.config.get("architectures")}
     return replace(
         checkpoint.with_head(head, config),
         borrowed=frozenset(head),
-        notes=(*checkpoint.notes, note) if noted and own.keys() - head else checkpoint.notes,
+        notes=(*checkpoint.notes, note) if noted and note else checkpoint.notes,
     )
 
 

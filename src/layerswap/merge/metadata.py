@@ -22,6 +22,7 @@ from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, visible
 from layerswap.ground.strict_json import open_source, read_source
 from layerswap.ground.yaml_file import dump_yaml, parse_yaml
+from layerswap.merge.heads import MODULES
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import RAW_FILES, add_tokens
@@ -40,7 +41,6 @@ and the first group only from the source of the tokenizer, or its base if that i
 The base is the last source. Code (`*.py`) is never copied."""
 LOST_TO_RANK = "largest_share_lost_to_rank"
 """The key of an adapter's record for the largest error of cutting ranks."""
-MODULES = "modules.json"
 MODULE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json")
 MODULE_FORMS = ("*.json", "*.safetensors")
 MODULE_FOLDER = re.compile(r"\w[\w-]*")
