@@ -413,10 +413,19 @@ ENCODERS = {
     "ElectraForPreTraining": SMALL | {"embedding_size": 16},
     "ElectraForMultipleChoice": SMALL | {"embedding_size": 16},
     "ModernBertForMaskedLM": SMALL | {"pad_token_id": 0},
+    "LongformerForMaskedLM": SMALL | {"attention_window": 4},
+    "RemBertForMaskedLM": SMALL | {"input_embedding_size": 16},
     "BartForSequenceClassification": PAIR,
     "M2M100ForConditionalGeneration": PAIR,
     "WhisperForConditionalGeneration": PAIR | {"num_mel_bins": 8, "max_source_positions": 16},
+    "Speech2TextForConditionalGeneration": PAIR | {"conv_channels": 16, "max_source_positions": 16},
+    "LEDForConditionalGeneration": PAIR | {"attention_window": 4},
+    "NllbMoeForConditionalGeneration": PAIR | {"num_experts": 4, "encoder_sparse_step": 2,
+                                               "decoder_sparse_step": 2},
     "T5ForConditionalGeneration": T5,
+    "LongT5Model": T5,
+    "LongT5ForConditionalGeneration": T5 | {"encoder_attention_type": "transient-global"},
+    "SwitchTransformersForConditionalGeneration": T5 | {"num_experts": 4},
     "MT5ForConditionalGeneration": T5,
     "T5GemmaForConditionalGeneration": {"encoder": GEMMA | {"num_hidden_layers": 3},
                                         "decoder": GEMMA},
@@ -468,7 +477,7 @@ def test_layers_and_heads_of_encoders_and_encoder_decoders(name):
         if id(tensor) in attention:
             assert where.role == "attention", key
         elif where.layer is not None:
-            assert where.role in ("mlp", "norm"), key
+            assert where.role in ("mlp", "norm", "router"), key
         elif id(tensor) not in base or "pooler" in key:
             assert where.role == "head", key
         else:

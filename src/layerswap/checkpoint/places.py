@@ -48,7 +48,8 @@ OWNERS: Mapping[str, frozenset[str]] = {
     "attention": _words(
         "self_attn self_attention attn attention",
         "cross_attn",  # Llama 3.2 Vision
-        "encoder_attn SelfAttention EncDecAttention",  # BART; T5
+        "encoder_attn SelfAttention EncDecAttention cross_attention",  # BART; T5; NLLB-MoE
+        "LocalSelfAttention TransientGlobalSelfAttention",  # LongT5
         # Mixers of tokens in place of attention: Qwen3-Next and Qwen3.5; state-space layers of
         # Jamba, Bamba, Falcon-H1 and Granite 4; LFM2; RecurrentGemma.
         "linear_attn mamba conv temporal_block",
@@ -75,6 +76,7 @@ OWNERS: Mapping[str, frozenset[str]] = {
         "pre_mlp_layernorm post_mlp_layernorm post_self_attn_layernorm",  # Afmoe, GLM-4
         "self_attn_layer_norm final_layer_norm",  # OPT, XGLM, BioGPT: final in the layer
         "encoder_attn_layer_norm layer_norm LayerNorm",  # BART; T5; XLM-R XL
+        "cross_attention_layer_norm ff_layer_norm",  # NLLB-MoE
         "pre_self_attn_layernorm post_self_attn_layernorm",  # T5Gemma
         "pre_cross_attn_layernorm post_cross_attn_layernorm",
         "sa_layer_norm output_layer_norm attn_norm mlp_norm",  # DistilBERT; ModernBERT
@@ -106,7 +108,8 @@ ROUTERS = _words(
 # Modules that several layers share (Zamba, Zamba2): stored in one layer, without belonging to it.
 SHARED = _words("shared_transf shared_transformer")
 
-# Below an owner: role -> words that may follow, besides numbers (experts, per-head norms).
+# Below an owner: role -> words that may follow, besides numbers (experts, per-head norms) and
+# numbered experts (`expert_3`: NLLB-MoE, Switch).
 _LEAVES = ("weight", "bias", "gamma", "beta")  # the last two: BERT's oldest files
 INSIDE: Mapping[str, frozenset[str]] = {
     "attention": _words(
@@ -118,7 +121,9 @@ INSIDE: Mapping[str, frozenset[str]] = {
         "query_proj key_proj value_proj q_bias v_bias in_proj pos_proj pos_q_proj",  # DeBERTa
         "pos_key_proj pos_query_proj",  # DeBERTa 2
         "attn self_attn_layer_norm",  # MPNet; XLM-R XL
+        "longformer_self_attn query_global key_global value_global",  # Longformer, LED
         "q k v o relative_attention_bias",  # T5
+        "global_relative_attention_bias global_input_layer_norm",  # LongT5
         "wq wk wv wo",  # Meta
         "q_norm k_norm q_layernorm k_layernorm query_layernorm key_layernorm norms attn_sub_norm",
         "q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj",  # DeepSeek
@@ -139,6 +144,7 @@ INSIDE: Mapping[str, frozenset[str]] = {
         "dense LayerNorm lin1 lin2 wi wi_0 wi_1 wo Wi Wo",  # BERT, DistilBERT, T5, ModernBERT
         *ROUTERS,
         "experts layer input_linear output_linear",
+        "classifier",  # the router of NLLB-MoE and Switch
         "shared_expert shared_experts shared_mlp",
         "scale per_expert_scale proj",  # the router of Gemma 4
         "act_fn alpha_n alpha_p beta eps",  # Apertus
@@ -162,6 +168,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
         "token_embd token_embd_norm position_embd",  # GGUF
         "embed_tokens_per_layer",  # Gemma 3n, Gemma 4
         "shared layernorm_embedding embeddings_project",  # BART, T5; ELECTRA
+        "embedding_hidden_mapping_in",  # RemBERT
     ),
     "head": HEADS
     | _words(
@@ -177,7 +184,8 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
         "vision_tower vision_model visual audio_tower",
         "multi_modal_projector connector embed_vision embed_audio image_newline",
         "rope rotary_emb",  # buffers
-        "conv1 conv2 rel_embeddings relative_attention_bias LayerNorm",  # Whisper; DeBERTa; MPNet
+        "conv1 conv2 conv",  # Whisper; Speech2Text
+        "rel_embeddings relative_attention_bias LayerNorm",  # DeBERTa; MPNet
         "rope_freqs rope_factors_long rope_factors_short",  # GGUF
         "per_layer_model_projection per_layer_projection_norm",  # Gemma 3n, Gemma 4
         "altup_projections altup_unembed_projections",  # Gemma 3n
@@ -508,7 +516,8 @@ def _role(words: tuple[str, ...], *, in_layer: bool) -> str | None:
         role for role, owned in (OWNERS if in_layer else OUTSIDE).items() if owner in owned
     ):
         if in_layer:
-            recognised = all(word in INSIDE[role] or _is_index(word) for word in inside)
+            known = INSIDE[role]
+            recognised = all(w in known or _is_index(w.removeprefix("expert_")) for w in inside)
         else:
             # The layout inside a tower does not matter: every tensor in it is `other`.
             recognised = role == "other" or OUTSIDE_LEAVES.issuperset(inside)
