@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
-from itertools import cycle, groupby
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any
 
@@ -107,17 +107,7 @@ class Composition:
         return draw(self)
 
     def _repr_html_(self) -> str:
-        """The stack as a small table: runs of layers with one blend, output on top."""
-        cells, glyph_of = [], _glyphs(self)
-        for note, rows in groupby(stack_rows(self), key=_note):
-            first, *others = rows
-            label = f"{first.label} … {others[-1].label}" if others else first.label
-            row = (escape(label), f"<code>{_bar(first, glyph_of)}</code>", escape(note[:90]))
-            cells.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>")
-        if len(cells) > MOST_HTML_ROWS:
-            left = f"<tr><td colspan=3>and {len(cells) - MOST_HTML_ROWS} more rows</td></tr>"
-            cells = [*cells[:MOST_HTML_ROWS], left]
-        return f"<table><tr><th>layer</th><th></th><th>takes</th></tr>{''.join(cells)}</table>"
+        return f"<pre>{escape(draw(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form: `{"layers": L, "places": [{"layer", "role", "weights"}, ...]}`."""
@@ -144,8 +134,6 @@ def all_places(layers: int) -> Iterator[Place]:
 EXPERT_GLYPHS = "░█▚▞▤▥▦▩"
 BLEND_GLYPH = "▒"
 WIDTH = 10
-MOST_HTML_ROWS = 20
-"""Most rows of the table that a notebook shows."""
 
 
 @dataclass(frozen=True)
