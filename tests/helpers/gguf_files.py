@@ -128,11 +128,15 @@ def write_gguf(
     base: int | None = None,
     tokens: list[str] | None = None,
     entries: Mapping[str, Any] | None = None,
+    predicting: bool = False,
 ) -> Path:
-    """A small Llama that llama.cpp loads; with the seed of a base, a fine-tune of that base."""
+    """A small Llama that llama.cpp loads; with the seed of a base, a fine-tune of that base.
+
+    `predicting` adds a layer that predicts a further token.
+    """
     writer = GGUFWriter(path, "llama")
     writer.add_name((entries or {}).get("general.name", f"tiny {seed}"))
-    writer.add_block_count(layers)
+    writer.add_block_count(layers + predicting)
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(INNER)
@@ -157,6 +161,9 @@ def write_gguf(
         kind = type_of(name)
         data = encoded(values, kind, 1000 * seed + number)
         writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
+    if predicting:
+        writer.add_uint32("llama.nextn_predict_layers", 1)
+        writer.add_tensor(f"blk.{layers}.nextn.eh_proj.weight", np.ones((WIDTH, WIDTH), np.float32))
     close(writer)
     return path
 

@@ -104,6 +104,24 @@ def test_blends_have_the_wider_type_of_two(tmp_path, one, other, kind):
     assert facts == {"from": list(dict.fromkeys([one, other])), "to": kind}
 
 
+@pytest.mark.parametrize("predicting", ["task", "language", "task language"])
+def test_layers_that_predict_further_tokens_stay_if_all_sources_have_them(tmp_path, predicting):
+    files = {
+        name: write_gguf(tmp_path / f"{name}.gguf", i, base=0, predicting=name in predicting)
+        for i, name in enumerate(("task", "language"), start=1)
+    }
+    plan = swap(files)
+    out = plan.save(tmp_path / "out.gguf")
+    both = predicting == "task language"
+    fields = {f.name: f.contents() for f in GGUFReader(out).fields.values()}
+    assert fields["llama.block_count"] == LAYERS + both
+    assert fields.get("llama.nextn_predict_layers", 0) == both
+    assert [name for name in tensors_of(out) if "nextn" in name] == both * [
+        f"blk.{LAYERS}.nextn.eh_proj.weight"
+    ]
+    assert any("leaves out 1 tensors" in note for note in plan.notes) != both
+
+
 def test_the_metadata_is_that_of_the_task_expert_with_an_origin(files, tmp_path):
     out = swap(files).save(tmp_path / "out.gguf")
     merged, task = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,14 @@ def encoder_layers(config: Mapping[str, Any]) -> int:
 
 
 def place_all(
-    names: Collection[str],
-    predicted: frozenset[str],
-    config: Mapping[str, Any],
-    patterns: Sequence[Pattern],
-) -> tuple[dict[str, Place], Numbered | None]:
+    names: Collection[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
+) -> tuple[dict[str, Place], Numbered | None, frozenset[str]]:
     """Place all tensors by patterns and tables; otherwise by the only list of layers.
 
-    Tensors of multi-token prediction have no layer.
+    Returns the tensors of multi-token prediction too, which have no layer if no pattern gives one.
     """
+    found = predicting(names, configured_layers(config))
+    predicted = frozenset(n for n in found if not any(pattern.place(n) for pattern in patterns))
     quantised = method_of(config) is not None
     weights = {n: weight_of(n) if quantised else n for n in names if n not in predicted}
     stored, layers = [*dict.fromkeys(weights.values())], configured_layers(config)
@@ -103,12 +102,5 @@ def place_all(
             raise
         places, numbered = placed
     other = Place(None, "other")
-    return {name: places.get(weights.get(name, name), other) for name in names}, numbered
-
-
-def predicted_names(
-    names: Iterable[str], config: Mapping[str, Any], patterns: Sequence[Pattern]
-) -> frozenset[str]:
-    """Find the tensors of multi-token prediction that no pattern places."""
-    found = predicting(names, configured_layers(config))
-    return frozenset(n for n in found if not any(pattern.place(n) for pattern in patterns))
+    every = {name: places.get(weights.get(name, name), other) for name in names}
+    return every, numbered, predicted

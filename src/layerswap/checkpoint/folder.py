@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.checkpoint import Checkpoint
-from layerswap.checkpoint.configuration import check_stored, place_all, predicted_names, read_config
+from layerswap.checkpoint.configuration import check_stored, place_all, read_config
 from layerswap.checkpoint.given import Given
 from layerswap.checkpoint.header import TensorInfo
 from layerswap.checkpoint.names import unloaded, unwrapped
@@ -38,8 +38,7 @@ class SafetensorsFolder(Checkpoint):
             plain = unwrapped(tensors)
             tensors = {plain[stored]: info for stored, info in tensors.items()}
             check_stored(tensors, config)
-            predicted = predicted_names(tensors, config, given.patterns)
-            places, numbered = place_all(tensors, predicted, config, given.patterns)
+            places, numbered, predicted = place_all(tensors, config, given.patterns)
         return cls(
             given.name, commit, folder, config, tensors, places, numbered=numbered,
             ignored=predicted | unloaded(tensors, config),

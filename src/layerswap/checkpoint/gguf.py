@@ -168,9 +168,10 @@ def configuration(header: GGUFHeader, *, any_architecture: bool = False) -> dict
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None:
         settings["vocab_size"] = embedding.shape[0]
-    if type(more := settings.get("nextn_predict_layers")) is int:
+    if type(more := settings.pop("nextn_predict_layers", None)) is int:
         layers -= more
-    return {**settings, "model_type": name, "num_hidden_layers": layers}
+    depth = {"block_count": layers, "num_hidden_layers": layers}
+    return {**settings, "model_type": name, **depth}
 
 
 # --- writing ---

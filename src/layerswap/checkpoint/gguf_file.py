@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from layerswap.checkpoint.checkpoint import Checkpoint
-from layerswap.checkpoint.configuration import place_all, predicted_names
+from layerswap.checkpoint.configuration import place_all
 from layerswap.checkpoint.gguf import Metadata, configuration, read_gguf
 from layerswap.checkpoint.gguf_view import (
     NOT_OF_TRANSFORMERS,
@@ -91,11 +91,10 @@ class GGUFFile(Checkpoint):
         header = read_gguf(file, find)
         with error_context(source):
             config = configuration(header, any_architecture=bool(given.patterns))
-            predicted = predicted_names(header.tensors, config, given.patterns)
-            places, numbered = place_all(header.tensors, predicted, config, given.patterns)
+            places, numbered, predicted = place_all(header.tensors, config, given.patterns)
         return cls(
             source, commit, folder if find else Path(str(file)), config, header.tensors, places,
-            numbered=numbered, metadata=header.metadata,
+            numbered=numbered, ignored=predicted, metadata=header.metadata,
         )  # fmt: skip
 
     def matched(self, like: Checkpoint) -> Checkpoint:

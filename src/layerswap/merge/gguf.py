@@ -193,8 +193,11 @@ def _check_readable(terms: Terms) -> None:
 def _entries(plan: Plan) -> Iterator[Entry]:
     """Build the output's metadata: the reference's, with the merge's name, origin and record."""
     metadata = metadata_of(plan.reference)
+    depth = _depth(plan.reference)
     for key, (value_type, start, stop) in metadata.spans.items():
-        if key not in REPLACED and not key.startswith(REPLACED_PREFIXES):
+        if key in depth:
+            yield number_entry(key, depth[key])
+        elif key not in REPLACED and not key.startswith(REPLACED_PREFIXES):
             yield key, value_type, metadata.raw[start:stop]
     yield from _lent_templates(plan).values()
     yield text_entry("general.name", " x ".join(_name(c) for c in plan.used.values()))
@@ -214,6 +217,15 @@ def _entries(plan: Plan) -> Iterator[Entry]:
     if any(tensor.dtype in BLOCKS for tensor in plan.tensors):
         yield number_entry("general.quantization_version", 2)
     yield text_entry(RECORD_KEY, json.dumps(record(plan), ensure_ascii=False))
+
+
+def _depth(reference: Checkpoint) -> dict[str, int]:
+    """The numbers of layers of a file whose layers that predict further tokens are left out."""
+    metadata = metadata_of(reference)
+    name = metadata.get("general.architecture")
+    left_out = metadata.get(f"{name}.nextn_predict_layers") and not reference.ignored
+    layers = {f"{name}.block_count": reference.layers, f"{name}.nextn_predict_layers": 0}
+    return layers if left_out else {}
 
 
 def _lent_templates(plan: Plan) -> dict[str, Entry]:
