@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
-from merging import change_tensors, swap_of, weight_bytes
+from merging import change_config, change_tensors, swap_of, weight_bytes
 
 import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
@@ -113,6 +113,21 @@ def test_offline_only_the_cache_is_asked(hub, experts, monkeypatch):
     hub.asked.clear()
     assert open_checkpoint(TASK, in_place=True).revision == hub.commit(TASK)
     assert hub.asked == {}
+
+
+def test_a_stored_copy_of_a_tied_head_is_read_in_samples(hub, pair):
+    table = torch.randn(4000, 24)
+    weights = {"model.embed_tokens.weight": table, "lm_head.weight": table.clone()}
+    for name, folder in zip((TASK, LANGUAGE), pair, strict=True):
+        change_config(change_tensors(folder, weights), tie_word_embeddings=True, vocab_size=4000)
+        hub.repositories[name] = folder
+    plan = ls.swap(task=TASK, language=LANGUAGE, bottom=1, top=1)
+    assert plan.drop == {"lm_head.weight"}
+    assert sum(hub.sent.values()) < 2 * table.nbytes
+    weights["lm_head.weight"][-1] += 1
+    change_tensors(pair[0], weights)
+    with pytest.raises(MergeError, match="task has a head of its own"):
+        ls.swap(task=TASK, language=LANGUAGE, bottom=1, top=1)
 
 
 def test_nan_in_a_tensor_that_is_fetched_is_found_before_the_output_appears(hub, pair, tmp_path):
