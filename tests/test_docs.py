@@ -263,6 +263,34 @@ def test_the_pages_are_at_most_22_with_28000_words():
     assert sum(counts.values()) <= 28_000
 
 
+MERGES = {
+    "README.md": {
+        "layerswap swap": "1.7 s, 0.07 GB", "mergekit passthrough slices": "5.9 s, 2.5 GB",
+        "layerswap ties per tensor": "12 s, 0.1 GB", "mergekit ties": "150 s, 5.0 GB",
+    },
+    "docs/mergekit.md": {
+        "layerswap swap, nothing blended": "1.4 s, 0.04 GB",
+        "mergekit passthrough slices": "5.9 s, 2.5 GB", "mergekit ties": "150 s, 5.0 GB",
+        "layerswap soup": "2.1 s, 0.07 GB", "mergekit linear": "13.6 s, 3.8 GB",
+        "layerswap ties per tensor": "12 s, 0.1 GB",
+    },
+}  # fmt: skip
+"""Medians and peak memory of bench/results/merge.md, as pages round them."""
+
+
+@pytest.mark.parametrize("page", MERGES)
+def test_the_figures_of_merges_are_those_measured(page):
+    measured = (ROOT / "bench/results/merge.md").read_text("utf-8")
+    for name, words in MERGES[page].items():
+        assert words in (ROOT / page).read_text("utf-8")
+        row, *_ = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", measured, re.MULTILINE)
+        median, *_, peak = row.replace(",", "").split(" | ")
+        for number, value in zip(re.findall(r"[\d.]+", words), (median, peak), strict=True):
+            found = float(value) / (1000 if value == peak else 1)
+            digits = len(number.partition(".")[2])
+            assert round(found, digits) == float(number), (name, number)
+
+
 def test_the_home_page_is_the_readme_with_links_of_the_site():
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
     hooks = importlib.util.module_from_spec(spec)
