@@ -55,12 +55,12 @@ def test_another_language_than_the_source_names_is_said(layerswap, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     lines = [f"The committee will meet again in the town hall on day {i}.\n" for i in range(20)]
     (tmp_path / "text.txt").write_text("".join(lines))
-    said = {"ug": "sees little ug", "nus": "does not know nus", "en": None}
+    said = {"ug": "finds little ug", "nus": "does not know nus", "en": None}
     for code, words in said.items():
         result = layerswap("data", "text", "--set", f"language={code}", "--set", "path=text.txt",
                            "--out", f"out/{code}")  # fmt: skip
         assert result.code == 0, result.err
-        wanted = f"text: py3langid {words}; it takes 20 of these texts for en 100%"
+        wanted = f"text: py3langid {words}; it identifies 20 of these texts as en 100%"
         assert (wanted in result.out.splitlines()) == (words is not None)
         assert ("py3langid" in result.out) == (words is not None)
 

@@ -346,7 +346,7 @@ def test_what_is_written(files, unmeasured):
     assert [line.partition(":")[0] for line in study.cautions] == [
         "The test in qaa has 20 documents", "qab has no test",
     ]  # fmt: skip
-    assert "py3langid does not know qaa; it takes" in done.output
+    assert "py3langid does not know qaa; it identifies" in done.output
     readme = (written / "README.md").read_text()
     assert "`qab`): **no test, so the study can prove nothing there.**" in readme
     assert "qaa`): 20 test documents; zones are chosen on 20 development documents" in readme
@@ -424,8 +424,8 @@ def test_a_text_with_the_test_and_one_in_another_language_are_cautions(files, un
     (files / "english.txt").write_text("".join(english.format(i) for i in range(30)))
     assert new("other", language="sw", text="english.txt").exit_code == 0
     said = read_study(files / "other" / "study.yaml").cautions
-    assert said[0].startswith("The text may be in another language than Swahili: py3langid sees "
-                              "little sw; it takes 30 of these texts for en 100%.")  # fmt: skip
+    assert said[0].startswith("The text may be in another language than Swahili: py3langid finds "
+                              "little sw; it identifies 30 of these texts as en 100%.")  # fmt: skip
 
 
 @pytest.mark.parametrize("given", ["arts, news", '"arts, news"'])

@@ -225,8 +225,11 @@ def languages_seen(texts: Iterable[str], language: str) -> str | None:
     if not found or (known is not None and 2 * found[known] >= found.total()):
         return None
     shares = (f"{code} {n / found.total():.0%}" for code, n in found.most_common(3))
-    return (f"py3langid {'does not know' if known is None else 'sees little'} {language}; it takes "
-            f"{found.total():,} of these texts for {', '.join(shares)}")  # fmt: skip
+    verb = "does not know" if known is None else "finds little"
+    return (
+        f"py3langid {verb} {language}; it identifies {found.total():,} of these texts as "
+        f"{', '.join(shares)}"
+    )
 
 
 def _pieces(text: str) -> Iterator[str]:
