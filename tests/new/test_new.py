@@ -129,7 +129,7 @@ BAD = {
     ),
     "a task of one row": ({"task": "one-row.tsv"}, (), "one-row.tsv: has one row; the task expert "
                           "trains on its rows, give more"),
-    "a task without rows": ({"task": "no-rows.tsv"}, (), "no-rows.tsv: has a header and no rows"),
+    "a task without rows": ({"task": "no-rows.tsv"}, (), "no-rows.tsv: has no rows"),
     "one language twice": (
         {"language": "sw"}, ("--language", "Swahili=news.qaa"), "--language: sw and "
         "Swahili=news.qaa are the same language; give it once, such as --language sw=FILE",

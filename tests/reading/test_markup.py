@@ -163,7 +163,7 @@ def test_plain_text_with_marks_is_plain_text(tmp_path, text):
     "page",
     ["<!DOCTYPE html>\n<p>404</p>", f"{XML}<html/>", f"{XML}<Error><Code>NoSuchKey</Code></Error>"],
 )
-def test_a_page_in_place_of_a_download_is_no_format(tmp_path, page):
+def test_a_page_may_stand_in_place_of_a_download(tmp_path, page):
     (tmp_path / "a.txt").write_text(page)
-    with pytest.raises(DataError, match="this is a web page or XML, not the file; download"):
+    with pytest.raises(DataError, match="is a web page, perhaps in place of a download, not"):
         check_text(str(tmp_path / "a.txt"))

@@ -144,9 +144,7 @@ def count_tokens(tokenizer: Any, lines: Sequence[str]) -> Counts:
              for token in set().union(*ids)}  # fmt: skip
     unknown = getattr(tokenizer, "unk_token_id", None)
     tokens = np.array([len(line) for line in ids], float)
-    parts = np.array(
-        [sum(spelt[token] or token == unknown for token in line) for line in ids], float
-    )
+    parts = np.array([sum(spelt[token] for token in line) for line in ids], float)
     return Counts(tokens, parts, sum(line.count(unknown) for line in ids))
 
 

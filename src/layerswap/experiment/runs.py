@@ -9,6 +9,7 @@ from pathlib import Path
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, grouped, read_answers
 from layerswap.experiment.compare import Compared
+from layerswap.experiment.conditions import BASELINES
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike, listed
@@ -153,7 +154,8 @@ def _left_out(results: Iterable[Compared]) -> Iterator[str]:
     for by in results:
         common = len(next(iter(by.scores.values())))
         if {*by.counts.values()} != {common}:
-            has = ", ".join(f"{name} {count:,}" for name, count in by.counts.items())
+            has = ", ".join(f"{name} {count:,}" for name, count in by.counts.items()
+                            if name.partition(",")[0] not in BASELINES)  # fmt: skip
             yield (
                 f"{' '.join(filter(None, [by.benchmark, by.language]))}: compared on the "
                 f"{common:,} documents that all models have; {has}"

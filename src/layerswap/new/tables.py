@@ -6,14 +6,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 from unicodedata import normalize
 
 from layerswap.evaluation.languages import language_name, standard_tag
 from layerswap.ground.errors import DataError, EvaluationError, LayerswapError, error_context
-from layerswap.reading.files import FORMATS, delimiter_of, evenly_spaced, lines_of, unpacked
+from layerswap.reading.files import FORMATS, evenly_spaced, lines_of, unpacked
 from layerswap.reading.origins import (
     Origin,
     check_texts,
@@ -27,12 +26,14 @@ from layerswap.training.mix.templates import text_of
 
 LOOK = 100_000
 """Largest number of texts that are held in memory, evenly spaced over their file."""
+FOLD = re.compile(r"(?i)(k_?|cv_?)?folds?|split|subset|partition")
+"""Matches the name of a column that divides a table in parts; numbers name none of them."""
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 Kind = Literal["messages", "pairs", "choices", "passages", "prompts", "answers", "labels"]
 NAMES: dict[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "headline", "title", "tweet", "review", "content", "utterance"),
-    "label": ("label", "category", "topic", "sentiment", "class", "intent"),
+    "label": ("label", "category", "topic", "sentiment", "class", "intent", "accept"),
     "prompt": ("prompt", "instruction"),
     "question": ("question", "problem", "query", "inputs"),
     "answer": ("answer", "answers", "completion", "response", "output", "solution", "targets",
@@ -77,9 +78,11 @@ class Table:
     @property
     def kept(self) -> list[str]:
         """Remarks on the part of the rows that was read; empty if all rows were."""
-        where: dict[str, list[str]] = self.keys.get("where", {})
-        return [f"only rows with {column}: {', '.join(values)}"
-                for column, values in where.items()]  # fmt: skip
+        where: dict[str, list[Any]] = self.keys.get("where", {})
+        whole = [name for name in self.columns if FOLD.fullmatch(name) and name not in where]
+        return [f"only rows with {column}: {', '.join(map(str, values))}"
+                for column, values in where.items()] + [
+                f"all parts of {name}" for name in whole]  # fmt: skip
 
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of a source of a mix in `folder`."""
@@ -101,14 +104,7 @@ def read_table(given: str, *, split: str = "train", most: int | None = None) -> 
     if hub and not path.exists() and ending(given) not in FORMATS:
         config = {"config": hub[2]} if hub[2] else {}
         return _read(given, {"id": hub[1], **config, "split": split}, most, split)
-    keys: dict[str, Any] = {"path": _absolute(given)}
-    if ending(given) in (".tsv", ".csv"):
-        first = matching_files(Path(), given)[0]
-        if len([*islice(filter(str.strip, lines_of(first)), 2)]) == 1:
-            raise DataError(f"{given}: has a header and no rows")
-        if ending(given) == ".csv" and (delimiter := delimiter_of(first)) != ",":
-            keys["delimiter"] = delimiter
-    return _read(given, keys, most, split)
+    return _read(given, {"path": _absolute(given)}, most, split)
 
 
 def read_texts(given: str, code: str = "en", columns: Mapping[str, str] | None = None) -> Table:
@@ -272,19 +268,16 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
 
 
 def _unrecognised(table: Table) -> str:
-    if {"annotations", "data"} <= {*table.columns}:
-        return "is an export of Label Studio; export it as CSV or JSON-MIN"
-    if "paragraphs" in table.columns:
-        return "is SQuAD's own JSON; give its table of the Hub, such as --task rajpurkar/squad"
     apart = [name for name in table.columns if isinstance(table.rows[0][name], dict | list)]
     flags = [name for name in table.columns
              if {str(row[name]) for row in table.rows} <= {*"01", "True", "False"}]  # fmt: skip
     where = f"objects or lists ({', '.join(apart)})" if apart else f"columns ({', '.join(flags)})"
-    hint = (f"; texts and labels in {where:.200} are not read: write a column with the text, and "
-            "one with the label of each row") * bool(apart or len(flags) > 1)  # fmt: skip
+    hint = (f"; texts and labels in {where:.200} are not read: export the table as CSV, or write a "
+            "column with the text, and one with the label or answer of each row")  # fmt: skip
     header = ", or add a header line" * any(name.count(" ") > 2 for name in table.columns)
     return (
-        f"no rule recognises its columns; its columns are {', '.join(table.columns):.400}{hint}. "
+        f"no rule recognises its columns; its columns are {', '.join(table.columns):.400}"
+        f"{hint * bool(apart or len(flags) > 1)}. "
         "Name them, such as --columns text=COLUMN,label=COLUMN or --columns question=COLUMN,"
         f"answer=COLUMN{header}"
     )

@@ -112,7 +112,7 @@ class Task:
             return []
         count = len(self.table.rows)
         labels = sorted({document["label"] for document in self.complete})
-        _check_forms(self.table.name, labels, labels)
+        _check_forms(dict.fromkeys(labels, self.table.name))
         if not 2 <= len(labels) <= min(MOST_LABELS, count - 1):
             raise DataError(
                 f"{self.table.name}: column {self.shape.columns['label']!r} has {len(labels):,} "
@@ -224,7 +224,7 @@ class Task:
     def _checked(
         self, table: Table, shape: Shape, leave_out: Sequence[str] = ()
     ) -> tuple[list[Document], str]:
-        given = table.name
+        given = table.name + f" ({', '.join(table.kept)})" * bool(table.kept)
         with error_context(given):
             complete = self.documents(table.rows, shape)
         kept = [document for document in complete if document.get("label") not in leave_out]
@@ -236,7 +236,8 @@ class Task:
                 "two labels"
             )
         if strange := {document["label"] for document in kept if self.labelled} - {*self.labels}:
-            _check_forms(given, self.labels, sorted(strange))
+            own = dict.fromkeys(self.labels, self.table.name)
+            _check_forms(own | dict.fromkeys(sorted(strange), given))
             names = ",".join(f'"{label}"' if "," in label else label for label in sorted(strange))
             raise DataError(
                 f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
@@ -590,13 +591,18 @@ def _heading(column: str) -> str:
     return column.replace("_", " ").strip().capitalize()
 
 
-def _check_forms(given: str, known: Sequence[str], labels: Sequence[str]) -> None:
-    """Refuse labels that differ in spelling alone, such as `Yes` and `yes`, or `1` and `1.0`."""
-    forms = {spelling(label): label for label in reversed(known)}
-    for label in labels:
-        if (other := forms.get(spelling(label), label)) != label:
+def _check_forms(files: Mapping[str, str]) -> None:
+    """Refuse labels that differ in spelling alone, such as `Yes` and `yes`, or `1` and `1.0`.
+
+    `files` has the file of each label.
+    """
+    first: dict[str, str] = {}
+    for label, file in files.items():
+        if (other := first.setdefault(spelling(label), label)) != label:
+            where = f" of {files[other]}" * (files[other] != file)
             raise DataError(
-                f"{given}: the labels {other!a} and {label!a} read alike; write them in one form"
+                f"{file}: the labels {other!a}{where} and {label!a} read alike; write them in one "
+                "form"
             )
 
 

@@ -256,7 +256,7 @@ def delimiter_of(file: str) -> str:
     if unpacked(file).suffix.lower() == ".tsv":
         return "\t"
     header = next((line for line in lines_of(file) if line.strip()), "")
-    return max(",;\t", key=header.count)
+    return max(",;\t|", key=header.count)
 
 
 def read_json(files: list[str], count: int | None) -> Dataset:
@@ -428,11 +428,9 @@ def _rows_of(file: str, layout: Layout) -> Iterator[dict[str, str]]:
     for number, row in _records(file, layout, len(names)):
         # Published tables without a header may leave out fields at the end of a row.
         if names and (len(row) > len(names) or (len(row) < len(names) and layout.header is None)):
-            mark = next((mark for mark in ";\t|," if mark in names[0]), None)
-            hint = f"; if {mark!r} separates its columns, write delimiter: {mark!r}"
             raise DataError(
                 f"{file}, line {number}: the number of fields is {len(row)}, not {len(names)} "
-                f"as in the header{hint if mark and len(names) == 1 else ''}"
+                "as in the header"
             )
         if not names:
             names = _column_names(row)

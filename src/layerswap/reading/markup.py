@@ -27,6 +27,10 @@ def _xml(path: str) -> str:
 
 
 _FORMATS = [
+    ("a web page, perhaps in place of a download",
+     r"(?i)(<[?!].*\n)*<(!doctype )?(html|error)\b",
+     "python -c \"from lxml import html; print(*(p.text_content() for p in html.parse('FILE')"
+     ".iter('p')), sep='\\n')\" > NEW"),
     ("a TMX file", r"<(?s:.{0,999}?)\btmx\b", _xml('//seg[lang(\\"CODE\\")]/text()')),
     ("an ELAN file", r"<(?s:.{0,999}?)ANNOTATION_DOCUMENT\b",
      _xml('//ANNOTATION_VALUE[not(ancestor::TIER[@TIER_ID!=\\"TIER\\"])]/text()')),
@@ -60,7 +64,6 @@ _MARK = regex.compile(
     r"|^\W*(?:\w+\W+){0,2}?\d+(?:[:./-]\d+){2,}|^\P{L}*\d\P{L}*$"  # times and dates, numbers alone
 )
 """Matches signs that are rare in plain text: tags, commands, keys, times, numbers alone."""
-_PAGE = regex.compile(r"(?i)(<[?!].*\n)*<(!doctype )?(html|error)\b")
 _WORD = regex.compile(r"[\p{L}\p{M}'’-]+")
 _NAME = regex.compile(r"\w[\w.-]*")
 _TAG = regex.compile(r"[A-Z\d$.,:()'`_-]+(-\w+)?")
@@ -73,8 +76,6 @@ def markup_of(lines: Iterable[str]) -> str | None:
     """
     look = [line.strip()[:500] for line in islice(lines, _LOOK)]
     full = [line for line in look if line]
-    if _PAGE.match("\n".join(full)):  # in place of a download, as its reader says
-        return None
     checks = (_named, _identified, _marked, _tagged, _columns)
     return _vertical(look) or next((why for check in checks if (why := check(full))), None)
 

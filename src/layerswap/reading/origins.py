@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -18,12 +18,12 @@ from layerswap.reading.datasets_inside import needs_script
 from layerswap.reading.files import (
     Layout,
     check_start,
+    delimiter_of,
     format_of,
     read_json,
     read_parallel,
     read_table,
     read_texts,
-    unpacked,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ PARTS = {"train": re.compile(f"(?i)tra?i?n(ing)?{_END}"),
          "test": re.compile(f"(?i)te?st(ing)?{_END}")}  # fmt: skip
 """Patterns of the values that mark rows as a part of a data set."""
 PRODIGY = {name: re.compile(name) for name in ("accept", "reject", "ignore")}
+ANNOTATED = {"label", "accept", "spans"}
+"""Columns of an annotator's tables that the column `answer` accepts or rejects."""
+_FLAG = re.compile(r"(?i)(?:is|in|for)(?:_|(?=[A-Z]))")
+"""Begins the name of a column that marks one part by true and false, such as `is_test`."""
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _KINDS = {
     str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list",
     dict: "an object", bytes: "bytes",
@@ -49,7 +54,7 @@ _ADDRESSES = ("https://", "http://", "hf://")
 def _as_lists(where: dict[str, Any]) -> dict[str, list[Any]]:
     lists = {key: value if isinstance(value, list) else [value] for key, value in where.items()}
     for key, values in lists.items():
-        if not values or not all(isinstance(value, str | int | bool) for value in values):
+        if not values or not all(isinstance(value, str | int | float) for value in values):
             raise ValueError(f"{key}: write a value, or a list of values, to keep")
     return lists
 
@@ -68,7 +73,7 @@ class Origin(Strict):
     without: list[NonEmpty] = []  # patterns of files to exclude from `files`
     # None: by file name; text: a row for each line; paragraphs: separated by blank lines
     format: Literal["jsonl", "json", "csv", "parquet", "arrow", "text", "paragraphs"] | None = None
-    delimiter: NonEmpty = ","
+    delimiter: NonEmpty | None = None  # of a csv; None: the most frequent in its header
     header: list[NonEmpty] | None = None  # column names of a csv without a header line
     quotes: bool = True  # false: quotation marks in a csv are ordinary characters
     where: Annotated[dict[NonEmpty, Any], AfterValidator(_as_lists)] = {}  # allowed values
@@ -155,31 +160,43 @@ def check_texts(values: Iterable[Any], column: str) -> None:
             raise DataError(f"row {row}: {column} is {kind}, but {usual} in row {first}")
 
 
-def where_for(rows: Dataset, part: str) -> dict[str, list[str]]:
+def where_for(rows: Dataset, part: str) -> dict[str, list[Any]]:
     """Find the values of `where` that keep the rows of a part: train, dev or test.
 
-    A column marks parts if each of its values names one; in Prodigy's tables `answer` marks the
-    rows that an annotator accepted.
+    A column marks parts if each of its values names one, or if it is called as `is_test` and its
+    values are true and false. In Prodigy's tables `answer` marks the rows that an annotator
+    accepted.
     """
     from datasets import Value
 
-    where: dict[str, list[str]] = {}
+    where: dict[str, list[Any]] = {}
     for column, feature in rows.features.items():
-        if not (isinstance(feature, Value) and feature.dtype == "string"):
+        if not isinstance(feature, Value):
             continue
-        known = PRODIGY if column == "answer" and "label" in rows.features else PARTS
+        known = PRODIGY if column == "answer" and ANNOTATED & {*rows.features} else PARTS
+        flagged = _part_named(_FLAG.sub("", column), PARTS) if _FLAG.match(column) else None
+        wanted = [part, "accept"] if flagged in (None, part) else ["other"]
         # The first rows show most columns to be others.
         for few in (rows.select(range(min(len(rows), 100))), rows):
-            values = [value for value in few.unique(column) if value]
-            by = {value: next((name for name, pattern in known.items()
-                               if pattern.fullmatch(value.strip())), None)
-                  for value in values}  # fmt: skip
+            values = [value for value in few.unique(column) if value not in (None, "")]
+            by = {value: _part_named(str(value), known, flagged) for value in values}
             if None in by.values():
                 break
         else:
-            kept = [value for value in values if by[value] in (part, "accept")]
+            kept = [value for value in values if by[value] in wanted]
             where |= {column: kept} if 0 < len(kept) < len(values) else {}
     return where
+
+
+def _part_named(
+    text: str, known: Mapping[str, re.Pattern[str]], flagged: str | None = None
+) -> str | None:
+    """Find the part that a text names; in a column of flags, `flagged` if true, else `other`."""
+    text = text.strip()
+    if flagged is None:
+        return next((name for name, pattern in known.items() if pattern.fullmatch(text)), None)
+    truth = _TRUTH.get(text.casefold().removesuffix(".0"))
+    return None if truth is None else flagged if truth else "other"
 
 
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:
@@ -272,11 +289,10 @@ def _select_files(
 def read_files(files: list[str], origin: Origin, count: int | None = None) -> Dataset:
     """Read the rows of files, in the format that the origin names."""
     form = origin.format or format_of(files[0])
-    tabs = origin.delimiter == "," and unpacked(files[0]).suffix.lower() == ".tsv"
-    delimiter = "\t" if tabs else origin.delimiter
     if form in ("jsonl", "json"):
         return read_json(files, count)
     if form == "csv":
+        delimiter = origin.delimiter or delimiter_of(files[0])
         quotes = origin.quotes and len(delimiter) == 1
         return read_table(files, Layout(delimiter, origin.header, quotes), count)
     if form in ("text", "paragraphs"):

@@ -114,6 +114,12 @@ def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
 
 FUNCTION = "!function "
 """Beginning of a text that names a function in a module beside the task's YAML: `module.name`."""
+
+
+class Verbatim(str):
+    """A text of the user's files, which is written as a text whatever it begins with."""
+
+
 WRITTEN: set[Path] = set()
 """Task files that this process has written, or found as it would write them."""
 
@@ -157,6 +163,7 @@ class TaskFolder:
             return dumper.represent_str(value)
 
         Dumper.add_representer(str, represent)
+        Dumper.add_representer(Verbatim, yaml.SafeDumper.represent_str)
         named = dict(config) if "group" in config else {"task": name, **config}
         text = yaml.dump(named, Dumper=Dumper, sort_keys=False, allow_unicode=True)
         self._write(f"{name}.yaml", text.encode())

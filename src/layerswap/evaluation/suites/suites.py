@@ -35,6 +35,7 @@ from layerswap.evaluation.suites.folders import (
     NotHereError,
     Rows,
     TaskFolder,
+    Verbatim,
     hub_rows,
     lm_eval_file,
 )
@@ -347,7 +348,8 @@ def write_benchmark(
         raise EvaluationError(f"{benchmark.title} has {most} exemplars, not {shots}")
     names: list[str] = []
     for variant in benchmark.variants:
-        values: dict[str, Any] = {"code": code, "shots": shots, "labels": benchmark.labels}
+        values: dict[str, Any] = {"code": code, "shots": shots,
+                                  "labels": [*map(Verbatim, benchmark.labels)]}  # fmt: skip
         values |= {key: filled(text, values) for key, text in variant.items()}
         name = str(filled(benchmark.task_name, values))
         try:

@@ -183,9 +183,10 @@ def _stream(
     maker.check(rows)
     for column, values in where_for(rows, "train").items():
         if column not in source.where:
-            warnings.warn(f"source {name!r}: its column {column!r} has other rows than "
-                          f"{', '.join(values)}, and all are trained on; to leave them out, write "
-                          f"where: {{{column}: [{', '.join(values)}]}}", stacklevel=2)  # fmt: skip
+            kept = ", ".join(map(str, values))
+            warnings.warn(f"source {name!r}: its column {column!r} has other rows than {kept}, and "
+                          "all are trained on; to leave them out, write "
+                          f"where: {{{column}: [{kept}]}}", stacklevel=2)  # fmt: skip
     rows = rows.select_columns(sorted(maker.columns | set(source.where)))
     seed = mix.seed if source.seed is None else source.seed
 
