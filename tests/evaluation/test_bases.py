@@ -16,6 +16,7 @@ from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.cli import app
 from layerswap.evaluation.bases import (
     Counts,
+    Sample,
     bits_of,
     count_tokens,
     describe,
@@ -73,7 +74,9 @@ def test_tokens_that_are_parts_of_characters_are_counted():
     words = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     wordy = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?")
-    assert count_tokens(wordy, ["a b a"]).unknown == 1
+    counts = count_tokens(wordy, ["a b b"])
+    assert (counts.unknown, counts.byte_tokens.tolist()) == (2, [0])
+    assert describe("b", Sample(["a b b"]), [counts]).verdict == ""
 
 
 def test_spelling_is_a_probability_and_learns_from_other_lines_alone():

@@ -466,9 +466,12 @@ def test_a_benchmark_of_ones_own_is_one_file(greetings, tasks):
         write_suite(str(greetings), ["en"], tasks, data=data)
 
 
-@pytest.mark.parametrize("labels", ["-1 0 1", "1 2 3 4 5", "01 02", "१ २", "[1] [2]", "True None"])
+@pytest.mark.parametrize(
+    "labels",
+    ["-1/0/1", "1/2/3/4/5", "01/02", "१/२", "[1]/[2]", "True/None", "!function os.getcwd/!!int 3"],
+)
 def test_labels_are_texts_and_no_positions(greetings, tasks, labels):
-    names = labels.split()
+    names = labels.split("/")
     lines = "".join(f"{100 + i}\t{label}\n" for i, label in enumerate([*names, names[0]]))
     (greetings.parent / "greetings" / "sw.test.tsv").write_text("sentence\ttone\n" + lines)
     text = greetings.read_text().replace("[polite, rude]", str(names))

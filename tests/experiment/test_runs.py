@@ -8,7 +8,7 @@ import pytest
 
 import layerswap as ls
 from layerswap.experiment.answers import Answer, write_answers
-from layerswap.experiment.conditions import TRANSLATE_TEST
+from layerswap.experiment.conditions import CHANCE, TRANSLATE_TEST
 from layerswap.ground.errors import EvaluationError
 
 LABELS = ("yes", "no", "maybe")
@@ -50,6 +50,9 @@ def test_documents_pair_by_what_they_ask(tmp_path):
     found, _ = compared(tmp_path, FIRST, kept)
     assert [interval.mean for interval in found.results[0].intervals.values()] == [0.5, 0.75]
     assert "compared on the 4 documents that all models have; a 6, b 4" in found.notes[0]
+    free = [replace(row, model="chance", condition=CHANCE) for row in FIRST]
+    found, _ = compared(tmp_path, [*FIRST, *free], kept)
+    assert found.notes[0].endswith("that all models have; a 6, b 4")
 
 
 @pytest.mark.parametrize(
