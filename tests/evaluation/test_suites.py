@@ -93,7 +93,7 @@ def write_mmlu(folder):
 
 @pytest.fixture
 def tasks(tmp_path):
-    return TaskFolder(tmp_path / "tasks")
+    return TaskFolder(tmp_path / "tasks [1]")  # no pattern
 
 
 def loaded(asked, tasks):

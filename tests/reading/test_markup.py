@@ -60,6 +60,7 @@ MARKED = {
     ).replace("N\n\n", "N\n"),
     "'/' inside": each("{}/x\n").replace(" ", "/N "),
     "'|' inside": re.sub(r"(\S+)", r"\1|\1|N", each("{}\n")),
+    "a web page (perhaps in place of a download)": f"<!DOCTYPE html>\n<html>{each('<p>{}</p>')}",
     "an identifier in each line": each("spk1-utt{1} {0}\n"),
     "subtitles, SBV": each("0:00:0{1}.599,0:00:09.160\n{0}\n\n"),
     "text between tags": each("<s> {} </s>\n"),
@@ -100,7 +101,8 @@ def test_the_printed_command_takes_the_texts_of_a_file_with_markup(tmp_path, nam
      ("{0}\t<b>x</b>\n", "</b>"), ("\\gll {0}\\\\\n", "gll"), ("a.b{1}={0}\n", "a.b0="),
      ("Dialogue: 0,0:00:01.50,0:00:02.10,Default,,{0}\n", "Dialogue: "), ("ku@@ bwa {0}\n", "@@"),
      ("12/03/2024, 10:1{1} - Juma: {0}\n", "12/03/2024"), ("0:1{1}\n{0}\n", "'0:10'"),
-     ("&quot;{0}&quot;\n", "&quot;"), ('"{1}","{0}"\n', '","'), ("(S (N {0}))\n", "(S (")],
+     ("&quot;{0}&quot;\n", "&quot;"), ('"{1}","{0}"\n', '","'),
+     ("1 Wafalme 2:1{1} {0}\n", "1 Wafalme 2:10"), ("(S (N {0}))\n", "(S (")],
 )  # fmt: skip
 def test_signs_that_most_lines_have_are_shown(tmp_path, line, sign):
     (tmp_path / "FILE").write_text(each(line))
@@ -165,5 +167,5 @@ def test_plain_text_with_marks_is_plain_text(tmp_path, text):
 )
 def test_a_page_may_stand_in_place_of_a_download(tmp_path, page):
     (tmp_path / "a.txt").write_text(page)
-    with pytest.raises(DataError, match="is a web page, perhaps in place of a download, not"):
+    with pytest.raises(DataError, match=r"is a web page \(perhaps in place of a download\), not"):
         check_text(str(tmp_path / "a.txt"))

@@ -296,7 +296,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
     ("content", "names", "why"),
     [
         (POINTER, "a.txt a.csv a.jsonl a.jsonl.gz a.parquet a.arrow", "this is a Git LFS pointer"),
-        (b"<!DOCTYPE html>\n<p>404</p>", "a.txt a.tsv a.json", "is a web page, perhaps in place"),
+        (b"<!DOCTYPE html>\n<p>404</p>", "a.txt a.tsv a.json", "is a web page (perhaps in place"),
         (b"<!DOCTYPE html>\n<p>404</p>", "a.parquet", "this is a web page"),
         (b"PK\x03\x04\n", "a.csv a.txt", "this is a zip archive or a file of Excel or Word; unp"),
         (b"PK\x03\x04\n", "a.csv.zip", "unknown format '.zip'; unpack the archive"),
@@ -345,8 +345,8 @@ def test_tables_as_excel_writes_them(tmp_path):
     rows = open_rows(Origin(**where), folder=tmp_path).rows
     assert list(rows) == [{"text": "a, b", "ok": "TRUE"}, {"text": "c", "ok": "FALSE"}]
     assert [row["text"] for row in rows if where_filter(Origin(**where), rows)(row)] == ["a, b"]
-    write_bytes(tmp_path, b__csv="text;label\na, b;x\n")
-    assert rows_of(tmp_path, path="b.csv") == [{"text": "a, b", "label": "x"}]
+    write_bytes(tmp_path, b__csv="text;label\na, b;x\n#NAME?;#N/A\n")
+    assert [*rows_of(tmp_path, path="b.csv")[1].values()] == ["", ""]
 
 
 def write_bytes(tmp_path, **files):
@@ -365,7 +365,9 @@ def why_refused(tmp_path, **origin):
     [
         ('{"text": wrong}', "is not JSON (Expecting value: line 1 column 10 (char 9))"),
         ('["text"]', "['text'] is not a JSON object"),
-        ('{"text": "\\ud800"}', "has a lone surrogate (\\ud800-\\udfff)"),
+        ('{"text": "\\ud800"}', "has NUL or a lone surrogate (\\ud800-\\udfff)"),
+        ('{"text": "a\\u0000"}', "has NUL or a lone surrogate (\\ud800-\\udfff)"),
+        ('{"text": "a", "text": "b"}', "key 'text' is given twice"),
     ],
 )
 def test_a_line_that_is_no_object_is_named(tmp_path, line, why, limit):

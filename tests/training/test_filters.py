@@ -283,6 +283,8 @@ SPELLINGS = [
     ("בְּרֵאשִׁית בָּרָא אֱלֹהִים אֵת הַשָּׁמַיִם", "בראשית ברא אלהים את השמים"),
     ("Ọ̀rọ̀ àwọn ọmọdé ní ilé ìwé gíga ti Ìbàdàn", "Oro awon omode ni ile iwe giga ti Ibadan"),
     ("Orașul și țara sunt frumoase", "Oraşul şi ţara sunt frumoase"),
+    ("Ɓarayi sun sace ƙarfen ɗakin ƴan gari", "Barayi sun sace karfen dakin yan gari"),
+    ("Işıklı kapı kırıldı, le cœur", "IŞIKLI KAPI KIRILDI, LE COEUR"),
     ("The fox jumps over 7.", "Ｔｈｅ　ｆｏｘ　ｊｕｍｐｓ　ｏｖｅｒ　７．"),
 ]  # fmt: skip
 

@@ -38,7 +38,7 @@ def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:
     try:
         value = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_unique_pairs,
+            object_pairs_hook=unique_pairs,
             parse_constant=_infinity if infinities else _refuse_constant,
             parse_float=_finite,
         )
@@ -143,7 +143,8 @@ def quoted(name: object, limit: int = 200) -> str:
     return clipped(repr(name), limit)
 
 
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make the mapping of a JSON object; refuse a key that is given twice."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         counts = Counter(key for key, _ in pairs)

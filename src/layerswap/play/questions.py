@@ -182,7 +182,8 @@ def _hash(text: str) -> str:
 
 
 def _rows(file: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    rows = [{name: str(value) for name, value in row.items()} for row in rows_of(file)]
+    rows = [{name: "" if value is None else str(value) for name, value in row.items()}
+            for row in rows_of(file)]  # fmt: skip
     if missing := [name for name in columns if rows and name not in rows[0]]:
         raise DataError(f"{file}: has no column {missing[0]!r}; it has {', '.join(rows[0])}")
     full = [row for row in rows if all(row[name].strip() for name in columns)]

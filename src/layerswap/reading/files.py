@@ -20,8 +20,8 @@ from itertools import chain, combinations, dropwhile, groupby, islice, zip_longe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from layerswap.ground.errors import DataError, one_line
-from layerswap.ground.strict_json import mistaken
+from layerswap.ground.errors import CheckpointError, DataError, one_line
+from layerswap.ground.strict_json import mistaken, unique_pairs
 from layerswap.reading.encodings import damage_of, to_utf8
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ _SAMPLE = 1 << 16
 """Bytes of a file by which its kind and its encoding are guessed."""
 _DAMAGED = 0.1
 """Share of lines with damaged letters above which a text is refused."""
+_UNWRITABLE = re.compile(r"[\ud800-\udfff]|(?<!\\)\\u0000")
+_FAILED = {"#NAME?", "#N/A", "#REF!", "#VALUE!", "#DIV/0!", "#NULL!", "#NUM!", "#ERROR!"}
+"""Cells of a spreadsheet whose formula failed, as that of a text that begins with `=` or `-`."""
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 RATIO, FLOOR = 100, 1 << 26
@@ -293,10 +296,10 @@ def objects(files: list[str]) -> Iterator[dict[str, Any]]:
         for where, text in _values(file):
             try:
                 rows = [*_decoded(text)]
-                if "\\u" in text:
-                    json.dumps(rows, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                raise DataError(f"{where}: has a lone surrogate (\\ud800-\\udfff)") from None
+                if "\\u" in text and _UNWRITABLE.search(json.dumps(rows, ensure_ascii=False)):
+                    raise DataError(f"{where}: has NUL or a lone surrogate (\\ud800-\\udfff)")
+            except CheckpointError as error:
+                raise DataError(f"{where}: {error}") from None
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: is not JSON ({error})") from None
             for row in _rows_in(rows, file) if where == file else rows:
@@ -307,7 +310,8 @@ def objects(files: list[str]) -> Iterator[dict[str, Any]]:
 
 def _decoded(text: str) -> Iterator[Any]:
     """Decode JSON values with nothing but white space between."""
-    decoder, at = json.JSONDecoder(parse_int=_integer), 0
+    decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=unique_pairs)
+    at = 0
     while rest := re.compile(r"\S").search(text, at):
         value, at = decoder.raw_decode(text, rest.start())
         yield value
@@ -435,7 +439,8 @@ def _rows_of(file: str, layout: Layout) -> Iterator[dict[str, str]]:
         if not names:
             names = _column_names(row)
         elif [name.strip("\ufeff ").casefold() for name in row] != [*map(str.casefold, names)]:
-            yield dict(zip_longest(names, row, fillvalue=""))  # no header of a further file
+            cells = ["" if cell in _FAILED else cell for cell in row]
+            yield dict(zip_longest(names, cells, fillvalue=""))  # no header of a further file
     if not names:
         raise DataError(f"{file}: is empty")
 

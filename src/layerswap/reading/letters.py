@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cache
 
 import regex
 
@@ -19,6 +20,9 @@ _VARIANTS = {ord(letter): ord(usual) for usual, others in {"ک": "كڪ", "ی": "
 """Letters of the Arabic script that keyboards and fonts exchange, and their usual form."""
 _MARKS = regex.compile(r"(?V1)[\p{Mn}&&[\p{Inherited}\p{Arabic}\p{Hebrew}\p{Syriac}]]")
 """Accents, tones, harakat and niqqud, which writers leave out; vowel signs of Hindi stay."""
+_LATIN = regex.compile(r"(?V1)[\p{Latin}--\p{ASCII}]")
+_VARIED = re.compile(r"LATIN SMALL (?:LETTER|LIGATURE) (\w\w?)(?: WITH .*)?$")
+"""Unicode names of letters that are written as one or two plain ones, as the hooked of Hausa."""
 _DIGIT = regex.compile(r"\p{Nd}")
 _PUNCTUATION = regex.compile(r"(?:(?![-*/]\s*\d)[\p{P}\p{C}\s])+")
 """Punctuation and spaces, without operators: 3 - 4 is not 3 * 4."""
@@ -55,12 +59,19 @@ def folded(text: str) -> str:
 
 def unmarked(text: str) -> str:
     """Fold a text, its digits and its optional marks, for comparisons but never for scores."""
-    letters = folded(text)
+    letters = folded(text.upper())  # which unites the two letters i of Turkish
     if letters.isascii():
         return letters
     letters = _MARKS.sub("", unicodedata.normalize("NFD", letters))
+    letters = _LATIN.sub(lambda letter: _plain_letters(letter[0]), letters)
     letters = _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), letters)
     return unicodedata.normalize("NFC", letters)
+
+
+@cache
+def _plain_letters(letter: str) -> str:
+    varied = _VARIED.match(unicodedata.name(letter, ""))
+    return varied[1].casefold() if varied else letter
 
 
 def bare(text: str) -> str:

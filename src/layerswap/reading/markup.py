@@ -27,7 +27,7 @@ def _xml(path: str) -> str:
 
 
 _FORMATS = [
-    ("a web page, perhaps in place of a download",
+    ("a web page (perhaps in place of a download)",
      r"(?i)(<[?!].*\n)*<(!doctype )?(html|error)\b",
      "python -c \"from lxml import html; print(*(p.text_content() for p in html.parse('FILE')"
      ".iter('p')), sep='\\n')\" > NEW"),
@@ -62,6 +62,7 @@ _MARK = regex.compile(
     r"|\\\p{L}+|\w=[\"']|&(?:#\d+|\w+);|@@|[\[\]{}]{2}|\u2581|\(\S+ \(|\)\)"
     r"|^[\w.\[\]-]+ (?=\".*\"$)|^\w[\w.-]*(?:=| = )|\"[,;]\"|^\"[^\"]*\" ?[=:] ?(?=[\"\d[{])"
     r"|^\W*(?:\w+\W+){0,2}?\d+(?:[:./-]\d+){2,}|^\P{L}*\d\P{L}*$"  # times and dates, numbers alone
+    r"|^(?:\w+ ){0,4}?\d+:\d+\s"  # verses
 )
 """Matches signs that are rare in plain text: tags, commands, keys, times, numbers alone."""
 _WORD = regex.compile(r"[\p{L}\p{M}'’-]+")

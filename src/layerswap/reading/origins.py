@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -299,7 +300,8 @@ def read_files(files: list[str], origin: Origin, count: int | None = None) -> Da
         return read_texts(files, count, paragraphs=form == "paragraphs")
     for file in files:
         check_start(file, binary=True)
-    return _load(form, origin, count, split="train", data_files=files)
+    named = [file if "://" in file else escape(file) for file in files]
+    return _load(form, origin, count, split="train", data_files=named)
 
 
 def _load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from glob import escape
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -147,7 +148,8 @@ class TaskFolder:
         files = {}
         for split, rows in splits.items():
             pq.write_table(pa.Table.from_pylist([*rows], schema), written := BytesIO())
-            files[split] = str(self._write(f"{name}.{split}.parquet", written.getvalue()))
+            file = self._write(f"{name}.{split}.parquet", written.getvalue())
+            files[split] = escape(str(file))  # `datasets` takes brackets as a pattern
         return files
 
     def task(self, name: str, config: Mapping[str, Any]) -> None:
