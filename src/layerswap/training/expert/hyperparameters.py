@@ -192,7 +192,8 @@ def _batch_sizes(
         raise TrainingError(
             "give effective_batch or hyperparameters.gradient_accumulation_steps, not both"
         )
-    world = _replicas() if processes is None else processes
+    # In one process TRL refuses several GPUs.
+    world = int(os.environ.get("WORLD_SIZE") or 1) if processes is None else processes
     each, rest = divmod(batch, world)
     if rest:
         raise TrainingError(f"effective_batch: {batch} is not a multiple of {world} processes")
@@ -204,13 +205,6 @@ def _batch_sizes(
             f"per_device_train_batch_size {device}"
         )
     return {"per_device_train_batch_size": device, "gradient_accumulation_steps": each // device}
-
-
-def _replicas() -> int:
-    """Copies of the model that train: one a process, or one a GPU if nothing launched several."""
-    import torch
-
-    return int(os.environ.get("WORLD_SIZE") or torch.cuda.device_count() or 1)
 
 
 def rows_of_step(config: Any) -> int:
@@ -226,8 +220,7 @@ def autocast_pays(parameters: int) -> bool:
     """
     import torch
 
-    # Older versions of torch lack the function.
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities = torch.cpu.get_capabilities()
     able = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
     return able and parameters >= LARGE
 

@@ -150,7 +150,7 @@ def language_filter(settings: LanguageFilter, identifier: Identifier | None = No
 
     A source without a language passes if the filter itself names none.
     """
-    rank = _ranking(identifier)
+    identify = _identification(identifier)
 
     def reason(example: MixExample) -> str | None:
         allow = settings.allow or ([example.language] if example.language else None)
@@ -158,30 +158,31 @@ def language_filter(settings: LanguageFilter, identifier: Identifier | None = No
         text = getattr(example, part)
         if allow is None or sum(1 for c in text if c.isalpha()) < settings.min_letters:
             return None
-        ranked = rank(text)
-        probability = _joint_probability(ranked, allow)
+        found = identify(text)
+        probability = math.fsum(found[language] for language in set(allow))
         if probability >= settings.min_probability:
             return None
-        languages = " or ".join(allow)
-        return f"{languages} with probability {probability:.2f}; most like {ranked[0][0]}"
+        languages, like = " or ".join(allow), max(found, key=lambda language: found[language])
+        return f"{languages} with probability {probability:.2f}; most like {like}"
 
     return reason
 
 
-def _ranking(identifier: Identifier | None) -> Callable[[str], list[tuple[str, float]]]:
-    """Return a function that ranks languages by the log-likelihood of a text."""
-    if identifier is None:
-        from py3langid import rank
+def _identification(identifier: Identifier | None) -> Callable[[str], dict[str, float]]:
+    """Return a function from a text to the probability of each language."""
+    if identifier is not None:
+        return lambda text: dict(zip(
+            identifier.languages, identifier.probabilities([" ".join(text.split())])[0], strict=True
+        ))  # fmt: skip
+    from py3langid import rank
 
-        return lambda text: [(str(code), float(value)) for code, value in rank(text)]
+    def known(text: str) -> dict[str, float]:
+        ranked = rank(text)  # by log-likelihood
+        likelihoods = {str(code): math.exp(value - ranked[0][1]) for code, value in ranked}
+        total = math.fsum(likelihoods.values())
+        return {code: likelihood / total for code, likelihood in likelihoods.items()}
 
-    def learned(text: str) -> list[tuple[str, float]]:
-        values = identifier.probabilities([" ".join(text.split())])[0]
-        ranked = zip(identifier.languages, values, strict=True)
-        return sorted(((code, math.log(max(value, 1e-300))) for code, value in ranked),
-                      key=lambda pair: -pair[1])  # fmt: skip
-
-    return learned
+    return known
 
 
 def evaluation_filter(index: ItemIndex) -> MixFilter:
@@ -263,14 +264,6 @@ def _near_code(code: str, known: set[str]) -> str:
             "language: false"
         )
     )
-
-
-def _joint_probability(ranked: list[tuple[str, float]], allow: Iterable[str]) -> float:
-    """Compute the joint probability of some languages from py3langid's log-likelihoods."""
-    best = ranked[0][1]
-    likelihoods = {language: math.exp(value - best) for language, value in ranked}
-    total = math.fsum(likelihoods.values())
-    return math.fsum(likelihoods[language] for language in set(allow)) / total
 
 
 def _shingles(text: str, size: int) -> set[str]:
