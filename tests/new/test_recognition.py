@@ -15,7 +15,7 @@ from refusals import refused
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import write_suite
 from layerswap.ground.errors import DataError
-from layerswap.new.study import _dump
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.new.tables import Table, code_of, read_parallel, read_table, read_texts, recognise
 from layerswap.new.tasks import Task, found_in, read_task, target
 from layerswap.reading.origins import open_rows
@@ -74,9 +74,9 @@ def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
     (tmp_path / "data" / "sw.test.jsonl").write_text(json.dumps(document) + "\n")
     file = tmp_path / "benchmarks" / "x.yaml"
     size = {"documents": 1, "read": 9, "written": 16}
-    file.write_text(_dump(task.benchmark("x", ["sw"], size)))
+    file.write_text(dump_yaml(task.benchmark("x", ["sw"], size)))
     named = {"x": task.source(tmp_path, "benchmarks/x.yaml")}
-    mix = parse_mix(_dump({"name": "m", "sources": named}), folder=tmp_path)
+    mix = parse_mix(dump_yaml({"name": "m", "sources": named}), folder=tmp_path)
     assert ExampleMaker(mix.sources["x"], "x").make(rows[0]) == example
     assert kind == "messages" or "prompt" not in named["x"]
     tasks = TaskFolder(tmp_path / "tasks")
@@ -282,7 +282,9 @@ def test_choices_that_are_digits_are_told_by_their_position(tmp_path):
     lines = (json.dumps(target(task, one, "sw")) + "\n" for one in task.documents(rows))
     (tmp_path / "data" / "sw.test.jsonl").write_text("".join(lines))
     file = tmp_path / "benchmarks" / "x.yaml"
-    file.write_text(_dump(task.benchmark("x", ["sw"], {"documents": 3, "read": 9, "written": 1})))
+    file.write_text(
+        dump_yaml(task.benchmark("x", ["sw"], {"documents": 3, "read": 9, "written": 1}))
+    )
     tasks = TaskFolder(tmp_path / "tasks")
     (written,) = write_suite(str(file), ["sw"], tasks, data=DataFolder(None))
     from layerswap.evaluation.harness import load_tasks

@@ -81,7 +81,7 @@ def render(name: str, words: Mapping[str, Any]) -> str:
     whole = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    whole.filters["yaml"] = _flow
+    whole.filters |= {"yaml": _flow, "block": _block}
     return whole.from_string(text).render(words)
 
 
@@ -92,12 +92,6 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
     for_task, for_language = _hyperparameters(inputs, settings)
     data = [{"code": language.code, "data": language.ready or f"mixes/{language.code}.yaml"}
             for language in languages]  # fmt: skip
-    more = {"translated": _translated(inputs), "finish": _finish(inputs, settings),
-            "cautions": inputs.cautions}  # fmt: skip
-    more = {key: value for key, value in more.items() if value}
-    notes = {"translated": "by a translator: the test in English, the task in the language",
-             "finish": "every start is trained on these rows; docs/when.md",
-             "cautions": "the report shows them"}  # fmt: skip
     most = max(
         [inputs.rows_of(language)[0] for language in languages if not language.ready] or [1400]
     )
@@ -108,7 +102,9 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         "base": str(inputs.base.folder) if request.base == "lab" else base,
         "given_base": request.base,
         "encoder": _encoder(request.encoder, folder),
-        "more": _dump(more, notes) if more else "",
+        "translated": _translated(inputs),
+        "finish": _finish(inputs, settings),
+        "cautions": inputs.cautions,
         "device": inputs.device,
         "task_data": inputs.task
         if isinstance(inputs.task, str)
@@ -187,25 +183,16 @@ def _write_task(
         source = {k: v for k, v in source.items() if k not in task.table.keys}
         source, count = {"path": f"../data/{file.name}", **source}, len(rows)
     lengths = [sum(map(inputs.tokens, row)) for row in task.rows(SAMPLE)]
-    mix = {
+    _write_mix(folder, {
         "name": name,
-        "kind": "prompt-completion",
-        "separator": "",
+        "about": f"The task: {count:,} rows of {task.table.name}.",
+        "task": True,
         "total": count,
-        **({} if labels else {"validation": min(100, max(1, count // 10))}),
+        "validation": 0 if labels else min(100, max(1, count // 10)),
         "row_tokens": max(1, round(sum(lengths) / len(lengths))),
         "sources": {name: source},
-        **_against(inputs, splits=("test",) if labels else SPLITS),
-    }
-    notes = {
-        "kind": "chat: with the base's chat template, if it has one",
-        "separator": "the completion begins with its space, as the evaluation's does",
-        "total": "every row; a smaller number takes a fair sample",
-        "task": "the prompt and the labels stand there",
-        "evaluation": "leaves out rows that share a run of words with a test document",
-    }
-    head = f"# The task: {count:,} rows of {task.table.name}.\n"
-    (folder / "mixes" / f"{name}.yaml").write_bytes((head + _dump(mix, notes)).encode())
+        "against": _against(inputs, splits=("test",) if labels else SPLITS),
+    })  # fmt: skip
 
 
 def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> None:
@@ -215,24 +202,22 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
                "language": language.code, "weight": weight, "seed": seed}
         for seed, (name, table, template, weight) in enumerate(language.templates(), start=1)
     }  # fmt: skip
-    mix = {
+    texts = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
+            if language.parallel else "plain text")  # fmt: skip
+    _write_mix(folder, {
         "name": language.code,
-        "languages": [language.code],
-        "kind": "text",
+        "about": f"{language.name}: {texts}.",
+        "task": False,
         "total": total,
         "validation": min(100, max(1, total // 10)),
         "row_tokens": tokens,
         "sources": sources,
-        **_against(inputs, language.code),
-    }
-    notes = {
-        "total": "every text; a smaller number takes a fair sample and less time",
-        "evaluation": "leaves out rows that share a run of words with a test document",
-    }
-    texts = ("plain text and its translation, three fifths and a fifth each way as in docs/real.md"
-            if language.parallel else "plain text")  # fmt: skip
-    head = f"# {language.name}: {texts}.\n"
-    (folder / "mixes" / f"{language.code}.yaml").write_bytes((head + _dump(mix, notes)).encode())
+        "against": _against(inputs, language.code),
+    })  # fmt: skip
+
+
+def _write_mix(folder: Path, words: Mapping[str, Any]) -> None:
+    (folder / "mixes" / f"{words['name']}.yaml").write_bytes(render("mix.yaml", words).encode())
 
 
 def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
@@ -266,19 +251,19 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
             count = max([len(language.tests["test"]) for language in tested] if name == task.name
                         else [len(held)])  # fmt: skip
             size = {"documents": count, "read": tokens, "written": inputs.most_written}
-            notes = {"metric": "of a document: one of metadata.written, or exact_match"}
-            keys = task.benchmark(name, codes, size)
-            text = f"{why[name]}\n{_dump(keys, notes if task.metric in WRITTEN else None)}"
+            choice = "# The metric is one of metadata.written, or exact_match.\n"
+            text = f"{why[name]}\n{choice * (task.metric in WRITTEN)}"
+            text += _block(task.benchmark(name, codes, size))
             (folder / "benchmarks" / f"{name}.yaml").write_bytes(text.encode())
     if tested and unproved:
         suite = {"title": task.name, "benchmarks": {f"{name}.yaml": 0 for name in codes_of}}
-        (folder / _suite(inputs)).write_bytes(_dump(suite).encode())
+        (folder / _suite(inputs)).write_bytes(_block(suite).encode())
 
 
 def _against(
     inputs: Inputs, code: str | None = None, splits: Collection[str] = SPLITS
 ) -> dict[str, Any]:
-    """Make the filters that keep test documents out of a mix."""
+    """The sets of test documents that stay out of a mix."""
     sets = {
         f"{language.code}-{split}": {
             "path": f"../data/{language.code}.{split}.jsonl",
@@ -293,8 +278,7 @@ def _against(
         asked = next((one.code for one in inputs.languages if not one.proved), TASK_LANGUAGE)
         columns = inputs.task.own_texts(inputs.task.complete)
         sets["held-out"] = {"path": f"../data/{asked}.test.jsonl", "columns": columns}
-    filters = {"exact_duplicates": True}
-    return {"filters": filters | ({"evaluation": {"against": sets}} if sets else {})}
+    return sets
 
 
 def _hyperparameters(inputs: Inputs, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -325,14 +309,9 @@ def _rates(billions: float) -> tuple[float, float, float, str]:
     return next(row for row in RATES if billions <= row[0])
 
 
-def _dump(value: Any, notes: Mapping[str, str] | None = None) -> str:
-    """YAML with a comment after the first line of each of some keys."""
-    text = dump_yaml(value, width=1000, default_flow_style=None)
-    lines, left = [], dict(notes or {})
-    for line in text.splitlines():
-        note = left.pop(line.strip().partition(":")[0], None)
-        lines.append(f"{line}  # {note}" if note else line)
-    return "\n".join(lines) + "\n"
+def _block(value: Any) -> str:
+    """YAML with a line for each key, and innermost collections on one line."""
+    return dump_yaml(value, width=1000, default_flow_style=None)
 
 
 def _flow(value: Any) -> str:
