@@ -175,7 +175,7 @@ WINNERS = {
     "the classifier, when the swap is below the commonest label": (
         {"task": 0.0, "swap": 0.1}, {}, "labels", "Do not merge: a linear"),
     "the commonest label": (
-        {"task": 0.0, "swap": 0.1}, {"noise": 1.0}, "no model", "Do not use the swap"),
+        {"task": 0.0, "swap": 0.1}, {"noise": 1.0}, "no model", "Do not use the default swap"),
     "nobody can tell": (
         {"task": 0.2, "swap": 0.4}, {"count": 70, "noise": 1.0}, "too few documents",
         "The test is too small"),
@@ -192,11 +192,11 @@ WINNERS = {
         "Train on the labels at the end: the model finished, from the swap"),
     "the merge, level with the finished one, though one is above that the labels rejected": (
         {"task": 0.4, "swap": 0.9, "finished": 0.9, "rejected": 1.0}, {"noise": 1.0}, "merge",
-        "Use the swap, default, "),
+        "Use the default swap, "),
     "the classifier, level with a finished model": (
         {"task": 0.3, "swap": 0.6, "finished": 0.95}, {}, "labels", "Do not merge: a linear"),
     "the merge": (
-        {"task": 0.4, "swap": 0.9}, {"noise": 1.0}, "merge", "Use the swap, default, "),
+        {"task": 0.4, "swap": 0.9}, {"noise": 1.0}, "merge", "Use the default swap, "),
 }  # fmt: skip
 
 

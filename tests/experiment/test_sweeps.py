@@ -160,7 +160,7 @@ def test_development_alone_decides_what_is_saved_and_headed(
     elif score == 1:
         assert "above" not in above
     else:
-        best = "swap, default" if named != "the default swap" else "swap, chosen on development"
+        best = "default swap" if named != "the default swap" else "chosen swap"
         assert above.endswith(f"{tmp_path}/above.yaml --out merged writes the {best}. ")
     texts = " ".join(section.text for section in sweep_report(board).sections)
     assert (NOTHING_ON_TOP in texts) == (board.chosen.zones.top == 0)

@@ -87,7 +87,7 @@ def test_report_and_drawing_show_the_composition(finished):
     assert f"--bottom {zones.bottom} --top {zones.top} --outside blend --out merged" in page
     assert "language-furo-1" in page
     lead = page.partition("</header>")[0]
-    for whole in ("Use the swap", "both languages are invented", "model on both data sets"):
+    for whole in ("Use the chosen swap", "both languages are invented", "model on both data sets"):
         assert whole in lead
     alone = outcome.board.intervals[TASK_EXPERT].mean
     assert f"of furo problems; the task expert {alone:.1%}</title>" in page
@@ -139,7 +139,7 @@ def test_development_alone_decides_what_is_merged_and_headed(
     if test.get(zones, 0) == 80:
         assert "clearly above" not in page
     else:
-        best = "swap, default" if zones == (0, 1) else "swap, chosen on development"
+        best = "default swap" if zones == (0, 1) else "chosen swap"
         written = f"layerswap merge {tmp_path}/above.yaml --out merged writes the {best}."
         assert written in page.partition("The task expert has learned")[0]
     assert f"A swap answers {test.get(zones, 0) / 80:.1%} of furo problems" in page

@@ -50,8 +50,7 @@ def result(language, better=0.0, pairs=("0-0",)):
 
 def test_the_verdict_is_one_sentence():
     assert selected_in_words([result("sw", better=0.5)]) == (
-        "The swap, default scores 50.0% on maths in sw: against the task expert, "
-        "25.0 points higher."
+        "The default swap scores 50.0% on maths in sw: against the task expert, 25.0 points higher."
     )
     assert selected_in_words([result("sw", better=0.5), result("ha"), result("yo")]) == (
         "Of 3 results, the selected model is above the task expert in 1 (maths, sw) and below it "
@@ -78,7 +77,7 @@ def test_finished_models_that_are_saved_are_named_at_the_head():
     saved = benchmark_result("ha", "maths", scores, None)
     said = study_opening([result("sw"), saved, result("ha")], Path("study"), "The end.")
     assert said[1:3] == [
-        "The study saves the swap, default, in sw; the model finished, from the swap, in ha.",
+        "The study saves the default swap, in sw; the model finished, from the swap, in ha.",
         "The end.",
     ]
 

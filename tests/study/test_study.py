@@ -357,12 +357,12 @@ def test_development_alone_decides_what_is_saved_and_headed():
     assert found.selected == found.choice.selected == CHOSEN
     assert found.choice.saved == swapped(2, "0-1")
     assert found.saved_score.mean == pytest.approx(0.11)
-    assert _sentence(found).startswith("mgsm in sw: the swap, chosen on development reaches 10.5")
+    assert _sentence(found).startswith("mgsm in sw: the chosen swap reaches 10.5")
     found = disagreeing(development=0.4, test=0.9)
     assert found.selected == found.choice.selected == DEFAULT
     assert found.choice.saved == replace(DEFAULT, pair="0-0")
     assert found.saved_score.mean == 0.5
-    assert _sentence(found).startswith("mgsm in sw: the swap, default reaches 50.0")
+    assert _sentence(found).startswith("mgsm in sw: the default swap reaches 50.0")
 
 
 def test_the_headline_names_what_it_differs_from():

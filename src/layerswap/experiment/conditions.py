@@ -87,6 +87,11 @@ FLATTERED = Condition("swap", "best (flattered)")
 """The swap with the best score on the test documents, which its own score flatters."""
 
 
+def in_a_sentence(model: Any) -> str:
+    """Returns a model's name without the comma of tables, such as `default swap`."""
+    return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, str(model))
+
+
 COMMONEST, CHANCE = Condition("commonest label"), Condition("chance")
 ON_LABELS = Condition("linear classifier", "on the development labels")
 CROSS_VALIDATED = Condition("linear classifier", "cross-validated on the test labels")

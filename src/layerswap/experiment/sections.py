@@ -9,7 +9,7 @@ from layerswap.deltas.atlas import Atlas
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.answers import Answer, fraction
 from layerswap.experiment.compare import Compared
-from layerswap.experiment.conditions import BASELINES, Condition
+from layerswap.experiment.conditions import BASELINES, Condition, in_a_sentence
 from layerswap.experiment.tables import BY_LABEL, balanced_table, labels_table, scores_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
 from layerswap.report.delta_map import draw_changes
@@ -34,8 +34,8 @@ def worth_in_words(result: Compared) -> str:
         return ""
     measures = " and ".join(f"{worth} in {name}" for name, worth in result.worth_in_labels.items())
     return (
-        f"The {result.selected} is worth {measures}: that many labelled texts give a linear "
-        "classifier the same score."
+        f"The {in_a_sentence(result.selected)} is worth {measures}: that many labelled texts give "
+        "a linear classifier the same score."
     )
 
 
@@ -64,7 +64,7 @@ def surpassing(
                 f"On {documents}, models are clearly above the selected one: {'; '.join(names)}."
             )
     if sentences and command:
-        sentences.append(f"{shlex.join(command)} writes the {written}.")
+        sentences.append(f"{shlex.join(command)} writes the {in_a_sentence(written)}.")
     return " ".join(sentences)
 
 

@@ -16,22 +16,22 @@ from layerswap.experiment.conditions import (
     TASK_EXPERT,
     VECTORS,
     Condition,
+    in_a_sentence,
 )
 from layerswap.experiment.sections import scored, surpassing, worth_in_words
 
 
 def verdict_in_words(result: Compared) -> str:
     """Recommends a road in one sentence, with the worth of the selected model in labels."""
-    selected = result.selected
-    if selected not in result.scores:
+    if result.selected not in result.scores:
         return ""
-    found = result.verdict
+    selected, found = in_a_sentence(result.selected), result.verdict
     score = scored(result.intervals[found.road], result.unit)
     apart = "" if found.lead is None else f" against it, the {selected}: {found.lead.in_words()}"
     match found.kind:
         case "too few documents":
             said = (
-                f"The test is too small to choose a road: {result.intervals[selected].n:,} "
+                f"The test is too small to choose a road: {result.intervals[result.selected].n:,} "
                 f"documents cannot distinguish the {selected} from the {found.road};{apart}."
             )
         case "no model":

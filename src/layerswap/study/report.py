@@ -36,6 +36,7 @@ from layerswap.experiment.conditions import (
     SOUP,
     TASK_EXPERT,
     Condition,
+    in_a_sentence,
 )
 from layerswap.experiment.sections import (
     change_section,
@@ -414,7 +415,7 @@ def selected_in_words(results: Sequence[Compared]) -> str:
         score = first.intervals[first.selected].mean
         words = "" if rival is None else f": against the {rival}, {apart[0][rival].in_words()}"
         where = f"{first.benchmark} in {first.language}"
-        return f"The {first.selected} scores {100 * score:.1f}% on {where}{words}."
+        return f"The {in_a_sentence(first.selected)} scores {100 * score:.1f}% on {where}{words}."
     if rival is None:
         return f"{len(results)} results, without a model to compare the selected model with."
     above = [r.heading for r, by in zip(results, apart, strict=True) if by[rival].low > 0]
@@ -433,8 +434,10 @@ def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[s
     best = next((model for model in above if model.method not in BASELINES), None)
     command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
     saved = {language: one.choice.saved for language, one in _first(results).items()}
-    names = [f"the {'model ' * (model.method == FINISHED)}{model.treatment}, in {language}"
-             for language, model in saved.items()]  # fmt: skip
+    names = [
+        f"the {'model ' * (model.method == FINISHED)}{in_a_sentence(model.treatment)}, in {code}"
+        for code, model in saved.items()
+    ]
     finished = any(model.method == FINISHED for model in saved.values())
     kept = f"The study saves {'; '.join(names)}." if finished else ""
     return opening(results, kept, *said, written=best, command=command)
@@ -458,7 +461,8 @@ def _sentence(result: Compared, english: InEnglish | None = None) -> str:
     """Describe one language's result: the models that the swap is above, below and like."""
     score = scored(result.intervals[result.selected])
     score += f" in {result.metric_in_words}" if result.likeness else ""
-    parts = [f"{result.benchmark} in {result.language}: the {result.selected} reaches {score}."]
+    name = in_a_sentence(result.selected)
+    parts = [f"{result.benchmark} in {result.language}: the {name} reaches {score}."]
     words = {1: "Higher than", -1: "Lower than", 0: "No difference detected from"}
     parts += [
         f"{words[sign]}: {'; '.join(map(str, others))}."
