@@ -32,7 +32,7 @@ def test_refuses_missing_and_unknown_places():
     blends = dict(swap(2).blends)
     blends[Place(2, "mlp")] = blends.pop(Place(1, "mlp"))
     assert refused(RecipeError, Composition, 2, blends) == (
-        "a composition needs a blend for every place of its layers; missing: 1 mlp; unknown: 2 mlp"
+        "places that are missing, or not of 2 layers: 1 mlp, 2 mlp"
     )
     with pytest.raises(RecipeError, match=r"^a model has at least 1 layer, not 0$"):
         Composition.build(0, lambda place: Blend.of("a"))

@@ -446,10 +446,9 @@ KNOWN = (
           ", line 3: models[0].modell: unknown key; did you mean 'model'?"]),
         (LINEAR + "models: [{model: a}, {model: a}]",
          [", line 3: models[1]: 'a' is given twice"]),
-        (LINEAR + "models: [{model: a+b+c}, {model: b@c@d}, {model: {model: c, tokenizer: d}}]",
+        (LINEAR + "models: [{model: a+b+c}, {model: {model: c, tokenizer: d}}]",
          [", line 3: models[0].model: 'a+b+c' adds two adapters; merge one into the model first",
-          ", line 3: models[1].model: 'b@c@d' has two '@'; write owner/name@revision",
-          ", line 3: models[2].model: 'tokenizer' of a model is not supported; write the model "
+          ", line 3: models[1].model: 'tokenizer' of a model is not supported; write the model "
           "alone"]),
         ("merge_method: linear\nmodels: [{model: a, parameters: {weight: 1}}, {model: b}]",
          [", line 2: models[1]: linear needs a weight for 'b'"]),

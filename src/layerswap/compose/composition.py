@@ -43,14 +43,9 @@ class Composition:
         taken = self.taken
         if taken is not None and (len(taken) != self.layers or min(taken) < 0):
             raise RecipeError(f"{self.layers} layers cannot be made of layers {taken}")
-        expected = set(all_places(self.layers))
-        if set(self.blends) != expected:
-            wrong = (expected - set(self.blends), set(self.blends) - expected)
-            missing, unknown = (sorted(f"{p.layer} {p.role}" for p in places) for places in wrong)
-            raise RecipeError(
-                "a composition needs a blend for every place of its layers; "
-                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
-            )
+        if wrong := self.blends.keys() ^ set(all_places(self.layers)):
+            shown = ", ".join(sorted(f"{place.layer} {place.role}" for place in wrong))
+            raise RecipeError(f"places that are missing, or not of {self.layers} layers: {shown}")
         object.__setattr__(self, "blends", MappingProxyType(dict(self.blends)))
 
     @classmethod

@@ -120,10 +120,6 @@ def read_reference(value: object) -> object:
         return value
     if value.count("+") > 1:
         raise ValueError(f"{value!r:.80} adds two adapters; merge one into the model first")
-    if any(part.count("@") > 1 for part in value.split("+")):
-        raise ValueError(f"{value!r:.80} has two '@'; write owner/name@revision")
-    if not all(value.split("+")):
-        raise ValueError(f"{value!r:.80} lacks the model or the adapter")
     return value
 
 
