@@ -188,9 +188,7 @@ def test_other_tensors(experts, tmp_path):
 def test_an_index_of_other_files(out):
     index = out / "model.safetensors.index.json"
     edit(out, lambda data: data["metadata"].update(total_size=1), index.name)
-    assert findings(out) == [f"{index}: not the index that the merge writes"]
-    index.write_text("{")
-    assert findings(out)[0].startswith(f"{index}: not valid JSON")
+    assert findings(out) == [f"{index}: not as the merge writes it"]
 
 
 def test_documents(out):

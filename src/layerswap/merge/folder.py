@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +20,9 @@ from layerswap.ground.errors import MergeError
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
-    index_of,
     pack_shards,
     pack_shared_shards,
+    write_index,
 )
 from layerswap.merge.metadata import (
     module_notes,
@@ -110,9 +109,7 @@ class FolderFormat(Format):
                 shared += write_shard(path, shard, facts, options, rounding, share=share)
             names = [name for shard in shards for name in read_header(folder / shard.file)]
             check_written(target, names, content["tensors"]["output"])
-            index = index_of(shards)
-            if index:
-                (folder / index[0]).write_bytes((json.dumps(index[1], indent=2) + "\n").encode())
+            write_index(folder, shards)
             lost = rounding.summary() if rounding is not None else None
             measured = {LOST_TO_DTYPE: lost, SHARED_BYTES: shared if share else None}
             write_documents(folder, plan, content, measured)

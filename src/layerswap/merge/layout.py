@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -462,13 +463,13 @@ def names_digest(names: Iterable[str]) -> dict[str, Any]:
     return {"count": text.count("\n"), "names_sha256": sha256(text.encode()).hexdigest()}
 
 
-def index_of(shards: Sequence[Shard]) -> tuple[str, dict[str, object]] | None:
-    """Return name and content of the index file; None for a single shard."""
-    if len(shards) == 1:
-        return None
-    weight_map = {tensor.name: shard.file for shard in shards for tensor, _ in shard.tensors}
-    total = sum(tensor.nbytes for shard in shards for tensor, _ in shard.tensors)
-    return INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}
+def write_index(folder: Path, shards: Sequence[Shard]) -> None:
+    """Write the index of several files."""
+    if len(shards) > 1:
+        weight_map = {tensor.name: shard.file for shard in shards for tensor, _ in shard.tensors}
+        total = sum(tensor.nbytes for shard in shards for tensor, _ in shard.tensors)
+        content = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / INDEX).write_bytes((json.dumps(content, indent=2) + "\n").encode())
 
 
 def _groups(tensors: Sequence[OutputTensor], max_bytes: int) -> Iterator[list[OutputTensor]]:
