@@ -198,10 +198,6 @@ class MergekitMethod(Method):
         """All models, the base model first."""
         return list(dict.fromkeys(self.references.values()))
 
-    def title(self, key: str) -> str:
-        """The method's name in mergekit."""
-        return f"mergekit configuration: {self.merge_method}"
-
     def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
         """Look every tensor up by its name; see `resolve`."""
         if tensors is None:

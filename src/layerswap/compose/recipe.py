@@ -144,9 +144,13 @@ class Recipe(Strict):
         return check_recipe({**kept, **fields}, where=where)
 
     def __str__(self) -> str:
-        ((key, method),) = self.methods.items()
+        (name,) = self.methods
+        if self.merge is not None:
+            name = self.merge.method
+        elif self.mergekit is not None:
+            name = f"mergekit {self.mergekit.merge_method}"
         over = "" if self.base is None else ", with its base"
-        return f"a {method.title(key)} of {', '.join(self.experts)}{over}"
+        return f"{name} of {', '.join(self.experts)}{over}"
 
     @property
     def place_patterns(self) -> tuple[Pattern, ...]:

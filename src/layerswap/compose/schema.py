@@ -126,10 +126,6 @@ class Method(Strict):
         """The experts that the method combines, in its order, by the key path that names them."""
         raise NotImplementedError
 
-    def title(self, key: str) -> str:
-        """The method in words; `key` is its key in the recipe."""
-        return f"recipe: {key}"
-
     def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
         """Compose the experts of a model of `layers` layers.
 
@@ -167,10 +163,6 @@ class MergeMethod(Method):
     def references(self) -> dict[KeyPath, str]:
         """The experts, by key path."""
         return {("experts", name): name for name in self.experts}
-
-    def title(self, key: str) -> str:
-        """The name of the merge method."""
-        return f"recipe: {self.method}"
 
     def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
         """Run the method at every place."""

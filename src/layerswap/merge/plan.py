@@ -262,7 +262,7 @@ class Plan:
     def __repr__(self) -> str:
         layers, swap = self.composition.layers, self.recipe.swap
         zones = f", {swap.zones(layers)}" if swap else ""
-        return f"<Plan: {str(self.recipe).partition(': ')[2]}{zones}; {layers} layers>"
+        return f"<Plan: {self.recipe}{zones}; {layers} layers>"
 
     def __str__(self) -> str:
         return draw(self.composition)

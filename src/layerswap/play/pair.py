@@ -47,8 +47,8 @@ class Pair:
             names = [method.task, method.language]
         if len(names) != 2:
             raise RecipeError(
-                f"the page composes two experts; this is {recipe}. Give a swap, a partition, "
-                "or a merge of two"
+                f"the page composes two experts; this is a recipe: {recipe}. Give a swap, a "
+                "partition, or a merge of two"
             )
         self.plan, self.layers = plan, plan.composition.layers
         self.experts = {"task": names[0], "language": names[1]}
