@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import families
 import pytest
 import torch
 from effort import sampled
@@ -17,30 +18,17 @@ from merging import (
     tiny_llama,
 )
 from refusals import one_line
-from tiny_models import NEOX, WINDOW, config_of
+from tiny_models import NEOX, config_of
 from transformers import RobertaConfig, RwkvConfig
 
 import layerswap as ls
 from layerswap.ground.errors import CheckpointError, LayerswapError
 
-
-def gemma3_wrapper():
-    from transformers import Gemma3Config
-
-    return Gemma3Config(
-        text_config=WINDOW,
-        vision_config={
-            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "image_size": 28,
-            "num_attention_heads": 2, "patch_size": 14,
-        },
-        mm_tokens_per_image=4, image_token_index=59, boi_token_index=57, eoi_token_index=58,
-    )  # fmt: skip
-
-
 PLAIN = ("llama", "qwen2", "gpt2", "gpt_neox", "bloom", "mixtral", "opt", "falcon")
 FAMILIES = {
     **{name: partial(config_of, name) for name in PLAIN},
-    "gemma3_text": partial(config_of, "gemma3"), "gemma3": gemma3_wrapper,
+    "gemma3_text": partial(config_of, "gemma3"),
+    "gemma3": partial(families.config_of, "gemma3"),
 }  # fmt: skip
 
 
@@ -73,7 +61,8 @@ def test_disk_memory_and_a_merge_by_hand_give_the_same_logits(family, tmp_path):
 
     task, language = loaded(pair["task"]), loaded(pair["language"])
     only = "language_model" if family == "gemma3" else ""
-    merged = swapped(task.state_dict(), language.state_dict(), 5, bottom=1, top=0, t_u=1, only=only)
+    states, layers = (task.state_dict(), language.state_dict()), plan.composition.layers
+    merged = swapped(*states, layers, bottom=1, top=0, t_u=1, only=only)
     task_logits = logits(task)
     assert not torch.equal(task_logits, logits(language))
     by_hand = loaded(pair["task"])
@@ -163,7 +152,7 @@ def test_a_mixed_bfloat16_model_has_one_dtype_everywhere(tmp_path):
 
 
 def test_the_parts_of_a_wrappers_config_agree_on_dtype_and_tying(tmp_path):
-    pair = [save_expert(tmp_path / f"e{seed}", gemma3_wrapper(), seed) for seed in range(2)]
+    pair = [save_expert(tmp_path / f"e{seed}", FAMILIES["gemma3"](), seed) for seed in range(2)]
     for folder in pair:
         text = json.loads((folder / "config.json").read_text())["text_config"]
         change_config(folder, text_config={**text, "dtype": "float32"})

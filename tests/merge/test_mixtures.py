@@ -5,6 +5,7 @@ from hashlib import sha256
 
 import pytest
 import torch
+from families import model_of
 from merging import change_tensors, copied, recipe_plan, refusal, tensors_of
 
 import layerswap as ls
@@ -12,42 +13,18 @@ from layerswap.ground.errors import MergeError
 from layerswap.merge import verify
 from layerswap.merge.layout import pack_shards
 
-TEXT = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-HYBRID = {
-    **TEXT, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8,
-    "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_dt_rank": 4,
-}  # fmt: skip
-VISION = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "image_size": 28, "patch_size": 14,
-}  # fmt: skip
-SEEING = {
-    "text_config": {**TEXT, "model_type": "llama"}, "image_seq_length": 4,
-    "vision_config": {**VISION, "model_type": "clip_vision_model"},
-}  # fmt: skip
-KINDS = {
-    "mixtral": {**TEXT, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "jamba": HYBRID,
-    "llava": SEEING,
-}
-
 WORDS = ("gate.weight", "router.weight")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["mixtral", "jamba", "llava"])
 def pair(request, tmp_path_factory):
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    return save_pair(request.param, tmp_path_factory.mktemp(request.param))
 
-    root = tmp_path_factory.mktemp(request.param)
-    config = AutoConfig.for_model(request.param, **KINDS[request.param])
-    auto = AutoModelForImageTextToText if request.param == "llava" else AutoModelForCausalLM
+
+def save_pair(family, root):
     for seed, name in enumerate(("task", "language")):
         torch.manual_seed(seed)
-        auto.from_config(config).save_pretrained(root / name)
+        model_of(family).save_pretrained(root / name)
     return root
 
 
@@ -137,14 +114,9 @@ def test_compositions_of_a_hybrid_score_as_each_alone(pair):
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
 def test_experts_in_one_tensor_are_exact_together_and_refused_beside_others(tmp_path, kind):
     """Since version 5 transformers can store a mixture's experts in one tensor."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    sizes = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
-    config = AutoConfig.for_model(kind, **TEXT, **sizes)
-    for seed, name in enumerate(("task", "language")):
-        torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
-    separate = plan_of(tmp_path)
+    separate = plan_of(save_pair(kind, tmp_path))
     ids = torch.tensor([[3, 7, 11, 2]])
     expected = separate.load()(ids).logits
     for name, other in (("task", "language"), ("language", "task")):

@@ -3,7 +3,7 @@
 One tensor has several names: bare (`h.0`), with the prefix of its class (`transformer.h.0`), with
 the prefix of a version of transformers (`language_model.model` or `model.language_model`), and with
 words of a training wrapper (`_orig_mod`). The tables here need neither torch nor transformers;
-`tests/checkpoint/test_names.py` compares them with transformers' own mapping.
+`tests/checkpoint/test_places.py` compares them with transformers' own mapping.
 """
 
 from __future__ import annotations
