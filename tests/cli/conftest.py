@@ -5,9 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from merging import copied, save_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from merging import copied, save_expert, save_near, save_tokenizer, tiny_llama
 
 from layerswap.cli import main
 
@@ -16,22 +14,13 @@ from layerswap.cli import main
 def experts(tmp_path_factory):
     """Folders of a base and two experts of 8 layers, each a little way from the base."""
     root = tmp_path_factory.mktemp("experts")
-    config = LlamaConfig(
+    config = tiny_llama(
         vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=8,
         num_attention_heads=2,
     )  # fmt: skip
-    torch.manual_seed(0)
-    base = LlamaForCausalLM(config)
-    base.save_pretrained(root / "base")
-    for seed, name in enumerate(("task", "language"), start=1):
-        torch.manual_seed(seed)
-        expert = LlamaForCausalLM(config)
-        expert.load_state_dict(base.state_dict())
-        with torch.no_grad():
-            for parameter in expert.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.01 * seed)
-        expert.save_pretrained(root / name)
-    base, task, language = (str(root / name) for name in ("base", "task", "language"))
+    base = save_expert(root / "base", config, 0)
+    near = (save_near(root / n, base, i, 0.01 * i) for i, n in enumerate(("task", "language"), 1))
+    base, task, language = map(str, (base, *near))
     pair = ("--task", task, "--language", language)
     return SimpleNamespace(base=base, task=task, language=language, pair=pair)
 

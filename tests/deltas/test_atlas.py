@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from merging import change_tensors, copied, save_adapter, save_tensors, tiny_llama
+from merging import (
+    change_tensors,
+    copied,
+    save_adapter,
+    save_expert,
+    save_near,
+    save_tensors,
+    tiny_llama,
+)
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -28,25 +36,11 @@ NAMES = {column: column.split(".")[1] for column in COLUMNS}
 CONFIG = tiny_llama(num_hidden_layers=3)
 
 
-def save(folder: Path, config, seed: int, *, near: Path | None = None, dtype=torch.float32) -> Path:
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
-    if near is not None:
-        model = AutoModelForCausalLM.from_pretrained(near, dtype=torch.float32)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                kept = torch.rand(parameter.shape) < 0.7
-                parameter.add_(torch.randn(parameter.shape) * 0.01 * kept)
-    model.to(dtype).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory) -> tuple[Path, Path, Path]:
     root = tmp_path_factory.mktemp("trio")
-    base = save(root / "base", CONFIG, 0)
-    two = [save(root / name, CONFIG, seed, near=base) for seed, name in ((1, "one"), (2, "two"))]
-    return base, *two
+    base = save_expert(root / "base", CONFIG, 0)
+    return base, *(save_near(root / n, base, i, share=0.7) for i, n in enumerate(("one", "two"), 1))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -79,8 +73,8 @@ def test_rows_and_summaries_are_the_direct_ones(trio, monkeypatch, axis, chunk):
 
 def test_conv1d_matrices_are_transposed(tmp_path):
     config = GPT2Config(n_layer=2, n_embd=12, n_head=2, n_positions=16, vocab_size=30)
-    base = save(tmp_path / "base", config, 0)
-    expert = save(tmp_path / "expert", config, 1, near=base)
+    base = save_expert(tmp_path / "base", config, 0)
+    expert = save_near(tmp_path / "expert", base, 1)
     atlas = ls.delta(base, expert)
     name = "transformer.h.0.mlp.c_fc.weight"  # stored [in, out] = [12, 48]
     delta = weights(expert)[name] - weights(base)[name]
@@ -230,10 +224,10 @@ def test_tensors_made_for_a_published_map_give_back_its_numbers(tmp_path, expert
 
 def test_experts_that_do_not_fit_are_refused(trio, tmp_path):
     base = trio[0]
-    wide = save(tmp_path / "wide", tiny_llama(num_hidden_layers=3, intermediate_size=44), 1)
+    wide = save_expert(tmp_path / "wide", tiny_llama(num_hidden_layers=3, intermediate_size=44), 1)
     with pytest.raises(LayerswapError, match=r"down_proj.weight' has shape \[24, 44\], the base"):
         ls.delta(base, wide)
-    deep = save(tmp_path / "deep", tiny_llama(), 1)
+    deep = save_expert(tmp_path / "deep", tiny_llama(), 1)
     with pytest.raises(LayerswapError, match=r"deep and the base have different tensors: 'model"):
         ls.delta(base, deep)
     with pytest.raises(LayerswapError, match="give an expert to compare with the base"):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from merging import save_expert, save_near, tiny_llama
 from refusals import refused
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import Line, additivity, connectivity
@@ -22,21 +23,8 @@ PROMPTS = [1, 2, 4]
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory) -> tuple[Path, Path, Path]:
     root = tmp_path_factory.mktemp("linearity")
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=3, vocab_size=40,
-        num_attention_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    folders = []
-    for seed, name in enumerate(("base", "task", "language")):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape) * 0.05 * seed)
-        model.save_pretrained(root / name)
-        folders.append(root / name)
-    return tuple(folders)
+    base = save_expert(root / "base", tiny_llama(num_hidden_layers=3), 0)
+    return base, save_near(root / "task", base, 1, 0.05), save_near(root / "language", base, 2, 0.1)
 
 
 def loss(

@@ -53,6 +53,18 @@ def save_expert(
     return folder
 
 
+def save_near(
+    folder: Path, base: Path, seed: int, scale: float = 0.01, *, share: float = 1.0
+) -> Path:
+    """An expert near its base, as training leaves it: a share of the entries has changed."""
+    draws = torch.Generator().manual_seed(seed)
+    changes = {}
+    for name, tensor in tensors_of(base).items():
+        moved = torch.rand(tensor.shape, generator=draws) < share
+        changes[name] = tensor + scale * moved * torch.randn(tensor.shape, generator=draws)
+    return change_tensors(copied(base, folder), changes)
+
+
 def save_adapter(folder: Path, base: Path, seed: int, **settings: Any) -> Path:
     """An adapter of `base` with random weights."""
     from peft import LoraConfig, get_peft_model

@@ -6,14 +6,13 @@ import pytest
 import torch
 from merging import (
     change_config,
-    change_tensors,
     copied,
     refusal,
     save_adapter,
     save_expert,
+    save_near,
     save_tokenizer,
     swap_of,
-    tensors_of,
     tiny_llama,
 )
 
@@ -42,14 +41,9 @@ def write_record(folder, part, *, name="C", outside="task", data=()):
 def experts(tmp_path_factory):
     """A base, and experts that are close to it, as trained ones are."""
     root = tmp_path_factory.mktemp("close")
-    found = {"base": save_tokenizer(save_expert(root / "base", tiny_llama(), 3))}
-    for seed, name in enumerate(("task", "language", "third")):
-        draws = torch.Generator().manual_seed(seed)
-        found[name] = copied(found["base"], root / name)
-        near = {n: t + 0.01 * torch.randn(t.shape, generator=draws)
-                for n, t in tensors_of(found["base"]).items()}  # fmt: skip
-        change_tensors(found[name], near)
-    return found
+    base = save_tokenizer(save_expert(root / "base", tiny_llama(), 3))
+    near = {n: save_near(root / n, base, i) for i, n in enumerate(("task", "language", "third"))}
+    return {"base": base, **near}
 
 
 @pytest.fixture
