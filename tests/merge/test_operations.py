@@ -22,12 +22,14 @@ from safetensors.torch import load_file
 
 from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.ground.errors import MergeError, RecipeError
-from layerswap.merge import make_plan
+from layerswap.merge import make_plan, terms
 from layerswap.merge import writer as engine
 from layerswap.merge.terms import TermEvaluator, merged_tensors
 from layerswap.methods import METHODS
 
-QUICK = ("della", "fisher", "ram", "slerp", "ties")
+QUICK = ("della", "fisher", "ram", "revert", "revert by model", "slerp", "ties")
+BY_MODEL = {"revert by model": ("revert", {"scope": "model", "keep": 0.4})}
+"""Settings under which a method reads the whole model before it writes."""
 
 
 def recipe(experts, /, **keys):
@@ -110,9 +112,10 @@ def test_methods_nest_in_methods_and_soups(experts, tmp_path):
     close(plan.save(tmp_path / "out"), expected)
 
 
-@pytest.mark.parametrize("method", sampled(sorted(METHODS), *QUICK))
-def test_in_memory_as_on_disk_and_again_in_other_steps(experts, tmp_path, monkeypatch, method):
-    plan = merge_everywhere(experts, method)
+@pytest.mark.parametrize("case", sampled(sorted([*METHODS, *BY_MODEL]), *QUICK))
+def test_in_memory_as_on_disk_and_again_in_other_steps(experts, tmp_path, monkeypatch, case):
+    method, settings = BY_MODEL.get(case, (case, {}))
+    plan = merge_everywhere(experts, method, **settings)
     out = plan.save(tmp_path / "out", threads=1)
     loaded = plan.load().state_dict()
     for name, tensor in load_file(out / "model.safetensors").items():
@@ -121,19 +124,25 @@ def test_in_memory_as_on_disk_and_again_in_other_steps(experts, tmp_path, monkey
     assert record["composition"] == plan.composition.to_dict()
     monkeypatch.setattr(engine, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(engine, "PIECE_BYTES", 3 * 1000)
+    monkeypatch.setattr(terms, "CHUNK_ELEMENTS", 53)
     again = recipe_plan(record["recipe"])
     assert weight_bytes(again.save(tmp_path / "again", threads=3)) == weight_bytes(out)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_nan_in_a_source_stops_the_merge(experts, tmp_path, method):
-    who = "language" if METHODS[method].experts[1] > 1 else "task"
+@pytest.mark.parametrize(
+    ("method", "who", "settings"),
+    [
+        *((n, "language" if METHODS[n].experts[1] > 1 else "task", {}) for n in sorted(METHODS)),
+        *(("revert", "base", {"scope": scope}) for scope in ("tensor", "model")),
+    ],
+)
+def test_nan_in_a_source_stops_the_merge(experts, tmp_path, method, who, settings):
     spoilt = copied(experts[who], tmp_path / "spoilt")
     name = "model.layers.1.mlp.up_proj.weight"
     tensor = load_file(spoilt / "model.safetensors")[name]
     tensor[3, 4] = float("nan")
     change_tensors(spoilt, {name: tensor})
-    plan = merge_everywhere({**experts, who: spoilt}, method)
+    plan = merge_everywhere({**experts, who: spoilt}, method, **settings)
     assert refused(MergeError, plan.save, tmp_path / "out") == (
         f"{spoilt / 'model.safetensors'}: tensor {name!r} holds NaN or infinity; take an earlier "
         "checkpoint"
