@@ -33,6 +33,24 @@ def task_of(*rows):
     return Task(table(*rows), recognise(table(*rows), {}))
 
 
+SIZE = {"documents": 1, "read": 9, "written": 16}
+
+
+def loaded_benchmark(task, documents, folder):
+    """The benchmark of a task, with these documents in Swahili as its test, in lm-eval."""
+    from layerswap.evaluation.harness import load_tasks
+
+    for name in ("data", "benchmarks"):
+        (folder / name).mkdir()
+    lines = "".join(json.dumps(one) + "\n" for one in documents)
+    (folder / "data" / "sw.test.jsonl").write_text(lines)
+    file = folder / "benchmarks" / "x.yaml"
+    file.write_text(dump_yaml(task.benchmark("x", ["sw"], SIZE)))
+    tasks = TaskFolder(folder / "tasks")
+    (written,) = write_suite(str(file), ["sw"], tasks, data=DataFolder(None))
+    return load_tasks([written.name], include=[tasks.root])["tasks"][written.name]
+
+
 def write_labelled(path, texts, labels):
     """Write a table of texts and of labels in turns; gives its path."""
     rows = [(text, labels[i % len(labels)]) for i, text in enumerate(texts)]
@@ -68,22 +86,11 @@ def test_training_and_benchmark_have_one_prompt(kind, tmp_path):
     between = " " if kind == "messages" else ""
     assert f"{example.prompt}{between}{example.completion}" == wanted
 
-    (tmp_path / "data").mkdir()
-    (tmp_path / "benchmarks").mkdir()
-    document = target(task, task.documents(rows)[0], "en")
-    (tmp_path / "data" / "sw.test.jsonl").write_text(json.dumps(document) + "\n")
-    file = tmp_path / "benchmarks" / "x.yaml"
-    size = {"documents": 1, "read": 9, "written": 16}
-    file.write_text(dump_yaml(task.benchmark("x", ["sw"], size)))
+    loaded = loaded_benchmark(task, [target(task, task.documents(rows)[0], "en")], tmp_path)
     named = {"x": task.source(tmp_path, "benchmarks/x.yaml")}
     mix = parse_mix(dump_yaml({"name": "m", "sources": named}), folder=tmp_path)
     assert ExampleMaker(mix.sources["x"], "x").make(rows[0]) == example
     assert kind == "messages" or "prompt" not in named["x"]
-    tasks = TaskFolder(tmp_path / "tasks")
-    (written,) = write_suite(str(file), ["sw"], tasks, data=DataFolder(None))
-    from layerswap.evaluation.harness import load_tasks
-
-    loaded = load_tasks([written.name], include=[tasks.root])["tasks"][written.name]
     (asked,) = loaded.eval_docs
     prompt = loaded.doc_to_text(asked)
     assert prompt == example.prompt
@@ -201,11 +208,10 @@ def test_a_conversation_of_several_turns_is_refused(tmp_path):
 
 def test_what_decides_about_answers_comes_from_the_task_and_the_tests():
     task = task_of(*({"question": f"{i}", "answer": f"#### {i}"} for i in range(4)))
-    size = {"documents": 1, "read": 9, "written": 16}
 
     def asked(*answers):
         tests = [("sw", [{"question": "q", "answer": answer} for answer in answers])]
-        return replace(task, tests=tests).benchmark("x", ["sw"], size)
+        return replace(task, tests=tests).benchmark("x", ["sw"], SIZE)
 
     assert asked("5")["metric"] == ["exact_match", "number"]
     assert asked("Mvua kubwa ilinyesha usiku kucha")["metric"] == ["chrf++", "whole"]
@@ -276,20 +282,9 @@ def test_every_row_of_a_task_is_read_and_every_text_is_counted(tmp_path, monkeyp
 def test_choices_that_are_digits_are_told_by_their_position(tmp_path):
     rows = [{"question": f"{i} + 1?", "choices": ["1", "2", "3"], "answer": str(i + 1)}
             for i in range(3)]  # fmt: skip
-    task = Task(table(*rows), recognise(table(*rows), {}))
-    (tmp_path / "data").mkdir()
-    (tmp_path / "benchmarks").mkdir()
-    lines = (json.dumps(target(task, one, "sw")) + "\n" for one in task.documents(rows))
-    (tmp_path / "data" / "sw.test.jsonl").write_text("".join(lines))
-    file = tmp_path / "benchmarks" / "x.yaml"
-    file.write_text(
-        dump_yaml(task.benchmark("x", ["sw"], {"documents": 3, "read": 9, "written": 1}))
-    )
-    tasks = TaskFolder(tmp_path / "tasks")
-    (written,) = write_suite(str(file), ["sw"], tasks, data=DataFolder(None))
-    from layerswap.evaluation.harness import load_tasks
-
-    loaded = load_tasks([written.name], include=[tasks.root])["tasks"][written.name]
+    task = task_of(*rows)
+    documents = [target(task, one, "sw") for one in task.documents(rows)]
+    loaded = loaded_benchmark(task, documents, tmp_path)
     assert [loaded.doc_to_target(one) for one in loaded.eval_docs] == [0, 1, 2]
     assert loaded.doc_to_choice(loaded.eval_docs[0]) == ["1", "2", "3"]
 
@@ -307,10 +302,9 @@ def test_numbers_are_scored_as_numbers_and_texts_as_texts():
     texts = table({"question": "a", "answer": "Abuja"})
     long = table({"question": "a", "answer": "Rain fell in Abuja all night."})
     thai = table({"question": "a", "answer": "ฝนตกหนักทั้งคืนในเมือง"})
-    size = {"documents": 1, "read": 9, "written": 16}
     found = [Task(one, recognise(one, {})) for one in (numbers, texts, long, thai)]
     assert [one.numeric for one in found] == [True, False, False, False]
-    written = [one.benchmark("x", ["sw"], size) for one in found]
+    written = [one.benchmark("x", ["sw"], SIZE) for one in found]
     assert [one["metric"] for one in written] == [
         ["exact_match", "number"], ["token_f1", "whole"], *[["chrf++", "whole"]] * 2
     ]  # fmt: skip
