@@ -45,6 +45,7 @@ def write_rows(folder: Path, train: int, validation: int) -> None:
 
 
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t")
         writer.writerows([header, *rows])

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from lab_files import write_tsv
 
 from layerswap.evaluation.statistics import paired_over_groups
 from layerswap.lab.assets import shipped
@@ -15,15 +16,6 @@ from research import answers
 ARTICLE = answers.Article(
     "Bei ya mafuta imepanda leo.Serikali ya Kenya imesema hayo jana", "Mafuta yapanda bei"
 )
-
-
-def write_news(folder, code, split, rows):
-    path = folder / "masakhanews" / f"{code}.{split}.tsv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t")
-        writer.writerow(["category", "headline", "text"])
-        writer.writerows(["sports", *row] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +80,9 @@ def test_models_are_asked_once_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(answers, "DTYPE", "float32")
     for code in ("eng", "swa"):
         for split in ("dev", "test", "fewshot50"):
-            rows = [[f"{code} kichwa cha {i}", words(i, 40)] for i in range(6)]
-            write_news(published, code, split, rows)
+            news = [("sports", f"{code} kichwa cha {i}", words(i, 40)) for i in range(6)]
+            file = published / "masakhanews" / f"{code}.{split}.tsv"
+            write_tsv(file, ("category", "headline", "text"), news)
     (published / "lafand_mt").mkdir()
     for long in ("en", "swa", "hau", "yor"):
         lines = [f"{long}na {long}a {long}moja {i} {long}ccc nenoneno" for i in range(300)]

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from lab_files import write_tsv
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
@@ -18,11 +19,10 @@ ROWS = [("politics", "bunge la nchi"), ("sports", "timu ya mpira"), ("health", "
 
 @pytest.mark.slow
 def test_every_composition_has_its_own_answers(tmp_path):
-    (tmp_path / "masakhanews").mkdir()
-    lines = ["category\theadline\ttext\turl"]
-    lines += [f"{category}\t{headline}\t{headline}\tu" for category, headline in ROWS]
     for split in ("dev", "test"):
-        (tmp_path / "masakhanews" / f"swa.{split}.tsv").write_text("\n".join(lines) + "\n")
+        news = [(category, headline, headline) for category, headline in ROWS]
+        file = tmp_path / "masakhanews" / f"swa.{split}.tsv"
+        write_tsv(file, ("category", "headline", "text"), news)
     task, language = PAIR
     found = outer.asked(task, language, "masakhanews", "sw", tmp_path, tmp_path / "out", layers=8)
     assert found.keys() == outer.recipes(8).keys()

@@ -1,10 +1,10 @@
 """The tables of a real model are those of the recorded scores, and its inputs can be made again."""
 
-import csv
 import json
 import re
 
 import pytest
+from lab_files import write_tsv
 from research.rows import TABLES
 from research.tables import MEASURED, PROSE
 
@@ -67,14 +67,6 @@ def test_a_probability_is_that_of_the_answer_that_was_scored():
             assert sum(right) == scores.sum()
 
 
-def write(path, rows, columns):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t")
-        writer.writerow(columns)
-        writer.writerows(rows)
-
-
 @pytest.fixture
 def published(tmp_path):
     root = tmp_path / "published"
@@ -82,23 +74,20 @@ def published(tmp_path):
     for code in ("eng", "swa", "hau", "yor"):
         for split in ("dev", "test", *(["fewshot50"] if code == "eng" else [])):
             file = root / "masakhanews" / f"{code}.{split}.tsv"
-            write(file, news, ["category", "headline", "text"])
+            write_tsv(file, ("category", "headline", "text"), news)
     for code, splits in (("eng_Latn", ["train"]), ("swh_Latn", ["dev", "test"])):
         for split in splits:
-            rows = [[i, "travel", f"Trip {i}"] for i in range(9)]
-            write(root / "sib200" / f"{code}.{split}.tsv", rows, ["index_id", "category", "text"])
+            trips = [(i, "travel", f"Trip {i}") for i in range(9)]
+            file = root / "sib200" / f"{code}.{split}.tsv"
+            write_tsv(file, ("index_id", "category", "text"), trips)
     (root / "lafand_mt").mkdir()
     for code in ("swa", "hau", "yor"):
         for side in ("en", code):
             for split in ("train", "dev"):
                 (root / "lafand_mt" / f"en-{code}.{split}.{side}").write_text("One\nTwo\n")
         for split in ("dev", "test", "train"):
-            lines = [
-                f"{split} {label} {i}\t{label}" for label in inputs.SENTIMENTS for i in range(400)
-            ]
-            file = root / "afrisenti" / f"{code}.{split}.tsv"
-            file.parent.mkdir(exist_ok=True)
-            file.write_text("\n".join(["tweet\tlabel", *lines]) + "\n")
+            tweets = [(f"{split} {one} {i}", one) for one in inputs.SENTIMENTS for i in range(400)]
+            write_tsv(root / "afrisenti" / f"{code}.{split}.tsv", ("tweet", "label"), tweets)
     (root / "tweeteval").mkdir()
     (root / "tweeteval" / "val_text.txt").write_text("".join(f"T {i}\n" for i in range(1200)))
     (root / "tweeteval" / "val_labels.txt").write_text("".join(f"{i % 3}\n" for i in range(1200)))
