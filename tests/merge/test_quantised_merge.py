@@ -16,6 +16,7 @@ from tests.helpers.merging import (
     tensors_of,
 )
 from tests.helpers.plain_checkpoints import write_adapter, write_family
+from tests.helpers.true_shapes import quantised
 
 import layerswap as ls
 
@@ -28,78 +29,39 @@ LINEAR = {
 }  # fmt: skip
 
 
-def integers(draws, shape):
-    return torch.randint(-(2**31), 2**31 - 1, shape, generator=draws, dtype=torch.int32)
-
-
-def fp8(name, rows, columns, draws):
-    """Blocks of 128 x 128, as DeepSeek V3 and Qwen3-FP8."""
-    weight = torch.randn(rows, columns, generator=draws)
-    blocks = weight.reshape(rows // 128, 128, columns // 128, 128)
-    scale = blocks.abs().amax((1, 3)) / 448
-    packed = (blocks / scale[:, None, :, None]).reshape(rows, columns)
-    return {f"{name}.weight": packed.to(torch.float8_e4m3fn), f"{name}.weight_scale_inv": scale}
-
-
-def gptq(name, rows, columns, draws):
-    """Four bits in groups of 128: [in / 8, out], [groups, out / 8], [groups, out], [in]."""
-    return {
-        f"{name}.qweight": integers(draws, (columns // 8, rows)),
-        f"{name}.qzeros": integers(draws, (columns // 128, rows // 8)),
-        f"{name}.scales": torch.rand(columns // 128, rows, generator=draws).half(),
-        f"{name}.g_idx": torch.randperm(columns, generator=draws).int() // 128,
-    }
-
-
-def awq(name, rows, columns, draws):
-    """Four bits in groups of 128: [in, out / 8], [groups, out / 8], [groups, out]."""
-    return {
-        f"{name}.qweight": integers(draws, (columns, rows // 8)),
-        f"{name}.qzeros": integers(draws, (columns // 128, rows // 8)),
-        f"{name}.scales": torch.rand(columns // 128, rows, generator=draws).half(),
-    }
-
-
-def packed(name, rows, columns, draws):
-    """Pack-quantised of compressed-tensors: [out, in / 8], [out, groups], and the shape."""
-    return {
-        f"{name}.weight_packed": integers(draws, (rows, columns // 8)),
-        f"{name}.weight_scale": torch.rand(rows, columns // 128, generator=draws).bfloat16(),
-        f"{name}.weight_shape": torch.tensor([rows, columns]),
-    }
-
-
 GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 128}}}
 FORMATS = {
-    "fp8": (fp8, {"weight_block_size": [128, 128], "activation_scheme": "dynamic"}),
-    "gptq": (gptq, {"bits": 4, "group_size": 128, "desc_act": True, "sym": True}),
-    "awq": (awq, {"bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}),
-    "compressed-tensors": (packed, {"format": "pack-quantized", "config_groups": GROUPS}),
+    "fp8": {"weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    "gptq": {"bits": 4, "group_size": 128, "desc_act": True, "sym": True},
+    "awq": {"bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "compressed-tensors": {"format": "pack-quantized", "config_groups": GROUPS},
 }
+DTYPES = {
+    "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32,
+    "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn,
+}  # fmt: skip
 
 
 def write(folder: Path, kind: str, seed: int, **settings) -> Path:
-    """A small Llama whose linear layers are quantised."""
-    form, own = FORMATS[kind]
+    """A small Llama whose linear layers are quantised, with random numbers."""
     draws = torch.Generator().manual_seed(seed)
-
-    def plain(*shape):
-        return torch.randn(shape, generator=draws).bfloat16()
-
-    tensors = {"model.embed_tokens.weight": plain(TOKENS, WIDTH)}
-    for layer in range(LAYERS):
-        stem = f"model.layers.{layer}"
-        for name, (rows, columns) in LINEAR.items():
-            tensors |= form(f"{stem}.{name}", rows, columns, draws)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{stem}.{norm}.weight"] = 1 + plain(WIDTH)
-    tensors |= {"model.norm.weight": 1 + plain(WIDTH), "lm_head.weight": plain(TOKENS, WIDTH)}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    inside = LINEAR | dict.fromkeys(norms, (WIDTH,))
+    shapes = {f"model.layers.{i}.{n}": shape for i in range(LAYERS) for n, shape in inside.items()}
+    shapes |= {"model.embed_tokens": (TOKENS, WIDTH), "model.norm": (WIDTH,)}
+    plain = {f"{n}.weight": ("BF16", s) for n, s in {**shapes, "lm_head": (TOKENS, WIDTH)}.items()}
+    tensors = {
+        name: torch.randn(shape, generator=draws).to(DTYPES[dtype])
+        if dtype[0] != "I"
+        else torch.randint(1 << 20, shape, generator=draws, dtype=DTYPES[dtype])
+        for name, (dtype, shape) in quantised(plain, kind).items()
+    }
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS,
         "hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": 4,
         "num_key_value_heads": 2, "tie_word_embeddings": False, "vocab_size": TOKENS,
         "dtype": "bfloat16", "max_position_embeddings": 64,
-        "quantization_config": {"quant_method": kind, **own, **settings},
+        "quantization_config": {"quant_method": kind, **FORMATS[kind], **settings},
     }  # fmt: skip
     return save_tensors(folder, tensors, **config)
 
