@@ -88,11 +88,6 @@ def test_an_untouched_output_is_verified(whole):
     assert report.computed.compared == report.computed.nbytes == sum(sizes[n] for n in blended)
     assert report.verbatim.tensors == len(sizes) - 3
     assert report.verbatim.compared == sum(sizes.values()) - report.computed.nbytes
-    assert str(report).splitlines() == [
-        "36 verbatim tensors (74.5 kB), all compared with their source",
-        "3 computed tensors (9.7 kB), all computed again",
-        f"{whole}: verified",
-    ]
 
 
 def test_magnitude_weights_are_only_measured_in_full(whole, out):
