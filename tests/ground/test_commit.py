@@ -391,22 +391,19 @@ def inside(folder):
     return {folder, *folder.rglob("*")}
 
 
-def test_all_is_flushed_before_the_rename_and_the_parent_after(target, record):
-    with committed(target) as folder:
-        write_output(folder, 1)
-        written = inside(folder)
-    before, after = record[: len(written)], record[len(written) :]
-    assert {("sync", path) for path in written} == set(before)
-    assert after == [("rename", folder), ("sync", target.parent)]
-
-
-def test_the_old_output_goes_only_after_the_parent_is_flushed(old, record, monkeypatch):
-    with committed(old, overwrite=True) as folder:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_all_is_flushed_before_it_appears_and_the_parent_after(target, record, overwrite):
+    """The old output goes last."""
+    if overwrite:
+        target.mkdir()
+        write_output(target, 1)
+    with committed(target, overwrite=overwrite) as folder:
         write_output(folder, 2)
         written = inside(folder)
     before, after = record[: len(written)], record[len(written) :]
     assert {("sync", path) for path in written} == set(before)
-    assert after == [("exchange", folder), ("sync", old.parent), ("remove", folder)]
+    appears = ("exchange" if overwrite else "rename", folder)
+    assert after == [appears, ("sync", target.parent), *[("remove", folder)] * overwrite]
 
 
 def test_the_order_without_an_exchange(old, record, monkeypatch):

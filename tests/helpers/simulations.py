@@ -229,8 +229,7 @@ OF_LINUX = {
     "checkpoint/test_source_files.py": ("[pipe-",),
     "merge/test_safety.py": ("a_write_that_fails_at_any_moment",),
     "ground/test_commit.py": (
-        "misread[a*b]", "misread[a?]", "all_is_flushed_before", "the_old_output_goes_only",
-        "the_order_without",
+        "misread[a*b]", "misread[a?]", "all_is_flushed_before", "the_order_without",
     ),
     "cli/test_output.py": ("no_path_forges_a_line",),
     "cli/test_commands.py": ("overwrite_replaces_only",),  # it maps the old output itself
