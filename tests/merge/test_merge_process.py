@@ -1,4 +1,7 @@
-"""Merges in processes of their own: hash seeds, memory, SIGKILL, a Hub cache."""
+"""Merges in processes of their own: hash seeds, memory, a Hub cache.
+
+Kills are in tests/ground/test_commit.py, and writes that fail in test_safety.py.
+"""
 
 import json
 import shutil
@@ -121,73 +124,6 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
         assert verified[1] < verified[0] + 50e6
     finally:
         shutil.rmtree(tmp_path, ignore_errors=True)
-
-
-KILLED = """
-import json, os, random, signal, sys, time
-from pathlib import Path
-import torch, layerswap as ls
-from merging import weight_bytes
-from processes import run
-torch.set_num_threads(1)
-task, language, root = sys.argv[1:4]
-root = Path(root)
-plans = [ls.swap(task=task, language=language, bottom=b, top=1, max_shard_size="20KB")
-         for b in (0, 1, 2)]
-whole = [weight_bytes(plan.save(root / f"ref{i}")) for i, plan in enumerate(plans)]
-out, rng, seen = root / "out", random.Random(0), []
-
-def child(plan):
-    def slow(count):
-        time.sleep(0.002)  # so that many of the moments fall between two writes
-    plan.save(out, overwrite=True, threads=1, progress=slow)
-    os._exit(0)
-
-started = time.monotonic()
-plans[0].save(root / "timed", threads=1, progress=lambda count: time.sleep(0.002))
-lasts = time.monotonic() - started
-current = None
-for i in range(60):
-    wanted = rng.randrange(3)
-    pid = os.fork()
-    if not pid:
-        try:
-            child(plans[wanted])
-        finally:
-            os._exit(1)
-    if i % 6:  # the others are let through, however slow the machine has become
-        time.sleep(rng.random() * lasts * 1.3)
-        os.kill(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
-    partial = [f.name for f in root.iterdir() if f.name.startswith("out.")]
-    found = whole.index(weight_bytes(out)) if out.exists() else None
-    complete = found is None or {f.name for f in out.iterdir()} == {
-        f.name for f in (root / "ref0").iterdir()}
-    seen.append({"before": current, "wanted": wanted, "found": found, "partial": partial,
-                 "complete": complete, "killed": os.WIFSIGNALED(status),
-                 "failed": os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0})
-    current = found
-plans[1].save(out, overwrite=True)
-left = sorted(f.name for f in root.iterdir() if f.name.startswith("out"))
-print(json.dumps({"seen": seen, "left": left, "last": whole.index(weight_bytes(out))}))
-"""
-
-
-@pytest.mark.slow
-def test_a_merge_killed_at_any_moment_leaves_the_old_or_the_new(experts, tmp_path):
-    result = json.loads(run(KILLED, experts["task"], experts["language"], tmp_path))
-    seen = result["seen"]
-    for case in seen:
-        assert case["found"] in (case["before"], case["wanted"]), case
-        assert case["complete"], case
-        assert not case["failed"], case
-        # What is left over is named for what it is, and is gone after the next merge.
-        assert all(name.startswith("out.partial-") for name in case["partial"]), case
-        assert len(case["partial"]) <= 1, case
-    assert sum(case["killed"] for case in seen) > 10, "the moments never met a running merge"
-    assert any(case["partial"] for case in seen)
-    assert any(case["found"] == case["wanted"] != case["before"] for case in seen)
-    assert (result["left"], result["last"]) == (["out"], 1)
 
 
 FROM_HUB = """

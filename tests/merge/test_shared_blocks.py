@@ -2,10 +2,7 @@
 
 import json
 import os
-import random
 import shutil
-import signal
-import time
 from collections import namedtuple
 from contextlib import suppress
 from dataclasses import replace
@@ -275,28 +272,6 @@ def test_a_full_disk_leaves_nothing(disk, experts, monkeypatch):
     message = refusal(swap_of(experts, bottom=1).save, disk / "out")
     assert "No space left on device" in message
     assert sorted(path.name for path in disk.iterdir()) == ["full", "language", "task"]
-
-
-@pytest.mark.slow
-def test_kills_at_random_points(disk, experts):
-    draws = random.Random(0)
-    plan = swap_of(experts, bottom=1, top=1, max_shard_size="6MB")
-    started = time.perf_counter()
-    whole = weight_bytes(plan.save(disk / "whole"))
-    seconds = time.perf_counter() - started
-    for _ in range(8):
-        pid = os.fork()
-        if not pid:
-            plan.save(disk / "out", threads=1)
-            os._exit(0)
-        time.sleep(draws.uniform(0, 1.2 * seconds))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        if (disk / "out").exists():
-            assert weight_bytes(disk / "out") == whole
-            shutil.rmtree(disk / "out")
-    assert weight_bytes(plan.save(disk / "out")) == whole
-    assert not list(disk.glob("*.partial-*"))
 
 
 def test_a_source_that_changes_later_does_not_change_the_output(disk, experts, tmp_path):
