@@ -12,7 +12,6 @@ from transformers.models.llama import modeling_llama
 
 from layerswap.engine import prefix as prefix_module
 from layerswap.engine.sweep import Sweep
-from layerswap.ground.errors import EvaluationError
 
 RNG = np.random.default_rng(5)
 BEGINNING, *ENDS = (RNG.integers(3, 60, n).tolist() for n in (33, 3, 6, 4, 5, 2))
@@ -81,23 +80,3 @@ def test_layers_that_call_their_arguments_otherwise(tmp_path, monkeypatch):
 
     monkeypatch.setattr(layer, "__call__", call)
     assert answers(plans, monkeypatch) == before
-
-
-def test_rotary_tables_that_depend_on_the_batch_by_no_name(tmp_path, monkeypatch):
-    """They stretch beyond 16 tokens, as with dynamic scaling, and no attribute tells."""
-    rotary = modeling_llama.LlamaRotaryEmbedding
-    tables = rotary.forward
-
-    def stretched(self, x, position_ids):
-        return tables(self, x, position_ids / max(1.0, (int(position_ids.max()) + 1) / 16))
-
-    sweep = Sweep(grid_of(swap_of(tmp_path)))
-    assert sweep.loglikelihood(REQUESTS).logprob.shape == (len(sweep), len(REQUESTS))
-    monkeypatch.setattr(rotary, "forward", stretched)
-    sweep = Sweep(grid_of(swap_of(tmp_path / "again")))
-    short = [(prompt[:16], [7]) for prompt in PROMPTS]
-    assert sweep.loglikelihood(short).logprob.shape == (len(sweep), len(short))
-    with pytest.raises(EvaluationError, match="beyond the 16 up to which LlamaForCausalLM has one"):
-        sweep.loglikelihood(REQUESTS)
-    with pytest.raises(EvaluationError, match="a text of 17 tokens is beyond the 16"):
-        sweep.generate([PROMPTS[0][:12]], max_new_tokens=5)

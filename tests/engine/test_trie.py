@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from effort import sampled
+from families import model_of
 from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
-from transformers import PaliGemmaForConditionalGeneration
 
 import layerswap as ls
 from layerswap.compose import zone_grid
@@ -281,18 +281,6 @@ def test_batches_come_one_by_one(llama):
     assert sorted(seen) == list(range(len(REQUESTS)))
 
 
-def test_requests_that_begin_another_share_its_row(llama):
-    requests = [([5, 6], [7]), ([5, 6], [8, 9, 10]), ([5, 6], [8]), ([5, 6, 8, 9], [3]), ([5], [9])]
-    (row,) = make_rows(requests, None)
-    assert row.tokens == (5, 6, 8, 9)
-    assert dict(zip(row.requests, row.ends, strict=True)) == {0: 2, 1: 4, 2: 2, 3: 4, 4: 1}
-    scores = Sweep(llama[:2]).loglikelihood(requests)
-    for index, plan in enumerate(llama[:2]):
-        for column, (tokens, greedy) in enumerate(by_hand(plan.load(), requests)):
-            assert scores.tokens[column][index] == pytest.approx(tokens, abs=1e-5)
-            assert scores.greedy[index, column] == greedy
-
-
 def test_rows_are_shared_cut_and_batched():
     rows = make_rows(REQUESTS, None)  # requests 1 and 2 differ in their last token
     assert [len(row.tokens) for row in rows] == [9, 6, 6]
@@ -328,18 +316,9 @@ def test_impossible_requests_are_refused(llama, requests, settings, message):
 
 def paligemma(root):
     """A swap of two tiny models that read a text in both directions."""
-    from transformers import PaliGemmaConfig
-
-    text = {"model_type": "gemma", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48,
-            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": 8}  # fmt: skip
-    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48,
-              "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
-              "projection_dim": 32}  # fmt: skip
-    config = PaliGemmaConfig(text_config=text, vision_config=vision, image_token_index=59)
     for seed, name in enumerate(("task", "language")):
         torch.manual_seed(seed)
-        model = PaliGemmaForConditionalGeneration(config)
+        model = model_of("paligemma")
         for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
         model.save_pretrained(root / name)
