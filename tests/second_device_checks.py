@@ -10,7 +10,6 @@ import pytest
 import second_device
 import torch
 from lm_eval_world import make_harness_world
-from merging import save_adapter
 from small_experts import data_files, train_expert
 from tiny_models import grid_of, swap_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -217,10 +216,3 @@ def test_one_step_of_training(regime, tmp_path, rows, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
     for name, expected in found["cpu"].items():
         torch.testing.assert_close(found[DEVICE][name], expected, rtol=1e-3, atol=2e-3)
-
-
-def test_a_delta_of_adapters(tmp_path, experts):
-    """The map of changes is NumPy's, whatever device there is."""
-    adapters = [save_adapter(tmp_path / name, experts["task"], i) for i, name in enumerate("ab", 1)]
-    torch.zeros(1, device=DEVICE).add_(1)
-    assert ls.delta(experts["task"], adapters[0])

@@ -143,12 +143,6 @@ class TestReal:
         study.run(3)
         assert len(on_slurm.queue()) == before
 
-    def test_a_failure_stops_only_its_followers(self, study):
-        summary = study.run(2, broken="data/1")
-        assert [record.why for record in summary.failed] == ["ValueError: no such data"]
-        assert summary.blocked == {"train/1": "data/1", "tables": "data/1"}
-        assert summary.records["train/0"].state == "done"
-
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_a_new_driver_adopts_the_job_of_a_killed_one(self, study, number):
         driver = start_driver(study.folder, 6)
