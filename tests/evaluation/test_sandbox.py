@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from layerswap.evaluation.sandbox import Limits, run_program
 from layerswap.ground.errors import EvaluationError
 
 QUICK = Limits(seconds=8, memory_bytes=512 << 20)
+HEADER = Path("/usr/include/asm-generic/unistd.h")
 
 
 @pytest.mark.parametrize(
@@ -369,6 +371,17 @@ def test_nothing_is_left_behind(monkeypatch, tmp_path):
     listing = ["ps", "--ppid", str(os.getpid()), "-o", "args="]
     children = subprocess.run(listing, check=False, capture_output=True, text=True)
     assert "_sandbox_child.py" not in children.stdout
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="Linux's headers are not there")
+def test_numbers_of_calls_on_arm_are_those_of_linux():
+    """A wrong number there is another call, and tests on x86_64 never use it."""
+    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", HEADER.read_text())
+    numbers = {name: int(number) for name, number in found}
+    numbers["newfstatat"] = numbers["fstatat"]
+    listed = {name: arm for name, (_, arm) in confined.CALLS.items()}
+    listed |= {name: arm for name, ((_, arm), _) in confined.FILTERED.items()}
+    assert listed == {name: numbers.get(name) for name in listed}
 
 
 def test_nothing_runs_without_isolation(monkeypatch, tmp_path):

@@ -299,6 +299,18 @@ def test_a_changed_source(movable):
     assert any(UP.format(0) in line for line in result[1:])
 
 
+def test_files_of_a_source_that_came_and_went(movable):
+    out, pair = movable
+    file = pair["language"] / "model.safetensors"
+    shard = file.rename(file.with_name("model-00001-of-00001.safetensors"))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(read_header(shard), shard.name)}
+    file.with_name("model.safetensors.index.json").write_text(json.dumps(index))
+    assert findings(out)[:2] == [
+        f"language: {shard.name} came after the merge",
+        "language: model.safetensors is gone since the merge",
+    ]
+
+
 def test_sources_that_moved_or_are_gone(movable, experts):
     out, pair = movable
     moved = pair["task"].rename(pair["task"].with_name("elsewhere"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from layerswap.cli import app
 from layerswap.ground.errors import LayerswapError
 from layerswap.lab.assets import shipped
 from layerswap.new import folder, machine
-from layerswap.new.inputs import check_request
+from layerswap.new.inputs import Inputs, check_request
 from layerswap.new.machine import Measured
 from layerswap.new.study import Settings, expert
 from layerswap.study.plan import plan_study
@@ -283,10 +284,22 @@ def _request(name):
 @pytest.mark.slow
 def test_seeds_follow_the_time(files, monkeypatch):
     seeds = []
-    for speed in (1e6, 1.0):
+    for speed, given in ((1e6, None), (1.0, None), (1.0, 2)):
         monkeypatch.setattr(folder, "measure", lambda *_, speed=speed: Measured(speed, speed))
-        seeds.append(folder.create(_request(files / f"at{speed:.0f}")).seeds)
-    assert seeds == [3, 1]
+        request = replace(_request(files / f"at{speed:.0f}-{given}"), seeds=given)
+        seeds.append(folder.create(request).seeds)
+    assert seeds == [3, 1, 2]
+
+
+def test_rates_follow_the_size_of_the_base_and_epochs_the_rows(files, monkeypatch):
+    inputs = check_request(_request(files / "demo"))
+    found = []
+    for billions, rows in ((0.04, 200), (0.6, 1499), (7.0, 1500)):
+        vars(inputs).update(billions=billions)
+        monkeypatch.setattr(Inputs, "task_count", rows)
+        given = expert(inputs, Settings(1, lora=False))["hyperparameters"]
+        found.append((given["learning_rate"], given["num_train_epochs"]))
+    assert found == [(6e-4, 3), (2e-5, 3), (2e-6, 2)]
 
 
 @pytest.mark.slow
