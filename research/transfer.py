@@ -42,7 +42,7 @@ from layerswap.experiment.compare import Compared, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from layerswap.report.charts import draw_intervals
 from layerswap.report.drawing import Drawing
-from research import answers, baselines, dose, outer, ten_languages
+from research import answers, baselines, distilled, dose, outer, ten_languages, translation
 from research import labels as finished
 from research.figures import save_svg
 from research.markdown import Table, per_cent, points, table
@@ -147,6 +147,7 @@ SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
         frozenset({*answers.MODELS} - {answers.TRUE, *answers.SHOTS}),
     ),
     "finished in short": ("finished", (0, 1, 2, 3, 5, 6), ""),
+    "translations in short": ("translations", (0, 1, 3, 5, 7, 9, 11), ""),
 }
 """Parts of tables that pages show: the table, its columns, and the rows or their beginning."""
 MARK = re.compile(r"<!-- transfer: ([\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -669,6 +670,8 @@ def tables() -> dict[str, Table]:
         **dose.tables(),
         **outer.tables(),
         **answers.tables(),
+        **translation.tables(),
+        **distilled.tables(),
         **baselines.tables(),
         **finished.tables(),
         "balanced": models_table(balanced, "balanced accuracy"),

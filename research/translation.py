@@ -108,7 +108,7 @@ def train(published: Path, out: Path, base: Path, names: Sequence[str]) -> None:
     print(f"{kept} rows, {total} tokens", flush=True)
     data = {"train": f"{STEM}.jsonl", "validation": f"{STEM}-validation.jsonl"}
     training = answers.spec("joint-sw-1", str(base))  # as many rows a step
-    del training["data"]
+    del training["mix"]
     for name in names:
         answers.fit(out, name, {**training, "data": data})
 

@@ -1,0 +1,72 @@
+"""Translation and labels from parallel text: what is trained and asked, and what pages say."""
+
+import re
+
+import numpy as np
+import pytest
+
+from layerswap.evaluation.statistics import paired_difference
+from layerswap.training.expert.spec import check_expert
+from research import answers, distilled, labels, translation
+
+DOCS = answers.FIGURE.parents[1]
+
+
+def page(name):
+    return " ".join((DOCS / f"{name}.md").read_text("utf-8").split())
+
+
+def test_pairs_are_read_both_ways_in_turn():
+    pairs = [translation.Pair("The house is far.", "Nyumba iko mbali.")] * 2
+    rows = [translation.row(*one) for one in enumerate(pairs)]
+    assert rows == [
+        {"prompt": "English: The house is far.\nSwahili:", "completion": " Nyumba iko mbali."},
+        {"prompt": "Swahili: Nyumba iko mbali.\nEnglish:", "completion": " The house is far."},
+    ]
+
+
+def test_what_is_asked_is_not_trained_on(tmp_path, monkeypatch):
+    folder = tmp_path / "flores200_devtest"
+    folder.mkdir()
+    (tmp_path / "lafand_mt").mkdir()
+    for code, name in translation.FLORES.items():
+        lines = [f"{code} one two three four five {i}\n" for i in range(9)]
+        (folder / f"{name}.devtest").write_text("".join(lines))
+    own = [f"a sentence of its own, number {i}\n" for i in range(4)]
+    for name, mine in (("en", "en one two three four five more\n"), ("swa", "mwingine kabisa hapa\n")):
+        (tmp_path / "lafand_mt" / f"en-swa.train.{name}").write_text("".join([mine, *own]))
+    monkeypatch.setattr(translation, "TESTS", 3)
+    monkeypatch.setattr(answers, "articles", lambda *given: ([], [answers.Article("x", "y")]))
+    assert len(translation.asked(tmp_path)) == 3
+    assert len(translation.known(tmp_path, tmp_path)) == 4
+
+
+def test_every_model_is_a_composition_of_trainings(tmp_path):
+    training = check_expert(answers.spec("joint-sw-1", "base"))
+    assert training.hyperparameters["per_device_train_batch_size"] == answers.BATCHES["joint"]
+    for recipe in translation.recipes(tmp_path, tmp_path / "base").values():
+        assert {*recipe["experts"]} == {"task", "language"}
+
+
+def test_topics_are_balanced_and_as_uncertain_as_the_teacher():
+    rng = np.random.default_rng(0)
+    teacher = rng.normal(0, 2, (3000, len(labels.TOPICS))) + [6, *[0] * 6]  # one topic prevails
+    drawn = distilled.drawn(teacher)
+    assert np.bincount([topic for _, topic in drawn]).tolist() == [100] * 7
+    assert len({number for number, _ in drawn}) == 700
+    agreed = np.mean([teacher[number].argmax() == topic for number, topic in drawn])
+    chance = np.mean([teacher[number].argmax() == 0 for number, _ in drawn])
+    assert agreed < 1 and agreed > 1.05 / 7
+    assert chance < 1
+
+
+@pytest.mark.slow
+def test_words_are_those_of_the_recorded_answers():
+    said = ()
+    for apart, sentence, name in said:
+        high_to_low = (apart.mean, apart.high, apart.low)
+        values = (apart.mean, apart.low, apart.high) if apart.mean > 0 else high_to_low
+        shown = [f"{abs(100 * one) if apart.high < 0 else 100 * one:.1f}" for one in values]
+        numbers = re.findall(r"-?\d+\.\d+", sentence)
+        assert numbers == shown[: len(numbers)]
+        assert sentence in page(name)
