@@ -32,6 +32,7 @@ import layerswap as ls
 from layerswap.evaluation.statistics import (
     Classified,
     Interval,
+    mean_interval,
     mean_over_groups,
     paired_over_groups,
 )
@@ -49,6 +50,8 @@ RECORDED = HERE / "labels"
 FIGURE = HERE.parent / "docs" / "images" / "labels"
 TASK_NAME = "sentences"
 LANGUAGES = {code: answers.LANGUAGES[code] for code in answers.OTHERS}
+ENGLISH = "en"
+"""The same test sentences in English, for which nothing is trained."""
 TOPICS = ("science/technology", "travel", "politics", "sports", "health", "entertainment",
           "geography")  # fmt: skip
 SEQUENCE, JOINT = "language, then task", "English rows and labels together"
@@ -118,6 +121,7 @@ def runs() -> Iterator[Run]:
     yield from block((JOINT,), ALL, first)
     for size in (50, 10):
         yield from block(STARTS, size, first, second, third)
+    yield from (Run(ENGLISH, TASK, 0, replicate) for replicate in (first, second))
 
 
 # --- trainings ---
@@ -136,7 +140,7 @@ def labelled(published: Path, code: str, size: int, draw: int) -> list[dict[str,
 
 
 def _file_code(code: str) -> str:
-    return baselines.TASKS[TASK_NAME][2][code]
+    return "eng_Latn" if code == ENGLISH else baselines.TASKS[TASK_NAME][2][code]
 
 
 def english(published: Path) -> list[dict[str, str]]:
@@ -252,7 +256,7 @@ def right_share(published: Path, code: str, found: str) -> float:
 def record(published: Path, out: Path) -> None:
     """Write the answers in OUT to one file for each language."""
     RECORDED.mkdir(exist_ok=True)
-    for code in LANGUAGES:
+    for code in (*LANGUAGES, ENGLISH):
         found: dict[str, Any] = {"right": topics(published, code), "runs": {}}
         for run in runs():
             path = out / "runs" / f"{run.name}.json"
@@ -353,6 +357,13 @@ def rows_of(codes: Sequence[str] = ()) -> list[list[str]]:
     return rows
 
 
+def in_english() -> Interval:
+    """Accuracy of the task experts on the test sentences in English, the mean over experts."""
+    right, found = recorded(ENGLISH)
+    return mean_interval(np.mean([[a == b for a, b in zip(given, right, strict=True)]
+                                  for given in found.values()], axis=0))  # fmt: skip
+
+
 def longer_table() -> Table:
     """Starts with all labels after three and after six epochs, in the replicates of the latter."""
     both, of = (EPOCHS, LONGER), replicates(TASK, ALL, LONGER)
@@ -397,7 +408,7 @@ def draw() -> Drawing:
 def main(arguments: Sequence[str] | None = None) -> None:
     from research.figures import save_svg
 
-    codes = [*LANGUAGES]
+    codes = [*LANGUAGES, ENGLISH]
     given = answers.command_line(__doc__, {"train": TRAINED, "finish": codes}, arguments)
     if given.command is None:
         print(*tables().values(), sep="\n\n")

@@ -163,14 +163,17 @@ def test_figure_and_words_are_those_of_the_recorded_measures(tmp_path):
     drawn = (tmp_path / "answers.svg").read_text("utf-8")
     page = " ".join(answers.FIGURE.parents[1].joinpath("answers.md").read_text("utf-8").split())
     codes = answers.asked_languages()
-    task, swap, both = answers.TASK, answers.SWAP, ["sw", "ha"]
+    task, swap = answers.TASK, answers.SWAP
     said = (
-        (task, swap, "english", codes, "7.9 points less often in English [3.3, 12.5]"),
+        (task, swap, "english", codes, "7.9 points less often in English than the expert [3.3, "
+                                       "12.5]"),
+        (answers.SECOND, answers.SECOND_SWAP, "english", codes, "another 4.2 points [0.8, 7.5]"),
+        (answers.SECOND, swap, "chrf", codes, "1.8 chrF++ above that swap [0.6, 3.0]"),
         (task, swap, "english", ["ha"], "7.5 points less [-1.2, +17.5]"),
         (task, swap, "english", ["yo"], "16.2 less [+6.2, +26.2]"),
         (swap, task, "chrf", ["en"], "level with the task expert, +2.5 chrF++ [-0.3, +5.9],"),
-        (swap, answers.JOINT, "chrf", both, "4.5 chrF++ below the swap [2.7, 6.3]"),
-        (swap, answers.JOINT, "copied", both, "copies 21 points less"),
+        (swap, answers.JOINT, "chrf", codes, "3.3 chrF++ below the swap [2.0, 4.7]"),
+        (swap, answers.JOINT, "copied", codes, "copies 25 points less"),
         (task, answers.MIDDLE, "english", codes, "5.4 points less often in English than the whole "
                                                  "one [1.7, 8.8]"),
         (answers.LEAD, swap, "rouge", codes, "1.8 points above the swap [0.4, 3.2]"),

@@ -11,6 +11,7 @@ from layerswap.evaluation.statistics import paired_over_groups
 from layerswap.lab.quickstart import shipped
 from research import answers, baselines, labels
 from research import languages as design
+from research.markdown import per_cent
 
 DOCUMENTS = {
     "dev": [(f"habari ya siku {i}", ("travel", "health")[i % 2]) for i in range(12)],
@@ -101,6 +102,8 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
     own = [labels.classified(code, swap, labels.ALL).right for code in labels.LANGUAGES]
     counted = [labels.classified(code, labels.CLASSIFIER, labels.ALL).right
                for code in labels.LANGUAGES]  # fmt: skip
+    ceiling = per_cent(labels.in_english()).replace(" ", "% ", 1)
+    assert f"two task experts answer {ceiling} of our" in page
     said = (
         (labels.gain(swap, task, labels.ALL), "the swap is 0.2 points above it [-2.5, +3.0]"),
         (labels.gain(soup, task, labels.ALL), "the average 0.9 [-1.9, +3.7]"),

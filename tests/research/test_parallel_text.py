@@ -33,7 +33,10 @@ def test_what_is_asked_is_not_trained_on(tmp_path, monkeypatch):
         lines = [f"{code} one two three four five {i}\n" for i in range(9)]
         (folder / f"{name}.devtest").write_text("".join(lines))
     own = [f"a sentence of its own, number {i}\n" for i in range(4)]
-    for name, mine in (("en", "en one two three four five more\n"), ("swa", "mwingine kabisa hapa\n")):
+    for name, mine in (
+        ("en", "en one two three four five more\n"),
+        ("swa", "mwingine kabisa hapa\n"),
+    ):
         (tmp_path / "lafand_mt" / f"en-swa.train.{name}").write_text("".join([mine, *own]))
     monkeypatch.setattr(translation, "TESTS", 3)
     monkeypatch.setattr(answers, "articles", lambda *given: ([], [answers.Article("x", "y")]))
