@@ -9,9 +9,8 @@ import pytest
 from layerswap.evaluation.classifier import LabelledTexts
 from layerswap.evaluation.statistics import paired_over_groups
 from layerswap.lab.quickstart import shipped
-from research import answers, baselines, labels
+from research import answers, baselines, labels, markdown
 from research import languages as design
-from research.markdown import per_cent
 
 DOCUMENTS = {
     "dev": [(f"habari ya siku {i}", ("travel", "health")[i % 2]) for i in range(12)],
@@ -102,7 +101,7 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
     own = [labels.classified(code, swap, labels.ALL).right for code in labels.LANGUAGES]
     counted = [labels.classified(code, labels.CLASSIFIER, labels.ALL).right
                for code in labels.LANGUAGES]  # fmt: skip
-    ceiling = per_cent(labels.in_english()).replace(" ", "% ", 1)
+    ceiling = markdown.per_cent(labels.in_english()).replace(" ", "% ", 1)
     assert f"two task experts answer {ceiling} of our" in page
     said = (
         (labels.gain(swap, task, labels.ALL), "the swap is 0.2 points above it [-2.5, +3.0]"),

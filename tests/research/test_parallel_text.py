@@ -5,9 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from layerswap.evaluation.statistics import paired_difference
 from layerswap.training.expert.spec import check_expert
-from research import answers, distilled, labels, translation
+from research import answers, distilled, translation
 
 DOCS = answers.FIGURE.parents[1]
 
@@ -53,14 +52,17 @@ def test_every_model_is_a_composition_of_trainings(tmp_path):
 
 def test_topics_are_balanced_and_as_uncertain_as_the_teacher():
     rng = np.random.default_rng(0)
-    teacher = rng.normal(0, 2, (3000, len(labels.TOPICS))) + [6, *[0] * 6]  # one topic prevails
+    teacher = rng.normal(0, 2, (3000, 7))
+    teacher[:, 0] += 3  # one topic prevails
     drawn = distilled.drawn(teacher)
     assert np.bincount([topic for _, topic in drawn]).tolist() == [100] * 7
     assert len({number for number, _ in drawn}) == 700
-    agreed = np.mean([teacher[number].argmax() == topic for number, topic in drawn])
-    chance = np.mean([teacher[number].argmax() == 0 for number, _ in drawn])
-    assert agreed < 1 and agreed > 1.05 / 7
-    assert chance < 1
+    # A drawn topic is likelier to the teacher than on average, and not always its first.
+    given = np.exp(teacher - np.logaddexp.reduce(teacher, axis=1)[:, None])
+    own = np.array([[topic, given[number, topic]] for number, topic in drawn])
+    for topic, overall in enumerate(given.mean(0)[1:], 1):
+        assert own[own[:, 0] == topic, 1].mean() > 1.5 * overall
+    assert any(teacher[number].argmax() != topic for number, topic in drawn)
 
 
 @pytest.mark.slow
