@@ -364,23 +364,6 @@ def in_english() -> Interval:
                                   for given in found.values()], axis=0))  # fmt: skip
 
 
-def longer_table() -> Table:
-    """Starts with all labels after three and after six epochs, in the replicates of the latter."""
-    both, of = (EPOCHS, LONGER), replicates(TASK, ALL, LONGER)
-
-    def right(start: str, epochs: int) -> list[Any]:
-        return [classified(code, start, ALL, epochs, of).right for code in LANGUAGES]
-
-    rows = []
-    for start in AGAIN:
-        scores = [per_cent(mean_over_groups(right(start, number))) for number in both]
-        gaps = [paired_over_groups(right(start, number), right(TASK, number)) for number in both]
-        rows.append([start, *scores, *("" if start == TASK else points(gap) for gap in gaps)])
-    columns = [f"{number} epochs" for number in both]
-    head = [*columns, *(f"minus the task expert, {one}" for one in columns)]
-    return table([f"{ALL} labels", *head], rows)
-
-
 def tables() -> dict[str, Table]:
     """The tables by name."""
     columns = [f"{size or 'no'} labels" for size in sizes()]
@@ -392,7 +375,6 @@ def tables() -> dict[str, Table]:
     return {
         "finished": table([f"mean of {', '.join(LANGUAGES.values())}", *head], rows_of()),
         "gains by labels": table(["minus no labels", *columns[1:]], more),
-        "six epochs": longer_table(),
         **found,
     }
 

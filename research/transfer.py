@@ -42,7 +42,7 @@ from layerswap.experiment.compare import Compared, choose
 from layerswap.experiment.conditions import DEFAULT, JOINT, Condition
 from layerswap.report.charts import draw_intervals
 from layerswap.report.drawing import Drawing
-from research import answers, baselines, distilled, dose, outer, ten_languages, translation
+from research import answers, baselines, dose, outer, ten_languages, translation
 from research import labels as finished
 from research.figures import save_svg
 from research.markdown import Table, per_cent, points, table
@@ -671,7 +671,6 @@ def tables() -> dict[str, Table]:
         **outer.tables(),
         **answers.tables(),
         **translation.tables(),
-        **distilled.tables(),
         **baselines.tables(),
         **finished.tables(),
         "balanced": models_table(balanced, "balanced accuracy"),

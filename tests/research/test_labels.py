@@ -1,10 +1,10 @@
 """Starts trained on labels: which labels they read, and what is recorded of their answers."""
 
 import json
-import re
 
 import numpy as np
 import pytest
+from sentences import check_sentence
 
 from layerswap.evaluation.classifier import LabelledTexts
 from layerswap.evaluation.statistics import paired_over_groups
@@ -115,10 +115,4 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
         (paired_over_groups(encoder, own), "is 10.3 above it [6.0, 14.7]"),
     )
     for apart, sentence in said:
-        # What is said to be below has no signs.
-        high_to_low = (apart.mean, apart.high, apart.low)
-        values = (apart.mean, apart.low, apart.high) if apart.mean > 0 else high_to_low
-        shown = [f"{abs(100 * one) if apart.high < 0 else 100 * one:.1f}" for one in values]
-        numbers = re.findall(r"-?\d+\.\d+", sentence)
-        assert numbers == shown[: len(numbers)]
-        assert sentence in page
+        check_sentence(sentence, apart, page)

@@ -1,9 +1,8 @@
 """Translation and labels from parallel text: what is trained and asked, and what pages say."""
 
-import re
-
 import numpy as np
 import pytest
+from sentences import check_sentence
 
 from layerswap.training.expert.spec import check_expert
 from research import answers, distilled, translation
@@ -67,11 +66,23 @@ def test_topics_are_balanced_and_as_uncertain_as_the_teacher():
 
 @pytest.mark.slow
 def test_words_are_those_of_the_recorded_answers():
-    said = ()
-    for apart, sentence, name in said:
-        high_to_low = (apart.mean, apart.high, apart.low)
-        values = (apart.mean, apart.low, apart.high) if apart.mean > 0 else high_to_low
-        shown = [f"{abs(100 * one) if apart.high < 0 else 100 * one:.1f}" for one in values]
-        numbers = re.findall(r"-?\d+\.\d+", sentence)
-        assert numbers == shown[: len(numbers)]
-        assert sentence in page(name)
+    pairs, task = translation.PARALLEL, answers.TASK
+    swap, soup = answers.SWAP, answers.SOUP
+    into, back, headlines = "en-sw", "sw-en", translation.HEADLINES
+    own = translation.recorded()[swap, into]
+    assert f"in Swahili {own['language'].sum():.0f} times in {len(own['language'])}" in page(
+        "answers"
+    )
+    assert f"copies {own['copied'].sum():.0f} sentences" in page("answers")
+    soups = translation.recorded()[soup, into]
+    assert f"The average does {soups['language'].sum():.0f} times" in page("answers")
+    said = (
+        (translation.apart(soup, pairs, into), "1.8 chrF++ above the expert of parallel text [0.4, "
+                                               "3.2]"),
+        (translation.apart(swap, pairs, back), "8.9 chrF++ below that expert [7.1, 10.7]"),
+        (translation.apart(soup, pairs, back), "level with it, -0.1 [-1.5, +1.4]"),
+        (translation.apart(soup, task, headlines), "3.1 chrF++ above the task expert [1.4, 4.7]"),
+        (translation.apart(swap, task, headlines), "the swap level with it, -1.0 [-2.6, +0.6]"),
+    )  # fmt: skip
+    for apart, sentence in said:
+        check_sentence(sentence, apart, page("answers"))
