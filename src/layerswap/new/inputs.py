@@ -22,9 +22,9 @@ from layerswap.evaluation.languages import (
 from layerswap.evaluation.metrics import normalised
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
-from layerswap.ground.errors import DataError, EvaluationError, RecipeError, StudyError
-from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
-from layerswap.new.tasks import Document, Scoring, Task, read_task
+from layerswap.ground.errors import DataError, RecipeError, StudyError
+from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts, tag_of
+from layerswap.new.tasks import ANSWERS, Document, Scoring, Task, read_task
 from layerswap.reading.files import evenly_spaced, names_in
 from layerswap.reading.letters import bare
 from layerswap.study.spec import FOLDS
@@ -36,8 +36,6 @@ SAMPLE = 200
 HELD_OUT = 100
 """Most questions of the task that are held out: for a score in English, or in place of a test."""
 TASK_LANGUAGE = "en"
-ASKED = ("text", "premise", "hypothesis", "question", "context", "prompt")
-"""Roles of the question in a test document."""
 FEW = 100
 """Test documents below which the report has a caution."""
 
@@ -134,7 +132,7 @@ class LanguageInput:
         lines = {*map(bare, written)}
         for split, use in (("test", "test"), ("dev", "development")):
             documents = self.tests.get(split, [])
-            asked = [[document[role] for role in ASKED if role in document]
+            asked = [[text for role, text in document.items() if role not in (*ANSWERS, "choices")]
                      for document in documents]  # fmt: skip
             shared = sum(any(bare(text) in lines for text in texts) for texts in asked)
             if shared:
@@ -342,14 +340,6 @@ def _left_out(request: Request, task: Task, suite: str | None) -> list[str]:
         there = f"; the labels are {', '.join(sorted(labels)):.80}" if labels else ""
         raise RecipeError(f"--leave-out {strange[0]}: no test row has this label{there}")
     return left_out
-
-
-def tag_of(name: str) -> str | None:
-    """The standard code of a language by code or name; None if there is no such language."""
-    try:
-        return standard_tag(name)
-    except EvaluationError:
-        return None
 
 
 def refuse_colon(option: str, entry: str) -> None:

@@ -87,8 +87,6 @@ def render(name: str, words: Mapping[str, Any]) -> str:
 
 def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
     request, billions, languages = inputs.request, inputs.billions, inputs.languages
-    local = request.base != "lab" and Path(request.base).expanduser().is_dir()
-    base = relpath(Path(request.base).expanduser(), folder) if local else request.base
     for_task, for_language = _hyperparameters(inputs, settings)
     data = [{"code": language.code, "data": language.ready or f"mixes/{language.code}.yaml"}
             for language in languages]  # fmt: skip
@@ -99,9 +97,11 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
         "name": request.folder.name,
         "folder": request.folder,
         "codes": ", ".join(language.code for language in languages),
-        "base": str(inputs.base.folder) if request.base == "lab" else base,
+        "base": str(inputs.base.folder)
+        if request.base == "lab"
+        else _relative(request.base, folder),
         "given_base": request.base,
-        "encoder": _encoder(request.encoder, folder),
+        "encoder": request.encoder and _relative(request.encoder, folder),
         "translated": _translated(inputs),
         "finish": _finish(inputs, settings),
         "cautions": inputs.cautions,
@@ -124,11 +124,10 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
     }
 
 
-def _encoder(given: str | None, folder: Path) -> str | None:
-    """The encoder as the study names it: a folder relative to it, or a Hub id."""
-    if given is None or not Path(given).expanduser().is_dir():
-        return given
-    return relpath(Path(given).expanduser(), folder)
+def _relative(given: str, folder: Path) -> str:
+    """A model as the study names it: a folder relative to it, or a Hub id."""
+    path = Path(given).expanduser()
+    return relpath(path, folder) if path.is_dir() else given
 
 
 def _translated(inputs: Inputs) -> dict[str, dict[str, str]]:

@@ -79,10 +79,9 @@ class Table:
     def kept(self) -> list[str]:
         """Remarks on the part of the rows that was read; empty if all rows were."""
         where: dict[str, list[Any]] = self.keys.get("where", {})
-        whole = [name for name in self.columns if FOLD.fullmatch(name) and name not in where]
-        return [f"only rows with {column}: {', '.join(map(str, values))}"
-                for column, values in where.items()] + [
-                f"all parts of {name}" for name in whole]  # fmt: skip
+        return [f"only rows with {column}: {', '.join(map(str, where[column]))}"
+                if column in where else f"all parts of {column}" for column in self.columns
+                if column in where or FOLD.fullmatch(column)]  # fmt: skip
 
     def source(self, folder: Path) -> dict[str, Any]:
         """The keys of a source of a mix in `folder`."""
@@ -307,6 +306,14 @@ def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:
     return [name for name in names if name not in given.values()]
 
 
+def tag_of(name: str) -> str | None:
+    """The standard code of a language by code or name; None if there is no such language."""
+    try:
+        return standard_tag(name)
+    except EvaluationError:
+        return None
+
+
 def code_of(given: str, code: str) -> str | None:
     """Return the language code at the end of a file's name, None without one.
 
@@ -317,10 +324,7 @@ def code_of(given: str, code: str) -> str | None:
     word = re.split(r"[._-]", stem)[-1].casefold()
     if word == language_name(code).casefold():
         return code
-    try:
-        tag = standard_tag(word) if len(word) in (2, 3) or word == "english" else None
-    except EvaluationError:
-        return None
+    tag = tag_of(word) if len(word) in (2, 3) or word == "english" else None
     if tag is not None and tag.partition("-")[0] == code.partition("-")[0]:
         return code  # `pt` is a `pt-BR`
     # Words of three letters such as `old` and `new` are codes too, so `texts_new` has no language.

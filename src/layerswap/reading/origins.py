@@ -39,11 +39,8 @@ PARTS = {"train": re.compile(f"(?i)tra?i?n(ing)?{_END}"),
          "test": re.compile(f"(?i)te?st(ing)?{_END}")}  # fmt: skip
 """Patterns of the values that mark rows as a part of a data set."""
 PRODIGY = {name: re.compile(name) for name in ("accept", "reject", "ignore")}
-ANNOTATED = {"label", "accept", "spans"}
-"""Columns of an annotator's tables that the column `answer` accepts or rejects."""
 _FLAG = re.compile(r"(?i)(?:is|in|for)(?:_|(?=[A-Z]))")
 """Begins the name of a column that marks one part by true and false, such as `is_test`."""
-_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _KINDS = {
     str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list",
     dict: "an object", bytes: "bytes",
@@ -174,7 +171,8 @@ def where_for(rows: Dataset, part: str) -> dict[str, list[Any]]:
     for column, feature in rows.features.items():
         if not isinstance(feature, Value):
             continue
-        known = PRODIGY if column == "answer" and ANNOTATED & {*rows.features} else PARTS
+        annotated = column == "answer" and {"label", "accept"} & {*rows.features}
+        known = PRODIGY if annotated else PARTS
         flagged = _part_named(_FLAG.sub("", column), PARTS) if _FLAG.match(column) else None
         wanted = [part, "accept"] if flagged in (None, part) else ["other"]
         # The first rows show most columns to be others.
@@ -196,8 +194,8 @@ def _part_named(
     text = text.strip()
     if flagged is None:
         return next((name for name, pattern in known.items() if pattern.fullmatch(text)), None)
-    truth = _TRUTH.get(text.casefold().removesuffix(".0"))
-    return None if truth is None else flagged if truth else "other"
+    truth = scalar(text.removesuffix(".0"))
+    return (flagged if truth else "other") if truth in (0, 1) else None
 
 
 def where_filter(origin: Origin, rows: Dataset) -> Callable[[dict[str, Any]], bool]:

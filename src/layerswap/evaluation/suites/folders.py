@@ -61,18 +61,10 @@ class DataFolder:
 
     def find(self, *names: str) -> Path | None:
         """Find the first file or folder with one of the names, the shallowest first."""
-        if self.beside is not None:
-            for name in names:
-                if (self.beside / name).exists():
-                    return self.beside / name
-        if self.root is None:
-            return None
-        for name in names:
-            for depth in range(DEPTH + 1):
-                paths = sorted(self.root.glob("/".join(["*"] * depth + [name])))
-                if paths:
-                    return paths[0]
-        return None
+        beside = (self.beside / name for name in names if self.beside is not None)
+        below = (path for name in names if self.root is not None for depth in range(DEPTH + 1)
+                 for path in sorted(self.root.glob("/".join(["*"] * depth + [name]))))  # fmt: skip
+        return next(chain(filter(Path.exists, beside), below), None)
 
     def snapshot(self, name: str) -> Path | None:
         """Find a downloaded copy of a Hub data set, under `<owner>/<name>` or `<name>`."""
@@ -105,11 +97,9 @@ def _parquet(copy: Path, config: str | None, split: str) -> list[str]:
     """Find the Parquet files of a split in the Hub's layouts: by folder, or by name."""
     folders = [copy / (config or ""), copy / "data" / (config or ""), copy / (config or "") / split]
     patterns: Sequence[str] = (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet")
-    for folder in folders:
-        for pattern in patterns:
-            files = sorted_paths(folder.glob(pattern))
-            if files:
-                return [str(file) for file in files]
+    found = (sorted_paths(folder.glob(pattern)) for folder in folders for pattern in patterns)
+    if files := next(filter(None, found), None):
+        return [str(file) for file in files]
     raise FileNotFoundError(f"no Parquet files of {config or 'the data set'}, split {split}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.evaluation.languages import languages_seen
 from layerswap.ground.commit import atomic_folder
 from layerswap.ground.errors import DataError
+from layerswap.ground.strict_json import clipped
 from layerswap.training.mix.examples import shown
 from layerswap.training.mix.filters import OVERLAP, overlap
 from layerswap.training.mix.schema import EvaluationSet, Mix, MixSource, parse_mix
@@ -151,7 +152,7 @@ def _source_facts(built: BuiltMix, name: str) -> dict[str, Any]:
     parts = {
         part: [getattr(example, part) for example in examples] for part in ("prompt", "completion")
     }
-    facts = {
+    return {
         "origin": tally.origin,
         "config": source.config,
         "split": source.split,
@@ -168,7 +169,6 @@ def _source_facts(built: BuiltMix, name: str) -> dict[str, Any]:
         "mean_completion_characters": _mean_length(parts["completion"]),
         "note": source.note,
     }
-    return facts
 
 
 def _filter_facts(built: BuiltMix) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _filter_facts(built: BuiltMix) -> dict[str, Any]:
             "settings": settings[name] if isinstance(settings[name], dict) else {},
             "dropped": sum(counts.values()),
             "examples": [
-                dropped._asdict() | {"text": _cut(dropped.text)}
+                dropped._asdict() | {"text": clipped(dropped.text, SHOWN_CHARACTERS)}
                 for dropped in built.filters.shown[name]
             ],
         }
@@ -363,10 +363,6 @@ def _front_matter(card: dict[str, Any]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " [...]"
 
 
 def _mean_length(texts: list[str]) -> float:

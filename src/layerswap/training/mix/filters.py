@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import regex
+
 from layerswap.evaluation.identifier import NOTABLE
-from layerswap.ground.errors import DataError, EvaluationError
+from layerswap.evaluation.languages import known_language
+from layerswap.ground.errors import DataError
 from layerswap.reading.letters import UNSPACED, folded, is_unspaced, unmarked
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.mathematics import math_probability
@@ -37,6 +39,7 @@ SHORTEST_LINE = {"words": 3, "characters": 6}
 """The shortest item that a line is compared with; a shorter one must be the whole example."""
 OVERLAP = 5
 """Words in a run that training text and a test item may not share unseen."""
+_WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
 MixFilter = Callable[[MixExample], str | None]
 """Called with one example after another; returns why it is dropped, or None to keep it."""
 
@@ -242,28 +245,13 @@ def check_languages(codes: Iterable[str], identifier: Identifier | None = None) 
     known = {language for language, _ in rank("a")}
     for code in codes:
         if code not in known:
+            near = known_language(code)
+            other = ("learn it by texts: {CODE: FILE, ...}, or write skip: [language] in the "
+                     "source, or language: false")  # fmt: skip
             raise DataError(
                 f"the language filter (py3langid, {len(known)} languages) does not know {code!r}; "
-                f"{_near_code(code, known)}"
+                f"{f'write {near}' if near else other}"
             )
-
-
-def _near_code(code: str, known: set[str]) -> str:
-    """Advise on a code: py3langid's for the language, or to leave the filter out."""
-    from layerswap.evaluation.languages import match
-
-    try:
-        near = match(code, known)
-    except EvaluationError:
-        near = None
-    return (
-        f"write {near}"
-        if near
-        else (
-            "learn it by texts: {CODE: FILE, ...}, or write skip: [language] in the source, or "
-            "language: false"
-        )
-    )
 
 
 def _shingles(text: str, size: int) -> set[str]:
@@ -378,7 +366,7 @@ def overlap(texts: Iterable[str], items: Iterable[str], words: int = OVERLAP) ->
 
 def units(text: str, unit: str, fold: Callable[[str], str] = folded) -> list[str]:
     """Split a text into normalised words, or into normalised characters without spaces."""
-    words = fold(text).translate(_SPACES).split()
+    words = _WORD.findall(fold(text))
     return words if unit == "words" else list("".join(words))
 
 
@@ -386,15 +374,3 @@ def ngrams(parts: list[str], n: int, unit: str = "words") -> Iterable[str]:
     """Yield every n-gram of a text's units, joined to one text."""
     joint = " " if unit == "words" else ""
     return (joint.join(parts[i : i + n]) for i in range(len(parts) - n + 1))
-
-
-class _Spaces(dict[int, int]):
-    """Maps all but letters, marks and digits to a space; grows as characters are met."""
-
-    def __missing__(self, code: int) -> int:
-        keep = unicodedata.category(chr(code))[0] in "LMN"
-        self[code] = code if keep else 0x20
-        return self[code]
-
-
-_SPACES = _Spaces()
