@@ -310,8 +310,7 @@ def objects(files: list[str]) -> Iterator[dict[str, Any]]:
 
 def _decoded(text: str) -> Iterator[Any]:
     """Decode JSON values with nothing but white space between."""
-    decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=unique_pairs)
-    at = 0
+    decoder, at = json.JSONDecoder(parse_int=_integer, object_pairs_hook=unique_pairs), 0
     while rest := re.compile(r"\S").search(text, at):
         value, at = decoder.raw_decode(text, rest.start())
         yield value
