@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -20,11 +18,8 @@ the newest of the day, and the lowest that `pyproject.toml` allows.
 
 ## Libraries
 
-| library | lowest | tested |
-|---|---|---|
-"""
-PLATFORMS = """
-Without `-c constraints.txt`, pip takes the newest version of each; the lane *newest* tests them. vLLM needs
+`pyproject.toml` has the lowest version of each, `constraints.txt` the tested one. Without `-c constraints.txt`, pip takes the newest;
+the lane *newest* tests them. vLLM needs
 [an environment of its own](evaluation.md#output-and-engines), since it pins torch and transformers.
 
 ## Pythons and platforms
@@ -50,7 +45,7 @@ equal each composition alone. *GGUF*: read beside safetensors, written by `deplo
 |---|---|---|---|---|
 """
 TAIL = """
-- **By role only**: {others}.
+- **By role only**: {others} more, in `tests/checkpoint/test_places.py`.
 - **LoRA adapters** are tested over Llama, GPT-2, XLM-R and EXAONE 3.5.
 - **Copied by whole layers**, because no roles are known: {numbered}. Recipes that name roles are refused; place the
   tensors with [`patterns`](recipes.md#families).
@@ -73,26 +68,6 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def libraries() -> list[str]:
-    """A row for each library: its lowest and its tested version."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    asked = [*project["dependencies"]]
-    for name, requirements in extras.items():
-        asked += requirements if name not in ("dev", "docs") else []
-    tested = dict(
-        line.lower().replace("_", "-").split("==")
-        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-        if "==" in line and not line.startswith("#")
-    )
-    lowest = {}
-    for requirement in asked:
-        found = re.match(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)", requirement)
-        if found and found[1] != "layerswap":
-            lowest[found[1].lower().replace("_", "-")] = found[2]
-    return [f"| {name} | {low} | {tested.get(name, '')} |" for name, low in sorted(lowest.items())]
-
-
 def families() -> tuple[list[str], str]:
     """A row for each family, and the names of those whose layers are only numbered."""
     import gguf_conversion
@@ -112,7 +87,7 @@ def families() -> tuple[list[str], str]:
         f"| {name} | " + " | ".join("tested" if name in column else "" for column in columns) + " |"
         for name in sorted(set().union(*columns[1:]))
     ]
-    others = sorted(by_role - set().union(*columns[1:]))
+    others = [str(len(by_role - set().union(*columns[1:])))]
     encoders = {getattr(transformers, name).config_class.model_type for name in places.ENCODERS}
     named = {"others": others, "numbered": merged.NUMBERED, "encoders": encoders}
     return rows, TAIL.format(**{key: ", ".join(sorted(names)) for key, names in named.items()})
@@ -121,7 +96,7 @@ def families() -> tuple[list[str], str]:
 def page() -> str:
     """The whole page."""
     rows, tail = families()
-    parts = [HEAD, *libraries(), PLATFORMS, FAMILIES, *rows, tail]
+    parts = [HEAD, FAMILIES, *rows, tail]
     return "".join(
         part if part.startswith(("#", "\n")) or part is HEAD else f"{part}\n" for part in parts
     )
