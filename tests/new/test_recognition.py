@@ -322,7 +322,8 @@ def test_numbers_are_scored_as_numbers_and_texts_as_texts():
      (["3 March 1990", "4 June 1990"], False), (["Genesis 1", "Exodus 1", "Exodus 2"], False),
      (["3 Mai 1990", "4 Mai 1990"], False), (["block A room 1", "block B room 1"], False),
      (["0, 1, 7", "1, 2, 7"], False), (["1 200", "3 200"], True), (["#### 4", "8"], True),
-     (["5 km", "7km"], True), (["5 km", "5 kg"], False), (["print(1 + 2)", "print(3 + 4)"], False)],
+     (["5 km", "7km"], True), (["5 km", "5 kg"], False), (["print(1 + 2)", "print(3 + 4)"], False),
+     (["let total = 3", "let total = 17"], False)],
 )  # fmt: skip
 def test_dates_times_and_codes_are_texts(answers, numeric):
     rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
