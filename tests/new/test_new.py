@@ -152,6 +152,11 @@ BAD = {
         {}, ("--translated-test", "two.tsv"), "two.tsv: has 2 documents, and the test has 20; "
         "translate each of them, in the same order",
     ),
+    "a translation of written answers": (
+        {}, ("--translated-test", "problems-qaa.tsv", "--metric", "chrf++"),
+        "--translated-test: answers that are written in two languages cannot be compared; it "
+        "takes labels, choices and numbers",
+    ),
     "a column of plain text": (
         {}, ("--columns", "qaa=sentence"),
         "--columns qaa=sentence: no file of text in qaa has columns",

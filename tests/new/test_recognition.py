@@ -221,6 +221,22 @@ def test_what_decides_about_answers_comes_from_the_task_and_the_tests():
     task = replace(task, scoring="chrf++")
     assert asked("5")["metric"] == ["chrf++", "whole"]
     assert lines["task"]["generation_kwargs"]["until"] == ["\nQuestion:"]
+    # Short sums that lead to the number that a test asks for, and all right answers.
+    task = task_of(*({"question": f"{i}", "answer": f"{i} + 5 = {i + 5}"} for i in range(4)))
+    assert asked("5", "7")["metric"] == ["exact_match", "number"]
+    several = {"question": "q", "answer": "5", "references": ["5", "tano"]}
+    task = replace(task, tests=[("sw", [several])])
+    assert task.answers[1] == ("sw", ["5", "tano"])
+    assert not task.numeric
+
+
+def test_further_right_answers_are_read_beside_the_answer(tmp_path):
+    rows = [{"question": f"q{i}", "answer": "Juma", "aliases": ["bwana Juma", "Juma"]}
+            for i in range(3)]  # fmt: skip
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = read_task(str(tmp_path / "t.jsonl"), {})
+    assert [row["references"] for row in task.complete] == [["Juma", "bwana Juma"]] * 3
+    assert task.pairs(task.complete)[0][1] == " Juma"
 
 
 def test_different_answers_with_one_number_are_counted():

@@ -101,6 +101,13 @@ class LanguageInput:
             yield f"to-{self.code}", pairs, f"{other}: {theirs}\n{self.name}: {own}", 1
             yield f"from-{self.code}", pairs, f"{self.name}: {own}\n{other}: {theirs}", 1
 
+    @property
+    def rows(self) -> int:
+        """The largest number of examples in its mix, where one of its files ends."""
+        weighed = [(table.count, weight) for _, table, _, weight in self.templates()]
+        whole = sum(weight for _, weight in weighed)
+        return min(count * whole // weight for count, weight in weighed)
+
     def found(self) -> list[str]:
         """Describe each of its files with its first texts, and with languages that seem others."""
         lines = []
@@ -120,6 +127,9 @@ class LanguageInput:
                 lines += [f"  {shown({'text': text})}" for text in full[:3]]
                 seen = self._languages_seen(full)
                 lines += [f"  {seen}"] * bool(seen)
+        if self.parallel is not None:
+            shares = "three fifths plain text, a fifth translations each way"
+            lines.append(f"  the expert trains on {self.rows:,} rows: {shares}")
         return lines
 
     def _languages_seen(self, texts: Sequence[Any]) -> str | None:
@@ -222,7 +232,8 @@ class Inputs:
         assert isinstance(self.task, Task)
         asked = self.task.pairs([document for _, test in self.task.tests for document in test])
         prompts, answers = zip(*self.task_rows, *asked, strict=True)
-        longest = max(map(self.tokens, answers))
+        right = (f" {text}" for _, texts in self.task.answers[1:] for text in texts)
+        longest = max(map(self.tokens, (*answers, *right)))
         room = max(self.longest // 2, self.longest - max(map(self.tokens, prompts)))
         return max(16, min(2 * longest, max(longest, 512), room))
 
@@ -259,9 +270,7 @@ class Inputs:
     def rows_of(self, language: LanguageInput) -> tuple[int, int]:
         """Return the largest number of examples in a mix, and their mean length in tokens."""
         length = max(1, round(mean(self.tokens(text) for text in language.texts())))
-        weighed = [(table.count, weight) for _, table, _, weight in language.templates()]
-        whole = sum(weight for _, weight in weighed)
-        return min(count * whole // weight for count, weight in weighed), length
+        return language.rows, length
 
 
 def check_request(request: Request) -> Inputs:
@@ -293,6 +302,11 @@ def check_request(request: Request) -> Inputs:
             (TASK_LANGUAGE if split == "translated" else language.code, documents)
             for language in languages for split, documents in language.tests.items()
         ])  # fmt: skip
+        if request.translated_tests and task.generates and not task.numeric:
+            raise RecipeError(
+                "--translated-test: answers that are written in two languages cannot be compared; "
+                "it takes labels, choices and numbers"
+            )
     held: list[list[int]] = []
     if isinstance(task, Task) and (suite is None or not all(one.proved for one in languages)):
         held = task.held_out(HELD_OUT)

@@ -48,6 +48,7 @@ SCORED = {
     "exact_match": "the whole answer (exact_match), as short answers with numbers are",
     "token_f1": "the F1 of the answer's words (token_f1), as questions with short answers are",
     "chrf++": "chrF++, the likeness of texts (0 to 100); ROUGE-L stands beside it",
+    "rouge_l": "ROUGE-L, the longest sequence of words that both texts have",
 }
 SHORT = {False: 4, True: 10}
 """Largest median length of short answers: words, and characters in a script without spaces."""
@@ -56,7 +57,7 @@ CODE = re.compile(
     r"[;{]\s*$|^\s*}\s*$|\w\(.*\)\s*$", re.MULTILINE
 )  # fmt: skip
 """Matches an answer with a line of a program."""
-Scoring = Literal["number", "exact_match", "token_f1", "chrf++"]
+Scoring = Literal["number", "exact_match", "token_f1", "chrf++", "rouge_l"]
 WORKED = 8
 """Largest median number of words in short numeric answers; longer ones are worked solutions."""
 LETTERS = "ABCDEFGHIJ"
@@ -78,6 +79,8 @@ _RIGHT = {
 }
 Coding = Literal["text", "name", "letter", "number"]
 """Form of an answer that identifies a choice."""
+FURTHER = ("references", "aliases", "answer_aliases", "alternatives", "acceptable_answers")
+"""Names of a column with further right answers beside the answer."""
 ANSWERS = {"answer", "label", "references"}
 """Roles of a document outside its question."""
 Document = dict[str, Any]
@@ -138,16 +141,25 @@ class Task:
 
     @cached_property
     def answers(self) -> list[tuple[str, list[str]]]:
-        """The answers of the task and of each test, with their language's code."""
+        """All right answers of the task and of each test, with their language's code."""
         groups = [("en", self.complete), *self.tests] if self.generates else []
-        return [(code, [document["answer"] for document in group]) for code, group in groups]
+        return [(code, [text for document in group for text in _right_answers(document)])
+                for code, group in groups]  # fmt: skip
 
     @cached_property
     def numeric(self) -> bool:
-        """True if every answer is a number, or a worked solution that ends in one."""
-        if self.scoring:
+        """True if every answer of a test is a number or a worked solution that ends in one.
+
+        Answers that are trained on must then end in numbers; without a test they decide.
+        """
+        if self.scoring or not self.generates:
             return self.generates and self.scoring == "number"
-        return self.generates and all(_are_numbers(answers, code) for code, answers in self.answers)
+        (code, own), *tests = self.answers
+        if not tests:
+            return _are_numbers(own, code)
+        return _end_in_numbers(own, code) and all(
+            _are_numbers(answers, code) for code, answers in tests
+        )
 
     @cached_property
     def metric(self) -> str:
@@ -473,13 +485,18 @@ def target(task: Task, document: Document, language: str) -> Document:
     """Reduce a numeric answer to its number; compose the letters (NFC) of others as in training."""
     if not task.generates:
         return document
-    answers = document.get("references", [document["answer"]])
+    answers = _right_answers(document)
     if task.numeric:
         answers = [last_number(answer, language) or answer for answer in answers]
     elif task.composed:
         answers = [unicodedata.normalize("NFC", answer) for answer in answers]
     answer = answers if "references" in document else answers[0]
     return {**document, "answer": answer}
+
+
+def _right_answers(document: Document) -> list[str]:
+    answers: list[str] = document.get("references", [document["answer"]])
+    return answers
 
 
 def _read(
@@ -506,11 +523,19 @@ def _with_answers(table: Table, columns: Mapping[str, str]) -> Table:
             cells = _decoded(cells, column)
         if role == "answer":
             listed = [_listed(cell, column) for cell in cells]
+            for more in (name for name in table.columns if name.casefold() in FURTHER):
+                others = (
+                    _decoded([row[more] for row in table.rows], more)
+                    if csv
+                    else [row[more] for row in table.rows]
+                )
+                listed = [_listed([*_several(cell), *_several(other)], column)
+                          for cell, other in zip(listed, others, strict=True)]  # fmt: skip
             if any(isinstance(cell, list) for cell in listed):
                 texts = [cell if isinstance(cell, list) else [text_of(cell, column)]
                          for cell in listed]  # fmt: skip
                 cells = [(one or [""])[0] for one in texts]
-                if any(len(one) > 1 for one in texts):
+                if any(len(one) > 1 for one in texts) or "references" in table.columns:
                     rows = [{**row, "references": one}
                             for row, one in zip(rows, texts, strict=True)]  # fmt: skip
         if any(cell is not row[column] for cell, row in zip(cells, rows, strict=True)):
@@ -554,6 +579,10 @@ def _listed(cell: Any, column: str) -> Any:
     return cell
 
 
+def _several(cell: Any) -> list[Any]:
+    return cell if isinstance(cell, list) else [cell] * bool(cell)
+
+
 def _are_numbers(answers: Sequence[str], language: str) -> bool:
     """True if the answers differ in a number alone, or end in one after a shared mark.
 
@@ -561,8 +590,7 @@ def _are_numbers(answers: Sequence[str], language: str) -> bool:
     programs, and numbers with several units.
     """
     numbers = {answer: last_number(answer, language) for answer in answers}
-    plain = {answer: re.sub(r"\s*[^\W\d]+$", "", answer) for answer in answers}
-    if not all(is_number(plain[a], language) or is_number(a, language) for a in answers):
+    if not _end_in_numbers(answers, language):
         return False
     if 2 * sum(CODE.search(answer) is not None for answer in answers) > len(answers):
         return False
@@ -581,6 +609,12 @@ def _are_numbers(answers: Sequence[str], language: str) -> bool:
     )
     shared = len(marks) == 1 and (worked or alone)
     return len(heads - {""}) < 2 or (shared and not marks & {*"+-*/=", "return"})
+
+
+def _end_in_numbers(answers: Sequence[str], language: str) -> bool:
+    """True if each answer ends in a number, or in a number and a unit."""
+    return all(is_number(re.sub(r"\s*[^\W\d]+$", "", answer), language)
+               or is_number(answer, language) for answer in answers)  # fmt: skip
 
 
 def _heading(column: str) -> str:
