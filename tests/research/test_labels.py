@@ -106,6 +106,8 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
     said = (
         (labels.gain(swap, task, labels.ALL), "the swap is 0.2 points above it [-2.5, +3.0]"),
         (labels.gain(soup, task, labels.ALL), "the average 0.9 [-1.9, +3.7]"),
+        (labels.gain(swap, task, 0), "the swap is 2.5 points below the task expert [0.2, 4.7]"),
+        (labels.gain(soup, task, 0), "the average 4.9 [2.4, 7.4]"),
         (labels.gain_of_labels(soup, labels.ALL), "the average gains 10.0 points"),
         (labels.gain_of_labels(swap, labels.ALL), "the swap 7.0,"),
         (labels.gain_of_labels(task, labels.ALL), "the task expert 4.2 [0.9, 7.5]"),

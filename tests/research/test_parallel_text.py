@@ -81,8 +81,10 @@ def test_words_are_those_of_the_recorded_answers():
                                                "3.2]"),
         (translation.apart(swap, pairs, back), "8.9 chrF++ below that expert [7.1, 10.7]"),
         (translation.apart(soup, pairs, back), "level with it, -0.1 [-1.5, +1.4]"),
-        (translation.apart(soup, task, headlines), "3.1 chrF++ above the task expert [1.4, 4.7]"),
-        (translation.apart(swap, task, headlines), "the swap level with it, -1.0 [-2.6, +0.6]"),
+        (translation.apart(soup, task, headlines), "3.1 chrF++ above it [1.4, 4.7]"),
+        (translation.apart(swap, task, headlines), "the task expert, -1.0 chrF++ [-2.6, +0.6]"),
+        (translation.apart(soup, task, headlines, "copied"), "copies 17.5 points more often [5.0, "
+                                                             "30.0]"),
     )  # fmt: skip
     for apart, sentence in said:
         check_sentence(sentence, apart, page("answers"))

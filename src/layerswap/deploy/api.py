@@ -161,9 +161,10 @@ def read_material(texts: Mapping[str, Path], prompts: Path | None) -> Material:
     def lines(path: Path) -> list[str]:
         try:
             found = [line.strip("\r") for line in path.read_text("utf-8-sig").split("\n")]
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise MergeError(f"{path}: cannot be read as UTF-8 text ({why})") from None
+        except OSError as error:
+            raise MergeError(f"{path}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise MergeError(f"{path}: cannot be read as UTF-8 text ({error})") from None
         found = [line for line in found if line.strip()]
         if not found:
             raise MergeError(f"{path}: has no text")

@@ -18,7 +18,7 @@ from layerswap.compose.schema import Expert
 from layerswap.deltas.measure import magnitude_weights
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import Log, PathLike
-from layerswap.merge.compatibility import check_together
+from layerswap.merge.compatibility import check_architecture, check_together
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat
 from layerswap.merge.heads import with_one_head
@@ -101,9 +101,10 @@ def make_plan(
     stamps = stamps_of(together.values())
     form = FORMATS[sources.form]()
     _refuse_settings(recipe, form.cannot)
-    alignment = form.aligned(recipe, together, sources.base)
     for name, checkpoint in together.items():
         _refuse_settings(recipe, checkpoint.cannot, f"{name} ")
+    check_architecture(together)
+    alignment = form.aligned(recipe, together, sources.base)
     together, drop = check_together(together, aligned=alignment is not None)
     sources = replace(sources, together=together)
     first = next(iter(sources.experts.values()))

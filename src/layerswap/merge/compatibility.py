@@ -54,15 +54,26 @@ FUSED, ONE_BY_ONE = re.compile(r"\.experts\.[a-z]"), re.compile(r"\.experts\.\d+
 def check_together(
     checkpoints: Mapping[str, Checkpoint], *, aligned: bool = False
 ) -> tuple[dict[str, Checkpoint], frozenset[str]]:
-    """Refuse checkpoints that were not fine-tuned from one base.
+    """Refuse checkpoints of one architecture that were not fine-tuned from one base.
 
-    Compares the architecture, the settings that change what a layer computes, the number of
-    layers, and the names and shapes of all tensors; `aligned` vocabularies may differ in rows.
+    Compares the names and shapes of all tensors; `aligned` vocabularies may differ in rows.
     Returns the checkpoints with one kind of head, and the heads to leave out of the output, which
     are stored copies of embeddings.
     """
-    # Of a base without weights here only the configuration is known.
-    placed = {name: c for name, c in checkpoints.items() if c.places}
+    placed = _placed(checkpoints)
+    first, *others = placed
+    placed, drop = _in_one_tie(placed)
+    for other in others:
+        _check_tensors({name: placed[name] for name in (first, other)}, drop, aligned=aligned)
+    return {**checkpoints, **placed}, drop
+
+
+def check_architecture(checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Refuse checkpoints with another architecture than the first's, or with other settings.
+
+    Compares the number of layers, and the settings that change what a layer computes.
+    """
+    placed = _placed(checkpoints)
     first, *others = placed
     for other in others:
         placed[first].check_beside(first, placed[other], other)
@@ -70,10 +81,11 @@ def check_together(
         checkpoint.check(name)
     for other in others:
         _check_settings({name: placed[name] for name in (first, other)})
-    placed, drop = _in_one_tie(placed)
-    for other in others:
-        _check_tensors({name: placed[name] for name in (first, other)}, drop, aligned=aligned)
-    return {**checkpoints, **placed}, drop
+
+
+def _placed(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """The checkpoints with weights here; of a base without, only the configuration is known."""
+    return {name: checkpoint for name, checkpoint in checkpoints.items() if checkpoint.places}
 
 
 def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> None:
