@@ -10,8 +10,8 @@ the topic: the labels are balanced, and as uncertain as the teacher. A student r
 with the drawn topic, once; its last step is taken. Students start as the task expert and as its
 swap. The control is as many steps on the English rows of the task. No pair shares five words in a
 row with a test sentence. The rule: distillation stays if a student is above its start and above
-its control, both clearly, from both starts in both languages. The command goes on where it was
-stopped.
+its control, both clearly, from both starts in both languages. Swahili did not meet it, so
+the models in Yoruba were not trained to the end. The command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -175,8 +175,9 @@ def gain(code: str, start: str, over: str) -> Interval:
 def tables() -> dict[str, Table]:
     """The table by name."""
     rows: list[list[Any]] = []
+    known = {one["code"] for one in json.loads(RECORDED.read_text("utf-8"))}
     for code, name in LANGUAGES.items():
-        for start in STARTS:
+        for start in STARTS if code in known else ():
             own = [per_cent(mean_interval(right(code, start, kind)))
                    for kind in (START, CONTROL, STUDENT)]  # fmt: skip
             gaps = [points(gain(code, start, over)) for over in (START, CONTROL)]

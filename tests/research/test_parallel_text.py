@@ -1,5 +1,7 @@
 """Translation and labels from parallel text: what is trained and asked, and what pages say."""
 
+import re
+
 import numpy as np
 import pytest
 from sentences import check_sentence
@@ -62,6 +64,17 @@ def test_topics_are_balanced_and_as_uncertain_as_the_teacher():
     for topic, overall in enumerate(given.mean(0)[1:], 1):
         assert own[own[:, 0] == topic, 1].mean() > 1.5 * overall
     assert any(teacher[number].argmax() != topic for number, topic in drawn)
+
+
+def test_what_was_tried_is_what_was_recorded():
+    tried = (DOCS / "tables" / "tried.csv").read_text("utf-8")
+    for start, words in ((answers.TASK, "2.5 points lower [-10.3, +5.4]"),
+                         (answers.SWAP, "2.0 lower [-9.8, +5.9]")):  # fmt: skip
+        apart = distilled.gain("sw", start, distilled.START)
+        shown = [f"{100 * one:.1f}" for one in (-apart.mean, apart.low, apart.high)]
+        assert re.findall(r"-?\d+\.\d+", words) == shown
+        assert words in tried
+    assert len(distilled.tables()["distilled"].rows) == len(distilled.STARTS)
 
 
 @pytest.mark.slow
