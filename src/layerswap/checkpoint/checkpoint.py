@@ -174,7 +174,7 @@ class Checkpoint:
         return self.reader(name)(start, stop)
 
     def reader(self, name: str) -> Callable[[int, int], Floats]:
-        """Return a function that reads elements [start, stop) in row-major order, as a vector.
+        """Return a function that reads a range [start, stop) of row-major elements as a vector.
 
         The dtype is float32; or float64 for a floating-point tensor stored so without an adapter.
 

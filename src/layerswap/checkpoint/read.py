@@ -491,7 +491,7 @@ def equal(first: TensorInfo, second: TensorInfo) -> bool:
 
 
 def equal_anywhere(first: TensorInfo, second: TensorInfo) -> bool:
-    """True if two tensors have the same bytes; also reads over the network."""
+    """Return True if two tensors have the same bytes, on a disk or on the Hub."""
     return equal(first, second) or same_bytes(first, second)
 
 

@@ -73,7 +73,7 @@ def suggest(*words: object) -> None:
 
 
 def unused(name: str) -> str:
-    """A path for the output of a next command: the name, with a number if it exists."""
+    """Return a free path for the output of a next command: the name, or the name with a number."""
     numbered = (f"{name}-{number}" for number in count(2))
     return next(path for path in chain([name], numbered) if not Path(path).exists())
 

@@ -349,7 +349,7 @@ def _question(sample: Mapping[str, Any]) -> str:
 
 
 def _generation(sample: Mapping[str, Any]) -> str:
-    """Return lm-eval's settings of a written answer as JSON; empty for choices."""
+    """Return the settings by which lm-eval wrote an answer, as JSON; an empty text for choices."""
     given = sample["arguments"][0]
     settings = given[-1] if isinstance(given, list | tuple) else None
     return json.dumps(settings, sort_keys=True, default=str) if isinstance(settings, dict) else ""

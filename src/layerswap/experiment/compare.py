@@ -293,7 +293,7 @@ class Compared:
         return {model: self._minus(self.selected, model) for model in self._others(self.selected)}
 
     def against(self, reference: Model) -> dict[Model, Interval]:
-        """Every other composition minus a reference, paired over documents."""
+        """Subtract a reference from every other composition, paired over documents."""
         return {model: self._minus(model, reference) for model in self._others(reference)}
 
     def _others(self, reference: Model) -> list[Model]:

@@ -70,7 +70,7 @@ class Evaluator:
     def rows(
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None
     ) -> list[Answer]:
-        """Scores compositions on a split; silently if on the `first` documents of each task."""
+        """Scores compositions on a split, or silently on the `first` documents of each task."""
         documents = self._documents[split]
         settings = {**self._settings, "log": lambda line: None} if first else self._settings
         scored = evaluate(

@@ -85,7 +85,7 @@ class Results:
                            **interval.bounds, **_apart(gap)}  # fmt: skip
 
     def means(self) -> Iterator[dict[str, Any]]:
-        """A row for each model that has all of several languages of a benchmark and metric."""
+        """Yield the means over languages of every model that has scores in all of them."""
         for same in self.by_benchmark:
             for model in self.models if len(same) > 1 else ():
                 mean, reference = over_languages(same, model), self.models[0]
@@ -109,5 +109,5 @@ class Results:
 
 
 def _apart(gap: Interval | None) -> dict[str, float]:
-    """The columns of a paired difference; none without one."""
+    """Return the columns of a paired difference; an empty mapping without a difference."""
     return {"difference": gap.mean, "lower": gap.low, "upper": gap.high} if gap else {}

@@ -188,7 +188,7 @@ def _compared(
 
 
 def _unlike(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> str:
-    """Name the difference of models without a common document: choices, prompts or tests."""
+    """Explain why models share no document: they differ in choices, prompts or tests."""
     first, *others = [
         sorted(by[row].values(), key=lambda a: (a.task, a.document)) for by in scores.values()
         if row in by and not any(answer.is_baseline for answer in by[row].values())

@@ -129,7 +129,7 @@ def references(*results: Compared) -> list[Condition]:
 
 
 def _default_again(result: Compared) -> str:
-    """Name the models that are the default swap, such as the chosen one; empty without any."""
+    """Return a sentence on the models that equal the default swap; empty if no model does."""
     again = [str(model) for model in result.scores
              if model != DEFAULT and result.choice.same(model, DEFAULT)]  # fmt: skip
     return f" The same model as {DEFAULT}: {'; '.join(again)}." if again else ""

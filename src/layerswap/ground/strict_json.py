@@ -144,7 +144,7 @@ def quoted(name: object, limit: int = 200) -> str:
 
 
 def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make the mapping of a JSON object; refuse a key that is given twice."""
+    """Return the mapping of a JSON object; refuse a key that occurs twice."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         counts = Counter(key for key, _ in pairs)

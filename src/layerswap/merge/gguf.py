@@ -176,7 +176,7 @@ def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None)
 
 
 def writable_type(wanted: str, shape: tuple[int, ...]) -> str:
-    """The wanted type, or the first of `FALLBACKS` that can be written and fills whole rows."""
+    """Return the wanted type, or the first writable one of `FALLBACKS` that fills whole rows."""
     for dtype in (wanted, *FALLBACKS):
         known = dtype in FLOAT_DTYPES or dtype in QUANTISED
         if known and shape[-1] % block_of(dtype)[0] == 0:

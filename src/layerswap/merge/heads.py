@@ -43,7 +43,7 @@ def with_one_head(
 
 
 def embeds(checkpoint: Checkpoint) -> bool:
-    """True for a folder of sentence-transformers, whose model needs no head."""
+    """Return True for a folder of sentence-transformers; such a model needs no head."""
     return (checkpoint.folder / MODULES).is_file()
 
 

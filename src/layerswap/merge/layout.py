@@ -464,7 +464,7 @@ def names_digest(names: Iterable[str]) -> dict[str, Any]:
 
 
 def write_index(folder: Path, shards: Sequence[Shard]) -> None:
-    """Write the index of several files."""
+    """Write the index of a model in several files; a model in one file has none."""
     if len(shards) > 1:
         weight_map = {tensor.name: shard.file for shard in shards for tensor, _ in shard.tensors}
         total = sum(tensor.nbytes for shard in shards for tensor, _ in shard.tensors)

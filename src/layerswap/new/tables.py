@@ -307,7 +307,7 @@ def _candidates(table: Table, role: str, given: Mapping[str, str]) -> list[str]:
 
 
 def tag_of(name: str) -> str | None:
-    """The standard code of a language by code or name; None if there is no such language."""
+    """Return the standard code of a language from its code or name; None for an unknown one."""
     try:
         return standard_tag(name)
     except EvaluationError:

@@ -306,7 +306,7 @@ class Task:
         return sum(self._seen(document) in seen for document in documents)
 
     def held_out(self, most: int) -> list[list[int]]:
-        """Draw a tenth of the questions, at most `most`; return the positions of each one's rows.
+        """Draw a tenth of the questions, at most `most`, and return the positions of their rows.
 
         Labels keep their shares. A label's only question is not drawn, nor one with several labels.
         """

@@ -40,7 +40,7 @@ _DAMAGED = 0.1
 """Share of lines with damaged letters above which a text is refused."""
 _UNWRITABLE = re.compile(r"[\ud800-\udfff]|(?<!\\)\\u0000")
 _FAILED = {"#NAME?", "#N/A", "#REF!", "#VALUE!", "#DIV/0!", "#NULL!", "#NUM!", "#ERROR!"}
-"""Cells of a spreadsheet whose formula failed, as that of a text that begins with `=` or `-`."""
+"""Values of failed formulas in a spreadsheet; a text that begins with `=` becomes a formula."""
 LONGEST_FIELD = 200
 """Lines that a quoted field may have; a longer one began with a lone quotation mark."""
 RATIO, FLOOR = 100, 1 << 26

@@ -12,9 +12,9 @@ import regex
 _LOOK = 1000
 """Most lines of a file that are examined."""
 _SHARE = 0.45
-"""Smallest share of lines with signs in a file with markup; numbered headings reach 0.38."""
+"""Share of lines with signs from which a file is markup; numbered headings reach 0.38."""
 _GLUED = 0.6
-"""Smallest share of words with a sign such as `/` inside in a text with tags."""
+"""Share of words with an inner sign such as `/` from which a text has tags."""
 _COLUMNS = 0.9
 """Smallest share of lines with the usual number of columns in a table."""
 _SPACED = 5
@@ -174,7 +174,7 @@ def _columns(lines: Sequence[str]) -> str | None:
 
 
 def _identified(lines: Sequence[str]) -> str | None:
-    """Describe identifiers of one form, or line numbers, at the start of every line."""
+    """Describe the identifiers or line numbers that begin all lines."""
     words = [found[0] for line in lines if (found := regex.match(r"[^\s|]+(?= +\S)", line))]
     forms = {regex.sub(r"\d+", "0", regex.sub(r"[^\W\d]+", "a", word)) for word in words}
     counts = [int(number) for word in words for number in regex.findall(r"\d+", word)[-1:]]

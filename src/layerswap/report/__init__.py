@@ -1,1 +1,1 @@
-"""Draws figures and writes HTML reports and tables: plain data in, no network."""
+"""Draws figures and writes HTML reports and tables from plain data, without the network."""

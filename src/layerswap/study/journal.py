@@ -81,7 +81,7 @@ class StudyJournal:
         return self.folder(name) / LOG
 
     def record(self, name: str) -> StepRecord | None:
-        """The record of a step that ended; None without one."""
+        """Return the record of a step that ended; None if the step has no record."""
         try:
             content = (self.folder(name) / RECORD).read_bytes()
             record = TypeAdapter(StepRecord).validate_json(content)
@@ -134,7 +134,7 @@ class StudyJournal:
         return new  # not tried yet, cut short, or a step that it needs was run again
 
     def _last_line(self, name: str) -> str:
-        """The last line of a step's log, without its time."""
+        """Return the last line of a step's log, without the time."""
         try:
             *_, last = self.log(name).read_text("utf-8", "replace").splitlines()
         except (OSError, ValueError):

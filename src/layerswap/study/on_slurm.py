@@ -334,7 +334,7 @@ def job_of(folder: Path) -> dict[str, str] | None:
 
 
 def _parameters_key(kind: str) -> str:
-    """Return the study's key for the parameters of a kind of step."""
+    """Return the key of `slurm` in a study that has the parameters of a kind of step."""
     return KINDS[kind].resources or kind
 
 

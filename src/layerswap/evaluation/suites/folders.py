@@ -108,7 +108,7 @@ FUNCTION = "!function "
 
 
 class Verbatim(str):
-    """A text of the user's files, which is written as a text whatever it begins with."""
+    """A text from a user's file, written to YAML as text even if it begins with `!function`."""
 
 
 WRITTEN: set[Path] = set()
