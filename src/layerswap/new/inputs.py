@@ -231,9 +231,10 @@ class Inputs:
         """The token limit of a written answer; long prompts leave it half of the context."""
         assert isinstance(self.task, Task)
         asked = self.task.pairs([document for _, test in self.task.tests for document in test])
-        prompts, answers = zip(*self.task_rows, *asked, strict=True)
-        right = (f" {text}" for _, texts in self.task.answers[1:] for text in texts)
-        longest = max(map(self.tokens, (*answers, *right)))
+        prompts, _ = zip(*self.task_rows, *asked, strict=True)
+        answers = [answer for _, answer in self.task_rows]
+        answers += [f" {text}" for _, texts in self.task.answers[1:] for text in texts]
+        longest = max(map(self.tokens, answers))
         room = max(self.longest // 2, self.longest - max(map(self.tokens, prompts)))
         return max(16, min(2 * longest, max(longest, 512), room))
 

@@ -515,22 +515,21 @@ def _with_answers(table: Table, columns: Mapping[str, str]) -> Table:
     The column keeps the first answer, on which a model trains; `references` has all.
     """
     rows, csv = table.rows, FORMATS.get(ending(table.name)) == "csv"
+
+    def cells_of(column: str) -> list[Any]:
+        cells = [row[column] for row in table.rows]
+        # AfriQA writes lists as texts whatever the format of its file.
+        return _decoded(cells, column) if csv or column == "answers" else cells
+
     for role, column in product(("answer", "label", "choices", "messages"), table.columns):
         if column.casefold() not in NAMES[role] and column != columns.get(role):
             continue
-        cells = [row[column] for row in table.rows]
-        if csv or column == "answers":  # AfriQA's own column, in every format
-            cells = _decoded(cells, column)
+        cells = cells_of(column)
         if role == "answer":
             listed = [_listed(cell, column) for cell in cells]
-            for more in (name for name in table.columns if name.casefold() in FURTHER):
-                others = (
-                    _decoded([row[more] for row in table.rows], more)
-                    if csv
-                    else [row[more] for row in table.rows]
-                )
-                listed = [_listed([*_several(cell), *_several(other)], column)
-                          for cell, other in zip(listed, others, strict=True)]  # fmt: skip
+            for further in (name for name in table.columns if name.casefold() in FURTHER):
+                both = zip(listed, cells_of(further), strict=True)
+                listed = [_listed([*_several(a), *_several(b)], column) for a, b in both]
             if any(isinstance(cell, list) for cell in listed):
                 texts = [cell if isinstance(cell, list) else [text_of(cell, column)]
                          for cell in listed]  # fmt: skip
