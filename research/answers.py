@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import layerswap as ls
+from layerswap.compose.recipe import check_recipe
 from layerswap.evaluation.identifier import learn_identifier
 from layerswap.evaluation.metrics import chrf, normalised, rouge_l
 from layerswap.evaluation.statistics import (
@@ -40,6 +41,7 @@ from layerswap.evaluation.statistics import (
     paired_difference,
     paired_over_groups,
 )
+from layerswap.merge import Plan, make_plan
 from layerswap.report.charts import draw_intervals
 from layerswap.report.drawing import Drawing
 from layerswap.training.mix.filters import overlap
@@ -200,6 +202,12 @@ def fit(out: Path, name: str, training: Mapping[str, Any]) -> Path:
 
 # --- answers ---
 
+
+def plan(recipe: Mapping[str, Any], name: str) -> Plan:
+    """Plan a recipe; errors have its name."""
+    return make_plan(check_recipe(recipe, where=name))
+
+
 BASE, BASE_SHOTS = "base", "base, two English examples"
 LANGUAGE, LANGUAGE_SHOTS = "language expert", "language expert, two English examples"
 TASK, SWAP, SOUP, TIES = "task expert", "swap, default", "plain average", "TIES"
@@ -261,22 +269,30 @@ def recipes(out: Path, base: Path, code: str) -> dict[str, dict[str, Any]]:
 
 def ask(published: Path, out: Path, base: Path, code: str) -> None:
     """Write every model's answers to the articles of a language into OUT, where they lack."""
-    from layerswap.compose.recipe import check_recipe
-    from layerswap.merge import make_plan
-
     found = recipes(out, base, code)
-    names = list(found)
-    plans = [make_plan(check_recipe(recipe, where=name)) for name, recipe in found.items()]
-    sweep = ls.Sweep(plans, dtype=DTYPE)
+    sweep = ls.Sweep([plan(recipe, name) for name, recipe in found.items()], dtype=DTYPE)
     shots = "".join(
         f"{one.prompt} {one.headline}\n\n" for one in articles(published, "en", base)[0][:2]
     )
-    asked = articles(published, code, base)[1]
-    target = out / f"answers-{code}.jsonl"
-    known = {(row["model"], row["document"]) for row in read_jsonl(target)}
-    for start in range(0, len(asked), CHUNK):
-        numbers = range(start, min(start + CHUNK, len(asked)))
-        for before in ("", shots):
+    prompts = [one.prompt for one in articles(published, code, base)[1]]
+    write(sweep, list(found), prompts, shots, base, out / f"answers-{code}.jsonl")
+
+
+def write(
+    sweep: ls.Sweep, names: Sequence[str], prompts: Sequence[str], shots: str, base: Path,
+    target: Path, most: int | None = None, **fields: str,
+) -> None:  # fmt: skip
+    """Write the models' answers to prompts into a file, with these fields, where they lack.
+
+    The models of `SHOTS` read `shots` before each prompt, and are left out without shots. An answer
+    has at most `most` tokens, `WRITTEN` by default.
+    """
+    read = tokenizer(base)
+    known = {(row["model"], row["document"]) for row in read_jsonl(target)
+             if fields.items() <= row.items()}  # fmt: skip
+    for start in range(0, len(prompts), CHUNK):
+        numbers = range(start, min(start + CHUNK, len(prompts)))
+        for before in dict.fromkeys(("", shots)):
             members = [
                 number for number, name in enumerate(names)
                 if (name in SHOTS) == bool(before)
@@ -284,17 +300,18 @@ def ask(published: Path, out: Path, base: Path, code: str) -> None:
             ]  # fmt: skip
             if not members:
                 continue
-            prompts = [tokenizer(base)(before + asked[i].prompt)["input_ids"] for i in numbers]
-            written = sweep.generate(prompts, members=members, max_new_tokens=WRITTEN,
-                                     stop=["\n"], tokenizer=tokenizer(base))  # fmt: skip
+            ids = [read(before + prompts[i])["input_ids"] for i in numbers]
+            written = sweep.generate(ids, members=members, max_new_tokens=most or WRITTEN,
+                                     stop=["\n"], tokenizer=read)  # fmt: skip
             with target.open("a", encoding="utf-8") as file:
                 for member, answers in zip(members, written, strict=True):
                     for document, one in zip(numbers, answers, strict=True):
-                        text = tokenizer(base).decode(one.tokens, skip_special_tokens=True)
+                        text = read.decode(one.tokens, skip_special_tokens=True)
                         answer = text.partition("\n")[0].strip()
-                        row = {"model": names[member], "document": document, "answer": answer}
+                        row = {"model": names[member], **fields, "document": document,
+                               "answer": answer}  # fmt: skip
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            print(f"{code}: articles {start} to {numbers[-1]}, {len(members)} models", flush=True)
+            print(f"{target.stem}: {start} to {numbers[-1]}, {len(members)} models", flush=True)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

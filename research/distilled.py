@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import layerswap as ls
 from layerswap.evaluation.statistics import Interval, Values, mean_interval, paired_difference
 from layerswap.training.mix.filters import overlap
 from research import answers, baselines, labels
@@ -57,7 +56,7 @@ def pairs(published: Path, code: str) -> list[tuple[str, str]]:
     """Pairs of English and the language, those of small files first, drawn with one seed."""
     rng = np.random.default_rng(answers.SEED)
     tests = [text for text, _ in baselines.documents(
-        published, TASK_NAME, labels._file_code(code), "test")]  # fmt: skip
+        published, TASK_NAME, labels.file_code(code), "test")]  # fmt: skip
     found: dict[tuple[str, str], None] = {}
     for stem, english, other, most in FILES[code]:
         sides = [
@@ -72,24 +71,6 @@ def pairs(published: Path, code: str) -> list[tuple[str, str]]:
         shared = {*overlap(tests, [other for _, other in taken])}
         found |= dict.fromkeys(one for i, one in enumerate(taken) if i not in shared)
     return list(found)[:PAIRS]
-
-
-def scores(texts: Sequence[str], model: Path, base: Path) -> npt.NDArray[np.float64]:
-    """Log-probability of every topic after every text: `(texts, topics)`."""
-    from layerswap.compose.recipe import check_recipe
-    from layerswap.merge import make_plan
-
-    read = answers.tokenizer(base)
-    experts = {"task": str(model), "language": str(model)}
-    recipe = {"base": str(base), "experts": experts, **answers.ALONE}
-    sweep = ls.Sweep([make_plan(check_recipe(recipe, where="teacher"))], dtype=labels.DTYPE)
-    requests = []
-    for text in texts:
-        prompt = read(labels.row(text, TOPICS[0])["prompt"])["input_ids"]
-        requests += [(prompt, read(f" {one}", add_special_tokens=False)["input_ids"])
-                     for one in TOPICS]  # fmt: skip
-    found = sweep.loglikelihood(requests, batch_size=28).logprob[0]
-    return np.asarray(found, np.float64).reshape(-1, len(TOPICS))
 
 
 def drawn(teacher: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
@@ -116,7 +97,7 @@ def finish(published: Path, out: Path, base: Path, codes: Sequence[str]) -> None
         rows = out / f"distilled-{code}.jsonl"
         if not rows.is_file():
             both = pairs(published, code)
-            teacher = scores([english for english, _ in both], out / "topic-1", base)
+            teacher = labels.scores([english for english, _ in both], out / "topic-1", base)
             chosen = drawn(teacher)
             write_jsonl(rows, [labels.row(both[i][1], TOPICS[topic]) for i, topic in chosen])
             agreed = np.mean([teacher[i].argmax() == topic for i, topic in chosen])

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 import layerswap as ls
 from layerswap.evaluation.statistics import (
@@ -134,12 +135,12 @@ def row(text: str, topic: str) -> dict[str, str]:
 
 def labelled(published: Path, code: str, size: int, draw: int) -> list[dict[str, str]]:
     """A draw of the labels of a language."""
-    known = baselines.documents(published, TASK_NAME, _file_code(code), "dev")
+    known = baselines.documents(published, TASK_NAME, file_code(code), "dev")
     drawn = np.random.default_rng(draw).permutation(len(known))[:size]
     return [row(*known[i]) for i in drawn]
 
 
-def _file_code(code: str) -> str:
+def file_code(code: str) -> str:
     return "eng_Latn" if code == ENGLISH else baselines.TASKS[TASK_NAME][2][code]
 
 
@@ -191,11 +192,8 @@ def start_of(run: Run, out: Path, base: Path) -> Path | None:
         return None
     folder = out / "starts" / "-".join([*experts.values(), run.start.split()[-1]])
     if not folder.is_dir():
-        from layerswap.compose.recipe import check_recipe
-        from layerswap.merge import make_plan
-
         recipe = {"base": str(base), "experts": {k: str(out / v) for k, v in experts.items()}}
-        make_plan(check_recipe({**recipe, **answers.HOW[run.start]}, where=run.start)).save(folder)
+        answers.plan({**recipe, **answers.HOW[run.start]}, run.start).save(folder)
     return folder
 
 
@@ -227,25 +225,28 @@ def finish(published: Path, out: Path, base: Path, codes: Sequence[str]) -> None
 
 def ask(published: Path, model: Path, base: Path, code: str) -> str:
     """Answers of a model to the test sentences, as numbers of topics."""
-    from layerswap.compose.recipe import check_recipe
-    from layerswap.merge import make_plan
+    test = baselines.documents(published, TASK_NAME, file_code(code), "test")
+    return "".join(map(str, scores([text for text, _ in test], model, base).argmax(axis=1)))
 
+
+def scores(texts: Sequence[str], model: Path, base: Path) -> npt.NDArray[np.float64]:
+    """Log-probability of every topic after every text: `(texts, topics)`."""
     read = answers.tokenizer(base)
     experts = {"task": str(model), "language": str(model)}
     recipe = {"base": str(base), "experts": experts, **answers.ALONE}
-    sweep = ls.Sweep([make_plan(check_recipe(recipe, where="run"))], dtype=DTYPE)
+    sweep = ls.Sweep([answers.plan(recipe, "run")], dtype=DTYPE)
     requests = []
-    for text, topic in baselines.documents(published, TASK_NAME, _file_code(code), "test"):
-        prompt = read(row(text, topic)["prompt"])["input_ids"]
+    for text in texts:
+        prompt = read(row(text, TOPICS[0])["prompt"])["input_ids"]
         requests += [(prompt, read(f" {one}", add_special_tokens=False)["input_ids"])
                      for one in TOPICS]  # fmt: skip
-    scores = sweep.loglikelihood(requests, batch_size=28).logprob[0]
-    return "".join(map(str, np.asarray(scores).reshape(-1, len(TOPICS)).argmax(axis=1)))
+    found = sweep.loglikelihood(requests, batch_size=28).logprob[0]
+    return np.asarray(found, np.float64).reshape(-1, len(TOPICS))
 
 
 def topics(published: Path, code: str) -> str:
     """The right topics of the test sentences, as numbers."""
-    test = baselines.documents(published, TASK_NAME, _file_code(code), "test")
+    test = baselines.documents(published, TASK_NAME, file_code(code), "test")
     return "".join(str(TOPICS.index(topic)) for _, topic in test)
 
 

@@ -16,7 +16,6 @@ and both commands go on where they were stopped.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -132,16 +131,10 @@ def recipes(out: Path, base: Path) -> dict[str, dict[str, Any]]:
 
 def ask(published: Path, out: Path, base: Path) -> None:
     """Write every model's answers into OUT, where they lack."""
-    from layerswap.compose.recipe import check_recipe
-    from layerswap.merge import make_plan
-
     found = recipes(out, base)
-    names = [*found]
-    plans = [make_plan(check_recipe(recipe, where=name)) for name, recipe in found.items()]
-    sweep, read = ls.Sweep(plans, dtype=answers.DTYPE), answers.tokenizer(base)
+    plans = [answers.plan(recipe, name) for name, recipe in found.items()]
+    sweep = ls.Sweep(plans, dtype=answers.DTYPE)
     shots = known(published, base)[:2]  # held out of the training
-    target = out / "translations.jsonl"
-    done = {(row["model"], row["task"], row["document"]) for row in answers.read_jsonl(target)}
     for task, prompts in tasks(published, base).items():
         source, _, to = task.partition("-")
         before = (
@@ -152,29 +145,8 @@ def ask(published: Path, out: Path, base: Path) -> None:
             if to
             else ""
         )
-        for start in range(0, len(prompts), answers.CHUNK):
-            numbers = range(start, min(start + answers.CHUNK, len(prompts)))
-            for shown in dict.fromkeys(("", before)):
-                members = [
-                    number for number, name in enumerate(names)
-                    if (name in answers.SHOTS) == bool(shown)
-                    and any((name, task, document) not in done for document in numbers)
-                ]  # fmt: skip
-                if not members:
-                    continue
-                ids = [read(shown + prompts[i])["input_ids"] for i in numbers]
-                written = sweep.generate(
-                    ids, members=members, stop=["\n"], tokenizer=read,
-                    max_new_tokens=WRITTEN if to else answers.WRITTEN,
-                )  # fmt: skip
-                with target.open("a", encoding="utf-8") as file:
-                    for member, texts in zip(members, written, strict=True):
-                        for document, one in zip(numbers, texts, strict=True):
-                            text = read.decode(one.tokens, skip_special_tokens=True)
-                            line = {"model": names[member], "task": task, "document": document,
-                                    "answer": text.partition("\n")[0].strip()}  # fmt: skip
-                            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                print(f"{task}: {start} to {numbers[-1]}, {len(members)} models", flush=True)
+        answers.write(sweep, list(found), prompts, before, base, out / "translations.jsonl",
+                      WRITTEN if to else None, task=task)  # fmt: skip
 
 
 def tasks(published: Path, base: Path) -> dict[str, list[str]]:
