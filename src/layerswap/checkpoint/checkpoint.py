@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -171,10 +172,12 @@ class Checkpoint:
 
     def elements(self, name: str, start: int, stop: int) -> Floats:
         """Read elements [start, stop) of a floating-point tensor; see `reader`."""
-        return self.reader(name)(start, stop)
+        with self.reader(name) as read:
+            return read(start, stop)
 
-    def reader(self, name: str) -> Callable[[int, int], Floats]:
-        """Return a function that reads a range [start, stop) of row-major elements as a vector.
+    @contextmanager
+    def reader(self, name: str) -> Iterator[Callable[[int, int], Floats]]:
+        """Open a tensor, to read ranges [start, stop) of its row-major elements as vectors.
 
         The dtype is float32; or float64 for a floating-point tensor stored so without an adapter.
 
@@ -185,15 +188,15 @@ class Checkpoint:
         factors = low.factors() if low else None
 
         def read(start: int, stop: int) -> Floats:
-            with open_file(info.file) as handle:
-                stored = read_floats(handle, info, start, stop)
+            stored = read_floats(handle, info, start, stop)
             if low is None or factors is None:
                 return stored
             delta = low.elements(factors, start, stop)
             delta += stored
             return delta
 
-        return read
+        with open_file(info.file) as handle:
+            yield read
 
     @property
     def identity(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +86,16 @@ def measure_tensor(
     check_shapes(info, experts)
     rows = Rows.of(info.shape, axis, transposed=transposed)
     tallies = [_Tally(info, expert, rows) for expert in experts]
-    readers = [checkpoint.reader(name) for checkpoint in (base, *experts)]
     step = max(1, CHUNK_ELEMENTS // rows.width) * rows.width  # whole lines
     reuse_chunk_memory()
-    for start in range(0, info.elements, step):
-        stored, *others = (read(start, min(start + step, info.elements)) for read in readers)
-        original = stored.astype(np.float32, copy=False)
-        squares = _square(original)
-        for tally, part in zip(tallies, others, strict=True):
-            tally.add(start, original, squares, part)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(one.reader(name)) for one in (base, *experts)]
+        for start in range(0, info.elements, step):
+            stored, *others = (read(start, min(start + step, info.elements)) for read in readers)
+            original = stored.astype(np.float32, copy=False)
+            squares = _square(original)
+            for tally, part in zip(tallies, others, strict=True):
+                tally.add(start, original, squares, part)
     for tally, expert in zip(tallies, experts, strict=True):
         if not tally.finite:
             files = f"{info.file} or {expert.tensors[name].file}"
