@@ -218,8 +218,10 @@ def test_what_decides_about_answers_comes_from_the_task_and_the_tests():
     lines = asked("moja\nmbili")
     assert lines["metric"] == ["token_f1", "whole"]
     assert asked("5 km", "5 kg")["metric"] == ["exact_match", "whole"]
-    task = replace(task, scoring="chrf++")
-    assert asked("5")["metric"] == ["chrf++", "whole"]
+    for likeness in ("rouge_l", "chrf++"):
+        task = replace(task, scoring=likeness)
+        assert asked("5")["metric"] == [likeness, "whole"]
+        assert task.own_texts(task.complete) == ["question", "answer"]
     assert lines["task"]["generation_kwargs"]["until"] == ["\nQuestion:"]
     # Short sums that lead to the number that a test asks for, and all right answers.
     task = task_of(*({"question": f"{i}", "answer": f"{i} + 5 = {i + 5}"} for i in range(4)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer import Option
 
 from layerswap.cli import options, output
 from layerswap.ground.errors import RecipeError
+from layerswap.ground.types import Scoring
 
 
 def new(
@@ -28,7 +29,7 @@ def new(
     labels: list[str] | None = None,
     columns: str | None = None,
     leave_out: list[str] | None = None,
-    metric: Literal["number", "exact_match", "token_f1", "chrf++"] | None = None,
+    metric: Scoring | None = None,
     seeds: Annotated[int | None, Option(min=1)] = None,
     trial: bool = False,
     encoder: str | None = None,

@@ -6,12 +6,16 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 PathLike = str | os.PathLike[str]
 """A checkpoint or file as users name it: a path, or a Hub id where that is possible."""
 Log = Callable[[str], None]
 """Receives one line of progress for the user."""
+
+
+Scoring = Literal["number", "exact_match", "token_f1", "chrf++", "rouge_l"]
+"""How a written answer is scored against the right one."""
 
 
 class Progress(str):

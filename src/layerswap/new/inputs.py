@@ -23,8 +23,9 @@ from layerswap.evaluation.metrics import normalised
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, RecipeError, StudyError
+from layerswap.ground.types import Scoring
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts, tag_of
-from layerswap.new.tasks import ANSWERS, Document, Scoring, Task, read_task
+from layerswap.new.tasks import ANSWERS, Document, Task, read_task
 from layerswap.reading.files import evenly_spaced, names_in
 from layerswap.reading.letters import bare
 from layerswap.study.spec import FOLDS

@@ -24,6 +24,7 @@ from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
+from layerswap.ground.types import Scoring
 from layerswap.new.tables import NAMES, Kind, Shape, Table, ending, read_table, recognise
 from layerswap.reading.files import FORMATS
 from layerswap.reading.letters import bare, folded, is_unspaced
@@ -50,6 +51,8 @@ SCORED = {
     "chrf++": "chrF++, the likeness of texts (0 to 100); ROUGE-L stands beside it",
     "rouge_l": "ROUGE-L, the longest sequence of words that both texts have",
 }
+LONG = ("chrf++", "rouge_l")
+"""Scores of long answers, whose texts stay out of the training as questions do."""
 SHORT = {False: 4, True: 10}
 """Largest median length of short answers: words, and characters in a script without spaces."""
 CODE = re.compile(
@@ -57,7 +60,6 @@ CODE = re.compile(
     r"[;{]\s*$|^\s*}\s*$|\w\(.*\)\s*$", re.MULTILINE
 )  # fmt: skip
 """Matches an answer with a line of a program."""
-Scoring = Literal["number", "exact_match", "token_f1", "chrf++", "rouge_l"]
 WORKED = 8
 """Largest median number of words in short numeric answers; longer ones are worked solutions."""
 LETTERS = "ABCDEFGHIJ"
@@ -181,7 +183,7 @@ class Task:
 
         Texts that most documents share, such as stock answers, are left out.
         """
-        left_out = ANSWERS - ({"answer"} if self.metric == "chrf++" else set())
+        left_out = ANSWERS - ({"answer"} if self.metric in LONG else set())
         first, *others = (role for role in documents[0] if role not in left_out)
         counts = {role: len({str(document[role]) for document in documents}) for role in others}
         return [first, *(role for role, count in counts.items() if 2 * count > len(documents))]
