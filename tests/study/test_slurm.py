@@ -184,7 +184,7 @@ class TestReal:
         assert "CANCELLED AT" in record.why
 
     def test_a_job_at_its_time_limit_resumes(self, study):
-        summary = study.run(parameters={"data": {"time": 1}}, slow_first=60)
+        summary = study.run(parameters={"data": {"time": 1}}, slow_first=300)
         assert not summary.failed, [record.why for record in summary.failed]
         assert study.begun("data/0") == 2
         assert study.begun("train/0") == 1
