@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -409,39 +408,6 @@ def revert(
         sides = {"task": "base", "language": "base", part: "expert"}
         method = {"partition": {"name": partition, **sides}}
     return _plan("revert", {"expert": expert}, base, method, {**output, "bake": True})
-
-
-def call_lines(recipe: Recipe) -> tuple[str, str]:
-    """The command line that writes a recipe's checkpoint, and the Python line that plans it.
-
-    They name `recipe.yaml` where options of the command line, or arguments, cannot say it all.
-    """
-    by_file = ("layerswap merge recipe.yaml --out merged", 'plan = ls.make_plan("recipe.yaml")')
-    data = recipe.model_dump(mode="json", exclude_defaults=True)
-    opened = recipe.experts | ({"base": recipe.base} if recipe.base else {})
-    sources = {name: expert.source for name, expert in opened.items()
-               if expert.source and expert.model_fields_set <= {"source"}}  # fmt: skip
-    more = set(data) - {"experts", "base", "swap", "partition", "soup"}
-    if more or len(sources) < len(opened) or len(recipe.experts) != 2:
-        return by_file
-    if recipe.soup:
-        experts = {name: sources[name] for name in recipe.soup.experts}
-        return by_file[0], f"plan = ls.soup({experts!r})"
-    method = recipe.swap or recipe.partition
-    if method is None:
-        return by_file
-    key = "swap" if recipe.swap else "partition"
-    options = {"task": sources[method.task], "language": sources[method.language]}
-    options |= {"base": sources["base"]} if recipe.base else {}
-    options = {**options, **data[key], **options}
-    flags = {"task": "task-expert", "language": "language-expert", "name": "partition"}
-    words = [f"--{flags.get(name, name).replace('_', '-')} {shlex.quote(str(value))}"
-             for name, value in options.items()]  # fmt: skip
-    given = [f"{name}={value!r}" for name, value in options.items()]
-    return (
-        f"layerswap merge {' '.join(words)} --out merged",
-        f"plan = ls.{key}({', '.join(given)})",
-    )
 
 
 def _plan(

@@ -22,7 +22,6 @@ from layerswap.compose.schema import PartitionMethod, SwapMethod
 from layerswap.ground.errors import RecipeError, visible
 from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge import Plan, make_plan
-from layerswap.merge.api import call_lines
 from layerswap.report.stack import stack_zones
 
 SWAP = re.compile(r"swap\.(\d{1,4})\.(\d{1,4})\.(\d{1,4})\.(\d{1,4})\.(blend|language|task)", re.A)
@@ -121,12 +120,12 @@ class Pair:
         return str(swap[0]) + ("" if swap[1] == "blend" else f", outside {swap[1]}")
 
     def describe(self, key: str) -> dict[str, Any]:
-        """Describe a composition for the page: rows, words, and commands to reproduce it.
+        """Describe a composition for the page: rows, words, and its recipe.
 
         A row of the stack has parts; a part has roles and the share of every expert.
         """
         plan, swap = self.plan_of(key), read_swap(key)
-        rows, (command, python) = stack_rows(plan.composition), call_lines(plan.recipe)
+        rows = stack_rows(plan.composition)
         return {
             "words": self.words(key),
             "zones": swap and vars(swap[0]),
@@ -139,8 +138,6 @@ class Pair:
             ],
             "sentence": "; ".join(z.words for z in stack_zones(rows, self.layers, self.labels)),
             "recipe": dump_yaml(self.recipe(key)),
-            "command": command,
-            "python": python,
         }  # fmt: skip
 
     @property

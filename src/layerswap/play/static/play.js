@@ -197,7 +197,7 @@ function draw() {
   $("sentence").textContent = shown.sentence;
   $("live").lastElementChild.textContent = shown.words;
   strip($("live").firstElementChild, shown);
-  for (const name of ["command", "python", "recipe"]) $(name).textContent = shown[name].trimEnd();
+  $("recipe").textContent = shown.recipe.trimEnd();
   drawAnswers();
 }
 function handle(name) {
