@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import os
 import re
@@ -164,15 +163,6 @@ BAD = {
         "error: command line: swap.outside: 'inside' is not allowed; there are blend, language, "
         "task",
     ),
-    "shard size": (
-        ("--task", "x", "--language", "y", "--max-shard-size", "5 apples"),
-        "error: command line: max_shard_size: '5 apples' is not a size; write for example 5GB "
-        "or 500MB",
-    ),
-    "magnitude without base": (
-        ("--task", "x", "--language", "y", "--weights", "magnitude"),
-        "error: command line: weights: magnitude weights need the base; give `base`",
-    ),
 }  # fmt: skip
 
 
@@ -280,34 +270,6 @@ cli.main()
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
-MISTAKES = {
-    "recipe": (
-        "experts: {task: a, swahili: b}\nswap:\n  botom: 3\ndtype: int8\n",
-        ["line 3: swap.botom: unknown key; did you mean 'bottom'?",
-         "line 4: dtype: 'int8' is not allowed; there are bfloat16, float16, float32"],
-    ),
-    "names of a recipe": (
-        "experts: {task: a, swahili: b}\nswap:\n  language: swahil\nweights: magnitude\n",
-        ["line 3: swap.language: no expert 'swahil'; did you mean 'swahili'?",
-         "line 4: weights: magnitude weights need the base; give `base`"],
-    ),
-    "mergekit configuration": (
-        "merge_method: linear\nmodels:\n- {model: a}\n- {modle: b}\n",
-        ["line 4: models[1].model: is missing",
-         "line 4: models[1].modle: unknown key; did you mean 'model'?"],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_all_mistakes_of_a_recipe_at_once(layerswap, tmp_path, kind):
-    text, mistakes = MISTAKES[kind]
-    (tmp_path / "m.yaml").write_text(text)
-    result = layerswap.refused("plan", tmp_path / "m.yaml")
-    shown = [f"error: {tmp_path}/m.yaml, {mistake}" for mistake in mistakes]
-    assert sorted(result.err.splitlines()) == shown
-
-
 def test_one_expert_twice_is_refused(layerswap, experts, tmp_path):
     pair = ("--task", experts.task, "--language", f"{experts.task}/")
     result = layerswap("merge", *pair, "--out", tmp_path / "out")
@@ -346,26 +308,6 @@ def test_our_own_mistakes_are_not_dressed_up_as_the_users(layerswap, monkeypatch
     monkeypatch.setattr("layerswap.merge.api.make_plan", broken)
     with pytest.raises(ZeroDivisionError):
         layerswap("plan", *experts.pair)
-
-
-def test_a_missing_extra_is_one_line_before_anything_is_written(layerswap, tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-
-    def find_spec(name, *more):
-        return None if name in {"datasketch", "lm_eval"} else found(name, *more)
-
-    monkeypatch.setattr("importlib.util.find_spec", find_spec)
-    out = ("--out", tmp_path / "out")
-    for command, package, extra in (
-        (("data", "swahili", *out), "datasketch", "train"),
-        (("study", "run", "unreasonable", *out), "datasketch", "train"),
-        (("eval", tmp_path, "--suite", "mgsm", "--language", "sw", *out), "lm_eval", "eval"),
-    ):
-        result = layerswap.refused(*command)
-        assert result.err.count("\n") == 1
-        assert f" needs {package}" in result.err
-        assert f'pip install -e ".[{extra}' in result.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_too_long_for_a_file_is_one_line(layerswap, experts, tmp_path):

@@ -77,24 +77,9 @@ def test_an_expert_that_is_its_base_is_named(layerswap, experts, tmp_path):
         assert (refused.code, refused.err) == (2, message)
 
 
-REFUSED = {
-    "no way": ((), "choose one way to revert: keep or threshold; layers or roles; or partition"),
-    "percent": (("--keep", 20), "revert: merge: keep: 20.0 is not a number from 0 to 1"),
-    "empty range": (
-        ("--layers", "0-2,"),
-        "revert: places[1].layers: '' is not a number, a range like 3-7, all or outside",
-    ),
-    "part of nothing": (
-        ("--keep", 0.5, "--part", "task"),
-        "`part` needs `partition`; give the name of a partition",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_revert_refuses_in_one_line(layerswap, experts, tmp_path, case):
-    arguments, message = REFUSED[case]
-    result = layerswap(*revert(experts, tmp_path / "out", *arguments))
+def test_revert_refuses_in_one_line(layerswap, experts, tmp_path):
+    result = layerswap(*revert(experts, tmp_path / "out", "--layers", "0-2,"))
+    message = "revert: places[1].layers: '' is not a number, a range like 3-7, all or outside"
     assert (result.code, result.err) == (2, f"error: {message}\n")
     assert not (tmp_path / "out").exists()
 

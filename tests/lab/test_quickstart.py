@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.cli.output import step_progress
 from layerswap.engine import Sweep
-from layerswap.experiment.answers import Answer
-from layerswap.experiment.conditions import DEFAULT, JOINT, TASK_EXPERT, Condition
+from layerswap.experiment.conditions import JOINT, TASK_EXPERT, Condition
 from layerswap.ground.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.questions import questions
-from layerswap.lab.quickstart import quickstart_report
 from layerswap.lab.scoring import sweep_correct
 from layerswap.merge import soup
-from layerswap.report.page import render
 
 MODELS = (
     "swap, chosen on development", "base", "task expert", "language expert", "soup",
@@ -96,54 +91,6 @@ def test_report_and_drawing_show_the_composition(finished):
     assert all("\n" not in line for line in said)  # or the terminal shows it as it is written
     assert str(outcome.board.best) in "\n".join(said)
     assert f"torch {torch.__version__}".partition("+")[0] in page
-
-
-@pytest.mark.parametrize(
-    ("development", "test", "zones"),
-    [
-        ({(0, 1): 60}, {(1, 1): 80}, (0, 1)),
-        ({(0, 1): 31, (1, 1): 30}, {(0, 1): 80}, (0, 1)),
-        ({(0, 1): 30, (1, 1): 30}, {(0, 1): 80}, (1, 1)),
-    ],
-)
-def test_development_alone_decides_what_is_merged_and_headed(
-    finished, monkeypatch, tmp_path, development, test, zones
-):
-    """Right answers by zones are planted; the default is bottom 1, top 1."""
-
-    def planted(right, n):
-        return np.repeat([1.0, 0.0], [right, n - right])
-
-    outcome = finished[1]
-
-    def rows(self, split, conditions, *, first=None):
-        zones = {one: one.zones and (one.zones.bottom, one.zones.top) for one in conditions}
-        right = development if split == "development" else {None: 8} | test
-        count = 60 if split == "development" else 80
-        return [
-            Answer(str(one), measure, i, *quickstart.MEASURE, float(score), split=split,
-                   condition=one)
-            for one in conditions
-            for measure in MEASURES
-            for i, score in enumerate(planted(
-                right.get((1, 1) if one == DEFAULT else zones[one], 0), count))
-        ]  # fmt: skip
-
-    monkeypatch.setattr(quickstart.LabQuestions, "rows", rows)
-    lab = quickstart.shipped()
-    plan = quickstart.lab_plan(lab, "furo")
-    board = quickstart._swept(lab, "furo", plan, lambda count: None)
-    assert (board.best.recipe.swap.bottom, board.best.recipe.swap.top) == zones
-    other = replace(outcome, board=board)
-    page = render(quickstart_report(other, tmp_path))
-    if test.get(zones, 0) == 80:
-        assert "clearly above" not in page
-    else:
-        best = "default swap" if zones == (0, 1) else "chosen swap"
-        written = f"layerswap merge {tmp_path}/above.yaml --out merged writes the {best}."
-        assert written in page.partition("The task expert has learned")[0]
-    assert f"A swap answers {test.get(zones, 0) / 80:.1%} of furo problems" in page
-    assert f"--bottom {zones[0]} --top {zones[1]} --outside blend" in page
 
 
 def test_a_finished_quickstart_is_replaced_only_when_asked(finished):

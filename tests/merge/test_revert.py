@@ -153,6 +153,7 @@ def test_an_adapter_is_reverted_over_its_base(tmp_path):
         ({"keep": 0.5, "layers": ["1"]}, "choose one way to revert"),
         ({"keep": 0.5, "threshold": 0.1}, "choose one way to revert"),
         ({"partition": "A"}, "`partition` needs the part that the expert keeps"),
+        ({"keep": 0.5, "part": "task"}, "`part` needs `partition`; give the name of a partition"),
         ({"partition": "Q", "part": "task"}, "revert: partition.name: "),
         ({"keep": 1.5}, "1.5 is not a number from 0 to 1"),
         ({"threshold": -1.0}, "-1.0 is not a number from 0"),

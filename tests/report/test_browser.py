@@ -92,17 +92,6 @@ def test_on_paper_there_is_one_column_of_unbroken_figures(page):
     assert page.locator(".command").evaluate("one => one.scrollWidth <= one.clientWidth")
 
 
-def test_answers_are_grouped_by_the_model_that_is_right(page):
-    groups = page.locator("details")
-    assert groups.locator("summary").all_inner_texts() == [
-        "swap is right, soup is wrong: 20 of 30 documents",
-        "swap and soup are right: 10 of 30 documents",
-    ]
-    assert not groups.first.locator("article").first.is_visible()
-    groups.first.locator("summary").click()
-    assert groups.first.locator(".question").first.inner_text() == "question 1 </script><b>"
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_follow_the_colours_of_the_page(browser, path, scheme):
     context = browser.new_context(color_scheme=scheme)
