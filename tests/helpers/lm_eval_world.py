@@ -91,11 +91,12 @@ def byte_tokenizer(
 def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
     """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks."""
     tokenizer = byte_tokenizer(map(json.dumps, QUESTIONS), 320, ["<s>", "</s>", "<pad>"])
-    usual = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    usual = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "max_position_embeddings": 512}  # fmt: skip
     config = LlamaConfig(
         intermediate_size=48, num_hidden_layers=4, vocab_size=len(tokenizer),
-        max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1,
-        pad_token_id=2, **(usual | shape),
+        tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+        **(usual | shape),
     )  # fmt: skip
     for seed, name in enumerate(("task", "language")):
         save_expert(root / name, config, seed)

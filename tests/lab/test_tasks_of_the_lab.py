@@ -1,7 +1,5 @@
 """The shipped questions, as lm-eval asks them and as the quickstart does."""
 
-import warnings
-
 import pytest
 from transformers import AutoTokenizer
 
@@ -26,35 +24,6 @@ def tasks(tmp_path_factory):
     )  # fmt: skip
     assert all(len((out / f"{name}.jsonl").read_text().splitlines()) == N for name in names)
     return out
-
-
-@pytest.mark.slow
-def test_a_sweep_gives_what_lm_eval_gives_the_merged_checkpoint(tasks, tmp_path):
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    lab = shipped()
-    plan = swap(task=lab.task_experts[0], language=lab.language_experts["furo"][0], dtype="float32")
-    plans = plan.grid(bottom=[0, 2, 4], top=[0, 3])
-    names = ["lab_problem_furo", "lab_comprehension_furo"]
-    tokenizer = AutoTokenizer.from_pretrained(lab.base)
-    found = evaluate(Sweep(plans), tokenizer, names, include=[tasks])
-    scores = {tuple(one["results"][name]["exact_match,whole"] for name in names) for one in found}
-    assert len(scores) > 1, "the compositions differ"
-    for index in (0, 3):
-        folder = plans[index].save(tmp_path / str(index))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            expected = lm_eval.simple_evaluate(
-                model=HFLM(pretrained=str(folder), batch_size=8, device="cpu", dtype="float32"),
-                tasks=names, bootstrap_iters=0, log_samples=True,
-                task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-            )  # fmt: skip
-        for name in names:
-            mine, theirs = found[index]["samples"][name], expected["samples"][name]
-            assert [one["resps"] for one in mine] == [one["resps"] for one in theirs]
-            assert [one["exact_match"] for one in mine] == [one["exact_match"] for one in theirs]
 
 
 def test_the_tasks_score_as_the_lab_does(tasks):
