@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from merging import layer_of
 from safetensors.torch import load_file
 
 import layerswap as ls
@@ -12,10 +13,6 @@ import layerswap as ls
 
 def weights(folder):
     return load_file(f"{folder}/model.safetensors")
-
-
-def layer_of(name):
-    return int(name.split(".")[2]) if ".layers." in name else None
 
 
 @pytest.mark.parametrize("option", ["--language", "--language-expert"])

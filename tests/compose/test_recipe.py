@@ -166,7 +166,7 @@ LAYERS = " is not a number, a range like 3-7, all or outside"
         (EXPERTS + "soup: {experts: []}",
          [", line 2: soup.experts: write at least one; found []"]),
         (EXPERTS + "soup: {experts: [task, task]}",
-         [", line 2: soup.experts: expert 'task' is given twice"]),
+         [", line 2: soup.experts: 'task' is given twice"]),
         (SWAP + "weights: unifrm",
          [", line 3: weights: no rule 'unifrm'; did you mean 'uniform'?"]),
         (SWAP + "weights: magnitude",

@@ -180,7 +180,7 @@ MISTAKES = [
     ({"grid": {"bottom": "a", "top": 0}}, "grid.bottom"),
     ({"tasks": []}, "tasks: write at least one"),
     ({"grid": {"bottom": "8-0", "top": 0}}, "8-0 runs backwards; write 0-8"),
-    ({"tasks": ["a", "a"]}, "task 'a' is listed twice"),
+    ({"tasks": ["a", "a"]}, "tasks: 'a' is given twice"),
     ({"development": 1.0}, "development"),
     ({"metrics": 1}, "metrics"),
     ({"allow_code": True}, "allow_code"),

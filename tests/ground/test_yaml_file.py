@@ -7,6 +7,7 @@ import time
 
 import pytest
 import yaml
+from refusals import refused
 
 from layerswap.compose.recipe import read_recipe
 from layerswap.ground import yaml_file
@@ -19,9 +20,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 def refusal(text):
-    with pytest.raises(RecipeError) as caught:
-        parse_yaml(text, "r.yaml")
-    return str(caught.value)
+    return refused(RecipeError, parse_yaml, text, "r.yaml")
 
 
 def test_lines_of_key_paths():

@@ -269,6 +269,14 @@ def check_rounded(found: torch.Tensor, parts: list[tuple[torch.Tensor, float]], 
         raise AssertionError(f"{name}: off by {np.max(error)}")
 
 
+def check_close(folder: Path, expected: Mapping[str, Any], rtol: float, atol: float) -> None:
+    """Raise unless the tensors of a checkpoint are these, but for rounding."""
+    found = arrays(folder)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=rtol, atol=atol, err_msg=name)
+
+
 def weight_bytes(folder: Path) -> dict[str, str]:
     """SHA-256 of every weight file and index."""
     return {

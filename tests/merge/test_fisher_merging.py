@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from merging import (
+    check_close,
     copied,
     recipe_plan,
     refusal,
@@ -59,13 +61,7 @@ def weighted(experts, fishers, weights, floor=1e-20, norms=None):
     return merged
 
 
-def close(folder, expected):
-    result = tensors_of(folder)
-    assert result.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(
-            result[name].double(), values, rtol=1e-6, atol=1e-8, err_msg=name
-        )
+close = partial(check_close, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("floor", [{}, {"floor": 1e-7}])

@@ -1,6 +1,7 @@
 """Merge methods end to end: recipes in, checkpoints out."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from effort import sampled
 from merging import (
     arrays,
     change_tensors,
+    check_close,
     copied,
     elect_and_average,
     keep_largest,
@@ -68,11 +70,7 @@ def deltas(experts, names):
     return base, [{n: x - base[n] for n, x in arrays(experts[e]).items()} for e in names]
 
 
-def close(folder, expected):
-    result = arrays(folder)
-    assert result.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(result[name], values, rtol=1e-5, atol=2e-7, err_msg=name)
+close = partial(check_close, rtol=1e-5, atol=2e-7)
 
 
 def test_ties_ranks_the_whole_model_as_the_paper_does(experts, tmp_path):

@@ -21,7 +21,7 @@ from layerswap.compose.blend import Blend, Operation, check_operation, summed
 from layerswap.compose.composition import Composition, all_places
 from layerswap.compose.presets import Outside, Zones, default_zones, reasoning_zones
 from layerswap.ground.errors import RecipeError
-from layerswap.ground.strict import Strict
+from layerswap.ground.strict import Strict, once
 from layerswap.ground.yaml_file import KeyPath, Mistake, nearest
 from layerswap.methods import METHODS
 
@@ -51,14 +51,6 @@ def parse_size(text: str) -> int:
 def as_source(value: object) -> object:
     """Read a bare text as an expert's source."""
     return {"source": value} if isinstance(value, str) else value
-
-
-def once(names: list[str]) -> list[str]:
-    """Refuse an expert's name that is given twice."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"expert {twice!r} is given twice")
-    return names
 
 
 def _read_layers(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -30,6 +29,7 @@ from layerswap.checkpoint.loading import (
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.engine.decoding import draw_tokens
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
+from layerswap.ground.commit import write_json
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.types import Bars, no_bars
 from layerswap.merge.sources import FISHER_RECORD, FISHER_WEIGHTS
@@ -84,8 +84,7 @@ def estimate_fisher(
 
     Example: `estimate_fisher("math-expert", "gsm8k.jsonl", "math-fisher")`
     """
-    target = Path(os.path.abspath(os.path.expanduser(out)))  # noqa: PTH100, PTH111
-    refuse_target(target, marker=FISHER_RECORD, overwrite=overwrite)
+    target = refuse_target(out, marker=FISHER_RECORD, overwrite=overwrite)
     if examples < 1 or max_length < 2:
         raise RecipeError("a Fisher needs at least 1 example, of at least 2 tokens")
     texts = read_examples(Path(data).expanduser())
@@ -117,8 +116,7 @@ def estimate_fisher(
     }
     with atomic_folder(target, marker=FISHER_RECORD, overwrite=overwrite) as folder:
         _write(folder, loaded, fisher, checkpoint)
-        text = json.dumps(about, indent=2, ensure_ascii=False)
-        (folder / FISHER_RECORD).write_bytes((text + "\n").encode())
+        write_json(folder / FISHER_RECORD, about)
     return target
 
 

@@ -14,7 +14,7 @@ from layerswap.checkpoint.loading import with_thinking
 from layerswap.compose.schema import DTYPES
 from layerswap.evaluation.asked import AskedFields
 from layerswap.ground.errors import EvaluationError, one_line
-from layerswap.ground.strict import Extended
+from layerswap.ground.strict import Extended, once
 from layerswap.ground.types import Log
 from layerswap.ground.yaml_file import validate
 
@@ -29,13 +29,7 @@ class Asked(Extended, AskedFields):
     new_fields = frozenset({"think", "batch_size", "fewshot_seed"})
     fewest: ClassVar[int] = 1  # documents
 
-    @field_validator("tasks")
-    @classmethod
-    def _once(cls, names: list[str]) -> list[str]:
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"task {twice!r} is listed twice")
-        return names
+    _once = field_validator("tasks")(once)
 
     @field_validator("num_fewshot", "limit", "batch_size")
     @classmethod

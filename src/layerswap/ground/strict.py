@@ -1,6 +1,6 @@
-"""The base of all Pydantic models."""
+"""The base of all Pydantic models, and a validator that they share."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
@@ -21,3 +21,14 @@ class Extended(Strict):
         data: dict[str, Any] = handler(self)
         defaults = {name: type(self).model_fields[name].default for name in self.new_fields}
         return {k: v for k, v in data.items() if k not in defaults or v != defaults[k]}
+
+
+Item = TypeVar("Item")
+
+
+def once(values: list[Item]) -> list[Item]:
+    """Refuse a value that is given twice."""
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is given twice")
+    return values

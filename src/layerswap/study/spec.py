@@ -16,12 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from layerswap.compose.schema import DTYPES, once
+from layerswap.compose.schema import DTYPES
 from layerswap.evaluation.settings import Asked
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError, RecipeError
-from layerswap.ground.strict import Strict
+from layerswap.ground.strict import Strict, once
 from layerswap.ground.yaml_file import nearest, parse_yaml, read_text, validate
 from layerswap.reading.origins import NonEmpty
 from layerswap.study.steps import Resources
@@ -45,13 +45,6 @@ Baseline = Literal[
 
 TRAINED_BASELINES = ("joint", "simultaneous", "partial", "partial task")
 """The baselines that are trained on the data of the experts."""
-
-
-def _distinct(values: list[Any]) -> list[Any]:
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice!r} is listed twice")
-    return values
 
 
 class TrainingRun(Strict):
@@ -83,7 +76,7 @@ class Turns(Strict):
         list[PositiveInt],
         BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
         Field(min_length=1),
-        AfterValidator(_distinct),
+        AfterValidator(once),
     ] = [1]
 
 
@@ -141,7 +134,7 @@ class Finish(Strict):
     """
 
     labels: Annotated[dict[NonEmpty, Data], Field(min_length=1)]
-    starts: Annotated[list[Start], Field(min_length=1), AfterValidator(_distinct)] = [
+    starts: Annotated[list[Start], Field(min_length=1), AfterValidator(once)] = [
         "base", "task expert", "swap", "soup",
     ]  # fmt: skip
     run: TrainingRun = TrainingRun(hyperparameters={
@@ -256,9 +249,9 @@ class Contenders(Strict):
     """Settings of the models that a study compares; `StudySpec` describes them."""
 
     pairs: Literal["all", "same"] = "all"
-    partitions: Annotated[list[Literal["A", "B", "C", "Z"]], AfterValidator(_distinct)] = []
+    partitions: Annotated[list[Literal["A", "B", "C", "Z"]], AfterValidator(once)] = []
     outside: Side | None = None
-    baselines: Annotated[list[Baseline], AfterValidator(_distinct)] = ["base", "experts", "soup"]
+    baselines: Annotated[list[Baseline], AfterValidator(once)] = ["base", "experts", "soup"]
     ties: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [0.2]
     soup_shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] = [
         0.3, 0.5, 0.7, 0.9,

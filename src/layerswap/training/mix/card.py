@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.languages import languages_seen
-from layerswap.ground.commit import atomic_folder
+from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import DataError
 from layerswap.ground.strict_json import clipped
 from layerswap.training.mix.examples import shown
@@ -53,9 +53,7 @@ def save_mix(
         for split in SPLITS:
             if split == "train" or len(built.validation):
                 getattr(built, split).to_parquet(folder / f"{split}.parquet")
-        (folder / CARD).write_bytes(
-            (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode()
-        )
+        write_json(folder / CARD, card)
         (folder / "README.md").write_bytes(markdown(card).encode())
         (folder / RECIPE).write_bytes(recipe.encode())
     return target
