@@ -206,7 +206,8 @@ def test_an_unknown_measure_is_refused_before_the_documents_are_asked(world, tmp
 
 
 def test_a_sweep_of_labels_shows_balanced_measures(world, tmp_path):
-    sweep = write_sweep(world, tmp_path / "s.yaml", tasks=["maembe_label"], choose_by={})
+    sweep = write_sweep(world, tmp_path / "s.yaml", tasks=["maembe_label"], choose_by={},
+                        english="maembe_label")  # fmt: skip
     asked = ["sweep", str(sweep), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, asked, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
@@ -215,6 +216,22 @@ def test_a_sweep_of_labels_shows_balanced_measures(world, tmp_path):
     one = next(row for row in board["test"] if row["selected_minus"])
     assert set(one["selected_minus_balanced"]) == {"balanced_accuracy", "macro_f1"}
     assert 0 <= one["macro_f1"]["mean"] <= 1
+    expert = next(row for row in board["test"] if row["condition"] == "task expert")
+    assert board["english"]["parallel"]
+    assert board["english"]["mean"] == expert["mean"]
+    assert "In English, on the same documents, the task expert reaches " in done.output
+
+
+def test_the_task_in_english_may_have_other_documents(world, tmp_path):
+    settings = {"tasks": ["maembe_label"], "choose_by": {}}
+    path = write_sweep(world, tmp_path / "s.yaml", english="maembe_choose", **settings)
+    board = run_sweep(*read_sweep(path))
+    assert board.english is not None
+    assert not board.english.parallel
+    assert board.english.score.n == 2
+    path = write_sweep(world, tmp_path / "s.yaml", english="maembe_chose", **settings)
+    with pytest.raises(EvaluationError, match="maembe_chose"):
+        run_sweep(*read_sweep(path))
 
 
 def test_a_folder_of_something_else_is_left_alone(world, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -198,6 +198,11 @@ class Worth:
             return f"more than {self.tried[1]}"
         step = 5 if labels < 100 else 10
         return f"{step * round(labels / step):,}"
+
+
+def worths_in_words(found: Mapping[str, Worth]) -> str:
+    """Name the labels that a model is worth, by measure."""
+    return " and ".join(f"{labels} in {measure}" for measure, labels in found.items())
 
 
 def worth(model: Classified, curve: dict[int, Classified], *, balanced: bool = False) -> Worth:

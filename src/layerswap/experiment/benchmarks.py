@@ -18,7 +18,6 @@ from layerswap.evaluation.metrics import COPIED, CUT, EMPTY, WRITTEN
 from layerswap.evaluation.statistics import (
     Classified,
     Friedman,
-    Interval,
     friedman,
     mean_interval,
 )
@@ -37,6 +36,7 @@ from layerswap.experiment.compare import (
     Choice,
     Compared,
     DocumentSplit,
+    InEnglish,
     choose,
     over_languages,
     split_documents,
@@ -90,13 +90,6 @@ class BenchmarkScores(NamedTuple):
         if self.published:
             return DocumentSplit(np.arange(self.published), np.arange(self.published, count))
         return split_documents(count, development)
-
-
-class InEnglish(NamedTuple):
-    """The task experts in English, mean over them: the score with a perfect translator."""
-
-    score: Interval
-    parallel: bool  # true if the documents are those of the language, by their labels
 
 
 def benchmark_result(

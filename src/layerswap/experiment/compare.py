@@ -198,6 +198,13 @@ class Choice:
         return [name for name in (CHOSEN, FLATTERED) if picked.get(name) == model]
 
 
+class InEnglish(NamedTuple):
+    """The task experts in English, mean over them: the score with a perfect translator."""
+
+    score: Interval
+    parallel: bool  # true if the documents are those of the language, by their right answers
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The recommended road of one result.
@@ -340,16 +347,20 @@ class Compared:
         left_out = any(len(self.scores[model]) < count for model, count in self.counts.items())
         return [] if left_out else [m for m in means if means[m] == max(means.values())]
 
+    def worth_of(self, model: Model) -> dict[str, Worth]:
+        """The labels that a model is worth, by measure; empty without a classifier."""
+        if self.labelled is None or model not in self.classified:
+            return {}
+        answers, curve = self.classified[model], self.labelled.curve
+        return {
+            "accuracy": worth(answers, curve),
+            "balanced accuracy": worth(answers, curve, balanced=True),
+        }
+
     @cached_property
     def worth_in_labels(self) -> dict[str, Worth]:
-        """The labels that the selected model is worth, by measure; empty without a classifier."""
-        if self.labelled is None or self.selected not in self.classified:
-            return {}
-        model, curve = self.classified[self.selected], self.labelled.curve
-        return {
-            "accuracy": worth(model, curve),
-            "balanced accuracy": worth(model, curve, balanced=True),
-        }
+        """`worth_of` the selected model."""
+        return self.worth_of(self.selected)
 
     @cached_property
     def extremes(self) -> dict[Model, tuple[float, float]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from layerswap.checkpoint.loading import open_device, pick_device
@@ -27,7 +28,7 @@ from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
 from layerswap.experiment import answers as files
-from layerswap.experiment.baselines import answers_of_baselines, baselines_of
+from layerswap.experiment.baselines import Baselines, answers_of_baselines, baselines_of
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import RecipeError
@@ -123,42 +124,45 @@ def evaluate(
             )  # fmt: skip
     written = written or files.tasks_of(results, answer_language)
     weights = {name: composition_key(plan) for name, plan in plans.items()}
+    free: dict[str, Baselines] = {}
     kept, replaced = files.kept_answers(earlier, results, weights)
     rows = files.write_results(
         folder, results, written, kept=kept,
         of_model={name: {"weights": key} for name, key in weights.items()},
-        speaks=speaks, further=partial(_of_baselines, written),
+        speaks=speaks, further=partial(_of_baselines, written, free),
     )  # fmt: skip
     if replaced:
         more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
         log(f"replaced earlier results in {out}: {', '.join(replaced[:3])}{more}")
     if models_kept := sorted({row.model for row in kept if not row.is_baseline}):
         log(f"kept earlier results in {out} of {', '.join(models_kept)}")
-    return Results(list(_compared(results, written, rows)), [*results], identified, folder)
+    return Results(list(_compared(results, written, rows, free)), [*results], identified, folder)
 
 
 def _of_baselines(
-    tasks: Sequence[WrittenTask], rows: Sequence[files.Answer]
+    tasks: Sequence[WrittenTask], found: dict[str, Baselines], rows: Sequence[files.Answer]
 ) -> Iterator[files.Answer]:
-    """Answers of the baselines that need no model, to the documents of every task."""
-    done = set[str]()
+    """Answers of the baselines that need no model, which are found for every task."""
     for (_, task), group in files.headlines(rows, tasks).items():
-        if task not in done:
-            done.add(task)
-            yield from answers_of_baselines(group, baselines_of([], group))
+        if task not in found:
+            found[task] = baselines_of([], group)
+            yield from answers_of_baselines(group, found[task])
 
 
 def _compared(
     results: Mapping[str, Mapping[str, Any]],
     tasks: Sequence[WrittenTask],
     rows: Sequence[files.Answer],
+    free: Mapping[str, Baselines] = MappingProxyType({}),
 ) -> Iterator[Compared]:
     """The models on each task: by its metric, and by shares of languages and added metrics."""
     headlines = files.headlines(rows, tasks)
     for task in tasks:
         whole = {name: files.whole_score(result, task) for name, result in results.items()}
         answered = {model: group for (model, name), group in headlines.items() if name == task.name}
+        labelled = free[task.name].labelled if task.name in free else None
         how: dict[str, Any] = {"selected": None, "wholes": whole, "task": task.name,
+                               "labelled": labelled,
                                "benchmark": task.benchmark, "metric": task.metric[0],
                                "language": task.language}  # fmt: skip
         # BLEU and perplexity are scores of the whole task alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from layerswap.engine.sweep import Sweep
@@ -17,10 +18,10 @@ from layerswap.evaluation.harness import (
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.experiment.answers import Answer, Measure, answers_to
 from layerswap.experiment.compare import split_documents
-from layerswap.experiment.conditions import Condition
+from layerswap.experiment.conditions import TASK_EXPERT, Condition
 from layerswap.experiment.spec import ChooseBy, SweepSettings
 from layerswap.ground.errors import EvaluationError
-from layerswap.ground.types import Advance, Log
+from layerswap.ground.types import Advance, Log, listed
 from layerswap.ground.yaml_file import nearest
 from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
@@ -39,6 +40,7 @@ class Evaluator:
 
     sweep: Sweep
     members: Mapping[Condition, int]
+    _english: Mapping[str, Sequence[int]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -61,7 +63,8 @@ class Evaluator:
             "log": log,
             "progress": progress,
         }
-        self._documents = _split(spec)
+        self._documents = _split(spec, spec.tasks)
+        self._english = _split(spec, listed(spec.english or ()))[TEST]
         if spec.limit is not None:
             log(f"at most {spec.limit} documents of each task, drawn by label")
         if spec.choose_by != ChooseBy():  # a wrong one is refused before all are asked
@@ -71,11 +74,28 @@ class Evaluator:
         self, split: str, conditions: Sequence[Condition], *, first: int | None = None
     ) -> list[Answer]:
         """Scores compositions on a split, or silently on the `first` documents of each task."""
-        documents = self._documents[split]
+        drawn = {task: order[:first] for task, order in self._documents[split].items()}
         settings = {**self._settings, "log": lambda line: None} if first else self._settings
+        return self._scored(self.spec.tasks, split, drawn, conditions, **settings)
+
+    def in_english(self) -> list[Answer]:
+        """Scores the task expert on the test documents of the task in English; empty without."""
+        if not self._english or TASK_EXPERT not in self.members:
+            return []
+        tasks = [*self._english]
+        return self._scored(tasks, TEST, self._english, [TASK_EXPERT], **self._settings)
+
+    def _scored(
+        self,
+        tasks: Sequence[str],
+        split: str,
+        documents: Mapping[str, Sequence[int]],
+        conditions: Sequence[Condition],
+        **settings: Any,
+    ) -> list[Answer]:
         scored = evaluate(
-            self.sweep, self._plain, self.spec.tasks,
-            samples={task: sorted(drawn[:first]) for task, drawn in documents.items()},
+            self.sweep, self._plain, tasks,
+            samples={task: sorted(drawn) for task, drawn in documents.items()},
             members=[self.members[composition] for composition in conditions], **settings,
         )  # fmt: skip
         rows: list[Answer] = []
@@ -109,13 +129,13 @@ def _first_measure(samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return (next(iter(samples[0]["metrics"]), ""), samples[0]["filter"]) if samples else ("", "")
 
 
-def _split(spec: SweepSettings) -> dict[str, dict[str, list[int]]]:
+def _split(spec: SweepSettings, tasks: Sequence[str]) -> dict[str, dict[str, list[int]]]:
     """Returns the positions of each task's documents by split, in the order drawn."""
     include = [Path(name) for name in spec.include]
     documents: dict[str, dict[str, list[int]]] = {DEVELOPMENT: {}, TEST: {}}
-    if not spec.tasks:
+    if not tasks:
         return documents
-    loaded = load_tasks(spec.tasks, include=include)
+    loaded = load_tasks(tasks, include=include)
     for name, task in loaded["tasks"].items():
         count = len(task.eval_docs)
         if min(count, spec.limit or count) < 2:

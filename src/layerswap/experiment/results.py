@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerswap.evaluation.classifier import Worth, worths_in_words
 from layerswap.evaluation.statistics import Interval, holm, paired_bootstrap_p
 from layerswap.experiment.answers import grouped
 from layerswap.experiment.cautions import cautions_on
@@ -35,8 +36,19 @@ class Results:
 
     @property
     def said(self) -> list[str]:
-        """The notes and the cautions."""
-        return [*self.notes, *(str(one) for by in self.results for one in cautions_on(by))]
+        """The notes, the cautions, and what models are worth in labels."""
+        cautions = [str(one) for by in self.results for one in cautions_on(by)]
+        worth = [
+            f"{', '.join(filter(None, [by.heading, str(model)]))}: worth {worths_in_words(found)} "
+            "of a linear classifier, cross-validated"
+            for (by, model), found in self.worth.items() if found
+        ]  # fmt: skip
+        return [*self.notes, *cautions, *worth]
+
+    @cached_property
+    def worth(self) -> dict[tuple[Compared, Model], dict[str, Worth]]:
+        """The labels that each model of `models` is worth, by result, model and measure."""
+        return {(by, model): by.worth_of(model) for by in self.results for model in self.models}
 
     @property
     def by_benchmark(self) -> list[list[Compared]]:
@@ -61,7 +73,8 @@ class Results:
 
         `low`, `high` and `n` are the 95% bootstrap interval over documents, `documents` those that
         the model answered. `difference` is paired, model minus the selected one, with its interval
-        from `lower` to `upper`; `p` is corrected, `p_bootstrap` is not.
+        from `lower` to `upper`; `p` is corrected, `p_bootstrap` is not. `worth_in_labels` is there
+        by measure in tasks with labels.
         """
         for by in self.results:
             gaps, balanced = by.against(by.selected), by.balanced_against(by.selected)
@@ -77,6 +90,10 @@ class Results:
                 if model in gaps:
                     row |= {**_apart(gaps[model]), "p": self.p_values[by, model],
                             "p_bootstrap": self.uncorrected[by, model]}  # fmt: skip
+                if found := self.worth.get((by, model)):
+                    row["worth_in_labels"] = {
+                        name: asdict(labels) for name, labels in found.items()
+                    }
                 yield row | ({"documents": by.counts[model]} if model in by.counts else {})
             for model, answers in by.classified.items():
                 for metric, interval in vars(answers.balanced).items():

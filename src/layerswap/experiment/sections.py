@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from layerswap.deltas.atlas import Atlas
+from layerswap.evaluation.classifier import worths_in_words
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.answers import Answer, fraction
-from layerswap.experiment.compare import Compared
+from layerswap.experiment.compare import Compared, InEnglish
 from layerswap.experiment.conditions import BASELINES, Condition, in_a_sentence
 from layerswap.experiment.tables import BY_LABEL, balanced_table, labels_table, scores_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
@@ -32,11 +33,19 @@ def worth_in_words(result: Compared) -> str:
     """Say how many labels the selected model is worth; empty without labels."""
     if not result.worth_in_labels:
         return ""
-    measures = " and ".join(f"{worth} in {name}" for name, worth in result.worth_in_labels.items())
+    measures = worths_in_words(result.worth_in_labels)
     return (
         f"The {in_a_sentence(result.selected)} is worth {measures}: that many labelled texts give "
         "a linear classifier the same score."
     )
+
+
+def english_in_words(found: InEnglish | None) -> str:
+    """Say what the task expert reaches in English; empty if it was not asked."""
+    if found is None:
+        return ""
+    which = "the same" if found.parallel else "other"
+    return f"In English, on {which} documents, the task expert reaches {scored(found.score)}."
 
 
 def surpassing(

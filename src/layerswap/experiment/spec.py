@@ -70,6 +70,7 @@ class SweepSettings(EvaluationSettings):
     """
 
     choose_by: ChooseBy = ChooseBy()
+    english: str | None = None  # the same task in English, which the task expert is asked
     ties: list[Annotated[float, Field(gt=0, le=1)]] = []  # densities to compare with; need the base
     # Share of each task's documents that compositions are chosen on; the others are for the report.
     development: Annotated[float, Field(gt=0, lt=1)] = 0.5

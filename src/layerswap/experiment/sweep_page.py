@@ -13,7 +13,7 @@ from layerswap.compose import Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.statistics import paired_difference
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, Measure, under, write_answers
-from layerswap.experiment.compare import Compared, plain
+from layerswap.experiment.compare import Compared, InEnglish, plain
 from layerswap.experiment.conditions import (
     CHOSEN,
     DEFAULT,
@@ -22,7 +22,13 @@ from layerswap.experiment.conditions import (
     Condition,
 )
 from layerswap.experiment.evaluator import TEST
-from layerswap.experiment.sections import grid_sections, score_sections, scored, side_by_side
+from layerswap.experiment.sections import (
+    english_in_words,
+    grid_sections,
+    score_sections,
+    scored,
+    side_by_side,
+)
 from layerswap.experiment.tables import scores_table
 from layerswap.experiment.verdict import opening, verdict_facts
 from layerswap.ground.types import PathLike
@@ -50,12 +56,14 @@ class SweepResult(Compared):
         models: the plan of every model that can be saved.
         rows: every score of every document, of both splits.
         layers_run: layers run per batch, together and one by one.
+        english: the task expert on the task in English; None if it was not asked.
     """
 
     measure: Measure
     models: Mapping[Condition, Plan] = field(default_factory=dict)
     rows: Sequence[Answer]
     layers_run: LayerCounts
+    english: InEnglish | None = None
 
     @property
     def best(self) -> Plan:
@@ -125,6 +133,8 @@ def summary(board: SweepResult) -> dict[str, Any]:
         "competed": [{**c.to_dict(), "mean": float(scores.mean())}
                      for c, scores in competed.items()],
         "verdict": verdict_facts(board),
+        "english": board.english and {**asdict(board.english.score),
+                                      "parallel": board.english.parallel},
         "above": [str(model) for model in board.above],
         "default": asdict(board.default),
         "chosen": board.chosen.to_dict(),
@@ -178,7 +188,7 @@ def lead(board: SweepResult, folder: Path | None = None) -> str:
         f"documents. On {score.n} other documents, {' '.join(board.measure[:2])} is "
         f"{scored(score, board.unit)}."
     )
-    return " ".join(sweep_opening(board, folder, selected))
+    return " ".join(sweep_opening(board, folder, selected, english_in_words(board.english)))
 
 
 def sweep_opening(board: SweepResult, folder: Path | None, *said: str) -> list[str]:

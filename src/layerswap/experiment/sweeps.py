@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
+from layerswap.evaluation.statistics import mean_interval
 from layerswap.experiment.answers import Answer, under, values_of
 from layerswap.experiment.baselines import answers_of_baselines, baselines_of
-from layerswap.experiment.compare import NOT_SAVED, Choice, choose
+from layerswap.experiment.compare import NOT_SAVED, Choice, InEnglish, choose
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition, contenders, grid_plans
 from layerswap.experiment.evaluator import DEVELOPMENT, TEST, Evaluator
 from layerswap.experiment.spec import SweepSettings, SweepSpec
@@ -52,7 +55,7 @@ def sweep(
         log: called with what the sweep costs.
         progress: called with the number of compositions just evaluated.
         settings: further keys of a sweep file: `development` (share of documents to choose on),
-            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`.
+            `limit`, `num_fewshot`, `batch_size`, `seed`, `device`, `dtype`, `ties`, `english`.
 
     Returns:
         The result: `.best` is the selected plan, `.intervals` and `.differences` are on the test
@@ -162,11 +165,20 @@ def run_experiment(
     tested = under(rows, measure)[CHOSEN]
     free = baselines_of(known, tested)
     rows += [*answers_of_baselines(tested, free), *recorded]
+    there = [row for row in documents.in_english() if (row.metric, row.filter) == measure[1:]]
     return SweepResult.of(
         under(rows, measure), selected=choice.selected, choice=choice, labelled=free.labelled,
         task=measure[0], measure=measure, models={**others, CHOSEN: plans[chosen]},
-        rows=[*taught, *rows], layers_run=counts,
+        rows=[*taught, *rows], layers_run=counts, english=_in_english(there, tested),
     )  # fmt: skip
+
+
+def _in_english(there: Sequence[Answer], tested: Sequence[Answer]) -> InEnglish | None:
+    """The score of answers in English; parallel if the right answers are those of the test."""
+    if not there:
+        return None
+    own, same = ([row.label or row.target for row in rows] for rows in (tested, there))
+    return InEnglish(mean_interval(np.array([row.score for row in there])), own == same)
 
 
 def _default(

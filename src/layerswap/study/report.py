@@ -19,12 +19,11 @@ from layerswap.evaluation.classifier import Worth
 from layerswap.experiment.answers import read_answers
 from layerswap.experiment.benchmarks import (
     RESULTS,
-    InEnglish,
     Part,
     study_results,
     test_documents,
 )
-from layerswap.experiment.compare import Compared
+from layerswap.experiment.compare import Compared, InEnglish
 from layerswap.experiment.conditions import (
     BASE,
     BASELINES,
@@ -40,6 +39,7 @@ from layerswap.experiment.conditions import (
 )
 from layerswap.experiment.sections import (
     change_section,
+    english_in_words,
     grid_sections,
     score_sections,
     scored,
@@ -469,12 +469,7 @@ def _sentence(result: Compared, english: InEnglish | None = None) -> str:
         for sign, others in result.by_sign.items() if others
     ]  # fmt: skip
     parts.append(verdict_in_words(result))
-    if english is not None:
-        which = "the same" if english.parallel else "other"
-        parts.append(
-            f"In English, on {which} documents, the task expert reaches {scored(english.score)}."
-        )
-    return " ".join(parts)
+    return " ".join(filter(None, [*parts, english_in_words(english)]))
 
 
 def _maps(result: Compared) -> list[Section]:
