@@ -140,7 +140,7 @@ class LanguageInput:
     def cautions(self) -> Iterator[str]:
         """Cautions for the report: a leaked test, another language, a missing or small test."""
         written = [text for text in self.own_texts() if text.strip()]
-        lines = {*map(bare, written)}
+        lines, read = {*map(bare, written)}, {"The text": written}
         for split, use in (("test", "test"), ("dev", "development")):
             documents = self.tests.get(split, [])
             asked = [[text for role, text in document.items() if role not in (*ANSWERS, "choices")]
@@ -149,8 +149,10 @@ class LanguageInput:
             if shared:
                 yield (f"The text in {self.name} has {shared:,} of the {len(documents):,} {use} "
                        "documents; the expert trains without them.")  # fmt: skip
-        if known_language(self.code) is not None and (seen := self._languages_seen(written)):
-            yield f"The text may be in another language than {self.name}: {seen}."
+            read[f"The {use} documents"] = [text for texts in asked for text in texts]
+        for what, texts in read.items() if known_language(self.code) is not None else ():
+            if seen := self._languages_seen(texts):
+                yield f"{what} may be in another language than {self.name}: {seen}."
         count = len(self.tests.get("test", ()))
         if not self.proved:
             yield (f"{self.name} has no test: its results are on held-out rows of the task, and "
