@@ -28,7 +28,8 @@ from layerswap.evaluation.statistics import (
     mean_over_groups,
     paired_over_groups,
 )
-from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
+from layerswap.experiment.answers import read_answers
+from layerswap.experiment.benchmarks import RESULTS, condition_scores
 from layerswap.ground.commit import write_json
 from layerswap.report.drawing import EXPERTS, INK, Drawing, settings
 from layerswap.training.mix.filters import overlap
@@ -74,7 +75,7 @@ def doses(study: str, code: str) -> list[str]:
 @cache
 def answers(study: str, code: str) -> dict[tuple[str, str, str], tuple[Values, Values]]:
     """The right labels and answers, by model, task expert and language expert."""
-    ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
+    ((_, found),) = condition_scores(read_answers(HERE / study / code / RESULTS)).items()
     assert found.labels is not None
     assert found.published == 0
     of_task, of_language = experts(study)["task"], experts(study)[code]

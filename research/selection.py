@@ -20,8 +20,8 @@ import numpy as np
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.statistics import paired_difference
-from layerswap.experiment.answers import Values
-from layerswap.experiment.benchmarks import RESULTS, BenchmarkScores, read_condition_scores
+from layerswap.experiment.answers import Values, read_answers
+from layerswap.experiment.benchmarks import RESULTS, BenchmarkScores, condition_scores
 from layerswap.experiment.compare import NOT_SAVED, best_of_all, choose
 from layerswap.experiment.conditions import DEFAULT, SOUP, Condition, contenders, grid_plans
 from layerswap.experiment.spec import Grid
@@ -74,7 +74,7 @@ RULES: Mapping[str, Callable[[Mapping[Condition, Values]], Condition]] = {
 def cases(study: str) -> Iterator[BenchmarkScores]:
     """The scores of a study in each of its languages."""
     for folder in sorted((HERE / study).glob(f"*/{RESULTS}")):
-        yield from read_condition_scores(folder).values()
+        yield from condition_scores(read_answers(folder)).values()
 
 
 def regrets(

@@ -32,7 +32,8 @@ from layerswap.evaluation.statistics import (
     predictors,
     student_interval,
 )
-from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
+from layerswap.experiment.answers import read_answers
+from layerswap.experiment.benchmarks import RESULTS, condition_scores
 from layerswap.experiment.conditions import DEFAULT
 from layerswap.report.charts import draw_intervals
 from layerswap.study.journal import read_journal
@@ -80,7 +81,7 @@ def answers(code: str) -> dict[str, Classified]:
     """Every model's answers to the test documents of a language, over its pairs."""
     found: dict[str, list[Values]] = defaultdict(list)
     for study, renamed in ((STUDY, {}), (MIDDLE, {TASK: PARTIAL, SWAP: PARTIAL_SWAP})):
-        ((_, recorded),) = read_condition_scores(study / code / RESULTS).items()
+        ((_, recorded),) = condition_scores(read_answers(study / code / RESULTS)).items()
         assert recorded.labels is not None
         labels = recorded.labels[recorded.published :]
         for condition, given in recorded.answers.items():

@@ -35,7 +35,7 @@ from layerswap.experiment.answers import Values, read_answers
 from layerswap.experiment.benchmarks import (
     RESULTS,
     BenchmarkScores,
-    read_condition_scores,
+    condition_scores,
     study_results,
 )
 from layerswap.experiment.compare import Compared, choose
@@ -453,7 +453,7 @@ def chosen_without_labels(study: str) -> dict[str, tuple[list[Values], list[str]
     signals = json.loads((HERE / study / SIGNALS).read_text("utf-8"))
     by_way: dict[str, tuple[list[Values], list[str]]] = {}
     for code in LANGUAGES:
-        ((_, found),) = read_condition_scores(HERE / study / code / RESULTS).items()
+        ((_, found),) = condition_scores(read_answers(HERE / study / code / RESULTS)).items()
         test = found.split(0.5).test
         zones = {_setting(one): values[test] for one, values in found.scores.items() if one.zones}
         chosen = chosen_setting(found, "swap")

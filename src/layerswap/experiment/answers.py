@@ -145,14 +145,6 @@ def made(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Answer]:
         raise EvaluationError(f"{path}: not a table of `layerswap eval` or `sweep`") from None
 
 
-def values_of(answers: Iterable[Answer], measure: Measure) -> dict[Condition, Values]:
-    """Returns the scores of every condition under a measure, in the order of documents."""
-    return {
-        condition: np.array([answer.score for answer in by_document])
-        for condition, by_document in under(answers, measure).items()
-    }
-
-
 def under(answers: Iterable[Answer], measure: Measure) -> dict[Condition, list[Answer]]:
     """Returns the answers of every condition under a measure, in the order of documents."""
     by = grouped((answer for answer in answers if answer.measure == measure), lambda a: a.condition)

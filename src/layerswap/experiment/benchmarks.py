@@ -375,9 +375,9 @@ def study_results(
         found += own
         written |= {by: table for by, table in own.items() if table}
         if (folder / OTHER_LANGUAGES).is_dir():
-            there = read_condition_scores(folder / OTHER_LANGUAGES)
+            there = condition_scores(read_answers(folder / OTHER_LANGUAGES))
             elsewhere[language] = in_other_languages([*own], there, development)
-    there = {} if english is None else read_condition_scores(english / RESULTS)
+    there = {} if english is None else condition_scores(read_answers(english / RESULTS))
     in_english = {benchmark: scores for (benchmark, _), scores in there.items()}
     return StudyResults(found, elsewhere, written, {
         by: _in_english(in_english[by.benchmark], by) for by in found if by.benchmark in in_english
@@ -414,16 +414,11 @@ def _written(result: Compared, answers: Iterable[Answer]) -> Table | None:
     return models_table(columns, first="treatment", bold=False, caption=caption)
 
 
-def read_condition_scores(folder: Path) -> dict[tuple[str, str], BenchmarkScores]:
-    """The scores of a folder of results by benchmark and language, in the order of documents.
+def condition_scores(answers: Iterable[Answer]) -> dict[tuple[str, str], BenchmarkScores]:
+    """The scores of answers by benchmark and language, in the order of documents.
 
     Documents of a published development split come first.
     """
-    return condition_scores(read_answers(folder))
-
-
-def condition_scores(answers: Iterable[Answer]) -> dict[tuple[str, str], BenchmarkScores]:
-    """`read_condition_scores` of answers that are read."""
     rows: dict[tuple[str, str], dict[Condition, list[Answer]]] = {}
     for score in answers:
         if score.main:
@@ -460,16 +455,15 @@ def _scores_of(by: Mapping[Condition, Sequence[Answer]]) -> BenchmarkScores:
             for condition, scores in by.items()
         }  # fmt: skip
 
-    ordered = column(fraction, np.nan)
-    texts, choices = [row.text for row in asked], np.array([row.choices for row in asked])
-    weights = {condition: scores[0].weights for condition, scores in by.items()}
-    if not all(score.label for scores in by.values() for score in scores):
-        metric = asked[0].metric
-        return BenchmarkScores(
-            ordered, count, texts=texts, choices=choices, metric=metric, weights=weights
-        )
-    labels, answers = np.array([row.label for row in asked]), column(lambda row: row.predicted, "")
-    return BenchmarkScores(ordered, count, labels, answers, texts, choices, weights=weights)
+    labelled = all(score.label for scores in by.values() for score in scores)
+    return BenchmarkScores(
+        column(fraction, np.nan), count,
+        labels=np.array([row.label for row in asked]) if labelled else None,
+        answers=column(lambda row: row.predicted, "") if labelled else {},
+        texts=[row.text for row in asked], choices=np.array([row.choices for row in asked]),
+        metric="" if labelled else asked[0].metric,
+        weights={condition: scores[0].weights for condition, scores in by.items()},
+    )  # fmt: skip
 
 
 def _in_other_languages(own: Compared | None, others: Sequence[Compared]) -> Table:

@@ -13,7 +13,7 @@ import numpy as np
 from layerswap.compose import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import mean_interval
-from layerswap.experiment.answers import Answer, under, values_of
+from layerswap.experiment.answers import Answer, under
 from layerswap.experiment.baselines import answers_of_baselines, baselines_of
 from layerswap.experiment.compare import NOT_SAVED, Choice, InEnglish, choose
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, Condition, contenders, grid_plans
@@ -148,22 +148,22 @@ def run_experiment(
     asked = dict.fromkeys([*candidates, *([default] if default else []), *rivals])
     taught = documents.rows(DEVELOPMENT, [*asked])
     measure = documents.measure(taught)
-    scores = values_of(taught, measure)
+    known = under(taught, measure)
+    scores = {model: np.array([row.score for row in by]) for model, by in known.items()}
     chosen = choose({model: scores[model] for model in candidates})
     named = {CHOSEN: chosen, **({DEFAULT: default} if default else {}), **{o: o for o in rivals}}
-    known = under(taught, measure)[chosen]
     choice = Choice(
         candidates={model: scores[model] for model in candidates},
         competed={"": {name: scores[model] for name, model in named.items()}},
         reported={"": named}, count=len(scores[chosen]),
-        labels=frozenset(row.label for row in known if row.label),
+        labels=frozenset(row.label for row in known[chosen] if row.label),
     )  # fmt: skip
     rows = [
         replace(row, condition=CHOSEN, model=str(CHOSEN)) if row.condition == chosen else row
         for row in documents.rows(TEST, [chosen, *others])
     ]
     tested = under(rows, measure)[CHOSEN]
-    free = baselines_of(known, tested)
+    free = baselines_of(known[chosen], tested)
     rows += [*answers_of_baselines(tested, free), *recorded]
     there = [row for row in documents.in_english() if (row.metric, row.filter) == measure[1:]]
     return SweepResult.of(

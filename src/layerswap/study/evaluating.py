@@ -22,12 +22,12 @@ from layerswap.evaluation.sandbox import programs_allowed
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.suites.folders import DataFolder, TaskFolder
 from layerswap.evaluation.suites.suites import WrittenTask, check_askable, write_suite
-from layerswap.experiment.answers import write_results
+from layerswap.experiment.answers import read_answers, write_results
 from layerswap.experiment.benchmarks import (
     OTHER_LANGUAGES,
     RESULTS,
     benchmark_result,
-    read_condition_scores,
+    condition_scores,
     study_results,
 )
 from layerswap.experiment.conditions import Condition
@@ -348,7 +348,7 @@ class EvaluateStep(Kind, LanguageModels):
         self, context: Context, plans: Mapping[Condition, Plan]
     ) -> dict[Condition, Plan]:
         """Drop the compositions of the grid that no benchmark of the language chose."""
-        scores = read_condition_scores(context.folder / RESULTS)
+        scores = condition_scores(read_answers(context.folder / RESULTS))
         own = [benchmark_result(language, name, benchmark_scores, self.development)
                for (name, language), benchmark_scores in scores.items()]  # fmt: skip
         return {

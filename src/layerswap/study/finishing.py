@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from layerswap.compose.recipe import check_recipe
-from layerswap.experiment.benchmarks import RESULTS, read_condition_scores
+from layerswap.experiment.answers import read_answers
+from layerswap.experiment.benchmarks import RESULTS, condition_scores
 from layerswap.experiment.conditions import Condition, finished, methods
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError
@@ -89,7 +90,7 @@ class FinishStep(TrainStep):
         """Refuse test documents among the rows, by their prompts."""
         prompts = {bare(row["prompt"]): i for i, row in enumerate(rows, 1)
                    if isinstance(row.get("prompt"), str)}  # fmt: skip
-        for scores in read_condition_scores(results).values():
+        for scores in condition_scores(read_answers(results)).values():
             for document in scores.split(self.development).test if scores.texts else ():
                 if row := prompts.get(bare(scores.texts[document])):
                     raise StudyError(f"labels of {self.language}: row {row} is a test document")
