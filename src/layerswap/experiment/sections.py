@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from layerswap.deltas.atlas import Atlas
 from layerswap.evaluation.classifier import worths_in_words
@@ -22,6 +22,8 @@ SHOWN = 300
 """Most documents whose answers are shown together."""
 RIGHT = 0.5
 """Score above which an answer counts as right."""
+Writes = Callable[[Condition], Sequence[str]]
+"""Returns the command that writes a model; empty if there is none."""
 
 
 def scored(score: Interval, unit: str = "%") -> str:
@@ -48,32 +50,25 @@ def english_in_words(found: InEnglish | None) -> str:
     return f"In English, on {which} documents, the task expert reaches {scored(found.score)}."
 
 
-def surpassing(
-    results: Sequence[Compared],
-    *,
-    written: Condition | None = None,
-    command: Sequence[str] = (),
-) -> str:
+def surpassing(results: Sequence[Compared], writes: Writes) -> str:
     """Name the models that score clearly above the selected model on the test documents.
 
-    The text is empty if there is no such model.
-
-    Args:
-        results: of several headings, or one.
-        written: the model that the command writes.
-        command: for a shell; none when empty.
+    The text is empty if there is no such model. It ends with the first command that writes one.
     """
     sentences = []
+    commands: dict[Condition, Sequence[str]] = {}
     for result in results:
         above = [model for model in result.above if model.method not in BASELINES]
         names = [f"{name} ({scored(result.intervals[name], result.unit)})" for name in above]
+        commands |= {model: command for model in above if (command := writes(model))}
         if names:
             documents = "the test documents" + (f" of {result.heading}" if result.heading else "")
             sentences.append(
                 f"On {documents}, models are clearly above the selected one: {'; '.join(names)}."
             )
-    if sentences and command:
-        sentences.append(f"{shlex.join(command)} writes the {in_a_sentence(written)}.")
+    if commands:
+        model, command = next(iter(commands.items()))
+        sentences.append(f"{shlex.join(command)} writes the {in_a_sentence(model)}.")
     return " ".join(sentences)
 
 

@@ -193,20 +193,15 @@ def lead(board: SweepResult, folder: Path | None = None) -> str:
 
 def sweep_opening(board: SweepResult, folder: Path | None, *said: str) -> list[str]:
     """`opening` of a sweep; with the folder of `write_above`, its command."""
-    written = _written(board)
     command = ["layerswap", "merge", str(folder / ABOVE), "--out", "merged"] if folder else []
-    return opening([board], *said, written=written, command=command if written else ())
-
-
-def _written(board: SweepResult) -> Condition | None:
-    """The best model above the selected one of which there is a recipe."""
-    return next((model for model in board.above if model in board.models), None)
+    return opening([board], *said, writes=lambda model: command if model in board.models else ())
 
 
 def write_above(board: SweepResult, folder: Path) -> None:
     """Write `above.yaml`; remove that of an earlier sweep in the folder."""
     (folder / ABOVE).unlink(missing_ok=True)
-    if (above := _written(board)) is not None:
+    above = next((model for model in board.above if model in board.models), None)
+    if above is not None:
         write_recipe(board.models[above], folder / ABOVE)
 
 

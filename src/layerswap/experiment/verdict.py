@@ -18,7 +18,7 @@ from layerswap.experiment.conditions import (
     Condition,
     in_a_sentence,
 )
-from layerswap.experiment.sections import scored, surpassing, worth_in_words
+from layerswap.experiment.sections import Writes, scored, surpassing, worth_in_words
 
 
 def verdict_in_words(result: Compared) -> str:
@@ -104,14 +104,12 @@ def verdicts_in_words(results: Sequence[Compared]) -> str:
 def opening(
     results: Sequence[Compared],
     *said: str,
-    written: Condition | None = None,
-    command: Sequence[str] = (),
+    writes: Writes = lambda model: (),
 ) -> list[str]:
     """The paragraphs that every report begins with.
 
     The road, the models above the selected ones, sentences of the report's own, and cautions.
-    `command` writes the model `written`.
     """
-    above = surpassing(results, written=written, command=command)
+    above = surpassing(results, writes)
     cautions = [str(caution) for result in results for caution in cautions_on(result)]
     return [*filter(None, [verdicts_in_words(results), above, *said]), *cautions]

@@ -26,7 +26,6 @@ from layerswap.experiment.benchmarks import (
 from layerswap.experiment.compare import Compared, InEnglish
 from layerswap.experiment.conditions import (
     BASE,
-    BASELINES,
     CHOSEN,
     DEFAULT,
     FINISHED,
@@ -430,9 +429,7 @@ def selected_in_words(results: Sequence[Compared]) -> str:
 
 def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[str]:
     """Open a study's report: verdict, finished models, and the command for the first above."""
-    above = (model for result in results for model in result.above)
-    best = next((model for model in above if model.method not in BASELINES), None)
-    command = ["layerswap", "study", "merge", str(root), "--model", str(best)]
+    command = ["layerswap", "study", "merge", str(root), "--model"]
     saved = {language: one.choice.saved for language, one in _first(results).items()}
     names = [
         f"the {'model ' * (model.method == FINISHED)}{in_a_sentence(model.treatment)}, in {code}"
@@ -440,7 +437,7 @@ def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[s
     ]
     finished = any(model.method == FINISHED for model in saved.values())
     kept = f"The study saves {'; '.join(names)}." if finished else ""
-    return opening(results, kept, *said, written=best, command=command)
+    return opening(results, kept, *said, writes=lambda model: [*command, str(model)])
 
 
 def _differences(results: Sequence[Compared]) -> Drawing | None:
