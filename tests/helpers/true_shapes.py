@@ -47,20 +47,14 @@ NEXT = {
 # name: model type, sizes in the order of SIZES, further settings, quantisation
 TEXT: dict[str, tuple[str, tuple[int, ...], dict[str, Any], str | None]] = {
     "Llama-3.1-8B": ("llama", (128256, 4096, 14336, 32, 32, 8), {**UNTIED, **LLAMA3}, None),
-    "Llama-3.2-1B": ("llama", (128256, 2048, 8192, 16, 32, 8), {**TIED, "head_dim": 64}, None),
     "Llama-3.3-70B": ("llama", (128256, 8192, 28672, 80, 64, 8), {**UNTIED, **LLAMA3}, None),
     "SmolLM2-135M": ("llama", (49152, 576, 1536, 30, 9, 3), TIED, None),
-    "EuroLLM-9B": ("llama", (128000, 4096, 12288, 42, 32, 8), UNTIED, None),
-    "Falcon3-7B": ("llama", (131072, 3072, 23040, 28, 12, 4), {**UNTIED, "head_dim": 256}, None),
     "Llama-3.1-8B-w4a16": ("llama", (128256, 4096, 14336, 32, 32, 8), UNTIED, "compressed-tensors"),
     "SmolLM3-3B": ("smollm3", (128256, 2048, 11008, 36, 16, 4), TIED, None),
     "Qwen1.5-1.8B": ("qwen2", (151936, 2048, 5504, 24, 16, 16), UNTIED, None),
     "Qwen2.5-0.5B": ("qwen2", (151936, 896, 4864, 24, 14, 2), TIED, None),
-    "Qwen2.5-7B": ("qwen2", (152064, 3584, 18944, 28, 28, 4), UNTIED, None),
     "Qwen2.5-7B-AWQ": ("qwen2", (152064, 3584, 18944, 28, 28, 4), UNTIED, "awq"),
     "Qwen2.5-7B-GPTQ": ("qwen2", (152064, 3584, 18944, 28, 28, 4), UNTIED, "gptq"),
-    "R1-Distill-Qwen-1.5B": ("qwen2", (151936, 1536, 8960, 28, 12, 2), UNTIED, None),
-    "Qwen3-0.6B": ("qwen3", (151936, 1024, 3072, 28, 16, 8), {**TIED, "head_dim": 128}, None),
     "Qwen3-4B": ("qwen3", (151936, 2560, 9728, 36, 32, 8), {**TIED, "head_dim": 128}, None),
     "Qwen3-8B": ("qwen3", (151936, 4096, 12288, 36, 32, 8), {**UNTIED, "head_dim": 128}, None),
     "Qwen3-8B-FP8": ("qwen3", (151936, 4096, 12288, 36, 32, 8), {**UNTIED, "head_dim": 128}, "fp8"),
@@ -77,7 +71,6 @@ TEXT: dict[str, tuple[str, tuple[int, ...], dict[str, Any], str | None]] = {
     "Nemo-12B": ("mistral", (131072, 5120, 14336, 40, 32, 8), {**UNTIED, "head_dim": 128}, None),
     "Mixtral-8x22B": ("mixtral", (32768, 6144, 16384, 56, 48, 8), UNTIED, None),
     "Phi-3.5-mini": ("phi3", (32064, 3072, 8192, 32, 32, 32), {**UNTIED, "pad_token_id": 2}, None),
-    "phi-4": ("phi3", (100352, 5120, 17920, 40, 40, 10), {**UNTIED, "pad_token_id": 2}, None),
     "DeepSeek-V3": ("deepseek_v3", (129280, 7168, 18432, 5, 128, 128), {**UNTIED, **MLA}, "fp8"),
     "gpt-oss-20b": (
         "gpt_oss", (201088, 2880, 2880, 24, 64, 8),

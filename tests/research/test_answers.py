@@ -1,6 +1,5 @@
 """Written headlines: who is asked, what is measured, and that its page is that of the answers."""
 
-import csv
 import json
 import re
 import shutil
@@ -123,34 +122,6 @@ def test_models_are_asked_once_and_measured(tmp_path, monkeypatch):
     (true, *others) = answers.rows_of(["sw"])
     assert true[:4] == [answers.TRUE, "", "", ""]
     assert {row[0] for row in others} == trained | {answers.LEAD}
-    answers.recorded.cache_clear()
-
-
-def test_recorded_measures_become_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(answers, "RECORDED", tmp_path)
-    head = ["model", "document", *answers.Measured._fields]
-    rows = {
-        answers.TRUE: [(1, 1, 1, 0, 0, 8), (1, 1, 1, 0, 0, 6)],
-        answers.TASK: [(0.1, 0.2, 0, 1, 0, 9), (0.2, 0, 0, 0, 1, 3)],
-        answers.SWAP: [(0.3, 0.3, 1, 0, 0, 5), (0.3, 0.1, 0, 1, 0, 5)],
-        answers.JOINT: [(0.9, 0.9, 1, 0, 0, 5)],  # not asked everything yet
-    }
-    for code in ("sw", "en"):
-        with (tmp_path / f"{code}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerows([head, *([model, i, *of] for model, all_of in rows.items()
-                                      for i, of in enumerate(all_of))])  # fmt: skip
-    answers.recorded.cache_clear()
-    found = answers.tables()
-    assert found.keys() == {"answers", "answers in Swahili", "answers in English"}
-    assert found["answers"].rows == found["answers in Swahili"].rows
-    assert [row[0] for row in found["answers"].rows] == [answers.TRUE, answers.TASK, answers.SWAP]
-    task, swap = found["answers"].rows[1:]
-    assert task[1].startswith("15.0 [")
-    assert task[2].startswith("+15.0 [")
-    assert task[3:] == ["10.0", "0.0", "50.0", "50.0", "6.0"]
-    assert swap[2:] == ["", "20.0", "50.0", "50.0", "0.0", "5.0"]
-    assert "Swahili: swap, default 15.0 (10.0 to 20.0)" in answers.draw().description
     answers.recorded.cache_clear()
 
 

@@ -37,20 +37,6 @@ def test_a_larger_dose_shares_what_a_smaller_shares_with_the_test():
 
 
 @pytest.mark.slow
-def test_a_gain_without_shared_documents_is_that_of_the_others():
-    rows = dose.duplicates_table().rows
-    cell = next(row[-1] for row in rows if row[0] == "Somali, headlines")
-    shared = json.loads((dose.HERE / "dose-task" / dose.DUPLICATES).read_text("utf-8"))
-    means = []
-    for size in ("all", "73k"):
-        answers = dose.classified("dose-task", "so", dose.SWAP, size)
-        right = (answers.labels == answers.predicted).mean(axis=0)
-        kept = [i for i in range(len(right)) if i not in shared["headlines"]["so"]["all"]]
-        means.append(100 * right[kept].mean())
-    assert cell.startswith(f"{means[0] - means[1]:+.1f} [")
-
-
-@pytest.mark.slow
 def test_the_curve_is_that_of_the_recorded_scores(tmp_path):
     from research.figures import save_svg
 

@@ -19,16 +19,6 @@ def test_seeds_and_documents_are_drawn_at_once():
     assert 0.4 < same.low < same.mean == 0.5 < same.high < 0.6
 
 
-def test_a_difference_is_paired_by_the_seeds_of_both():
-    task, swap = "task-#", "task-# + language-furo-#"
-    asked = "problem furo test"
-    expected = np.mean([
-        rows.bits(f"task-{one} + language-furo-{other}", asked) - rows.bits(f"task-{one}", asked)
-        for one in (1, 2, 3) for other in (1, 2, 3)
-    ])  # fmt: skip
-    assert rows.gain(swap, task, asked).mean == pytest.approx(float(expected))
-
-
 def test_raw_text_has_neither_questions_nor_other_languages():
 
     world = make_world()

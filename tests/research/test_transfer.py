@@ -53,20 +53,6 @@ def test_the_readmes_chart_is_that_of_the_recorded_scores(tmp_path):
         assert f"{task.capitalize()}: {numbers}" in readme
 
 
-@pytest.mark.slow
-def test_a_probability_is_that_of_the_answer_that_was_scored():
-    for task in transfer.TASKS:
-        words = transfer.words_of(task)
-        for code, by_model, scores in zip(
-            transfer.LANGUAGES, transfer.probabilities(task), transfer.scores(task, "task expert"),
-            strict=True,
-        ):  # fmt: skip
-            own = transfer.labels(task)[code]
-            answers = by_model["task expert"][-len(own) :].argmax(axis=1)
-            right = [words[i] == word for i, word in zip(answers, own, strict=True)]
-            assert sum(right) == scores.sum()
-
-
 @pytest.fixture
 def published(tmp_path):
     root = tmp_path / "published"
