@@ -123,15 +123,6 @@ def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
     )
 
 
-def test_a_damaged_file_is_one_line(layerswap, mix, tmp_path):
-    mix.write_text('name: m\nsources: {a: {path: a.jsonl, prompt: "{q}", completion: "{a}"}}\n')
-    (tmp_path / "a.jsonl").write_text('{"q": "1", "a": "2"}\n{"q" "1"}\n')
-    result = layerswap.refused("data", mix, "--out", tmp_path / "out")
-    file = tmp_path / "a.jsonl"
-    assert result.err.startswith(f"error: source 'a' (a.jsonl): {file}, line 2: is not JSON (")
-    assert result.err.count("\n") == 1
-
-
 def test_prompts_that_end_within_a_token_are_warned_of(layerswap, mix, tmp_path):
     spaced = mix.read_text() + 'kind: prompt-completion\nseparator: " "\n'
     mix.write_text(spaced)

@@ -8,7 +8,6 @@ import shutil
 import time
 
 import pytest
-from merging import change_config
 from typer.main import get_command
 
 import layerswap as ls
@@ -81,18 +80,6 @@ def test_no_path_forges_a_line(layerswap, experts, tmp_path):
     for words in (("merge", *experts.pair, "--out", out), ("verify", out)):
         done = layerswap.done(*words)
         assert not lines_that_begin(done, "error:")
-
-
-@pytest.mark.parametrize("key", ["model_type", "hidden_act"])
-def test_no_configuration_forges_a_line(layerswap, experts, tmp_path, key):
-    folder = shutil.copytree(experts.task, tmp_path / "task")
-    value = "llama\n[red]ok: all good\r\u2028\x1b[31m"
-    change_config(folder, **{key: value})
-    bad = layerswap("plan", "--task-expert", folder, "--language-expert", experts.language)
-    assert (bad.code, bad.out) == (2, "")
-    assert len(bad.err.splitlines()) == 1
-    assert bad.err.startswith("error: ")
-    assert "llama\\n[red]ok: all good\\r\\u2028\\x1b[31m" in bad.err
 
 
 def test_no_name_in_a_recipe_forges_a_line(layerswap, experts, tmp_path):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
-import subprocess
-import sys
-import time
 import warnings
 from collections import Counter
 from functools import partial
@@ -499,40 +495,6 @@ def test_a_model_is_called_what_the_user_called_it(world, tmp_path):
     assert list(open_models([str(link)])) == ["igbo-base"]
     ls.swap(task=link, language=world["language"]).save(tmp_path / "merged")
     assert "igbo-base" in (tmp_path / "merged" / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_a_killed_evaluation_gives_the_same_results_when_run_again(world, tmp_path):
-    recipe = tmp_path / "swap.yaml"
-    experts = {name: str(world[name]) for name in ("task", "language")}
-    recipe.write_text(json.dumps({"experts": experts, "swap": {"bottom": 1, "top": 1}}))
-
-    def start(out):
-        return subprocess.Popen(
-            [sys.executable, "-m", "layerswap", "eval", experts["task"], str(recipe),
-             "--tasks", ",".join(NAMES), "--include", str(world["tasks"]), "--out", str(out),
-             "--batch-size", "1", "--device", "cpu"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def written(out):
-        files = (file for file in out.rglob("*") if file.suffix in (".json", ".parquet"))
-        return {str(file.relative_to(out)): file.read_bytes() for file in files}
-
-    began = time.monotonic()
-    assert start(tmp_path / "whole").wait() == 0
-    whole = time.monotonic() - began
-    expected, draw = written(tmp_path / "whole"), random.Random(35)
-    assert len(expected) == 3
-    for kills in (1, 2):
-        out = tmp_path / f"killed-{kills}"
-        for _ in range(kills):
-            process = start(out)
-            time.sleep(draw.uniform(0.6, 1) * whole)
-            process.kill()
-            process.wait()
-        assert start(out).wait() == 0
-        assert written(out) == expected
 
 
 class Reader:
