@@ -384,6 +384,7 @@ def test_right_answers_decide_on_the_length_and_leave_the_text(files, unmeasured
     assert any(
         caution.startswith(said) for caution in read_study(files / "demo" / "study.yaml").cautions
     )
+    assert "The text in qaa has 20 of the 21 test documents; the expert trains" in done.output
     benchmark = yaml.safe_load((files / "demo" / "benchmarks" / "problems.yaml").read_text())
     tokens = load_tokenizer(shipped().base, named="base")
     longest = max(len(tokens(answer)["input_ids"]) for _, answer in tests)

@@ -64,7 +64,8 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
             found += found_in(rows)
             assert isinstance(inputs.task, Task)
             inputs.cautions.extend(rows.doubts(inputs.task.labels))
-        inputs.cautions.extend([*language.cautions(), *inputs.unwritable(language)])
+        cautions = [*language.cautions(inputs.task), *inputs.unwritable(language)]
+        inputs.cautions.extend(cautions)
     found += inputs.cautions
     for line in found:
         log(line)

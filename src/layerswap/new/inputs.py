@@ -25,7 +25,7 @@ from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, RecipeError, StudyError
 from layerswap.ground.types import Scoring
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts, tag_of
-from layerswap.new.tasks import ANSWERS, Document, Task, read_task
+from layerswap.new.tasks import Document, Task, read_task
 from layerswap.reading.files import evenly_spaced, names_in
 from layerswap.reading.letters import bare
 from layerswap.study.spec import FOLDS
@@ -137,19 +137,18 @@ class LanguageInput:
         """Describe the other languages among its texts."""
         return languages_seen(map(str, evenly_spaced(texts, SAMPLE)), self.code)
 
-    def cautions(self) -> Iterator[str]:
+    def cautions(self, task: Task | str) -> Iterator[str]:
         """Cautions for the report: a leaked test, another language, a missing or small test."""
         written = [text for text in self.own_texts() if text.strip()]
         lines, read = {*map(bare, written)}, {"The text": written}
         for split, use in (("test", "test"), ("dev", "development")):
             documents = self.tests.get(split, [])
-            asked = [[text for role, text in document.items() if role not in (*ANSWERS, "choices")]
-                     for document in documents]  # fmt: skip
-            shared = sum(any(bare(text) in lines for text in texts) for texts in asked)
+            own = task.kept_out(documents) if documents and isinstance(task, Task) else []
+            shared = sum(any(bare(text) in lines for text in texts) for texts in own)
             if shared:
                 yield (f"The text in {self.name} has {shared:,} of the {len(documents):,} {use} "
                        "documents; the expert trains without them.")  # fmt: skip
-            read[f"The {use} documents"] = [text for texts in asked for text in texts]
+            read[f"The {use} documents"] = [text for texts in own for text in texts]
         for what, texts in read.items() if known_language(self.code) is not None else ():
             if seen := self._languages_seen(texts):
                 yield f"{what} may be in another language than {self.name}: {seen}."

@@ -188,6 +188,13 @@ class Task:
         counts = {role: len({str(document[role]) for document in documents}) for role in others}
         return [first, *(role for role, count in counts.items() if 2 * count > len(documents))]
 
+    def kept_out(self, documents: Sequence[Document]) -> list[list[str]]:
+        """Return the texts of each document that stay out of the training; all right answers do."""
+        roles = [role for role in self.own_texts(documents) if role != "choices"]
+        return [[text for role in roles
+                 for text in (_right_answers(document) if role == "answer" else [document[role]])]
+                for document in documents]  # fmt: skip
+
     @cached_property
     def composed(self) -> bool:
         """True if every answer is in composed form (NFC), as models write it."""
