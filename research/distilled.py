@@ -28,10 +28,10 @@ import numpy.typing as npt
 
 from layerswap.evaluation.statistics import Interval, Values, mean_interval, paired_difference
 from layerswap.training.mix.filters import overlap
-from research import answers, baselines, labels
+from research import answers, labels
 from research.answers import SWAP, TASK
 from research.inputs import write_jsonl
-from research.labels import TASK_NAME, TOPICS
+from research.labels import TOPICS
 from research.markdown import Table, per_cent, points, table
 
 RECORDED = Path(__file__).parent / "labels" / "distilled.json"
@@ -55,8 +55,7 @@ SHORTEST, LONGEST = 30, 300
 def pairs(published: Path, code: str) -> list[tuple[str, str]]:
     """Pairs of English and the language, those of small files first, drawn with one seed."""
     rng = np.random.default_rng(answers.SEED)
-    tests = [text for text, _ in baselines.documents(
-        published, TASK_NAME, labels.file_code(code), "test")]  # fmt: skip
+    tests = [text for text, _ in labels.documents(published, code, "test")]
     found: dict[tuple[str, str], None] = {}
     for stem, english, other, most in FILES[code]:
         sides = [

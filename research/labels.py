@@ -15,6 +15,9 @@ PUBLISHED is as in `research.inputs`. All commands go on where they were stopped
 
 Two rivals cost as much and merge nothing: the task learned on top of the language expert, and
 English rows and labels learned together from the base.
+
+A second task was added while the runs of sentences went on, before any of its own: the headlines
+of MasakhaNEWS in the same languages, with all starts, a hundred labels, and one task expert.
 """
 
 from __future__ import annotations
@@ -49,12 +52,15 @@ from research.ten_languages import mean_recall
 HERE = Path(__file__).parent
 RECORDED = HERE / "labels"
 FIGURE = HERE.parent / "docs" / "images" / "labels"
-TASK_NAME = "sentences"
+TASK_NAME, SECOND = "sentences", "headlines"
 LANGUAGES = {code: answers.LANGUAGES[code] for code in answers.OTHERS}
+HEADLINES = {f"{SECOND}-{code}": name for code, name in LANGUAGES.items()}
+"""The languages of the second task."""
 ENGLISH = "en"
 """The same test sentences in English, for which nothing is trained."""
 TOPICS = ("science/technology", "travel", "politics", "sports", "health", "entertainment",
           "geography")  # fmt: skip
+HEADLINE_TOPICS = ("sports", "politics", "business", "entertainment", "health", "technology")
 SEQUENCE, JOINT = "language, then task", "English rows and labels together"
 CLASSIFIER = "characters"
 STARTS = (BASE, TASK, SWAP, SOUP)
@@ -65,7 +71,9 @@ PAIRS = ((1, 1), (2, 1), (1, 1))
 """Seeds of the task expert and the language expert, by replicate."""
 ALL = 99
 """Labels of a language."""
-SIZES = (10, 25, 50, ALL)
+HUNDRED = 100
+"""Labels of a language of the second task."""
+SIZES = (10, 25, 50, ALL, HUNDRED)
 EPOCHS = 3
 TASK_EPOCHS = 2
 LONGER = 6
@@ -120,6 +128,9 @@ def runs() -> Iterator[Run]:
     yield from block((SEQUENCE,), ALL, third)
     yield from block((LANGUAGE,), ALL, first, second, third)
     yield from block((JOINT,), ALL, first)
+    for size in (0, HUNDRED):
+        yield from (Run(code, start, size, first) for code in HEADLINES for start in STARTS)
+    yield from (Run(code, start, HUNDRED, third) for code in HEADLINES for start in STARTS)
     for size in (50, 10):
         yield from block(STARTS, size, first, second, third)
     yield from (Run(ENGLISH, TASK, 0, replicate) for replicate in (first, second))
@@ -135,17 +146,29 @@ def row(text: str, topic: str) -> dict[str, str]:
 
 def labelled(published: Path, code: str, size: int, draw: int) -> list[dict[str, str]]:
     """A draw of the labels of a language."""
-    known = baselines.documents(published, TASK_NAME, file_code(code), "dev")
+    known = documents(published, code, "dev")
     drawn = np.random.default_rng(draw).permutation(len(known))[:size]
     return [row(*known[i]) for i in drawn]
 
 
-def file_code(code: str) -> str:
-    return "eng_Latn" if code == ENGLISH else baselines.TASKS[TASK_NAME][2][code]
+def task_of(code: str) -> str:
+    return SECOND if code in HEADLINES else TASK_NAME
 
 
-def english(published: Path) -> list[dict[str, str]]:
-    return [row(*one) for one in baselines.english(published, TASK_NAME)]
+def choices(code: str) -> Sequence[str]:
+    """The topics among which a model chooses."""
+    return HEADLINE_TOPICS if code in HEADLINES else TOPICS
+
+
+def documents(published: Path, code: str, split: str) -> list[tuple[str, str]]:
+    """Texts and topics of a split."""
+    task, language = task_of(code), code.removeprefix(f"{SECOND}-")
+    file = "eng_Latn" if code == ENGLISH else baselines.TASKS[task][2][language]
+    return baselines.documents(published, task, file, split)
+
+
+def english(published: Path, task: str = TASK_NAME) -> list[dict[str, str]]:
+    return [row(*one) for one in baselines.english(published, task)]
 
 
 def spec(base: Path, train: str, seed: int, epochs: int) -> dict[str, Any]:
@@ -162,7 +185,9 @@ def train(published: Path, out: Path, base: Path, names: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "yo-validation.jsonl").is_file():
         answers.write_inputs(published, out, base)
-    write_jsonl(out / "english.jsonl", english(published))
+    rows = {"topic": "english.jsonl", "sequence": "english.jsonl", SECOND: f"{SECOND}.jsonl"}
+    write_jsonl(out / rows["topic"], english(published))
+    write_jsonl(out / rows[SECOND], english(published, SECOND))
     for name in names:
         kind, seed = name.rsplit("-", 1)
         kind, _, code = kind.partition("-")
@@ -170,18 +195,20 @@ def train(published: Path, out: Path, base: Path, names: Sequence[str]) -> None:
             answers.fit(out, name, answers.spec(name, str(base)))
         else:
             start = out / f"{code}-{seed}" if kind == "sequence" else base
-            answers.fit(out, name, spec(start, "english.jsonl", int(seed), TASK_EPOCHS))
+            answers.fit(out, name, spec(start, rows[kind], int(seed), TASK_EPOCHS))
 
 
 TRAINED = ("topic-1", "sw-1", "ha-1", "yo-1", "sequence-sw-1", "sequence-ha-1", "sequence-yo-1",
-           "topic-2")  # fmt: skip
+           "topic-2", f"{SECOND}-1")  # fmt: skip
 """Experts in the order of their training; a sequence has one seed."""
 
 
 def start_of(run: Run, out: Path, base: Path) -> Path | None:
     """Folder of the start of a run, written here for a merge; None before its experts exist."""
     task, language = PAIRS[run.replicate]
-    experts = {"task": f"topic-{task}", "language": f"{run.code}-{language}"}
+    kind = SECOND if run.code in HEADLINES else "topic"
+    code = run.code.removeprefix(f"{SECOND}-")
+    experts = {"task": f"{kind}-{task}", "language": f"{code}-{language}"}
     alone = {TASK: experts["task"], LANGUAGE: experts["language"],
              SEQUENCE: f"sequence-{run.code}-1"}  # fmt: skip
     if run.start in (BASE, JOINT):
@@ -225,11 +252,13 @@ def finish(published: Path, out: Path, base: Path, codes: Sequence[str]) -> None
 
 def ask(published: Path, model: Path, base: Path, code: str) -> str:
     """Answers of a model to the test sentences, as numbers of topics."""
-    test = baselines.documents(published, TASK_NAME, file_code(code), "test")
-    return "".join(map(str, scores([text for text, _ in test], model, base).argmax(axis=1)))
+    texts = [text for text, _ in documents(published, code, "test")]
+    return "".join(map(str, scores(texts, model, base, choices(code)).argmax(axis=1)))
 
 
-def scores(texts: Sequence[str], model: Path, base: Path) -> npt.NDArray[np.float64]:
+def scores(
+    texts: Sequence[str], model: Path, base: Path, topics: Sequence[str] = TOPICS
+) -> npt.NDArray[np.float64]:
     """Log-probability of every topic after every text: `(texts, topics)`."""
     read = answers.tokenizer(base)
     experts = {"task": str(model), "language": str(model)}
@@ -237,17 +266,17 @@ def scores(texts: Sequence[str], model: Path, base: Path) -> npt.NDArray[np.floa
     sweep = ls.Sweep([answers.plan(recipe, "run")], dtype=DTYPE)
     requests = []
     for text in texts:
-        prompt = read(row(text, TOPICS[0])["prompt"])["input_ids"]
+        prompt = read(row(text, topics[0])["prompt"])["input_ids"]
         requests += [(prompt, read(f" {one}", add_special_tokens=False)["input_ids"])
-                     for one in TOPICS]  # fmt: skip
+                     for one in topics]  # fmt: skip
     found = sweep.loglikelihood(requests, batch_size=28).logprob[0]
-    return np.asarray(found, np.float64).reshape(-1, len(TOPICS))
+    return np.asarray(found, np.float64).reshape(-1, len(topics))
 
 
 def topics(published: Path, code: str) -> str:
     """The right topics of the test sentences, as numbers."""
-    test = baselines.documents(published, TASK_NAME, file_code(code), "test")
-    return "".join(str(TOPICS.index(topic)) for _, topic in test)
+    test = documents(published, code, "test")
+    return "".join(str(choices(code).index(topic)) for _, topic in test)
 
 
 def right_share(published: Path, code: str, found: str) -> float:
@@ -257,7 +286,7 @@ def right_share(published: Path, code: str, found: str) -> float:
 def record(published: Path, out: Path) -> None:
     """Write the answers in OUT to one file for each language."""
     RECORDED.mkdir(exist_ok=True)
-    for code in (*LANGUAGES, ENGLISH):
+    for code in (*LANGUAGES, *HEADLINES, ENGLISH):
         found: dict[str, Any] = {"right": topics(published, code), "runs": {}}
         for run in runs():
             path = out / "runs" / f"{run.name}.json"
@@ -277,13 +306,19 @@ def recorded(code: str) -> tuple[str, dict[str, str]]:
     return read["right"], read["runs"]
 
 
-def replicates(start: str, size: int, epochs: int = EPOCHS) -> list[int]:
-    """The replicates in which a start was asked in every language."""
+def together(code: str) -> Sequence[str]:
+    """The languages of a task, by one of them."""
+    return [*(HEADLINES if code in HEADLINES else LANGUAGES)]
+
+
+def replicates(start: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()) -> list[int]:
+    """The replicates in which a start was asked in every language of the task."""
     first = {one.replicate for one in runs() if one[1:3] == (start, size) and one.epochs == epochs}
+    every = together(codes[0] if codes else "")
     return [
         number for number in sorted(first)
         if all(words(Run(code, start, size, number, epochs)) in recorded(code)[1]
-               for code in LANGUAGES)
+               for code in every)
     ]  # fmt: skip
 
 
@@ -294,18 +329,20 @@ def classified(
     right, found = recorded(code)
     if start == CLASSIFIER:
         name = f"{baselines.LINEAR}, {baselines.ALL if size == ALL else size}"
-        every = baselines.recorded()[TASK_NAME, code][name]
-        # Its first draws are the labels of the replicates; of all labels there is one draw.
-        return Classified(every.labels, every.predicted[: len(PAIRS)])
-    chosen = replicates(start, size, epochs) if of is None else of
+        every = baselines.recorded()[task_of(code), code.removeprefix(f"{SECOND}-")][name]
+        # Its draws are the labels of the replicates; of all labels there is one draw.
+        drawn = [0] if size == ALL else replicates(TASK, size, codes=[code])
+        return Classified(every.labels, every.predicted[drawn])
+    chosen = replicates(start, size, epochs, [code]) if of is None else of
     rows = [found[words(Run(code, start, size, number, epochs))] for number in chosen]
-    given = np.array([[TOPICS[int(one)] for one in row] for row in rows])
-    return Classified(np.array([TOPICS[int(one)] for one in right]), given)
+    names = choices(code)
+    given = np.array([[names[int(one)] for one in row] for row in rows])
+    return Classified(np.array([names[int(one)] for one in right]), given)
 
 
 def score(start: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()) -> str:
     """Accuracy with its interval over documents, and balanced accuracy; nothing if not asked."""
-    if not asked(start, size, epochs):
+    if not asked(start, size, epochs, codes):
         return ""
     found = [classified(code, start, size, epochs) for code in codes or LANGUAGES]
     balanced = np.mean([mean_recall(one) for one in found])
@@ -316,9 +353,10 @@ def gain(
     start: str, other: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()
 ) -> Interval | None:
     """Accuracy of a start minus another's, paired, over the replicates of both."""
-    if not (asked(start, size, epochs) and asked(other, size, epochs)):
+    of = sorted({*replicates(start, size, epochs, codes)}
+                & {*replicates(other, size, epochs, codes)})  # fmt: skip
+    if not of:
         return None
-    of = sorted({*replicates(start, size, epochs)} & {*replicates(other, size, epochs)})
     first, second = (
         [classified(code, one, size, epochs, of).right for code in codes or LANGUAGES]
         for one in (start, other)
@@ -326,33 +364,45 @@ def gain(
     return paired_over_groups(first, second)
 
 
-def gain_of_labels(start: str, size: int) -> Interval:
-    """Accuracy of a start with labels minus without, paired, over the replicates of both."""
-    of = sorted({*replicates(start, size)} & {*replicates(start, 0)})
-    first, second = (
-        [classified(code, start, one, of=of).right for code in LANGUAGES] for one in (size, 0)
-    )
+def gain_of_labels(start: str, size: int, codes: Sequence[str] = ()) -> Interval:
+    """Accuracy of a start with labels minus without, paired.
+
+    Of replicates with one pair of experts that without labels counts for all of them.
+    """
+    with_labels = replicates(start, size, codes=codes)
+    of = [number for number in with_labels if begin_of(start, number, codes) is not None]
+    begins = [begin_of(start, number, codes) for number in of]
+    first = [classified(code, start, size, of=of).right for code in codes or LANGUAGES]
+    second = [classified(code, start, 0, of=begins).right for code in codes or LANGUAGES]
     return paired_over_groups(first, second)
 
 
-def asked(start: str, size: int, epochs: int = EPOCHS) -> bool:
+def begin_of(start: str, replicate: int, codes: Sequence[str] = ()) -> int | None:
+    """The replicate without labels of the same experts; the base has no experts."""
+    same = [number for number in replicates(start, 0, codes=codes)
+            if start == BASE or PAIRS[number] == PAIRS[replicate]]  # fmt: skip
+    return same[0] if same else None
+
+
+def asked(start: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()) -> bool:
     if start == CLASSIFIER:
         return size > 0
-    return bool(replicates(start, size, epochs))
+    return bool(replicates(start, size, epochs, codes))
 
 
-def sizes() -> list[int]:
+def sizes(codes: Sequence[str] = ()) -> list[int]:
     """Numbers of labels with answers of every start."""
-    return [size for size in (0, *SIZES) if all(asked(start, size) for start in STARTS)]
+    return [size for size in (0, *SIZES)
+            if all(asked(start, size, codes=codes) for start in STARTS)]  # fmt: skip
 
 
 def rows_of(codes: Sequence[str] = ()) -> list[list[str]]:
     """Every start: its score by number of labels, then its lead over the task expert."""
     rows = []
     for start in (CLASSIFIER, *STARTS, *RIVALS, JOINT):
-        scores = [score(start, size, codes=codes) for size in sizes()]
+        scores = [score(start, size, codes=codes) for size in sizes(codes)]
         gaps = [gain(start, TASK, size, codes=codes) if start not in (TASK, CLASSIFIER) else None
-                for size in sizes()]  # fmt: skip
+                for size in sizes(codes)]  # fmt: skip
         if any(scores):
             rows.append([start, *scores, *(points(one) if one else "" for one in gaps)])
     return rows
@@ -365,33 +415,62 @@ def in_english() -> Interval:
                                   for given in found.values()], axis=0))  # fmt: skip
 
 
+def starts_table(first: str, codes: Sequence[str] = ()) -> Table:
+    """Every start by number of labels, the mean of some languages of one task."""
+    columns = [f"{size or 'no'} labels" for size in sizes(codes)]
+    return table([first, *columns, *(f"minus the task expert, {one}" for one in columns)],
+                 rows_of(codes))  # fmt: skip
+
+
+def longer_table() -> Table:
+    """Starts with all labels after three and after six epochs, in the replicates of the latter."""
+    both = (EPOCHS, LONGER)
+    of = sorted(set.intersection(*({*replicates(one, ALL, LONGER)} for one in AGAIN)))
+
+    def right(start: str, epochs: int) -> list[npt.NDArray[np.float64]]:
+        return [classified(code, start, ALL, epochs, of).right for code in LANGUAGES]
+
+    rows = []
+    for start in AGAIN:
+        scores = [per_cent(mean_over_groups(right(start, number))) for number in both]
+        gaps = [paired_over_groups(right(start, number), right(TASK, number)) for number in both]
+        rows.append([start, *scores, *("" if start == TASK else points(gap) for gap in gaps)])
+    columns = [f"{number} epochs" for number in both]
+    head = [*columns, *(f"minus the task expert, {one}" for one in columns)]
+    return table([f"{ALL} labels", *head], rows)
+
+
 def tables() -> dict[str, Table]:
     """The tables by name."""
-    columns = [f"{size or 'no'} labels" for size in sizes()]
-    head = [*columns, *(f"minus the task expert, {one}" for one in columns)]
-    found = {f"finished in {name}": table([name, *head], rows_of([code]))
-             for code, name in LANGUAGES.items()}  # fmt: skip
+    found = {f"finished in {name}": starts_table(name, [code]) for code, name in LANGUAGES.items()}
+    found |= {f"headlines in {name}": starts_table(name, [code])
+              for code, name in HEADLINES.items()}  # fmt: skip
     more = [[start, *(points(gain_of_labels(start, size)) for size in sizes()[1:])]
             for start in STARTS]  # fmt: skip
+    columns = [f"{size} labels" for size in sizes()[1:]]
+    names = ", ".join(LANGUAGES.values())
     return {
-        "finished": table([f"mean of {', '.join(LANGUAGES.values())}", *head], rows_of()),
-        "gains by labels": table(["minus no labels", *columns[1:]], more),
+        "finished": starts_table(f"mean of {names}"),
+        "finished headlines": starts_table(f"headlines, mean of {names}", [*HEADLINES]),
+        "six epochs": longer_table(),
+        "gains by labels": table(["minus no labels", *columns], more),
         **found,
     }
 
 
 def draw() -> Drawing:
     """Draw the lead of every start over the task expert, by number of labels."""
-    rows = [(f"{size or 'no'} labels: {start}", apart)
-            for size in sizes() for start in (*STARTS, SEQUENCE) if start != TASK
-            if (apart := gain(start, TASK, size))]  # fmt: skip
+    rows = [(f"{task}{size or 'no'} labels: {start}", apart)
+            for task, codes in (("", [*LANGUAGES]), ("headlines, ", [*HEADLINES]))
+            for size in sizes(codes) for start in (*STARTS, SEQUENCE) if start != TASK
+            if (apart := gain(start, TASK, size, codes=codes))]  # fmt: skip
     return draw_intervals(rows, measure="right answers minus the task expert's", differences=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     from research.figures import save_svg
 
-    codes = [*LANGUAGES, ENGLISH]
+    codes = [*LANGUAGES, *HEADLINES, ENGLISH]
     given = answers.command_line(__doc__, {"train": TRAINED, "finish": codes}, arguments)
     if given.command is None:
         print(*tables().values(), sep="\n\n")

@@ -146,7 +146,6 @@ SHOWN: dict[str, tuple[str, Sequence[int], str | frozenset[str]]] = {
         (0, 1, 2, 3, 4, 5, 6),
         frozenset({*answers.MODELS} - {answers.TRUE, *answers.SHOTS}),
     ),
-    "finished in short": ("finished", (0, 1, 2, 3, 4, 5, 6), ""),
     "translations in short": ("translations", (0, 1, 3, 5, 7, 9, 11), ""),
 }
 """Parts of tables that pages show: the table, its columns, and the rows or their beginning."""

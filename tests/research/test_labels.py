@@ -44,8 +44,19 @@ def test_a_replicate_reads_the_labels_of_the_linear_classifier(documents, monkey
     classifier.predicted(5, 2)
     ((features, _),) = classifier._matrices
     prompts = [f"Text: {text}\nTopic:" for text in texts]
-    drawn = [prompts.index(row["prompt"]) for row in labels.labelled("", "sw", 5, 2)]
-    assert (features[drawn] != taught[0]).nnz == 0
+    for code in ("sw", "headlines-sw"):
+        drawn = [prompts.index(row["prompt"]) for row in labels.labelled("", code, 5, 2)]
+        assert (features[drawn] != taught[0]).nnz == 0
+
+
+def test_headlines_have_their_own_experts_files_and_topics(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(baselines, "documents", lambda *given: asked.append(given[1:]) or [])
+    monkeypatch.setattr(answers, "is_trained", lambda out, name: asked.append(name) or True)
+    assert labels.labelled("", "headlines-yo", 3, 0) == []
+    assert labels.start_of(labels.Run("headlines-yo", labels.TASK, 0, 0), tmp_path, tmp_path)
+    assert asked == [("headlines", "yor", "dev"), "headlines-1"]
+    assert labels.choices("headlines-yo") == labels.HEADLINE_TOPICS != labels.choices("yo")
 
 
 @pytest.mark.slow
@@ -101,20 +112,55 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
     own = [labels.classified(code, swap, labels.ALL).right for code in labels.LANGUAGES]
     counted = [labels.classified(code, labels.CLASSIFIER, labels.ALL).right
                for code in labels.LANGUAGES]  # fmt: skip
+    headlines = [*labels.HEADLINES]
+    own_headlines, counted_headlines = (
+        [labels.classified(code, start, labels.HUNDRED).right for code in headlines]
+        for start in (swap, labels.CLASSIFIER)
+    )
+    both = [baselines.right("headlines", code, f"{baselines.VECTORS}, both")
+            for code in labels.LANGUAGES]  # fmt: skip
+    longer = paired_over_groups(*(
+        [labels.classified(code, start, labels.ALL, labels.LONGER).right
+         for code in labels.LANGUAGES] for start in (swap, task)
+    ))  # fmt: skip
     ceiling = markdown.per_cent(labels.in_english()).replace(" ", "% ", 1)
     assert f"two task experts answer {ceiling} of our" in page
     said = (
+        (
+            labels.gain(swap, task, 100, codes=headlines),
+            "the swap is 1.9 points above the task expert [0.2, 3.7]",
+        ),
+        (labels.gain(soup, task, 100, codes=headlines), "the average 1.6 [-0.1, +3.2]"),
         (labels.gain(swap, task, labels.ALL), "the swap is 0.2 points above it [-2.5, +3.0]"),
-        (labels.gain(soup, task, labels.ALL), "the average 0.9 [-1.9, +3.7]"),
+        (
+            labels.gain(labels.SEQUENCE, task, labels.ALL),
+            "the task learned on the language expert is 3.0 points above it [-0.2, +6.0]",
+        ),
+        (labels.gain(labels.SEQUENCE, swap, labels.ALL), "2.8 above the swap [0.2, 5.2]"),
         (labels.gain(swap, task, 0), "the swap is 2.5 points below the task expert [0.2, 4.7]"),
-        (labels.gain(soup, task, 0), "the average 4.9 [2.4, 7.4]"),
+        (labels.gain(swap, task, 0, codes=headlines), "on headlines 3.5 above it [1.4, 5.6]"),
         (labels.gain_of_labels(soup, labels.ALL), "the average gains 10.0 points"),
         (labels.gain_of_labels(swap, labels.ALL), "the swap 7.0,"),
         (labels.gain_of_labels(task, labels.ALL), "the task expert 4.2 [0.9, 7.5]"),
-        (labels.gain_of_labels(task, 25), "expert loses 5.1 [0.8, 9.5]"),
+        (labels.gain_of_labels(task, 25), "the task expert loses 4.7 [1.4, 7.9]"),
         (labels.gain(labels.BASE, task, labels.ALL), "3.2 points below the task expert [0.1, 6.2]"),
+        (
+            labels.gain(labels.BASE, task, 100, codes=headlines),
+            "the difference is -0.5 [-2.6, +1.5]",
+        ),
         (paired_over_groups(counted, own), "6.0 points below the swap [1.1, 10.9]"),
+        (paired_over_groups(counted_headlines, own_headlines), "on headlines 9.1 [6.4, 12.1]"),
         (paired_over_groups(encoder, own), "is 10.3 above it [6.0, 14.7]"),
+        (paired_over_groups(both, own_headlines), "is 1.7 above the swap [-0.7, +4.2]"),
+        (longer, "the swap is 2.6 above the task expert [-0.4, +5.6]"),
     )
+    starts = (labels.BASE, task, swap, soup, labels.CLASSIFIER)
+    for size, codes, what in (
+        (labels.HUNDRED, headlines, "headlines"), (labels.ALL, [*labels.LANGUAGES], "sentences"),
+    ):  # fmt: skip
+        shares = [np.mean([labels.classified(code, start, size).right.mean() for code in codes])
+                  for start in starts]  # fmt: skip
+        *first, last = [f"{100 * share:.1f}" for share in shares]
+        assert f"{', '.join(first)} and {last} of {what}" in page
     for apart, sentence in said:
         check_sentence(sentence, apart, page)
