@@ -13,6 +13,7 @@ from layerswap.evaluation.statistics import Interval, holm, paired_bootstrap_p
 from layerswap.experiment.answers import grouped
 from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared, Model, over_languages
+from layerswap.experiment.conditions import BASELINES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,8 @@ class Results:
     @cached_property
     def worth(self) -> dict[tuple[Compared, Model], dict[str, Worth]]:
         """The labels that each model of `models` is worth, by result, model and measure."""
-        return {(by, model): by.worth_of(model) for by in self.results for model in self.models}
+        own = [model for model in self.models if model.partition(",")[0] not in BASELINES]
+        return {(by, model): by.worth_of(model) for by in self.results for model in own}
 
     @property
     def by_benchmark(self) -> list[list[Compared]]:
