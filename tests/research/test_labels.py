@@ -65,6 +65,7 @@ def test_a_start_is_trained_and_its_answers_are_recorded(tmp_path, documents, mo
     lab = shipped()
     monkeypatch.setattr(labels, "DTYPE", "float32")
     monkeypatch.setattr(labels, "TOPICS", ("travel", "health"))
+    monkeypatch.setattr(labels, "HEADLINE_TOPICS", labels.TOPICS)
     monkeypatch.setattr(labels, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(design, "ALL_LAYERS", [{"layers": "0"}])
     made = [labels.Run("sw", labels.BASE, size, 0) for size in (0, 4)]
