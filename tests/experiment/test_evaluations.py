@@ -11,7 +11,7 @@ from layerswap.cli import app
 from layerswap.evaluation.metrics import NORMALISED
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.answers import Answer
-from layerswap.experiment.evaluations import _compared
+from layerswap.experiment.evaluations import _compared, _of_baselines
 from layerswap.experiment.results import Results
 
 TASK = "maembe_choose"
@@ -90,3 +90,32 @@ def test_an_unknown_setting_is_one_line(world, tmp_path):
     with pytest.raises(ls.LayerswapError, match=r"evaluate: limits: .*; did you mean 'limit'\?"):
         ls.evaluate(world["task"], TASK, out=tmp_path / "out", limits=3)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_models_are_worth_in_labels_is_said():
+    """A model that knows the words that tell the labels, and one that guesses."""
+    labels = [("yes", "no", "maybe")[i % 3] for i in range(60)]
+    words = {"yes": "nzuri", "no": "mbaya", "maybe": "labda"}
+    rows = {
+        name: [
+            Answer(name, "t", i, "acc", "none", float(given == label), main=True, benchmark="t",
+                   text=f"{words[label]} {words[label]} {i}", document_hash=str(i), label=label,
+                   predicted=given, answer=given, choices=3, weights=name)
+            for i, (label, given) in enumerate(zip(labels, answered, strict=True))
+        ]
+        for name, answered in (("knows", labels), ("guesses", ["yes"] * 60))
+    }  # fmt: skip
+    tasks, free = [WrittenTask("t", "t", "", ("acc", "none"))], {}
+    every = [row for by in rows.values() for row in by]
+    assert {row.model for row in _of_baselines(tasks, free, every)} >= {"chance"}
+    whole = {name: {"results": {"t": {"acc,none": 0.5}}} for name in rows}
+    found = Results([*_compared(whole, tasks, every, free)], [*rows])
+    worth = [line for line in found.said if " is worth " in line]
+    assert [line.split(" is worth ")[0] for line in worth] == ["t: knows", "t: guesses"]
+    assert "fewer than 10 labels in accuracy" in worth[1]
+    assert "fewer than 10" not in worth[0].split("[")[0]
+    told = {row["model"]: row for row in found.records() if row["metric"] == "acc"}
+    assert told["knows"]["worth_in_labels"]["accuracy"]["labels"] > 10
+    assert "worth_in_labels" not in next(
+        row for row in found.records() if "balanced" in row["metric"]
+    )

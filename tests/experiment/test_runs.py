@@ -7,11 +7,8 @@ from dataclasses import replace
 import pytest
 
 import layerswap as ls
-from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.answers import Answer, write_answers
-from layerswap.experiment.conditions import CHANCE, COMMONEST, TRANSLATE_TEST
-from layerswap.experiment.evaluations import _compared, _of_baselines
-from layerswap.experiment.results import Results
+from layerswap.experiment.conditions import CHANCE, TRANSLATE_TEST
 from layerswap.ground.errors import EvaluationError
 
 LABELS = ("yes", "no", "maybe")
@@ -118,38 +115,3 @@ def test_one_model_asked_in_two_ways_is_two_models(tmp_path):
     chat = [replace(row, prompts="apply_chat_template='5a2b', num_fewshot=0") for row in FIRST]
     assert compared(tmp_path, FIRST, chat)[0].models == ["0/a", "1/a"]
     assert compared(tmp_path, FIRST, FIRST, SECOND)[0].models == ["a", "b"]
-
-
-@pytest.mark.parametrize("road", ["compare", "eval"])
-def test_what_models_are_worth_in_labels_is_said(tmp_path, road):
-    """A model that knows the words that tell the labels, and one that guesses."""
-    labels = [LABELS[i % 3] for i in range(60)]
-    words = {"yes": "nzuri", "no": "mbaya", "maybe": "labda"}
-    rows = {
-        name: [
-            Answer(name, "t", i, "acc", "none", float(given == label), main=True, benchmark="t",
-                   text=f"{words[label]} {words[label]} {i}", document_hash=str(i), label=label,
-                   predicted=given, answer=given, choices=3, weights=name)
-            for i, (label, given) in enumerate(zip(labels, answered, strict=True))
-        ]
-        for name, answered in (("knows", labels), ("guesses", ["yes"] * 60))
-    }  # fmt: skip
-    if road == "compare":
-        counted = [replace(row, model=str(COMMONEST), condition=COMMONEST)
-                   for row in rows["guesses"]]  # fmt: skip
-        found, _ = compared(tmp_path, *rows.values(), counted)
-    else:
-        tasks, free = [WrittenTask("t", "t", "", ("acc", "none"))], {}
-        every = [row for by in rows.values() for row in by]
-        assert {row.model for row in _of_baselines(tasks, free, every)} >= {"chance"}
-        whole = {name: {"results": {"t": {"acc,none": 0.5}}} for name in rows}
-        found = Results([*_compared(whole, tasks, every, free)], [*rows])
-    worth = [line for line in found.said if ": worth " in line]
-    assert [line.split(": worth ")[0] for line in worth] == ["t, knows", "t, guesses"]
-    assert "fewer than 10 labels in accuracy" in worth[1]
-    assert "fewer than 10" not in worth[0].split("[")[0]
-    told = {row["model"]: row for row in found.records() if row["metric"] == "acc"}
-    assert told["knows"]["worth_in_labels"]["accuracy"]["labels"] > 10
-    assert "worth_in_labels" not in next(
-        row for row in found.records() if "balanced" in row["metric"]
-    )

@@ -13,7 +13,6 @@ from layerswap.evaluation.statistics import Interval, holm, paired_bootstrap_p
 from layerswap.experiment.answers import grouped
 from layerswap.experiment.cautions import cautions_on
 from layerswap.experiment.compare import Compared, Model, over_languages
-from layerswap.experiment.conditions import BASELINES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +39,8 @@ class Results:
         """The notes, the cautions, and what models are worth in labels."""
         cautions = [str(one) for by in self.results for one in cautions_on(by)]
         worth = [
-            f"{', '.join(filter(None, [by.heading, str(model)]))}: worth {worths_in_words(found)} "
-            "of a linear classifier, cross-validated"
+            f"{by.heading}: {model} is worth {worths_in_words(found)}, by a linear classifier that "
+            "is cross-validated on the test documents"
             for (by, model), found in self.worth.items() if found
         ]  # fmt: skip
         return [*self.notes, *cautions, *worth]
@@ -49,8 +48,7 @@ class Results:
     @cached_property
     def worth(self) -> dict[tuple[Compared, Model], dict[str, Worth]]:
         """The labels that each model of `models` is worth, by result, model and measure."""
-        own = [model for model in self.models if model.partition(",")[0] not in BASELINES]
-        return {(by, model): by.worth_of(model) for by in self.results for model in own}
+        return {(by, model): by.worth_of(model) for by in self.results for model in self.models}
 
     @property
     def by_benchmark(self) -> list[list[Compared]]:
@@ -75,8 +73,8 @@ class Results:
 
         `low`, `high` and `n` are the 95% bootstrap interval over documents, `documents` those that
         the model answered. `difference` is paired, model minus the selected one, with its interval
-        from `lower` to `upper`; `p` is corrected, `p_bootstrap` is not. `worth_in_labels` is there
-        by measure in tasks with labels.
+        from `lower` to `upper`; `p` is corrected, `p_bootstrap` is not. After `eval` of a task with
+        labels, `worth_in_labels` has the measures.
         """
         for by in self.results:
             gaps, balanced = by.against(by.selected), by.balanced_against(by.selected)

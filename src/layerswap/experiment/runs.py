@@ -8,7 +8,6 @@ from pathlib import Path
 
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, grouped, read_answers
-from layerswap.experiment.baselines import baselines_of
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import BASELINES
 from layerswap.experiment.results import Results
@@ -181,11 +180,9 @@ def _compared(
             "version wrote some answers"
         )
     answered = {name: by[row] for name, by in scores.items() if row in by}
-    rows = {name: [by[document] for document in common] for name, by in answered.items()}
-    labelled = baselines_of([], next(iter(rows.values()))).labelled
     return Compared.of(
-        rows, selected=next(iter(scores)), benchmark=row[0], language=row[1],
-        flattered=flattered, labelled=labelled,
+        {name: [by[document] for document in common] for name, by in answered.items()},
+        selected=next(iter(scores)), benchmark=row[0], language=row[1], flattered=flattered,
         counts={name: len(by) for name, by in answered.items()},
     )  # fmt: skip
 
