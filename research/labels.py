@@ -151,8 +151,9 @@ def labelled(published: Path, code: str, size: int, draw: int) -> list[dict[str,
     return [row(*known[i]) for i in drawn]
 
 
-def task_of(code: str) -> str:
-    return SECOND if code in HEADLINES else TASK_NAME
+def task_and_language(code: str) -> tuple[str, str]:
+    """The task of a code, and the code of its language alone."""
+    return (SECOND if code in HEADLINES else TASK_NAME), code.removeprefix(f"{SECOND}-")
 
 
 def choices(code: str) -> Sequence[str]:
@@ -162,7 +163,7 @@ def choices(code: str) -> Sequence[str]:
 
 def documents(published: Path, code: str, split: str) -> list[tuple[str, str]]:
     """Texts and topics of a split."""
-    task, language = task_of(code), code.removeprefix(f"{SECOND}-")
+    task, language = task_and_language(code)
     file = "eng_Latn" if code == ENGLISH else baselines.TASKS[task][2][language]
     return baselines.documents(published, task, file, split)
 
@@ -207,7 +208,7 @@ def start_of(run: Run, out: Path, base: Path) -> Path | None:
     """Folder of the start of a run, written here for a merge; None before its experts exist."""
     task, language = PAIRS[run.replicate]
     kind = SECOND if run.code in HEADLINES else "topic"
-    code = run.code.removeprefix(f"{SECOND}-")
+    code = task_and_language(run.code)[1]
     experts = {"task": f"{kind}-{task}", "language": f"{code}-{language}"}
     alone = {TASK: experts["task"], LANGUAGE: experts["language"],
              SEQUENCE: f"sequence-{run.code}-1"}  # fmt: skip
@@ -306,15 +307,10 @@ def recorded(code: str) -> tuple[str, dict[str, str]]:
     return read["right"], read["runs"]
 
 
-def together(code: str) -> Sequence[str]:
-    """The languages of a task, by one of them."""
-    return [*(HEADLINES if code in HEADLINES else LANGUAGES)]
-
-
 def replicates(start: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()) -> list[int]:
     """The replicates in which a start was asked in every language of the task."""
     first = {one.replicate for one in runs() if one[1:3] == (start, size) and one.epochs == epochs}
-    every = together(codes[0] if codes else "")
+    every = HEADLINES if HEADLINES.keys() & {*codes} else LANGUAGES
     return [
         number for number in sorted(first)
         if all(words(Run(code, start, size, number, epochs)) in recorded(code)[1]
@@ -329,7 +325,7 @@ def classified(
     right, found = recorded(code)
     if start == CLASSIFIER:
         name = f"{baselines.LINEAR}, {baselines.ALL if size == ALL else size}"
-        every = baselines.recorded()[task_of(code), code.removeprefix(f"{SECOND}-")][name]
+        every = baselines.recorded()[task_and_language(code)][name]
         # Its draws are the labels of the replicates; of all labels there is one draw.
         drawn = [0] if size == ALL else replicates(TASK, size, codes=[code])
         return Classified(every.labels, every.predicted[drawn])
@@ -364,24 +360,23 @@ def gain(
     return paired_over_groups(first, second)
 
 
-def gain_of_labels(start: str, size: int, codes: Sequence[str] = ()) -> Interval:
+def gain_of_labels(start: str, size: int) -> Interval:
     """Accuracy of a start with labels minus without, paired.
 
-    Of replicates with one pair of experts that without labels counts for all of them.
+    A start without labels is asked once for each pair of experts, and is compared with every
+    replicate of its pair.
     """
-    with_labels = replicates(start, size, codes=codes)
-    of = [number for number in with_labels if begin_of(start, number, codes) is not None]
-    begins = [begin_of(start, number, codes) for number in of]
-    first = [classified(code, start, size, of=of).right for code in codes or LANGUAGES]
-    second = [classified(code, start, 0, of=begins).right for code in codes or LANGUAGES]
+    without = {pair_of(start, number): number for number in reversed(replicates(start, 0))}
+    of = [number for number in replicates(start, size) if pair_of(start, number) in without]
+    before = [without[pair_of(start, number)] for number in of]
+    first = [classified(code, start, size, of=of).right for code in LANGUAGES]
+    second = [classified(code, start, 0, of=before).right for code in LANGUAGES]
     return paired_over_groups(first, second)
 
 
-def begin_of(start: str, replicate: int, codes: Sequence[str] = ()) -> int | None:
-    """The replicate without labels of the same experts; the base has no experts."""
-    same = [number for number in replicates(start, 0, codes=codes)
-            if start == BASE or PAIRS[number] == PAIRS[replicate]]  # fmt: skip
-    return same[0] if same else None
+def pair_of(start: str, replicate: int) -> tuple[int, int] | None:
+    """The pair of experts of a replicate; None for the base, which has no experts."""
+    return None if start == BASE else PAIRS[replicate]
 
 
 def asked(start: str, size: int, epochs: int = EPOCHS, codes: Sequence[str] = ()) -> bool:
