@@ -201,7 +201,7 @@ class Worth:
 
 
 def worths_in_words(found: Mapping[str, Worth]) -> str:
-    """Name the labels that a model is worth, by measure."""
+    """Write the worth of a model, such as `85 labels [60, 130] in accuracy`."""
     return " and ".join(f"{labels} in {measure}" for measure, labels in found.items())
 
 

@@ -415,7 +415,7 @@ def _written(result: Compared, answers: Iterable[Answer]) -> Table | None:
 
 
 def condition_scores(answers: Iterable[Answer]) -> dict[tuple[str, str], BenchmarkScores]:
-    """The scores of answers by benchmark and language, in the order of documents.
+    """Group the scores of answers by benchmark and language, in the order of documents.
 
     Documents of a published development split come first.
     """

@@ -199,7 +199,7 @@ class Choice:
 
 
 class InEnglish(NamedTuple):
-    """The task experts in English, mean over them: the score with a perfect translator."""
+    """Mean score of the task experts in English: the score with a perfect translator."""
 
     score: Interval
     parallel: bool  # true if the documents are those of the language, by their right answers
@@ -348,7 +348,7 @@ class Compared:
         return [] if left_out else [m for m in means if means[m] == max(means.values())]
 
     def worth_of(self, model: Model) -> dict[str, Worth]:
-        """The labels that a model is worth, by measure; empty without a classifier."""
+        """Return a model's worth in labels by measure; empty without a linear classifier."""
         if self.labelled is None or model not in self.classified:
             return {}
         answers, curve = self.classified[model], self.labelled.curve

@@ -142,7 +142,7 @@ def evaluate(
 def _of_baselines(
     tasks: Sequence[WrittenTask], found: dict[str, Baselines], rows: Sequence[files.Answer]
 ) -> Iterator[files.Answer]:
-    """Answers of the baselines that need no model, which are found for every task."""
+    """Yield answers of the baselines without a model, and add the baselines to `found` by task."""
     for (_, task), group in files.headlines(rows, tasks).items():
         if task not in found:
             found[task] = baselines_of([], group)

@@ -79,7 +79,7 @@ class Evaluator:
         return self._scored(self.spec.tasks, split, drawn, conditions, **settings)
 
     def in_english(self) -> list[Answer]:
-        """Scores the task expert on the test documents of the task in English; empty without."""
+        """Scores the task expert on the English test documents; empty without an English task."""
         if not self._english or TASK_EXPERT not in self.members:
             return []
         tasks = [*self._english]

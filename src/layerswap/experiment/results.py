@@ -36,7 +36,7 @@ class Results:
 
     @property
     def said(self) -> list[str]:
-        """The notes, the cautions, and what models are worth in labels."""
+        """The notes, the cautions, and the worth of every model in labels."""
         cautions = [str(one) for by in self.results for one in cautions_on(by)]
         worth = [
             f"{by.heading}: {model} is worth {worths_in_words(found)}, by a linear classifier that "
@@ -47,7 +47,7 @@ class Results:
 
     @cached_property
     def worth(self) -> dict[tuple[Compared, Model], dict[str, Worth]]:
-        """The labels that each model of `models` is worth, by result, model and measure."""
+        """Worth in labels of each model of `models`, by result, model and measure."""
         return {(by, model): by.worth_of(model) for by in self.results for model in self.models}
 
     @property

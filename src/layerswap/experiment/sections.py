@@ -23,7 +23,7 @@ SHOWN = 300
 RIGHT = 0.5
 """Score above which an answer counts as right."""
 Writes = Callable[[Condition], Sequence[str]]
-"""Returns the command that writes a model; empty if there is none."""
+"""Maps a model to the command that writes it; to an empty command without a recipe."""
 
 
 def scored(score: Interval, unit: str = "%") -> str:
@@ -43,7 +43,7 @@ def worth_in_words(result: Compared) -> str:
 
 
 def english_in_words(found: InEnglish | None) -> str:
-    """Say what the task expert reaches in English; empty if it was not asked."""
+    """Write the task expert's score in English; return an empty text without a score."""
     if found is None:
         return ""
     which = "the same" if found.parallel else "other"

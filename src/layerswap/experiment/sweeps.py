@@ -174,7 +174,7 @@ def run_experiment(
 
 
 def _in_english(there: Sequence[Answer], tested: Sequence[Answer]) -> InEnglish | None:
-    """The score of answers in English; parallel if the right answers are those of the test."""
+    """Average scores in English; they are parallel if both tests have the same right answers."""
     if not there:
         return None
     own, same = ([row.label or row.target for row in rows] for rows in (tested, there))

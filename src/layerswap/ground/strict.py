@@ -1,4 +1,4 @@
-"""The base of all Pydantic models, and a validator that they share."""
+"""Base classes of all Pydantic models, and a validator of lists."""
 
 from typing import Any, ClassVar, TypeVar
 

@@ -189,7 +189,7 @@ class Task:
         return [first, *(role for role, count in counts.items() if 2 * count > len(documents))]
 
     def kept_out(self, documents: Sequence[Document]) -> list[list[str]]:
-        """Return the texts of each document that stay out of the training; all right answers do."""
+        """Return the texts of each document that the training leaves out, with all long answers."""
         roles = [role for role in self.own_texts(documents) if role != "choices"]
         return [[text for role in roles
                  for text in (_right_answers(document) if role == "answer" else [document[role]])]

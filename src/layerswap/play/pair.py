@@ -120,7 +120,7 @@ class Pair:
         return str(swap[0]) + ("" if swap[1] == "blend" else f", outside {swap[1]}")
 
     def describe(self, key: str) -> dict[str, Any]:
-        """Describe a composition for the page: rows, words, and its recipe.
+        """Return the rows, words and recipe of a composition for the page.
 
         A row of the stack has parts; a part has roles and the share of every expert.
         """
