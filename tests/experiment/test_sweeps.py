@@ -304,3 +304,6 @@ def test_mistakes_in_a_sweep_from_python(world):
             ls.sweep(plan, **settings)
     with pytest.raises(EvaluationError, match="no composition to evaluate"):
         ls.sweep([], tasks="maembe_choose")
+    soup = ls.soup([world["task"], world["language"]])
+    with pytest.raises(EvaluationError, match=r"english: needs a task expert to ask; give a swap"):
+        ls.sweep(soup, tasks="maembe_choose", include=world["tasks"], english="maembe_label")

@@ -63,6 +63,8 @@ class Evaluator:
             "log": log,
             "progress": progress,
         }
+        if spec.english and TASK_EXPERT not in plans:
+            raise EvaluationError("english: needs a task expert to ask; give a swap")
         self._documents = _split(spec, spec.tasks)
         self._english = _split(spec, listed(spec.english or ()))[TEST]
         if spec.limit is not None:
@@ -80,7 +82,7 @@ class Evaluator:
 
     def in_english(self) -> list[Answer]:
         """Scores the task expert on the English test documents; empty without an English task."""
-        if not self._english or TASK_EXPERT not in self.members:
+        if not self._english:
             return []
         tasks = [*self._english]
         return self._scored(tasks, TEST, self._english, [TASK_EXPERT], **self._settings)
