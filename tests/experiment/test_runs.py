@@ -72,6 +72,13 @@ def test_documents_with_other_right_answers_are_refused(tmp_path):
                for row in answers("b", [1] * 6)]  # fmt: skip
     with pytest.raises(EvaluationError, match=r"^t: the right answers to \d of 6 documents differ"):
         compared(tmp_path, FIRST, changed)
+    several = [
+        [replace(row, target=str(names)) for row in answers(model, [1] * 6)]
+        for model, *names in (("a", "yes", "aye"), ("b", "aye", "yes"), ("c", "aye", "no"))
+    ]
+    assert compared(tmp_path, *several[:2])[0].notes == []
+    with pytest.raises(EvaluationError, match="the right answers to 6 of 6 documents differ"):
+        compared(tmp_path, *several[1:])
 
 
 @pytest.mark.parametrize(

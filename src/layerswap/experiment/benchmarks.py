@@ -41,7 +41,7 @@ from layerswap.experiment.compare import (
     over_languages,
     split_documents,
 )
-from layerswap.experiment.conditions import CHOSEN, FLATTERED, TUNED, Condition
+from layerswap.experiment.conditions import BASELINES, CHOSEN, FLATTERED, TUNED, Condition
 from layerswap.experiment.tables import (
     BY_LABEL,
     balanced_table,
@@ -149,6 +149,7 @@ def benchmark_result(
         selected=choice.selected, benchmark=benchmark, language=language, choice=choice,
         classified=classified, labelled=free.labelled, pairs=pairs, test=tuple(split.test.tolist()),
         likeness=found.metric if found.metric in WRITTEN else "",
+        baselines=frozenset(model for model in scores if model.method in BASELINES),
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 
 from layerswap.experiment.compare import Compared
-from layerswap.experiment.conditions import BASELINES
 
 FEW = 50
 """Fewest development documents of a choice without a caution."""
@@ -53,7 +52,7 @@ def cautions_on(result: Compared) -> list[Caution]:
     found = []
     constant = [
         str(model) for model, answers in result.classified.items()
-        if getattr(model, "method", str(model).partition(",")[0]) not in BASELINES
+        if model not in result.baselines
         and _most(answers.predicted) >= NEARLY_ALL > _most(answers.labels)
     ]  # fmt: skip
     if constant:

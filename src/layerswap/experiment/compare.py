@@ -240,6 +240,7 @@ class Compared:
         pairs: `scores` by pair, if there are pairs.
         test: positions of the documents, in the order of task and document.
         flattered: models that these documents chose.
+        baselines: models that are baselines.
     """
 
     scores: Mapping[Model, Values]
@@ -257,6 +258,7 @@ class Compared:
     pairs: Mapping[str, Mapping[Condition, Values]] = field(default_factory=dict)
     test: tuple[int, ...] = ()
     flattered: frozenset[Model] = frozenset({FLATTERED})
+    baselines: frozenset[Model] = frozenset()
 
     @classmethod
     def of(cls, rows: Mapping[Model, Sequence[Answer]], /, **more: Any) -> Self:
@@ -268,6 +270,7 @@ class Compared:
         return cls(
             scores={model: np.array([row.score for row in by]) for model, by in rows.items()},
             classified={model: answers for model, answers in measured.items() if answers},
+            baselines=frozenset(model for model, by in rows.items() if by[0].is_baseline),
             **{"metric": next(iter(rows.values()))[0].metric, **more},
         )  # fmt: skip
 

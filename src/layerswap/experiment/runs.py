@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from layerswap.evaluation.suites.suites import development_tasks, has_variants
 from layerswap.experiment.answers import Answer, grouped, read_answers
 from layerswap.experiment.compare import Compared
-from layerswap.experiment.conditions import BASELINES
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike, listed
@@ -123,7 +124,7 @@ def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> 
             continue
         first = first or name
         pairs = [(by[row][key], scores[first][row][key]) for key in common]
-        if other := sum("" != a.target.strip() != b.target.strip() != "" for a, b in pairs):
+        if other := sum("" != _right(a) != _right(b) != "" for a, b in pairs):
             raise EvaluationError(
                 f"{where}: the right answers to {other:,} of {len(common):,} documents differ "
                 f"between {first} and {name}; evaluate both on one version of the test"
@@ -134,6 +135,15 @@ def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> 
     if len({*ways.values()}) > 1:
         listed_ways = "; ".join(f"{name} by {how}" for name, how in ways.items())
         yield f"{where}: the models were asked differently: {listed_ways}"
+
+
+def _right(answer: Answer) -> str:
+    """The right answer; several of them in one order, whatever the file's."""
+    text = answer.target.strip()
+    with suppress(ValueError, SyntaxError):  # a text, not a list of them
+        known = literal_eval(text) if text.startswith("[") else None
+        return str(sorted(map(str, known))) if isinstance(known, list) else text
+    return text
 
 
 def _is_one(places: Mapping[tuple[str, Path], Mapping[_Row, _Documents]]) -> bool:
@@ -155,7 +165,7 @@ def _left_out(results: Iterable[Compared]) -> Iterator[str]:
         common = len(next(iter(by.scores.values())))
         if {*by.counts.values()} != {common}:
             has = ", ".join(f"{name} {count:,}" for name, count in by.counts.items()
-                            if name.partition(",")[0] not in BASELINES)  # fmt: skip
+                            if name not in by.baselines)  # fmt: skip
             yield (
                 f"{' '.join(filter(None, [by.benchmark, by.language]))}: compared on the "
                 f"{common:,} documents that all models have; {has}"

@@ -10,7 +10,7 @@ from layerswap.evaluation.classifier import worths_in_words
 from layerswap.evaluation.statistics import Interval
 from layerswap.experiment.answers import Answer, fraction
 from layerswap.experiment.compare import Compared, InEnglish
-from layerswap.experiment.conditions import BASELINES, Condition, in_a_sentence
+from layerswap.experiment.conditions import Condition, in_a_sentence
 from layerswap.experiment.tables import BY_LABEL, balanced_table, labels_table, scores_table
 from layerswap.report.charts import GridCell, draw_heat_map, draw_intervals
 from layerswap.report.delta_map import draw_changes
@@ -58,7 +58,7 @@ def surpassing(results: Sequence[Compared], writes: Writes) -> str:
     sentences = []
     commands: dict[Condition, Sequence[str]] = {}
     for result in results:
-        above = [model for model in result.above if model.method not in BASELINES]
+        above = [model for model in result.above if model not in result.baselines]
         names = [f"{name} ({scored(result.intervals[name], result.unit)})" for name in above]
         commands |= {model: command for model in above if (command := writes(model))}
         if names:
