@@ -229,6 +229,10 @@ def test_the_task_in_english_may_have_other_documents(world, tmp_path):
     assert board.english is not None
     assert not board.english.parallel
     assert board.english.score.n == 2
+    path = write_sweep(world, tmp_path / "s.yaml", english="maembe_generate", **settings)
+    said: list[str] = []
+    assert run_sweep(*read_sweep(path), log=said.append).english is None
+    assert [line for line in said if line.startswith("english: no score by acc (none), as in the")]
     path = write_sweep(world, tmp_path / "s.yaml", english="maembe_chose", **settings)
     with pytest.raises(EvaluationError, match="maembe_chose"):
         run_sweep(*read_sweep(path))

@@ -165,7 +165,11 @@ def run_experiment(
     tested = under(rows, measure)[CHOSEN]
     free = baselines_of(known[chosen], tested)
     rows += [*answers_of_baselines(tested, free), *recorded]
-    there = [row for row in documents.in_english() if (row.metric, row.filter) == measure[1:]]
+    answered = documents.in_english()
+    there = [row for row in answered if (row.metric, row.filter) == measure[1:]]
+    if answered and not there:
+        has = ", ".join(sorted({f"{row.metric} ({row.filter})" for row in answered}))
+        log(f"english: no score by {measure[1]} ({measure[2]}), as in the language; it has {has}")
     return SweepResult.of(
         under(rows, measure), selected=choice.selected, choice=choice, labelled=free.labelled,
         task=measure[0], measure=measure, models={**others, CHOSEN: plans[chosen]},
