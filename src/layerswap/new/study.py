@@ -173,14 +173,10 @@ def _write_task(
 ) -> None:
     end = "" if any(language.tests for language in inputs.languages) else ENGLISH
     benchmark = None if inputs.suite else f"../benchmarks/{inputs.task_name}{end}.yaml"
-    source, count = task.source(folder / "mixes", benchmark), len(task.table.rows)
-    if held_out or task.table.changed:
-        held = {*chain.from_iterable(held_out)}
-        rows = [row for i, row in enumerate(task.table.rows) if i not in held]
-        file = folder / "data" / f"{name}.train.jsonl"
-        _write_rows(file, rows)
-        source = {k: v for k, v in source.items() if k not in task.table.keys}
-        source, count = {"path": f"../data/{file.name}", **source}, len(rows)
+    held = {*chain.from_iterable(held_out)}
+    rows = task.documents([row for i, row in enumerate(task.table.rows) if i not in held])
+    file, count = folder / "data" / f"{name}.train.jsonl", len(rows)
+    _write_rows(file, rows)
     lengths = [sum(map(inputs.tokens, row)) for row in task.rows(SAMPLE)]
     _write_mix(folder, {
         "name": name,
@@ -189,7 +185,7 @@ def _write_task(
         "total": count,
         "validation": 0 if labels else min(100, max(1, count // 10)),
         "row_tokens": max(1, round(sum(lengths) / len(lengths))),
-        "sources": {name: source},
+        "sources": {name: task.source(f"../data/{file.name}", benchmark)},
         "against": _against(inputs, splits=("test",) if labels else SPLITS),
     })  # fmt: skip
 
@@ -318,5 +314,5 @@ def _flow(value: Any) -> str:
 
 
 def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+    lines = (json.dumps(row, ensure_ascii=False) for row in rows)
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())

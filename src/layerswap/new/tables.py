@@ -73,7 +73,6 @@ class Table:
     keys: dict[str, Any]  # paths are absolute
     count: int = 0  # rows of the file
     fields: Mapping[str, str] = field(default_factory=dict)  # of the file, by the table's columns
-    changed: bool = False  # true if the rows are not as in the file
 
     @property
     def kept(self) -> list[str]:
@@ -144,8 +143,13 @@ def _choose(table: Table, codes: Mapping[str, str], given: Mapping[str, str]) ->
                 f"{table.name}: no rule finds its texts in {code} among {', '.join(fields):.200}; "
                 f"give --columns {code}=COLUMN, or add a header line if these are the first row"
             )
+        column = found[0] if found[0] in table.columns else found[0].partition("[")[0]
+        if re.search(r"[][{}:!]", column):
+            raise DataError(
+                f"{table.name}: column {column!r} cannot be used in a template; rename it with "
+                "letters, digits and underscores"
+            )
         chosen[role] = found[0]
-        _check_name(table, found[0].partition("[")[0], "labels")
 
     def cell_of(row: dict[str, Any], name: str) -> Any:
         column, _, key = name.partition("[")
@@ -177,15 +181,6 @@ def _with_texts(table: Table) -> Table:
     if count < 2:
         raise DataError(f"{table.name}: has {'one text' if count else 'no text'}; give more")
     return table
-
-
-def _check_name(table: Table, column: str, kind: Kind) -> None:
-    """Refuse a column that the templates of the kind cannot name."""
-    if re.search(r"[][{}:!]", column) or (kind == "choices" and not column.isidentifier()):
-        raise DataError(
-            f"{table.name}: column {column!r} cannot be used in a template; rename it with "
-            "letters, digits and underscores"
-        )
 
 
 def ending(given: str) -> str:
@@ -246,7 +241,6 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
         if all(len(names) == 1 for names in columns.values()):
             shape = Shape(candidate, {role: names[0] for role, names in columns.items()})
             for role, column in shape.columns.items():
-                _check_name(table, column, candidate)
                 if role not in ("choices", "messages"):
                     _check_texts(table, column)
             if set(given) != set(roles):

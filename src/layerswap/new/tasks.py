@@ -21,7 +21,6 @@ from typing import Any, Literal
 from layerswap.evaluation.languages import language_name
 from layerswap.evaluation.metrics import WRITTEN
 from layerswap.evaluation.suites.mgsm import is_number, last_number
-from layerswap.evaluation.suites.suites import Benchmark
 from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
 from layerswap.ground.types import Scoring
@@ -30,7 +29,6 @@ from layerswap.reading.files import FORMATS
 from layerswap.reading.letters import bare, folded, is_unspaced
 from layerswap.training.mix.examples import conversation, shown
 from layerswap.training.mix.schema import Messages
-from layerswap.training.mix.tasks import templates
 from layerswap.training.mix.templates import parse_template, text_of
 
 PROMPTS = {
@@ -73,12 +71,6 @@ numbers = number_filter('${code}')
 """
 _NUMPY = re.compile(r"[\[{].*(dtype=object|(['\"])\s+['\"].*\2\s*\]$)", re.DOTALL)
 """Matches arrays that numpy or pandas wrote as texts, without commas."""
-_RIGHT = {
-    "text": "{answer}",
-    "name": "{choices}['text'][{choices}['label'].index({answer}|string|trim)]",
-    "number": "{choices}[{answer}|int]",
-    "letter": f"{{choices}}['{LETTERS}'.index({{answer}}|trim|upper)]",
-}
 Coding = Literal["text", "name", "letter", "number"]
 """Form of an answer that identifies a choice."""
 FURTHER = ("references", "aliases", "answer_aliases", "alternatives", "acceptable_answers")
@@ -231,7 +223,8 @@ class Task:
 
     def pairs(self, documents: Sequence[Document]) -> list[tuple[str, str]]:
         """Return the prompts and completions of documents."""
-        return [(self._ask(document), f" {_answer(document)}") for document in documents]
+        role = "label" if self.labelled else "answer"
+        return [(self._ask(document), f" {document[role]}") for document in documents]
 
     def read_test(
         self, given: str, columns: Mapping[str, str], leave_out: Sequence[str], split: str
@@ -346,26 +339,17 @@ class Task:
                 document["label"] for document in self.documents(table.rows, shape) if self.labelled
             }
 
-    def source(self, folder: Path, benchmark: str | None = None) -> dict[str, Any]:
-        """The keys of the source of the task's mix in `folder`.
+    def source(self, path: str, benchmark: str | None = None) -> dict[str, Any]:
+        """The keys of the source of a mix whose rows are documents of the task.
 
         `benchmark` is a file of `benchmark()` that has the prompt; None: the source has it.
         """
-        keys, names = self.table.source(folder), dict(self.shape.columns)
-        if self.shape.kind == "messages":
-            return {**keys, "messages": {"column": names["messages"]}}
-        if self.shape.kind == "choices":
-            answer, choices = names.pop("answer"), names.pop("choices")
-            right = _RIGHT[self.coding].format(choices=choices, answer=answer)
-            complete = f"{choices} and {answer} is not none and {answer}|string|trim"
-            completion = f"{{% if {complete} %}} {{{{ {right} }}}}{{% endif %}}"
-            keys |= {"template": "jinja", "completion": completion}
-        if benchmark is not None:
-            renamed = {role: name for role, name in names.items() if role != name}
-            return {**keys, "task": benchmark, **({"columns": renamed} if renamed else {})}
-        size = {"documents": 1, "read": 1, "written": 1}
-        asked = Benchmark.model_validate(self.benchmark("task", [], size))
-        return {**keys, **templates(asked, None, None, names, keys)}
+        completion = {"completion": " {label}" if self.labelled else " {answer}"}
+        if benchmark is None:
+            return {"path": path, "prompt": self.prompt, **completion}
+        # A benchmark with choices has no template of the right one.
+        own = completion if self.shape.kind == "choices" else {}
+        return {"path": path, "task": benchmark, **own}
 
     def benchmark(
         self, name: str, languages: Sequence[str], size: Mapping[str, int]
@@ -548,7 +532,7 @@ def _with_answers(table: Table, columns: Mapping[str, str]) -> Table:
                             for row, one in zip(rows, texts, strict=True)]  # fmt: skip
         if any(cell is not row[column] for cell, row in zip(cells, rows, strict=True)):
             rows = [{**row, column: cell} for row, cell in zip(rows, cells, strict=True)]
-    return replace(table, rows=rows, changed=rows is not table.rows)
+    return replace(table, rows=rows)
 
 
 def _decoded(cells: list[Any], column: str) -> list[Any]:
@@ -630,7 +614,7 @@ def _heading(column: str) -> str:
     with suppress(EvaluationError):
         if len(column) == 2:
             return language_name(column)
-    return column.replace("_", " ").strip().capitalize()
+    return re.sub(r"[_{}]", " ", column).strip().capitalize()
 
 
 def _check_forms(files: Mapping[str, str]) -> None:
@@ -670,11 +654,8 @@ def _document(row: Mapping[str, Any], shape: Shape, coding: Coding) -> Document:
         return {**texts, "references": row["references"]} if several else texts
     choices, answer = _choices(cells["choices"]), texts["answer"]
     at = _position(answer, cells["choices"], coding) if choices and answer else None
-    return {
-        "question": texts["question"],
-        "choices": choices,
-        "label": "" if at is None else str(at),
-    }
+    label, answer = ("", "") if at is None else (str(at), choices[at])
+    return {"question": texts["question"], "choices": choices, "label": label, "answer": answer}
 
 
 def _choices(cell: Any) -> list[str]:
@@ -725,9 +706,3 @@ def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
                 )
         left = fitting
     return left[0]
-
-
-def _answer(document: Document) -> str:
-    if "choices" in document:
-        return str(document["choices"][int(document["label"])])
-    return str(document.get("label", document.get("answer")))
