@@ -249,7 +249,7 @@ class TestReal:
         ({"partition": "nope"}, {}, r"Slurm refuses data/0: invalid partition specified: nope"),
         ({"data": {"constraint": "nope"}}, {}, "Invalid feature specification"),
         ({}, {"gpus": 1}, r"Invalid generic resource \(gres\) specification .*gpus_per_node=1"),
-        ({"gpu": "a100"}, {}, r"slurm: submitit has no parameter 'gpu'"),
+        ({"gpu": "a100"}, {}, r"slurm: Unavailable parameter\(s\): \['gpu'\]; others"),
         ({"train": {"time": "soon"}}, {}, "time 'soon' is no number of minutes"),
     ])  # fmt: skip
     def test_refusals_are_one_line_and_leave_nothing(self, study, parameters, resources, line):

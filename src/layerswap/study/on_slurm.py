@@ -22,13 +22,12 @@ from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError, one_line
 from layerswap.ground.lease import remove_lease
 from layerswap.ground.types import Log
-from layerswap.ground.yaml_file import nearest
 from layerswap.study import clusters
 from layerswap.study.clusters import ClusterExecutor, Ending, Later, first_of_kinds, run_remotely
 from layerswap.study.journal import StudyJournal
 from layerswap.study.kinds import KINDS
 from layerswap.study.steps import Step
-from layerswap.study.submitit_inside import job_script, known_parameters
+from layerswap.study.submitit_inside import job_script
 from layerswap.versions import install
 
 JOB = "job.json"
@@ -127,12 +126,10 @@ class OnSlurm(ClusterExecutor):
         self._given = {key: value for key, value in parameters.items() if key not in kinds}
         self._by_kind = {kind: parameters[kind] for kind in kinds & {*parameters}}
         self._hours = hours
-        known = known_parameters()
         named = {f"slurm.{kind}": given for kind, given in self._by_kind.items()}
-        for where, given in {"slurm": self._given, **named}.items():
-            _check_names(where, given, known)
         try:
-            self._executor("check")
+            for where, given in {"slurm": self._given, **named}.items():
+                _check_names(where, given, self._executor("check"))
             self._states = queue()
         except (RuntimeError, OSError) as error:
             raise StudyError(f"Slurm cannot be reached ({one_line(error)})") from None
@@ -382,16 +379,14 @@ def minutes(time_limit: object) -> int:
     return first + (second > 0)
 
 
-def _check_names(where: str, given: object, known: Iterable[str]) -> None:
+def _check_names(where: str, given: object, executor: Any) -> None:
     if not isinstance(given, Mapping):
         raise StudyError(f"{where}: write a mapping of submitit's parameters; found {given!r:.60}")
-    for name in given:
-        if name not in known:
-            hint = nearest(str(name), list(known)) or f"; known: {', '.join(sorted(known))}"
-            raise StudyError(
-                f"{where}: submitit has no parameter {name!r}{hint}; others of sbatch go to "
-                "additional_parameters"
-            )
+    try:
+        executor.update_parameters(**given)
+    except (ValueError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        raise StudyError(f"{where}: {why}; others of sbatch go to additional_parameters") from None
 
 
 def _refusal(stderr: str) -> str:

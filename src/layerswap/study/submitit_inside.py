@@ -1,17 +1,10 @@
-"""Private parts of submitit: the names of its parameters, and the script that it submits."""
+"""A private part of submitit: the script that it submits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-
-def known_parameters() -> set[str]:
-    """The names of the parameters of a Slurm job."""
-    import submitit
-
-    return set(submitit.SlurmExecutor._valid_parameters())
 
 
 def job_script(folder: Path, parameters: Mapping[str, Any]) -> str:
