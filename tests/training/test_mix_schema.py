@@ -94,17 +94,16 @@ def test_each_mistake_is_one_line_with_its_key_path(change, line):
 
 
 def test_all_mistakes_are_reported_at_once():
-    text = GOOD.replace("id: owner/name", "id: a b").replace("layout: pairs", "layout: 3")
-    text = text.replace("math: true", "maths: true")
-    assert len(mistakes(text)) == 3
+    text = GOOD.replace("prompt:", "promt:").replace("layout: pairs", "layout: 3")
+    assert len(mistakes(text.replace("math: true", "maths: true"))) == 3
+    text = GOOD.replace("id: owner/name", "id: a b").replace('"{q}"', '"{q:>3}"')
+    assert len(mistakes(text.replace("path: notes.jsonl", ""))) == 3
 
 
 def test_evaluation_sets_are_checked_like_sources():
-    text = (
-        GOOD + "  evaluation: {against: {mgsm: {columns: [q]}, flores: {id: a/b, colums: [x]}}}\n"
-    )
-    lines = mistakes(text)
-    assert any("against.mgsm: give one of id" in line for line in lines)
+    against = GOOD + "  evaluation: {against: {mgsm: {columns: [q]}}}\n"
+    assert "against.mgsm: give one of id" in mistakes(against)[0]
+    lines = mistakes(against.replace("mgsm: {columns: [q]}", "flores: {id: a/b, colums: [x]}"))
     assert any("flores.colums: unknown key; did you mean 'columns'?" in line for line in lines)
     assert any("flores.columns: is missing" in line for line in lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -250,43 +250,15 @@ def validate(
         raise RecipeError(*_explain(error, where, lines or {}, model)) from None
 
 
-def validate_whole(
-    title: str,
-    data: Any,
-    handler: Callable[[Any], Checked],
-    rules: Callable[[Mapping[Any, Any]], Iterable[Mistake]],
-) -> Checked:
-    """Check raw data by Pydantic and by rules, and report the mistakes of both together.
-
-    Pydantic checks a model's own rules only if its fields are valid. These rules read the raw data,
-    so that a person sees every mistake at once; they accept any value.
-    """
-    details = _details(rules(data) if isinstance(data, dict) else ())
-    try:
-        checked = handler(data)
-    except ValidationError as error:
-        keys = ("type", "loc", "input", "ctx")
-        listed: list[Any] = list(error.errors(include_url=False))
-        own: list[Any] = [{key: item[key] for key in keys if key in item} for item in listed]
-        details = [*own, *details]
-    if details:
-        raise ValidationError.from_exception_data(title, details)
-    return checked
-
-
 def refuse_mistakes(checked: Checked, mistakes: Iterable[Mistake]) -> Checked:
     """Return the validated model, or raise the mistakes that rules across its fields found."""
-    details = _details(mistakes)
-    if details:
-        raise ValidationError.from_exception_data(type(checked).__name__, details)
-    return checked
-
-
-def _details(mistakes: Iterable[Mistake]) -> list[InitErrorDetails]:
-    return [
+    details = [
         InitErrorDetails(type=PydanticCustomError("layerswap", text), loc=path, input=None)
         for path, text in mistakes
     ]
+    if details:
+        raise ValidationError.from_exception_data(type(checked).__name__, details)
+    return checked
 
 
 DIGITS = re.compile(r"\d+")

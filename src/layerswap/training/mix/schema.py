@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ModelWrapValidatorHandler,
     NonNegativeInt,
     PositiveInt,
     model_validator,
@@ -30,8 +29,8 @@ from layerswap.ground.yaml_file import (
     nearest,
     parse_yaml,
     read_text,
+    refuse_mistakes,
     validate,
-    validate_whole,
 )
 from layerswap.reading.origins import Count, NonEmpty, Origin
 from layerswap.training.mix.mathematics import MATH_THRESHOLD
@@ -183,72 +182,61 @@ class Mix(Strict):
     note: NonEmpty | None = None
     unverified: list[NonEmpty] = []
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[Mix]) -> Mix:
-        return validate_whole(cls.__name__, data, handler, _mistakes)
+    @model_validator(mode="after")
+    def _consistent(self) -> Mix:
+        return refuse_mistakes(self, _mistakes(self))
 
 
-def _mistakes(data: Mapping[Any, Any]) -> Iterator[Mistake]:
-    """Yield the mistakes in a mix's raw data that the types of its fields do not show."""
-    for path, source in _mappings(data, "sources"):
+def _mistakes(mix: Mix) -> Iterator[Mistake]:
+    """Yield the mistakes across the fields of a mix."""
+    for name, source in mix.sources.items():
+        path: KeyPath = ("sources", name)
         yield from _origin_mistakes(path, source)
-        yield from _example_mistakes(path, source, data.get("kind", "chat"))
-        if source.get("weight") is not None and data.get("total") is None:
+        yield from _example_mistakes(path, source, mix.kind)
+        if "weight" in source.model_fields_set and mix.total is None:
             yield (*path, "weight"), "a weight divides `total`; give `total`"
-    for path, origin in _mappings(data, "filters", "evaluation", "against"):
-        yield from _origin_mistakes(path, origin)
-    total, validation = data.get("total"), data.get("validation")
-    if isinstance(total, int) and isinstance(validation, int) and validation >= total:
-        yield ("validation",), f"{validation} of {total} examples leaves none for training"
+    against = mix.filters.evaluation.against if mix.filters.evaluation else {}
+    for name, origin in against.items():
+        yield from _origin_mistakes(("filters", "evaluation", "against", name), origin)
+    if mix.total is not None and mix.validation >= mix.total:
+        text = f"{mix.validation} of {mix.total} examples leaves none for training"
+        yield ("validation",), text
 
 
-def _mappings(data: Any, *path: str) -> Iterator[tuple[KeyPath, Mapping[Any, Any]]]:
-    """Yield the mappings within the mapping at a key path, each with its own path."""
-    for key in path:
-        data = data.get(key) if isinstance(data, dict) else None
-    for name, inner in data.items() if isinstance(data, dict) else ():
-        if isinstance(inner, dict):
-            yield (*path, name), inner
-
-
-def _origin_mistakes(path: KeyPath, origin: Mapping[Any, Any]) -> Iterator[Mistake]:
-    name = origin.get("id")
-    given = [key for key in ("id", "path", "parallel") if origin.get(key) is not None]
+def _origin_mistakes(path: KeyPath, origin: Origin) -> Iterator[Mistake]:
+    given = [key for key in ("id", "path", "parallel") if getattr(origin, key)]
     if len(given) != 1:
         yield path, "give one of id (a Hub data set), path (a local file) and parallel (files)"
-    if isinstance(name, str) and not _HUB_ID.fullmatch(name):
-        yield (*path, "id"), f"{name!r:.60} is not a Hub id like 'owner/name'; for a file give path"
+    if origin.id is not None and not _HUB_ID.fullmatch(origin.id):
+        text = f"{origin.id!r:.60} is not a Hub id like 'owner/name'; for a file give path"
+        yield (*path, "id"), text
     for key in ("config", "revision", "files", "without"):
-        if given and given != ["id"] and origin.get(key):
+        if given and given != ["id"] and getattr(origin, key):
             yield (
                 (*path, key),
                 f"is for a Hub data set; remove it, or give id in place of {given[0]}",
             )
-    if "parallel" in given:
-        if isinstance(origin["parallel"], dict) and len(origin["parallel"]) < 2:
-            yield (*path, "parallel"), "give two or more files; for a single one give path"
-        if origin.get("format") is not None:
-            yield (*path, "format"), "parallel files have a row in each line; remove it"
-    if origin.get("without") and not origin.get("files"):
+    if len(origin.parallel) == 1:
+        yield (*path, "parallel"), "give two or more files; for a single one give path"
+    if origin.parallel and origin.format is not None:
+        yield (*path, "format"), "parallel files have a row in each line; remove it"
+    if origin.without and not origin.files:
         yield (*path, "without"), "excludes files from `files`; give `files`"
 
 
-def _example_mistakes(path: KeyPath, source: Mapping[Any, Any], kind: object) -> Iterator[Mistake]:
-    given = [key for key in ("prompt", "text", "messages") if source.get(key) is not None]
+def _example_mistakes(path: KeyPath, source: MixSource, kind: str) -> Iterator[Mistake]:
+    given = [key for key in ("prompt", "text", "messages") if getattr(source, key) is not None]
     if len(given) != 1:
         yield path, "give one of prompt (with completion), messages and text"
-    if (source.get("prompt") is None) != (source.get("completion") is None):
+    if (source.prompt is None) != (source.completion is None):
         yield path, "prompt and completion go together"
     if given == ["text"] and kind != "text":
         yield (*path, "text"), f"a text has no prompt, but kind: {kind} needs one; give kind: text"
-    syntax = source.get("template", "plain")
     for key in ("prompt", "completion", "text"):
-        text = source.get(key)
-        if isinstance(text, str) and syntax in ("plain", "jinja"):
-            mistake = template_mistake(text, syntax, constant=key == "prompt")
-            if mistake:
-                yield (*path, key), mistake
+        text = getattr(source, key)
+        mistake = text and template_mistake(text, source.template, constant=key == "prompt")
+        if mistake:
+            yield (*path, key), mistake
 
 
 def read_mix(source: str | Path, settings: Values | None = None) -> Mix:
