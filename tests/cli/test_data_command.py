@@ -121,14 +121,3 @@ def test_what_a_person_can_get_wrong(layerswap, mix, tmp_path):
     assert result.err == (
         f"error: {tmp_path}/out: exists already; choose another output or pass --overwrite\n"
     )
-
-
-def test_prompts_that_end_within_a_token_are_warned_of(layerswap, mix, tmp_path):
-    spaced = mix.read_text() + 'kind: prompt-completion\nseparator: " "\n'
-    mix.write_text(spaced)
-    found = layerswap("data", mix, "--out", tmp_path / "spaced")
-    assert "warning: in 18 of 18 rows the tokens of the prompt do not begin" in found.err
-    safe = spaced.replace('"{a}"', '" {a}"').replace('separator: " "', 'separator: ""')
-    mix.write_text(safe)
-    found = layerswap.done("data", mix, "--out", tmp_path / "safe")
-    assert "warning" not in found.err

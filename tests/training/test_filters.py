@@ -16,7 +16,7 @@ from layerswap.reading.letters import bare, unmarked
 from layerswap.training.mix import filters
 from layerswap.training.mix.examples import MixExample
 from layerswap.training.mix.filters import ItemIndex, is_unspaced, units
-from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
+from layerswap.training.mix.schema import Filters, Length
 
 
 def pair(prompt, completion="An answer.", language=None, source="a"):
@@ -27,15 +27,11 @@ def raw(text, language=None):
     return MixExample((), text, language, "a")
 
 
-def test_length_names_the_part_and_the_bound():
-    look = filters.length_filter(
-        Length(min_prompt=5, max_prompt=10, max_completion=12, min_text=10)
-    )
-    assert look(pair("123456", "a b c d")) is None
-    assert look(pair("1234", "a b c d e")) == "prompt of 4 characters, fewer than 5"
-    assert look(pair("12345678901")) == "prompt of 11 characters, more than 10"
-    assert look(pair("123456", "x" * 13)) == "completion of 13 characters, more than 12"
-    assert look(raw("short")) == "text of 5 characters, fewer than 10"
+def test_length_names_the_bound():
+    look = filters.length_filter(Length(min_text=10, max_text=16))
+    assert look(pair("123456", "abc")) is None
+    assert look(pair("1234", "abcd")) == "9 characters, fewer than 10"
+    assert look(pair("123456", "abcdefghij")) == "17 characters, more than 16"
     assert look(raw("just long enough")) is None
 
 
@@ -53,14 +49,13 @@ def test_exact_duplicates_ignore_case_punctuation_and_width():
 
 def test_mathematics_above_the_threshold_is_dropped():
     question, answer = read_mgsm("sw")[0]
-    look = filters.math_filter(0.5)
+    look = filters.mathematics
     chat = (("user", question), ("assistant", answer), ("user", "Asante!"),
             ("assistant", "Karibu."))  # fmt: skip
     for example in (pair(question, answer), raw(question), MixExample(chat)):
         assert look(example).startswith("mathematics (")
     assert look(MixExample(chat[2:])) is None
     assert look(pair("Nani aliandika kitabu hiki?", "Shaaban Robert")) is None
-    assert filters.math_filter(1.0)(pair(question, answer)) is None
 
 
 @pytest.mark.parametrize(
@@ -68,32 +63,30 @@ def test_mathematics_above_the_threshold_is_dropped():
     [("swh_Latn", "sw"), ("ben_Beng", "bn"), ("tel_Telu", "te"), ("jpn_Jpan", "ja")],
 )
 def test_language_keeps_the_language_and_drops_english(code, language):
-    look = filters.language_filter(LanguageFilter())
+    look = filters.language_filter()
     kept = [look(raw(line, language)) for line in read_lines(f"flores.{code}")]
     assert Counter(kept)[None] >= 15
     for line in read_lines("flores.eng_Latn"):
         assert look(raw(line, language)).startswith(f"{language} with probability 0.0")
 
 
-def test_language_tests_the_completion_or_the_part_that_is_set():
+def test_language_tests_the_completion():
     english, swahili = read_lines("flores.eng_Latn")[0], read_lines("flores.swh_Latn")[0]
-    example = pair(english, swahili, "sw")
-    both = LanguageFilter(allow=["en", "sw"], look_at="prompt")
-    assert filters.language_filter(LanguageFilter())(example) is None
-    assert filters.language_filter(LanguageFilter(look_at="prompt"))(example) is not None
-    assert filters.language_filter(both)(example) is None
+    assert filters.language_filter()(pair(english, swahili, "sw")) is None
+    assert filters.language_filter()(pair(swahili, english, "sw")) is not None
 
 
 def test_language_lets_short_texts_and_unknown_languages_pass():
-    look = filters.language_filter(LanguageFilter())
+    look = filters.language_filter()
     assert look(pair("Swali?", "12", "sw")) is None
     assert look(pair("Question?", read_lines("flores.eng_Latn")[0])) is None
 
 
 def test_unknown_language_codes_are_refused():
-    filters.check_languages(["sw", "bn", "te", "ja"])
+    for code in ("sw", "bn", "te", "ja"):
+        filters.check_language(code)
     with pytest.raises(DataError, match=r"languages\) does not know 'swh'; write sw$"):
-        filters.check_languages(["swh"])
+        filters.check_language("swh")
 
 
 def shingles(text):
@@ -102,7 +95,7 @@ def shingles(text):
 
 
 def test_near_duplicates_agree_with_jaccard_similarity():
-    look = filters.near_duplicate_filter(NearDuplicates(threshold=0.7), seed=0)
+    look = filters.near_duplicate_filter(0.7, seed=0)
     question = " ".join(row["question"] for row in read_jsonl("gsm8k.jsonl")[:8])
     words = question.split()
     assert look(raw(question)) is None
@@ -119,7 +112,7 @@ def test_near_duplicates_agree_with_jaccard_similarity():
 
 
 def test_near_duplicates_work_without_spaces_between_words():
-    look = filters.near_duplicate_filter(NearDuplicates(), seed=0)
+    look = filters.near_duplicate_filter(0.8, seed=0)
     lines = read_lines("flores.jpn_Jpan")
     longest = max(lines, key=len)
     assert look(raw(longest)) is None
@@ -129,7 +122,7 @@ def test_near_duplicates_work_without_spaces_between_words():
 
 
 def test_the_pipeline_counts_by_filter_and_source_and_a_source_can_skip_one():
-    pipeline = filters.build_filters(Filters(length=Length(min_prompt=3)), None, 0)
+    pipeline = filters.build_filters(Filters(length=Length(min_text=15)), None, 0)
     for source, times in (("a", 4), ("b", 2)):
         for i in range(times):
             assert not pipeline.keeps(pair("x", f"text {i}", source=source))
@@ -138,7 +131,7 @@ def test_the_pipeline_counts_by_filter_and_source_and_a_source_can_skip_one():
     assert pipeline.counts == {"length": Counter(a=4, b=2), "exact_duplicates": Counter(b=1)}
     assert len(pipeline.shown["length"]) == filters.SHOWN
     assert pipeline.shown["exact_duplicates"][0].text == "A question!\nAn answer."
-    assert pipeline.keeps(pair("x"), skip=["length"])
+    assert pipeline.keeps(pair("x", "y"), skip=["length"])
 
 
 def test_the_filters_run_from_cheap_to_expensive():

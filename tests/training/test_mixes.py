@@ -187,8 +187,6 @@ def changed(mix, **changes):
         ({"a": {"language": "lua"}, "filters": {"language": True}},
          r"does not know 'lua'; learn it by texts: \{CODE: FILE, \.\.\.\}, or write "
          r"skip: \[language\] in the source, or language: false$"),
-        ({"filters": {"language": {"allow": ["sw", "lua"]}}},
-         r"^filters\.language\.allow: the language filter"),
         ({"filters": {"length": {"min_text": 1000}}},
          r"^mix 'numbers': no example is left; dropped: length 2$"),
     ],

@@ -79,7 +79,7 @@ def mix_table(card: Mapping[str, Any]) -> Table:
     """The sources of a data card: rows read, dropped by each filter, and kept."""
     filters = [name for name, facts in card["filters"].items() if facts["dropped"]]
     rows = [
-        [name, facts["looked_at"], facts["empty"] + facts["left_out_by_where"],
+        [name, facts["looked_at"], facts["empty"] + facts["not_wanted"],
          *(facts["dropped"].get(title, 0) for title in filters), facts["kept"]]
         for name, facts in card["sources"].items()
     ]  # fmt: skip

@@ -205,12 +205,8 @@ def _rows(data: TrainedOn, graph: Graph) -> tuple[int, float]:
         return (len(lines), sum(lines) / len(lines) / 3) if lines else (ROWS, TOKENS)
     try:
         card = json.loads((Path(str(data.given)) / CARD).read_text("utf-8"))
-        parts = ("mean_prompt_characters", "mean_completion_characters")
-        characters = sum(source["kept"] * source[part]
-                         for source in card["sources"].values() for part in parts)  # fmt: skip
-        rows = sum(card["rows"].values())
-        return card["rows"]["train"], characters / rows / 3
-    except (OSError, ValueError, KeyError, ZeroDivisionError):  # refused elsewhere
+        return card["rows"]["train"], card["mean_characters"] / 3
+    except (OSError, ValueError, KeyError):  # refused elsewhere
         return ROWS, TOKENS
 
 

@@ -20,7 +20,7 @@ from layerswap.evaluation.identifier import Identifier, learn_identifier
 from layerswap.ground.errors import DataError, error_context
 from layerswap.reading.origins import check_columns, open_rows, where_filter, where_for
 from layerswap.training.mix.examples import ExampleMaker, MixExample, mix_rows
-from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_languages
+from layerswap.training.mix.filters import FilterPipeline, ItemIndex, build_filters, check_language
 from layerswap.training.mix.schema import Mix
 from layerswap.versions import need_extras
 
@@ -144,15 +144,10 @@ def _check_languages(mix: Mix, folder: Path) -> Identifier | None:
         files = {code: folder / Path(file).expanduser() for code, file in settings.texts.items()}
         with error_context("filters.language.texts"):
             identifier = learn_identifier(files)
-    named = {
-        f"source {name!r}": [source.language]
-        for name, source in mix.sources.items()
-        if source.language and "language" not in source.skip
-    }
-    codes = named if settings.allow is None else {"filters.language.allow": settings.allow}
-    for where, languages in codes.items():
-        with error_context(where):
-            check_languages(languages, identifier)
+    for name, source in mix.sources.items():
+        if source.language and "language" not in source.skip:
+            with error_context(f"source {name!r}"):
+                check_language(source.language, identifier)
     return identifier
 
 
@@ -160,7 +155,7 @@ def _index_items(mix: Mix, folder: Path, local: Path | None) -> ItemIndex | None
     settings = mix.filters.evaluation
     if settings is None:
         return None
-    index = ItemIndex(settings.words, settings.characters)
+    index = ItemIndex()
     for name, origin in settings.against.items():
         with error_context(f"evaluation set {name!r} ({origin.named})"):
             rows = open_rows(origin, folder=folder, local=local).rows

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from os.path import commonprefix
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.languages import languages_seen
 from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import DataError
-from layerswap.ground.strict_json import clipped
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.training.mix.examples import shown
 from layerswap.training.mix.filters import OVERLAP, overlap
-from layerswap.training.mix.schema import EvaluationSet, Mix, MixSource, parse_mix
+from layerswap.training.mix.schema import Mix, parse_mix
 from layerswap.versions import versions
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ CHECKED_ROWS = 1000
 """Number of rows that the checks of prompt ends and unknown tokens tokenize."""
 MOST_UNKNOWN = 0.1
 """Smallest share of unknown tokens that a training warns of."""
-SHOWN_CHARACTERS = 400
 _LIBRARIES = ("layerswap", "datasets", "datasketch", "py3langid")
 
 
@@ -54,7 +54,7 @@ def save_mix(
             if split == "train" or len(built.validation):
                 getattr(built, split).to_parquet(folder / f"{split}.parquet")
         write_json(folder / CARD, card)
-        (folder / "README.md").write_bytes(markdown(card).encode())
+        (folder / "README.md").write_bytes(markdown(built.mix, card).encode())
         (folder / RECIPE).write_bytes(recipe.encode())
     return target
 
@@ -77,34 +77,32 @@ def load_saved(folder: Path) -> tuple[Mix, Dataset, Dataset | None]:
 
 
 def data_card(built: BuiltMix) -> dict[str, Any]:
-    """Collect the facts about a built mix."""
-    mix = built.mix
-    evaluation = mix.filters.evaluation
-    described: dict[str, MixSource | EvaluationSet] = {
-        **mix.sources, **(evaluation.against if evaluation else {})
-    }  # fmt: skip
-    contaminated = [
-        f"{name}: {count:,} examples contain an item of the evaluation set {evaluation_set}"
-        for name, tally in built.tallies.items()
-        for evaluation_set, count in tally.contaminated.items()
-    ]
-    boundary = boundary_warning(built.train)
-    training = [example.whole for example in built.examples[: len(built.train)]]
+    """Collect the facts about a built mix that its recipe does not hold."""
+    counts, training = built.filters.counts, built.examples[: len(built.train)]
     return {
-        "name": mix.name,
-        "description": mix.description,
-        "kind": mix.kind,
-        "languages": mix.languages,
-        "seed": mix.seed,
         "rows": {split: len(getattr(built, split)) for split in SPLITS},
-        "wanted": mix.total,
-        "sources": {name: _source_facts(built, name) for name in built.tallies},
-        "filters": _filter_facts(built),
+        "mean_characters": round(fmean(len(example.whole) for example in built.examples), 1),
+        "sources": {
+            name: {
+                **asdict(tally),
+                "dropped": {key: dropped[name] for key, dropped in counts.items() if dropped[name]},
+            }
+            for name, tally in built.tallies.items()
+        },
+        "filters": {
+            name: {
+                "dropped": dropped.total(),
+                "examples": [example._asdict() for example in built.filters.shown[name]],
+            }
+            for name, dropped in counts.items()
+        },
         "evaluation_sets": {
             name: {
                 **statistics._asdict(),
                 # Items that share a run of words with the training text.
-                "shared_runs": len(overlap(training, built.index.texts[name])),
+                "shared_runs": len(
+                    overlap((example.whole for example in training), built.index.texts[name])
+                ),
             }
             for name, statistics in built.index.sets.items()
         }
@@ -113,14 +111,17 @@ def data_card(built: BuiltMix) -> dict[str, Any]:
         "identifier": [built.identifier.describe(code) for code in built.identifier.languages]
         if built.identifier
         else [],
-        "warnings": [*contaminated, *_few_rows(built), *([boundary] if boundary else [])],
-        "note": mix.note,
-        "unverified": [
-            *mix.unverified,
-            *(f"{name}: {fact}" for name, part in described.items() for fact in part.unverified),
-        ],
+        "warnings": [*_contaminated(built), *_few_rows(built)],
         "versions": versions(*_LIBRARIES),
     }
+
+
+def _contaminated(built: BuiltMix) -> list[str]:
+    return [
+        f"{name}: {count:,} examples contain an item of the evaluation set {evaluation_set}"
+        for name, tally in built.tallies.items()
+        for evaluation_set, count in tally.contaminated.items()
+    ]
 
 
 def first_rows(built: BuiltMix) -> list[str]:
@@ -144,68 +145,22 @@ def _few_rows(built: BuiltMix) -> list[str]:
     ]
 
 
-def _source_facts(built: BuiltMix, name: str) -> dict[str, Any]:
-    source, tally = built.mix.sources[name], built.tallies[name]
-    examples = [example for example in built.examples if example.source == name]
-    parts = {
-        part: [getattr(example, part) for example in examples] for part in ("prompt", "completion")
-    }
-    return {
-        "origin": tally.origin,
-        "config": source.config,
-        "split": source.split,
-        "licence": source.licence,
-        "language": source.language,
-        "rows": tally.rows,
-        "looked_at": tally.looked_at,
-        "left_out_by_where": tally.not_wanted,
-        "empty": tally.empty,
-        "dropped": {f: counts[name] for f, counts in built.filters.counts.items() if counts[name]},
-        "kept": tally.kept,
-        "contaminated": tally.contaminated,
-        "mean_prompt_characters": _mean_length(parts["prompt"]),
-        "mean_completion_characters": _mean_length(parts["completion"]),
-        "note": source.note,
-    }
-
-
-def _filter_facts(built: BuiltMix) -> dict[str, Any]:
-    settings = built.mix.filters.model_dump(exclude={"evaluation": {"against"}})
-    return {
-        name: {
-            "settings": settings[name] if isinstance(settings[name], dict) else {},
-            "dropped": sum(counts.values()),
-            "examples": [
-                dropped._asdict() | {"text": clipped(dropped.text, SHOWN_CHARACTERS)}
-                for dropped in built.filters.shown[name]
-            ],
-        }
-        for name, counts in built.filters.counts.items()
-    }
-
-
-def boundary_warning(rows: Dataset, tokenizer: Any | None = None) -> str | None:
+def boundary_warning(rows: Dataset, tokenizer: Any) -> str | None:
     """Warn if a prompt's tokens are not a prefix of the tokens of prompt and completion.
 
     A space at the end of a prompt usually belongs to the first token of the completion. The prompt
-    that is trained then differs from the prompt that is evaluated. Without a tokenizer, the prompts
-    that end with a space are counted.
+    that is trained then differs from the prompt that is evaluated.
     """
     rows = rows.select(range(min(len(rows), CHECKED_ROWS)))
     if "prompt" not in rows.column_names or not len(rows) or isinstance(rows[0]["prompt"], list):
         return None
     prompts = list(rows["prompt"])
-    if tokenizer is None:
-        count = sum(prompt.endswith(" ") for prompt in prompts)
-    else:
-        wholes = [
-            prompt + answer for prompt, answer in zip(prompts, rows["completion"], strict=True)
-        ]
-        short, long = (
-            tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-            for texts in (prompts, wholes)
-        )
-        count = sum(long[i][: len(ids)] != ids for i, ids in enumerate(short))
+    wholes = [prompt + answer for prompt, answer in zip(prompts, rows["completion"], strict=True)]
+    short, long = (
+        tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        for texts in (prompts, wholes)
+    )
+    count = sum(long[i][: len(ids)] != ids for i, ids in enumerate(short))
     if not count:
         return None
     return (
@@ -321,11 +276,17 @@ def _sizes(rows: Dataset, tokenizer: Any) -> Iterator[tuple[int, int]]:
             yield count(prompt) if prompt else 0, count(whole) + 1
 
 
-def markdown(card: dict[str, Any]) -> str:
+def markdown(mix: Mix, card: dict[str, Any]) -> str:
     """Write the card as Markdown, with the front matter that the Hub and `datasets` read."""
     rows = card["rows"]
+    files = [{"split": split, "path": f"{split}.parquet"} for split in SPLITS if rows[split]]
+    head = {
+        "configs": [{"config_name": "default", "data_files": files}],
+        **({"language": mix.languages} if mix.languages else {}),
+        "tags": ["layerswap"],
+    }
     sources = [
-        f"| {name} | {_cell(facts['origin'])} | {facts['licence'] or 'not stated'} | "
+        f"| {name} | {_cell(facts['origin'])} | {mix.sources[name].licence or 'not stated'} | "
         f"{facts['looked_at']:,} | {facts['kept']:,} |"
         for name, facts in card["sources"].items()
     ]
@@ -335,13 +296,16 @@ def markdown(card: dict[str, Any]) -> str:
         f"share {OVERLAP} words in a row with the training text"
         for name, facts in card["evaluation_sets"].items()
     ]
-    notes = [*card["warnings"], card["note"], *(f"not verified: {f}" for f in card["unverified"])]
+    unverified = [*mix.unverified, *(
+        f"{name}: {fact}" for name, source in mix.sources.items() for fact in source.unverified
+    )]  # fmt: skip
+    notes = [*card["warnings"], mix.note, *(f"not verified: {fact}" for fact in unverified)]
     said = [f"- {' '.join(line.split())}" for line in notes if line]
     parts = [
-        _front_matter(card),
-        f"# {card['name']}\n\n{card['description']}".rstrip(),
+        f"---\n{dump_yaml(head)}---",
+        f"# {mix.name}\n\n{mix.description}".rstrip(),
         f"{rows['train']:,} rows for training and {rows['validation']:,} for validation, as "
-        f"`{card['kind']}`. `{CARD}` has the counts and examples of what each filter dropped.",
+        f"`{mix.kind}`. `{CARD}` has the counts and examples of what each filter dropped.",
         "\n".join([*header, *sources]),
         "\n".join([*excluded, *said]),
         f"Made with layerswap {card['versions']['layerswap']}.",
@@ -349,19 +313,5 @@ def markdown(card: dict[str, Any]) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _front_matter(card: dict[str, Any]) -> str:
-    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
-    lines += [
-        f"  - split: {split}\n    path: {split}.parquet" for split in SPLITS if card["rows"][split]
-    ]
-    if card["languages"]:
-        lines += ["language:", *(f"- {json.dumps(code)}" for code in card["languages"])]
-    return "\n".join([*lines, "tags:", "- layerswap", "---"])
-
-
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _mean_length(texts: list[str]) -> float:
-    return round(sum(map(len, texts)) / len(texts), 1) if texts else 0.0

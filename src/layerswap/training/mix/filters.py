@@ -23,20 +23,27 @@ import regex
 from layerswap.evaluation.identifier import NOTABLE
 from layerswap.evaluation.languages import known_language
 from layerswap.ground.errors import DataError
+from layerswap.ground.strict_json import clipped
 from layerswap.reading.letters import UNSPACED, folded, is_unspaced, unmarked
 from layerswap.training.mix.examples import MixExample
-from layerswap.training.mix.mathematics import math_probability
-from layerswap.training.mix.schema import Filters, LanguageFilter, Length, NearDuplicates
+from layerswap.training.mix.mathematics import MATH_THRESHOLD, math_probability
+from layerswap.training.mix.schema import Filters, Length
 
 if TYPE_CHECKING:
     from layerswap.evaluation.identifier import Identifier
 
-SHOWN = 3
-"""Number of dropped examples of each filter that the card shows."""
+SHOWN, SHOWN_CHARACTERS = 3, 400
+"""Dropped examples of each filter that the card shows, and most characters of one."""
 MINIMUM_UNITS = {"words": 8, "characters": 15}
 """The minimum n; within a text, a shorter item is indistinguishable from an ordinary phrase."""
 SHORTEST_LINE = {"words": 3, "characters": 6}
 """The shortest item that a line is compared with; a shorter one must be the whole example."""
+LIKELY, FEWEST_LETTERS = 0.5, 20
+"""Smallest probability of a source's language; shorter texts are not reliable, and pass."""
+SHINGLE = 5
+"""Words or characters of an n-gram by which near-duplicates are found."""
+MAXIMUM_UNITS = {"words": 13, "characters": 20}
+"""The maximum n of evaluation items."""
 OVERLAP = 5
 """Words in a run that training text and a test item may not share unseen."""
 _WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
@@ -67,7 +74,8 @@ class FilterPipeline:
             if why is not None:
                 self.counts[name][example.source] += 1
                 if len(self.shown[name]) < SHOWN:
-                    self.shown[name].append(Dropped(example.source, why, example.whole))
+                    text = clipped(example.whole, SHOWN_CHARACTERS)
+                    self.shown[name].append(Dropped(example.source, why, text))
                 return False
         return True
 
@@ -84,33 +92,27 @@ def build_filters(
         filters["length"] = length_filter(settings.length)
     if settings.exact_duplicates:
         filters["exact_duplicates"] = exact_duplicate_filter()
-    if settings.math is not None:
-        filters["math"] = math_filter(settings.math.threshold)
+    if settings.math:
+        filters["math"] = mathematics
     if settings.language is not None:
-        filters["language"] = language_filter(settings.language, identifier)
+        filters["language"] = language_filter(identifier)
     if index is not None:
         filters["evaluation"] = evaluation_filter(index)
     if settings.near_duplicates is not None:
-        filters["near_duplicates"] = near_duplicate_filter(settings.near_duplicates, seed)
+        threshold = settings.near_duplicates.threshold
+        filters["near_duplicates"] = near_duplicate_filter(threshold, seed)
     return FilterPipeline(filters)
 
 
 def length_filter(bounds: Length) -> MixFilter:
-    """Drop examples whose prompt, completion or whole text is out of bounds, in characters."""
+    """Drop examples whose whole text is out of bounds, in characters."""
 
     def reason(example: MixExample) -> str | None:
-        parts = [("text", len(example.whole), bounds.min_text, bounds.max_text)]
-        if example.turns:
-            parts += [
-                ("prompt", len(example.prompt), bounds.min_prompt, bounds.max_prompt),
-                ("completion", len(example.completion), bounds.min_completion,
-                 bounds.max_completion),
-            ]  # fmt: skip
-        for part, size, minimum, maximum in parts:
-            if size < minimum:
-                return f"{part} of {size} characters, fewer than {minimum}"
-            if maximum is not None and size > maximum:
-                return f"{part} of {size} characters, more than {maximum}"
+        size = len(example.whole)
+        if size < bounds.min_text:
+            return f"{size} characters, fewer than {bounds.min_text}"
+        if bounds.max_text is not None and size > bounds.max_text:
+            return f"{size} characters, more than {bounds.max_text}"
         return None
 
     return reason
@@ -133,40 +135,33 @@ def exact_duplicate_filter() -> MixFilter:
     return reason
 
 
-def math_filter(threshold: float) -> MixFilter:
-    """Drop examples in which a question with its answer is mathematics."""
-
-    def reason(example: MixExample) -> str | None:
-        probabilities = [
-            math_probability(question, answer)
-            for (_, question), (role, answer) in pairwise(example.turns)
-            if role == "assistant"
-        ]
-        probability = max(probabilities or [math_probability(example.text)])
-        return f"mathematics ({probability:.2f})" if probability >= threshold else None
-
-    return reason
+def mathematics(example: MixExample) -> str | None:
+    """Drop an example in which a question with its answer is mathematics."""
+    probabilities = [
+        math_probability(question, answer)
+        for (_, question), (role, answer) in pairwise(example.turns)
+        if role == "assistant"
+    ]
+    probability = max(probabilities or [math_probability(example.text)])
+    return f"mathematics ({probability:.2f})" if probability >= MATH_THRESHOLD else None
 
 
-def language_filter(settings: LanguageFilter, identifier: Identifier | None = None) -> MixFilter:
-    """Drop examples that py3langid, or a learned identifier, takes for none of the languages.
+def language_filter(identifier: Identifier | None = None) -> MixFilter:
+    """Drop completions that py3langid, or a learned identifier, takes for another language.
 
-    A source without a language passes if the filter itself names none.
+    A source without a language passes, and a text that is too short to identify.
     """
     identify = _identification(identifier)
 
     def reason(example: MixExample) -> str | None:
-        allow = settings.allow or ([example.language] if example.language else None)
-        part = "whole" if settings.look_at == "all" else settings.look_at
-        text = getattr(example, part)
-        if allow is None or sum(1 for c in text if c.isalpha()) < settings.min_letters:
+        text, language = example.completion, example.language
+        if language is None or sum(1 for c in text if c.isalpha()) < FEWEST_LETTERS:
             return None
         found = identify(text)
-        probability = math.fsum(found[language] for language in set(allow))
-        if probability >= settings.min_probability:
+        if found[language] >= LIKELY:
             return None
-        languages, like = " or ".join(allow), max(found, key=lambda language: found[language])
-        return f"{languages} with probability {probability:.2f}; most like {like}"
+        like = max(found, key=lambda code: found[code])
+        return f"{language} with probability {found[language]:.2f}; most like {like}"
 
     return reason
 
@@ -198,7 +193,7 @@ def evaluation_filter(index: ItemIndex) -> MixFilter:
     return reason
 
 
-def near_duplicate_filter(settings: NearDuplicates, seed: int) -> MixFilter:
+def near_duplicate_filter(threshold: float, seed: int) -> MixFilter:
     """Drop near-duplicates of an earlier example: MinHash over shingles.
 
     Shingles are n-grams of words, or of characters in scripts without spaces. A candidate of the
@@ -206,18 +201,18 @@ def near_duplicate_filter(settings: NearDuplicates, seed: int) -> MixFilter:
     """
     from datasketch import MinHash, MinHashLSH
 
-    lsh = MinHashLSH(threshold=settings.threshold, num_perm=settings.permutations)
+    lsh = MinHashLSH(threshold=threshold)
     sketches: list[Any] = []
-    blank = MinHash(num_perm=settings.permutations, seed=seed)
+    blank = MinHash(seed=seed)
 
     def reason(example: MixExample) -> str | None:
-        shingles = _shingles(example.whole, settings.shingle)
+        shingles = _shingles(example.whole)
         if not shingles:
             return None
         sketch = blank.copy()
         sketch.update_batch([shingle.encode() for shingle in sorted(shingles)])
         similarity = max((sketch.jaccard(sketches[i]) for i in lsh.query(sketch)), default=0.0)
-        if similarity >= settings.threshold:
+        if similarity >= threshold:
             return f"nearly the same as an earlier example ({similarity:.2f})"
         lsh.insert(len(sketches), sketch)
         sketches.append(sketch)
@@ -226,38 +221,36 @@ def near_duplicate_filter(settings: NearDuplicates, seed: int) -> MixFilter:
     return reason
 
 
-def check_languages(codes: Iterable[str], identifier: Identifier | None = None) -> None:
-    """Refuse language codes that py3langid, or a learned identifier, does not know.
+def check_language(code: str, identifier: Identifier | None = None) -> None:
+    """Refuse a language code that py3langid, or a learned identifier, does not know.
 
     Warns of a language of which the learned one takes more than a tenth for another.
     """
     if identifier is not None:
-        for code in codes:
-            if code not in identifier.languages:
-                raise DataError(f"the language filter learns {', '.join(identifier.languages)} "
-                                f"and not {code!r}; add its text to `texts`")  # fmt: skip
-            if identifier.error(code) > NOTABLE:
-                warnings.warn(f"the language filter drops text in its own language. "
-                              f"{identifier.describe(code)}", stacklevel=2)  # fmt: skip
+        if code not in identifier.languages:
+            raise DataError(f"the language filter learns {', '.join(identifier.languages)} "
+                            f"and not {code!r}; add its text to `texts`")  # fmt: skip
+        if identifier.error(code) > NOTABLE:
+            warnings.warn(f"the language filter drops text in its own language. "
+                          f"{identifier.describe(code)}", stacklevel=2)  # fmt: skip
         return
     from py3langid import rank
 
     known = {language for language, _ in rank("a")}
-    for code in codes:
-        if code not in known:
-            near = known_language(code)
-            other = ("learn it by texts: {CODE: FILE, ...}, or write skip: [language] in the "
-                     "source, or language: false")  # fmt: skip
-            raise DataError(
-                f"the language filter (py3langid, {len(known)} languages) does not know {code!r}; "
-                f"{f'write {near}' if near else other}"
-            )
+    if code not in known:
+        near = known_language(code)
+        other = ("learn it by texts: {CODE: FILE, ...}, or write skip: [language] in the "
+                 "source, or language: false")  # fmt: skip
+        raise DataError(
+            f"the language filter (py3langid, {len(known)} languages) does not know {code!r}; "
+            f"{f'write {near}' if near else other}"
+        )
 
 
-def _shingles(text: str, size: int) -> set[str]:
+def _shingles(text: str) -> set[str]:
     unit = "characters" if is_unspaced(text) else "words"
     parts = units(text, unit)
-    return set(ngrams(parts, min(size, len(parts)), unit)) if parts else set()
+    return set(ngrams(parts, min(SHINGLE, len(parts)), unit)) if parts else set()
 
 
 class Indexed(NamedTuple):
@@ -278,9 +271,8 @@ class ItemIndex:
         index.find("Question: Janet's ducks lay 16 eggs per day. She eats three for breakfast!")
     """
 
-    def __init__(self, words: int = 13, characters: int = 20) -> None:
-        """Make an empty index; `words` and `characters` are the maxima of n."""
-        self._maximum = {"words": words, "characters": characters}
+    def __init__(self) -> None:
+        """Make an empty index."""
         self._grams: dict[str, dict[int, dict[str, tuple[str, str]]]] = {
             unit: {} for unit in MINIMUM_UNITS
         }
@@ -297,7 +289,7 @@ class ItemIndex:
         lengths = sorted(len(parts) for _, parts in split)
         percentile = lengths[len(lengths) // 20] if lengths else 0
         minimum = MINIMUM_UNITS[unit]
-        n = min(self._maximum[unit], max(minimum, percentile))
+        n = min(MAXIMUM_UNITS[unit], max(minimum, percentile))
         for text, parts in split:
             size = min(n, len(parts))
             if 0 < size < minimum:

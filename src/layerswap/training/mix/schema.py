@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import (
@@ -33,12 +33,10 @@ from layerswap.ground.yaml_file import (
     validate,
 )
 from layerswap.reading.origins import Count, NonEmpty, Origin
-from layerswap.training.mix.mathematics import MATH_THRESHOLD
 from layerswap.training.mix.tasks import TaskKeys, fill_tasks
 from layerswap.training.mix.templates import PARAMETERS, Values, fill_parameters, template_mistake
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 FilterName = Literal[
     "length", "exact_duplicates", "math", "language", "evaluation", "near_duplicates"
 ]
@@ -94,7 +92,7 @@ class MixSource(Origin, TaskKeys):
     language: NonEmpty | None = None  # ISO 639-1 code, for the language filter
     licence: NonEmpty | None = None
     skip: list[FilterName] = []  # filters of the mix that this source bypasses
-    note: NonEmpty | None = None  # for the card
+    note: NonEmpty | None = None  # for readers of the recipe
     unverified: list[NonEmpty] = []  # facts that could not be checked, for the card
 
 
@@ -102,51 +100,35 @@ class EvaluationSet(Origin):
     """Items that must not be trained on: the columns of a data set with their texts."""
 
     columns: Annotated[list[NonEmpty], Field(min_length=1)]
-    note: NonEmpty | None = None
-    unverified: list[NonEmpty] = []
+    note: NonEmpty | None = None  # for readers of the recipe
 
 
 class Length(Strict):
-    """Bounds on characters, ends included."""
+    """Bounds on the characters of a prompt with its completion, or of a text, ends included."""
 
-    min_prompt: NonNegativeInt = 1
-    max_prompt: PositiveInt | None = None
-    min_completion: NonNegativeInt = 1
-    max_completion: PositiveInt | None = None
     min_text: NonNegativeInt = 1
     max_text: PositiveInt | None = None
 
 
-class MathFilter(Strict):
-    """Drops mathematics; see `math_probability`."""
-
-    threshold: Fraction = MATH_THRESHOLD
-
-
 class LanguageFilter(Strict):
-    """Keeps examples in a language, by py3langid or an identifier learned from `texts`."""
+    """Keeps completions in the language of their source.
+
+    py3langid identifies it, or an identifier learned from `texts`.
+    """
 
     texts: Annotated[dict[NonEmpty, NonEmpty], Field(min_length=2)] | None = None  # file by code
-    allow: Annotated[list[NonEmpty], Field(min_length=1)] | None = None  # None: the source's own
-    look_at: Literal["completion", "prompt", "all"] = "completion"
-    min_probability: Fraction = 0.5  # of the allowed languages together
-    min_letters: NonNegativeInt = 20  # shorter texts are not reliable, and pass
 
 
 class EvaluationFilter(Strict):
     """Drops examples that share an n-gram with an evaluation item; see `ItemIndex`."""
 
     against: Annotated[dict[NonEmpty, EvaluationSet], Field(min_length=1)]
-    words: Annotated[int, Field(ge=8)] = 13
-    characters: Annotated[int, Field(ge=15)] = 20
 
 
 class NearDuplicates(Strict):
     """Drops near-duplicates of an earlier example by MinHash."""
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    permutations: Annotated[int, Field(ge=16, le=1024)] = 128
-    shingle: PositiveInt = 5
 
 
 class Filters(Strict):
@@ -154,7 +136,7 @@ class Filters(Strict):
 
     length: Annotated[Length | None, BeforeValidator(_switch)] = None
     exact_duplicates: bool = True
-    math: Annotated[MathFilter | None, BeforeValidator(_switch)] = None
+    math: bool = False
     language: Annotated[LanguageFilter | None, BeforeValidator(_switch)] = None
     evaluation: Annotated[EvaluationFilter | None, BeforeValidator(_switch)] = None
     near_duplicates: Annotated[NearDuplicates | None, BeforeValidator(_switch)] = None
@@ -193,7 +175,7 @@ def _mistakes(mix: Mix) -> Iterator[Mistake]:
         path: KeyPath = ("sources", name)
         yield from _origin_mistakes(path, source)
         yield from _example_mistakes(path, source, mix.kind)
-        if "weight" in source.model_fields_set and mix.total is None:
+        if "weight" in source.model_fields_set and "total" not in mix.model_fields_set:
             yield (*path, "weight"), "a weight divides `total`; give `total`"
     against = mix.filters.evaluation.against if mix.filters.evaluation else {}
     for name, origin in against.items():
