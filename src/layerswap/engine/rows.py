@@ -112,6 +112,20 @@ def model_max_length(model: PreTrainedModel) -> int | None:
     return next((length for length in lengths if isinstance(length, int)), None)
 
 
+def one_table_length(model: PreTrainedModel) -> int | None:
+    """Return the tokens up to which rotary tables are those of every shorter text; None for all.
+
+    Dynamic NTK scaling and LongRoPE compute tables from the longest text of a batch.
+    """
+    config = model.config.get_text_config()
+    given = getattr(config, "rope_parameters", None) or {}
+    tables = [given] if "rope_type" in given else given.values()  # or one for each type of layer
+    limits = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+    known = [{**config.to_dict(), **table}[limits[table["rope_type"]]]
+             for table in tables if table and table["rope_type"] in limits]  # fmt: skip
+    return min(known, default=None)
+
+
 def learns_positions(model: PreTrainedModel, positions: int) -> bool:
     """True if a model embeds positions, as GPT-2 does; OPT's embedding has two more rows."""
     from torch.nn import Embedding

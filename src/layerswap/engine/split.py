@@ -120,33 +120,6 @@ class SplitModel:
 
         return reason_of(act) is None
 
-    def has_one_table(self, tokens: int) -> bool:
-        """True if a text of this many tokens changes no rotary table of a shorter text.
-
-        With dynamic NTK scaling and LongRoPE, rotary tables depend on the longest text of a batch.
-        """
-        import torch
-
-        def arguments(*last: int) -> Any:
-            positions = torch.tensor([[0, end] for end in last], device=self._device)
-            ids = torch.zeros_like(positions)
-            mask = torch.ones_like(ids)
-            entry = self.before(input_ids=ids, attention_mask=mask, position_ids=positions)
-            return [(call.args, call.kwargs) for call in entry.calls]
-
-        depends: list[str] = []
-
-        def compare(first: Any, second: Any, short: Any) -> None:
-            if isinstance(short, torch.Tensor) and ((first != short) & (second != short)).any():
-                depends.append("on both texts")
-
-        def check() -> None:
-            # Two short texts come last, which bring the model's own tables back.
-            tree_map(compare, arguments(tokens - 1, 1), arguments(1, tokens - 1), arguments(1, 1))
-
-        reason_of(check)
-        return not depends
-
     @cached_property
     def why_no_kv_cache(self) -> str | None:
         """Return the reason why a KV cache per layer does not suffice; None if it does."""

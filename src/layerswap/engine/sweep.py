@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,9 @@ from layerswap.engine.rows import (
     check_prompts,
     eos_tokens,
     first_scored,
-    learns_positions,
     longest_first,
     make_batches,
-    model_max_length,
+    one_table_length,
     rows_for,
 )
 from layerswap.engine.scoring import (
@@ -72,7 +70,6 @@ class Sweep(VirtualModel):
     _decodes_jointly: bool | None = None  # None until checked
     _shares_prefixes: bool | None = None
     _batches: bool | None = None
-    _one_table = 0  # largest length found that changes no rotary table of other texts
 
     @cached_property
     def runner(self) -> Runner:
@@ -180,17 +177,13 @@ class Sweep(VirtualModel):
 
     def _check_tables(self, tokens: int) -> None:
         """Refuse texts at whose length rotary tables depend on the other texts of a batch."""
-        if tokens <= self._one_table:
-            return
-        learns = learns_positions(self.model, model_max_length(self.model) or 0)
-        if self.layers and not learns and not (one := self.runner.stack.has_one_table)(tokens):
-            limit = bisect_left(range(2, tokens), True, key=lambda length: not one(length)) + 1
+        limit = one_table_length(self.model)
+        if limit is not None and tokens > limit:
             raise EvaluationError(
                 f"a text of {tokens:,} tokens is beyond the {limit:,} up to which "
                 f"{type(self.model).__name__} has one rotary table; shorten it (--num-fewshot), or "
                 "use --engine hf"
             )
-        self._one_table = tokens
 
     def _can(self, what: str, reason: str | None, otherwise: str) -> bool:
         """Return False, with a warning, if there is a reason against a feature."""
