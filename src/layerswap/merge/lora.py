@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from layerswap.checkpoint.read import (
 )
 from layerswap.compose import Recipe
 from layerswap.compose.blend import Operation
+from layerswap.ground.commit import write_json
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading
 from layerswap.merge.layout import Shard
@@ -259,8 +259,7 @@ def write_adapter(folder: Path, plan: Plan) -> None:
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
     _write_weights(folder / ADAPTER_WEIGHTS, tensors, dtype)
     memory = [_in_memory(plan, name) for name in whole]
-    config = json.dumps(_config(plan, ranks, memory), indent=2, ensure_ascii=False)
-    (folder / ADAPTER_CONFIG).write_bytes((config + "\n").encode())
+    write_json(folder / ADAPTER_CONFIG, _config(plan, ranks, memory))
     write_adapter_documents(folder, plan, max(lost.values(), default=0.0))
 
 

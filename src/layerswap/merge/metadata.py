@@ -19,6 +19,7 @@ from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import draw
 from layerswap.ground import system
+from layerswap.ground.commit import write_json
 from layerswap.ground.errors import LayerswapError, visible
 from layerswap.ground.strict_json import open_source, read_source
 from layerswap.ground.yaml_file import dump_yaml, parse_yaml
@@ -63,12 +64,12 @@ def write_documents(
     facts = {key: value for key, value in (measured or {}).items() if value is not None}
     write_configuration(folder, plan)
     (folder / "README.md").write_bytes(model_card(plan, lost=facts.get(LOST_TO_DTYPE)).encode())
-    _write_json(folder / RECORD, {**content, **facts})
+    write_json(folder / RECORD, {**content, **facts})
 
 
 def write_configuration(folder: Path, plan: Plan) -> None:
     """Write `config.json`, and copy tokenizer and generation configuration."""
-    _write_json(folder / CONFIG, _config(plan))
+    write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
         _copy_first(folder, plan, group)
     for name, content in _modules(plan.reference.folder).items():
@@ -82,7 +83,7 @@ def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter."""
     _copy_first(folder, plan, TOKENIZER_FILES)
     (folder / "README.md").write_bytes(model_card(plan, library="peft").encode())
-    _write_json(folder / RECORD, {**record(plan), LOST_TO_RANK: lost})
+    write_json(folder / RECORD, {**record(plan), LOST_TO_RANK: lost})
 
 
 def record(plan: Plan) -> dict[str, Any]:
@@ -274,7 +275,7 @@ def copy_document(source: Path, target: Path) -> None:
     if source.name == "tokenizer_config.json":
         config = read_json_object(source)
         if (clean := without_code(config)) != config:
-            _write_json(target, clean)
+            write_json(target, clean)
             return
     target.write_bytes(read_source(source))  # not through a link that was planted meanwhile
 
@@ -428,10 +429,6 @@ def for_upload(folder: Path) -> dict[str, str]:
 def _last_part(given: str) -> str:
     local = given.startswith((".", "~")) or Path(given).is_absolute()
     return f"./{local_name(Path(given))}" if local else given
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_bytes((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 # --- commands that use a model ---

@@ -201,7 +201,8 @@ def align(
     one_size, difference = len(set(sizes.values())) == 1, differences(checkpoints)
     own = "language" if recipe.instruct and difference else None
     choice = chosen_tokenizer(recipe, own)
-    known = {} if one_size and not difference else _known_tokens(checkpoints)
+    compared = {} if one_size and not difference else checkpoints
+    known = {n: tokens for n, c in compared.items() if (tokens := read_vocabulary(c.folder))}
     if difference and all(sizes.values()):
         for name, ids in known.items():  # no choice mends tokens without rows
             _check_rows(name, ids, sizes[name])
@@ -252,11 +253,6 @@ def _padded(sizes: Mapping[str, int]) -> Alignment:
         more = sizes[owner] - size
         rows[name] = ((name, 0, size), *([(owner, size, more)] if more else []))
     return Alignment(owner, sizes[owner], rows, rows, {})
-
-
-def _known_tokens(checkpoints: Mapping[str, Checkpoint]) -> dict[str, dict[str, int]]:
-    """Id of every token, for the checkpoints with a `tokenizer.json`."""
-    return {n: tokens for n, c in checkpoints.items() if (tokens := read_vocabulary(c.folder))}
 
 
 def _vocabularies(

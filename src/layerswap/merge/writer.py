@@ -344,9 +344,7 @@ def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
 def share_blocks(source: Handle, output: int, span: Span) -> list[Span]:
     """Share the whole blocks of a span with its source; return the spans that are left to copy."""
     blocks = span.blocks
-    if blocks is None or isinstance(source, RemoteHandle):
-        return [span]
-    if not _share(source, output, blocks):
+    if blocks is None or isinstance(source, RemoteHandle) or not _share(source, output, blocks):
         return [span]
     start = blocks.offset - span.offset
     ends = span.part(0, start), span.part(start + blocks.nbytes, span.nbytes)
