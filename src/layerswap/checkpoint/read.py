@@ -11,6 +11,7 @@ between the stored form and the form for arithmetic.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -56,7 +57,7 @@ FLOAT_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """The dtypes that a recipe can ask for, with their safetensors names."""
 FLOAT_CODES = {code: name for name, code in FLOAT_NAMES.items()}
 """The same dtypes by their safetensors names."""
-IN_CACHE = 1 << 15
+CACHED = 1 << 12
 """Elements that are quantised at a time."""
 QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4", "TQ2_0", "TQ1_0")
 """The quantised types that can be written, widest first; all of `BLOCKS` but `UNREAD` are read."""
@@ -306,15 +307,13 @@ def narrowed(values: Floats, dtype: str) -> Stored:
     """
     import numpy as np
 
-    if dtype == "Q8_0" and values.ndim == 1:
-        return _eight_bits(values.astype(np.float32, copy=False))
     if dtype in BLOCKS:
         package = gguf_package()
-        quantisation = package.GGMLQuantizationType[dtype]
-        blocks: Stored = package.quants.quantize(
-            values.astype(np.float32, copy=False), quantisation
-        )
-        return blocks
+        single = values.astype(np.float32, copy=False)
+        # The package works row by row, and long rows leave the cache.
+        rows = single.reshape(-1, math.gcd(values.size, CACHED))
+        blocks: Stored = package.quants.quantize(rows, package.GGMLQuantizationType[dtype])
+        return blocks.reshape(-1)
     if dtype == "F64":
         return values.astype(np.float64, copy=False)
     with np.errstate(over="ignore"):
@@ -331,29 +330,6 @@ def narrowed(values: Floats, dtype: str) -> Stored:
     if single.size and np.isnan(single.max()):
         short[np.isnan(single)] = 0x7FC0  # rounding the bits of a NaN may give a number
     return short
-
-
-def _eight_bits(values: Floats) -> Stored:
-    """Quantise a vector to Q8_0, bit for bit as the `gguf` package does, several times as fast."""
-    import numpy as np
-
-    length, nbytes = block_of("Q8_0")
-    stored = np.empty((len(values) // length, nbytes), np.uint8)
-    rows = values.reshape(-1, length)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # as the package does
-        for start in range(0, len(rows), IN_CACHE // length):
-            part, out = (array[start : start + IN_CACHE // length] for array in (rows, stored))
-            largest = np.abs(part)
-            while largest.shape[1] > 1:  # in halves: reductions of short rows are slow
-                half = largest.shape[1] // 2
-                largest = np.maximum(largest[:, :half], largest[:, half:])
-            scale = largest / np.float32(127)
-            inverse = np.where(scale == 0, np.float32(0), 1 / scale)
-            # Halves are rounded away from zero, as from twice the value without its fraction.
-            twice = (part * (2 * inverse)).astype(np.int16)
-            out[:, :2] = scale.astype(np.float16).view(np.uint8)
-            out[:, 2:].view(np.int8)[...] = (twice + 1 + (twice >> 15)) >> 1
-    return stored.reshape(-1)
 
 
 def reuse_chunk_memory() -> None:
