@@ -14,7 +14,7 @@ pytest.importorskip("xllamacpp")
 from layerswap.deploy import proof
 from layerswap.deploy.api import deploy
 from layerswap.deploy.modelfile import modelfile, sides_of
-from layerswap.deploy.proof import Agreement, Material, Proof, prove
+from layerswap.deploy.proof import Agreement, Proof, prove
 from layerswap.evaluation.statistics import Interval
 from layerswap.ground.errors import LayerswapError
 
@@ -25,17 +25,17 @@ def folder(tmp_path_factory):
 
 
 def problems(folder, file, positions=0):
-    return prove(str(folder), file, Material(LINES), positions=positions).problems
+    return prove(str(folder), file, LINES, positions=positions).problems
 
 
 def test_an_equal_file_is_equal(folder, tmp_path):
     like = write_like(folder, tmp_path / "base.gguf")
     done = deploy(str(folder), tmp_path / "out", like=str(like), kinds=["F32", "Q8_0"],
-                  material=Material(LINES, ["2 + 3?"]), positions=6)  # fmt: skip
+                  lines=LINES, positions=6)  # fmt: skip
     assert done.problems == []
     whole, coarse = done.proofs
     tried = [check.tried for check in whole.checks if check.name in ("tokens", "template")]
-    assert tried == [5 + 4 + 3, 6]  # the lines and the prompt, fixed texts, added tokens
+    assert tried == [4 + 4 + 3, 5]  # the lines, fixed texts, added tokens
     assert {a.language for a in whole.agreements} == {"sw", "en"}
     for exact, rounded in zip(whole.agreements, coarse.agreements, strict=True):
         assert exact.same.mean == 1
@@ -170,14 +170,14 @@ def test_a_fault_is_named(folder, tmp_path, fault):
 @pytest.mark.slow
 def test_a_lost_added_token_is_named(folder, tmp_path):
     file = write_like(folder, tmp_path / "lost.gguf", tokens=tokens_but(folder, 2, "[PAD2]"))
-    found = prove(str(folder), file, Material({}), positions=0).problems
+    found = prove(str(folder), file, {}, positions=0).problems
     assert any(re.search(r"tokens of the folder that .* lacks: '<\|turn\|>'", x) for x in found)
 
 
 @pytest.mark.slow
 def test_another_tokenizer_is_named(folder, tmp_path):
     file = write_like(folder, tmp_path / "other.gguf", tokens=tokens_but(folder, 290, "<lost>"))
-    found = prove(str(folder), file, Material({}), positions=0).problems
+    found = prove(str(folder), file, {}, positions=0).problems
     assert any("not the same tokenizer" in line for line in found)
 
 
@@ -191,7 +191,7 @@ def tokens_but(folder, number, text):
 
 def test_a_folder_is_no_file_to_check(folder):
     with pytest.raises(LayerswapError, match="not a GGUF file"):
-        prove(str(folder), folder, Material({}))
+        prove(str(folder), folder, {})
 
 
 def test_a_divergence_that_no_type_explains_is_a_difference():

@@ -21,7 +21,6 @@ def deploy(
     out: Path | None = None,
     kind: Annotated[list[str] | None, Option("--type")] = None,
     text: list[str] | None = None,
-    prompts: Path | None = None,
     positions: Annotated[int, Option(min=0)] = 200,
     check: Path | None = None,
     overwrite: options.Overwrite = False,
@@ -42,26 +41,23 @@ def deploy(
         kind TYPE: Type of the weights, such as Q8_0. Repeatable.
             (default: as in --like)
         text CODE=FILE: Lines of a language to compare. Repeatable.
-        prompts FILE: Prompts to compare, one a line.
         positions: Positions of each language to compare likelihoods in.
         check FILE: Compare this GGUF file and write nothing.
     """
     from layerswap.deploy import api
     from layerswap.deploy.convert import LIKE
-    from layerswap.deploy.proof import Material, prove
+    from layerswap.deploy.proof import prove
     from layerswap.merge.target import MergeOptions
     from layerswap.versions import need_extras
 
-    texts = {
-        name: Path(path) for name, path in options.read_pairs("--text", text, "CODE=FILE").items()
-    }
-    material = api.read_material(texts, prompts) if texts or prompts else None
+    texts = options.read_pairs("--text", text, "CODE=FILE")
+    lines = {name: api.read_lines(Path(path)) for name, path in texts.items()}
     if check is not None:
         if like or out or kind:
             raise RecipeError(
                 "--check compares a file that exists; leave out --like, --out, --type"
             )
-        proof = prove(merged, check, material or Material({}), positions=positions, log=output.log)
+        proof = prove(merged, check, lines, positions=positions, log=output.log)
         done = api.Deployed([proof], [], [])
     elif like is None:
         if out or kind:
@@ -72,10 +68,10 @@ def deploy(
         if out is None:
             raise RecipeError("give the folder to write, --out DIR")
         need_extras("a GGUF file", "gguf", "models", "report")
-        if material is not None:
+        if lines:
             need_extras("the proof", "deploy")
         done = api.deploy(
-            merged, out, like=like, kinds=kind or (LIKE,), material=material,
+            merged, out, like=like, kinds=kind or (LIKE,), lines=lines or None,
             positions=positions, log=output.log,
             options=MergeOptions(overwrite=overwrite, threads=threads),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.deploy.convert import LIKE, plan_conversion
 from layerswap.deploy.description import stops_of
 from layerswap.deploy.modelfile import modelfile
-from layerswap.deploy.proof import POSITIONS, Check, Material, Proof, Reference, end_of_turn, prove
+from layerswap.deploy.proof import POSITIONS, Check, Proof, Reference, end_of_turn, prove
 from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import MergeError
 from layerswap.ground.types import Log
@@ -56,7 +56,7 @@ def deploy(
     *,
     like: str,
     kinds: Sequence[str] = (LIKE,),
-    material: Material | None = None,
+    lines: Mapping[str, Sequence[str]] | None = None,
     positions: int = POSITIONS,
     options: MergeOptions | None = None,
     log: Log = lambda line: None,
@@ -68,7 +68,7 @@ def deploy(
         out: the folder to write: one file for each type, `Modelfile`, `deploy.json`.
         like: a GGUF file of the base; see `plan_conversion`.
         kinds: types of the files; see `Conversion`.
-        material: texts by language, and prompts; None for no proof.
+        lines: texts by language; None for no proof.
         positions: see `prove`.
         options: settings of writing.
         log: called with a line for each step.
@@ -89,8 +89,8 @@ def deploy(
         for kind, conversion in planned.items():
             log(f"writing {names[kind]}")
             file = conversion.write(draft / names[kind], options)
-            if material is not None:
-                proof = prove(reference, file, material, positions=positions, log=log)
+            if lines is not None:
+                proof = prove(reference, file, lines, positions=positions, log=log)
                 shown = proof.kind if kind == LIKE else kind
                 proofs.append(replace(proof, file=names[kind], kind=shown))
         first = next(iter(names.values()))
@@ -151,29 +151,22 @@ def checks_table(proofs: Sequence[Proof]) -> Table:
     return Table(["type", "compared", "comparisons", "finding"], rows)
 
 
-def read_material(texts: Mapping[str, Path], prompts: Path | None) -> Material:
-    """Read lines by language, and prompts, from text files.
+def read_lines(path: Path) -> list[str]:
+    """Read at most `MOST_LINES` lines of a text file, spread over it.
 
     Raises:
-        MergeError: a file cannot be read as UTF-8, or has no text.
+        MergeError: the file cannot be read as UTF-8, or has no text.
     """
-
-    def lines(path: Path) -> list[str]:
-        try:
-            found = [line.strip("\r") for line in path.read_text("utf-8-sig").split("\n")]
-        except OSError as error:
-            raise MergeError(f"{path}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise MergeError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-        found = [line for line in found if line.strip()]
-        if not found:
-            raise MergeError(f"{path}: has no text")
-        step = max(1, len(found) // MOST_LINES)
-        return found[::step][:MOST_LINES]
-
-    return Material(
-        {name: lines(path) for name, path in texts.items()}, lines(prompts) if prompts else []
-    )
+    try:
+        found = [line.strip("\r") for line in path.read_text("utf-8-sig").split("\n")]
+    except OSError as error:
+        raise MergeError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise MergeError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    found = [line for line in found if line.strip()]
+    if not found:
+        raise MergeError(f"{path}: has no text")
+    return found[:: max(1, len(found) // MOST_LINES)][:MOST_LINES]
 
 
 MOST_LINES = 200

@@ -106,14 +106,6 @@ class Proof:
         ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Material:
-    """Texts that a proof compares: lines by language, and prompts of a user."""
-
-    lines: Mapping[str, Sequence[str]]
-    prompts: Sequence[str] = ()
-
-
 class Reference:
     """A folder of safetensors with its tokenizer and its model in float32, loaded once."""
 
@@ -134,7 +126,7 @@ class Reference:
 def prove(
     source: str | Reference,
     file: Path,
-    material: Material,
+    lines: Mapping[str, Sequence[str]],
     *,
     positions: int = POSITIONS,
     log: Log = lambda line: None,
@@ -144,7 +136,7 @@ def prove(
     Args:
         source: the folder, or a Hub id; a `Reference` to load it once for several files.
         file: the GGUF file, converted by any program.
-        material: texts to compare.
+        lines: texts to compare, by language.
         positions: positions of each language whose likelihoods are compared; 0 for none.
         log: called with a line for each step.
 
@@ -163,12 +155,12 @@ def prove(
         with _served(file) as llama:
             log(f"{file.name}: comparing tokens, chat and the end of a turn")
             stops = stops_of(reference.tokenizer, folder)
-            checks += _behaviour(reference.tokenizer, llama, material, stops)
-            if positions and material.lines and is_pair:
+            checks += _behaviour(reference.tokenizer, llama, lines, stops)
+            if positions and lines and is_pair:
                 log(f"{file.name}: comparing likelihoods in float32")
                 agreements = [
-                    _agreement(language, lines, reference, llama, positions)
-                    for language, lines in material.lines.items()
+                    _agreement(language, texts, reference, llama, positions)
+                    for language, texts in lines.items()
                 ]
     except _LoadError as error:
         checks.append(Check("load", 1, (str(error),)))
@@ -180,13 +172,13 @@ class _LoadError(EvaluationError):
 
 
 def _behaviour(
-    tokenizer: Any, llama: Llama, material: Material, stops: set[int]
+    tokenizer: Any, llama: Llama, lines: Mapping[str, Sequence[str]], stops: set[int]
 ) -> Iterator[Check]:
     """Compare tokens, chat and the end of a turn."""
-    texts = [SYSTEM, USER, ANSWER, TRICKY, *_added_texts(tokenizer), *material.prompts]
-    texts += [line for lines in material.lines.values() for line in lines]
+    texts = [SYSTEM, USER, ANSWER, TRICKY, *_added_texts(tokenizer)]
+    texts += [line for of_language in lines.values() for line in of_language]
     yield _tokens(tokenizer, llama, texts)
-    yield _template(tokenizer, llama, _chats(tokenizer, material.prompts))
+    yield _template(tokenizer, llama, _chats(tokenizer))
     yield _stop(tokenizer, llama, stops)
 
 
@@ -349,7 +341,7 @@ def _first_difference(tokenizer: Any, text: str, expected: list[int], found: lis
     )
 
 
-def _chats(tokenizer: Any, prompts: Sequence[str]) -> list[list[dict[str, str]]]:
+def _chats(tokenizer: Any) -> list[list[dict[str, str]]]:
     """Conversations that the folder's template accepts, with and without a system message."""
     if not tokenizer.chat_template:
         return []
@@ -357,7 +349,6 @@ def _chats(tokenizer: Any, prompts: Sequence[str]) -> list[list[dict[str, str]]]
     turns = [user, {"role": "assistant", "content": ANSWER}, user]
     tried = [[user], turns, [{"role": "system", "content": SYSTEM}, user]]
     tried += [turns[:2] * MANY + [user], [{"role": "user", "content": TRICKY * MANY}]]
-    tried += [[{"role": "user", "content": prompt}] for prompt in prompts]
     accepted = []
     for chat in tried:
         try:
