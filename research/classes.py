@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 import transformers
+from tests.helpers import oracle
+from tests.helpers.families import FAMILIES
 from transformers import CONFIG_MAPPING
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -31,6 +33,7 @@ from transformers.utils import logging
 
 from layerswap.checkpoint.classes import TABLE, Table
 from layerswap.checkpoint.names import canonical
+from layerswap.checkpoint.places import OUTSIDE, parse_name
 
 TASKS = {
     "SEQ_CLS": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -158,6 +161,37 @@ def facts() -> Iterator[tuple[str, str, Any]]:
             yield name, kind, model
 
 
+def words() -> dict[str, list[str]]:
+    """The words in the names of tensors, in memory and on disk, by role."""
+    found: dict[str, set[str]] = {}
+
+    def add(name: str, role: str) -> None:
+        parsed = parse_name(name)
+        role = "mlp" if role == "router" else role
+        if parsed.layer is not None:
+            found.setdefault(f"owners/{role}", set()).add(parsed.rest[0])
+            inside = {word for word in parsed.rest[1:] if not re.fullmatch(r"(expert_)?\d+", word)}
+            found.setdefault(f"inside/{role}", set()).update(inside)
+        elif role in OUTSIDE:
+            found.setdefault(f"outside/{role}", set()).add(parsed.rest[0])
+
+    for family in FAMILIES:
+        built = oracle.build(family)
+        for name, where in built.memory.items():
+            add(name, where.role)
+        for name, names in built.disk.items():
+            add(name, built.memory[names[0]].role)
+    for class_name in oracle.ENCODERS:
+        model = oracle.encoder(class_name)
+        attention = oracle.attention_of(m for stack in oracle.stacks(model) for m in stack)
+        for name, tensor in model.named_parameters():
+            owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            alone = "Norm" in owner and len(parse_name(name).rest) == 2
+            if parse_name(name).layer is not None:
+                add(name, "attention" if id(tensor) in attention else "norm" if alone else "mlp")
+    return {part: sorted(each) for part, each in sorted(found.items())}
+
+
 def table() -> Table:
     """The facts of all classes."""
     names: dict[str, dict[str, list[str]]] = {}
@@ -197,6 +231,7 @@ def table() -> Table:
         },
         "shared": sorted(shared),
         "renamed": dict(sorted(differ.items())),
+        "words": words(),
     }
 
 

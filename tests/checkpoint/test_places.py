@@ -1,24 +1,12 @@
-"""Places against the modules of real transformers models, and against names found on disk.
-
-The oracle never looks at a tensor's name: it walks the model and takes the role from the class of
-the module that owns the tensor. Files on disk have other names than memory has, so every tensor is
-filled with a number of its own before it is saved, and the number found on disk says whose it is.
-"""
+"""Places against the modules of real transformers models, and against names found on disk."""
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
-
 import gguf
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file
 from tests.helpers.effort import sampled
-from tests.helpers.families import FAMILIES, LAYERS, TEXT, Family, model_of
+from tests.helpers.families import FAMILIES, LAYERS
+from tests.helpers.oracle import ENCODERS, attention_of, build, encoder, stacks
 from torch import nn
 
 from layerswap.checkpoint import places
@@ -37,112 +25,12 @@ from layerswap.checkpoint.places import (
 )
 from layerswap.ground.errors import CheckpointError, RecipeError
 
-# --- the oracle ---
-
-
-MIXERS = ("Attention", "GatedDeltaNet", "Mixer", "MambaLayer", "ShortConv", "RecurrentBlock")
-
-
-def _is_router(tensor: torch.Tensor, owner: nn.Module, layer: nn.Module) -> bool:
-    """True for a tensor with one number, row or entry per expert that belongs to none of them."""
-    mixture = any(type(m).__name__.endswith("Experts") for m in layer.modules())
-    inside = type(owner).__name__.endswith(("Experts", "Expert"))
-    return mixture and not inside and tensor.ndim < 3 and tensor.shape[0] in (1, 4)
-
-
-def _layer_role(child: nn.Module, family: Family) -> str:
-    name = type(child).__name__
-    if any(word in name for word in MIXERS):
-        return "attention"
-    if "Norm" in name:
-        return "norm"
-    if name.endswith("Router"):
-        return "router"
-    if any(word in name for word in ("MLP", "Mlp", "MoE", "Moe", "FeedForward", "Experts")):
-        return "mlp"
-    if any(word in name for word in ("AltUp", "Laurel")):
-        return "other"
-    assert isinstance(child, nn.Linear), name
-    assert family.linear is not None
-    return family.linear
-
-
-def _decoder_role(decoder: nn.Module, child_name: str, child: nn.Module, family: Family) -> str:
-    if child_name in family.outside:
-        return family.outside[child_name]
-    if isinstance(child, nn.Embedding):
-        return "embedding"
-    assert "Norm" in type(child).__name__, child_name
-    order = [name for name, _ in decoder.named_children()]
-    stack = next(n for n, c in decoder.named_children() if _is_stack(c))
-    return "embedding" if order.index(child_name) < order.index(stack) else "final_norm"
-
-
-def _is_stack(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and len(module) == LAYERS
-
-
-def _oracle(model: nn.Module, family: Family) -> dict[str, Place]:
-    """The place of every name of the state dict, from the modules that own the tensors."""
-    candidates = [m for m in model.modules() if any(_is_stack(c) for c in m.children())]
-    shared = model.get_input_embeddings()
-    [decoder] = [m for m in candidates if any(c is shared for c in m.children())]
-    [stack] = [c for c in decoder.children() if _is_stack(c)]
-    head = model.get_output_embeddings()
-    roles: dict[int, Place] = {}  # id of a module -> place of what it owns
-    for module in model.modules():
-        roles[id(module)] = Place(None, "other")
-    for name, child in decoder.named_children():
-        if child is stack or not list(child.state_dict()):
-            continue
-        role = _decoder_role(decoder, name, child, family)
-        roles.update((id(module), Place(None, role)) for module in child.modules())
-    for index, layer in enumerate(stack):
-        roles[id(layer)] = Place(index, "other")
-        for child in layer.children():
-            if not list(child.state_dict()):
-                continue
-            place_ = Place(index, _layer_role(child, family))
-            roles.update((id(module), place_) for module in child.modules())
-    roles[id(head)] = Place(None, "head")
-    found = {}
-    for name, tensor in model.state_dict().items():
-        owner = model.get_submodule(name.rpartition(".")[0])
-        found[name] = where = roles[id(owner)]
-        if where.role == "mlp" and _is_router(tensor, owner, stack[where.layer]):
-            found[name] = Place(where.layer, "router")
-    return found
-
-
-class Built(NamedTuple):
-    memory: dict[str, Place]  # names in memory -> place
-    disk: dict[str, list[str]]  # names on disk -> names in memory of the tensor (two if it is tied)
-
-
-@functools.cache
-def _build(name: str) -> Built:
-    torch.set_num_threads(1)
-    model = model_of(name)
-    memory = _oracle(model, FAMILIES[name])
-    owners: dict[int, list[str]] = {}
-    numbers: dict[int, int] = {}
-    with torch.no_grad():
-        for key, tensor in model.state_dict(keep_vars=True).items():
-            number = numbers.setdefault(id(tensor), len(numbers))
-            owners.setdefault(number, []).append(key)
-            tensor.fill_(number)
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        stored = load_file(Path(folder, "model.safetensors"))
-    found = {key: tensor.unique().tolist() for key, tensor in stored.items()}
-    assert all(len(values) == 1 for values in found.values()), found
-    assert {int(value) for [value] in found.values()} == set(owners)  # nothing was lost
-    return Built(memory, {key: owners[int(value)] for key, [value] in found.items()})
+# --- language models ---
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_tensor_of_a_family_has_the_place_of_its_module(name):
-    built = _build(name)
+    built = build(name)
     memory = place_tensors(built.memory, layers=LAYERS)
     assert memory == built.memory
     disk = place_tensors(built.disk, layers=LAYERS)
@@ -162,7 +50,7 @@ RENAMED = (
 
 @pytest.mark.parametrize("name", RENAMED.split())
 def test_names_on_disk_and_in_memory_agree(name):
-    memory, disk = _build(name)
+    memory, disk = build(name)
     assert len({canonical(key) for key in memory}) == len(memory)
     for key, names in disk.items():
         assert canonical(key) in {canonical(name) for name in names}, key
@@ -171,63 +59,6 @@ def test_names_on_disk_and_in_memory_agree(name):
 
 
 # --- encoders, encoder-decoders, and their heads ---
-
-SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
-         "intermediate_size": 48, "max_position_embeddings": 64}  # fmt: skip
-PAIR = {"vocab_size": 64, "d_model": 32, "encoder_layers": 3, "decoder_layers": LAYERS,
-        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48, "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
-T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 3,
-      "num_decoder_layers": LAYERS}  # fmt: skip
-DEBERTA = {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False}
-GEMMA = {**TEXT, "num_hidden_layers": LAYERS, "sliding_window": 16}
-ENCODERS = {
-    "BertForPreTraining": SMALL,
-    "BertModel": SMALL,
-    "XLMRobertaForSequenceClassification": SMALL | {"pad_token_id": 1},
-    "XLMRobertaXLForMaskedLM": SMALL | {"pad_token_id": 1},
-    "DistilBertForMaskedLM": {"vocab_size": 64, "dim": 32, "n_layers": LAYERS, "n_heads": 4,
-                              "hidden_dim": 48, "max_position_embeddings": 64},
-    "DebertaForTokenClassification": SMALL | DEBERTA,
-    "DebertaV2ForMultipleChoice": SMALL | DEBERTA | {"position_buckets": 8},
-    "MPNetForMaskedLM": SMALL,
-    "ElectraForMaskedLM": SMALL | {"embedding_size": 16},
-    "ElectraForPreTraining": SMALL | {"embedding_size": 16},
-    "ElectraForMultipleChoice": SMALL | {"embedding_size": 16},
-    "ModernBertForMaskedLM": SMALL | {"pad_token_id": 0},
-    "LongformerForMaskedLM": SMALL | {"attention_window": 4},
-    "RemBertForMaskedLM": SMALL | {"input_embedding_size": 16},
-    "BartForSequenceClassification": PAIR,
-    "M2M100ForConditionalGeneration": PAIR,
-    "WhisperForConditionalGeneration": PAIR | {"num_mel_bins": 8, "max_source_positions": 16},
-    "Speech2TextForConditionalGeneration": PAIR | {"conv_channels": 16, "max_source_positions": 16},
-    "LEDForConditionalGeneration": PAIR | {"attention_window": 4},
-    "NllbMoeForConditionalGeneration": PAIR | {"num_experts": 4, "encoder_sparse_step": 2,
-                                               "decoder_sparse_step": 2},
-    "T5ForConditionalGeneration": T5,
-    "LongT5Model": T5,
-    "LongT5ForConditionalGeneration": T5 | {"encoder_attention_type": "transient-global"},
-    "SwitchTransformersForConditionalGeneration": T5 | {"num_experts": 4},
-    "MT5ForConditionalGeneration": T5,
-    "T5GemmaForConditionalGeneration": {"encoder": GEMMA | {"num_hidden_layers": 3},
-                                        "decoder": GEMMA},
-}  # fmt: skip
-
-
-@functools.cache
-def _encoder(name: str) -> nn.Module:
-    model_class = getattr(transformers, name)
-    with torch.device("meta"):
-        model: nn.Module = model_class(model_class.config_class(**ENCODERS[name]))
-    return model
-
-
-def _stacks(model: nn.Module) -> list[nn.ModuleList]:
-    """The lists of layers, the encoder's before the decoder's."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) in (LAYERS, 3)]
-    outer = [m for m in lists if not any(m is not other and m in [*other.modules()]
-                                         for other in lists)]  # fmt: skip
-    return sorted((m for m in outer if len([*m.parameters()]) > 2 * len(m)), key=len, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -238,21 +69,15 @@ def test_layers_and_heads_of_encoders_and_encoder_decoders(name):
 
     A head is what is not in the base model, or pools its output.
     """
-    model = _encoder(name)
-    layers = [layer for stack in _stacks(model) for layer in stack]
+    model = encoder(name)
+    layers = [layer for stack in stacks(model) for layer in stack]
     of_layer = {id(tensor): i for i, layer in enumerate(layers) for tensor in layer.parameters()}
-    attention = {
-        id(tensor)
-        for layer in layers
-        for module in layer.modules()
-        if "Attention" in type(module).__name__ and "Layer" not in type(module).__name__
-        for tensor in module.parameters()
-    }
+    attention = attention_of(layers)
     base = {id(tensor) for tensor in model.base_model.parameters()}
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     places = place_tensors([key for key, _ in model.named_parameters()])
-    assert count_layers(places) == len(layers) == (LAYERS if len(_stacks(model)) == 1 else 5)
-    assert encoder_layers(model.config.to_dict()) == (0 if len(_stacks(model)) == 1 else 3)
+    assert count_layers(places) == len(layers) == (LAYERS if len(stacks(model)) == 1 else 5)
+    assert encoder_layers(model.config.to_dict()) == (0 if len(stacks(model)) == 1 else 3)
     for key, tensor in model.named_parameters():
         where = places[key]
         assert where.layer == of_layer.get(id(tensor)), key
@@ -381,9 +206,9 @@ def test_names_that_transformers_no_longer_writes(names):
 
 
 def test_every_word_of_the_tables_is_in_a_checked_name():
-    names = [key for name in FAMILIES for key in (*_build(name).memory, *_build(name).disk)]
+    names = [key for name in FAMILIES for key in (*build(name).memory, *build(name).disk)]
     names += [key for listed in ON_DISK.values() for key in listed]
-    names += [key for name in ENCODERS for key in _encoder(name).state_dict()]
+    names += [key for name in ENCODERS for key in encoder(name).state_dict()]
     names += [gguf.TENSOR_NAMES[tensor] for arch in gguf.MODEL_TENSORS.values() for tensor in arch]
     seen = {word for key in names for word in key.split(".")}
     tables = (places.OWNERS, places.INSIDE, places.OUTSIDE)
@@ -426,7 +251,7 @@ def test_an_unknown_name_is_never_guessed(name):
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "bloom", "deepseek_v3"])
 def test_one_strange_word_anywhere_makes_a_name_unknown(family):
-    for name in _build(family).disk:
+    for name in build(family).disk:
         words = name.split(".")
         for at, word in enumerate(words):
             strange = ".".join([*words[:at], word + "x", *words[at + 1 :]])

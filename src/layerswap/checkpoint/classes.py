@@ -24,6 +24,8 @@ class Table(TypedDict):
         unused: modules outside the layers that other classes of the type have and this one lacks.
         shared: modules that layers which share keys and values do not have.
         renamed: type of model -> name on disk -> names in memory; `#` is a number.
+        words: the words in names of tensors: `owners` directly inside a layer, `inside` below
+            them, and `outside` the layers, each by role.
     """
 
     transformers: str
@@ -33,6 +35,7 @@ class Table(TypedDict):
     unused: dict[str, list[str]]
     shared: list[str]
     renamed: dict[str, dict[str, list[str]]]
+    words: dict[str, list[str]]
 
 
 CLASSES: Table = json.loads(TABLE.read_text("utf-8"))

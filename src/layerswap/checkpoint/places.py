@@ -10,10 +10,12 @@ with an unknown word is reported, never guessed. For example,
 `OWNERS` gives the role of the owner, and `INSIDE` lists the words that may follow it. Outside the
 layers there is no stack and no layer, and `OUTSIDE` gives the role of the owner.
 
-To add a family: place the names of a real checkpoint, see which words are reported as unknown, put
-each into its row, and add the family to `tests/checkpoint/test_places.py`. The test compares the
-places with the modules of the transformers model. Unknown words stay unknown on purpose:
-`q_proj.weight_scale`, for example, must not be averaged as if it were a weight.
+To add a family: add it to `tests/helpers/families.py`, which has transformers' models of every
+family, and run `python -m research.classes`, which writes the words of their layers into
+`classes.json`. Names outside the layers that are reported as unknown are put into their row here.
+`tests/checkpoint/test_places.py` compares the places with the modules of the models. Unknown words
+stay unknown on purpose: `q_proj.weight_scale`, for example, must not be averaged as if it were a
+weight.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple, cast
 
-from layerswap.checkpoint.classes import HEADS, PREFIXES
+from layerswap.checkpoint.classes import CLASSES, HEADS, PREFIXES
 from layerswap.ground.errors import CheckpointError, RecipeError
 
 
 def _words(*rows: str) -> frozenset[str]:
     return frozenset(word for row in rows for word in row.split())
+
+
+def _known(part: str, *rows: str) -> frozenset[str]:
+    """The words of transformers' families, with those of other files."""
+    return _words(*rows).union(CLASSES["words"][part])
 
 
 # Modules that only hold the layers. `encoder` is not here: an encoder-decoder has both.
@@ -45,57 +52,24 @@ STACKS = _words("layers h blocks blk layer block")
 
 # Directly inside a layer: role -> modules and parameters with that role.
 OWNERS: Mapping[str, frozenset[str]] = {
-    "attention": _words(
-        "self_attn self_attention attn attention",
-        "cross_attn",  # Llama 3.2 Vision
-        "encoder_attn SelfAttention EncDecAttention cross_attention",  # BART; T5; NLLB-MoE
-        "LocalSelfAttention TransientGlobalSelfAttention",  # LongT5
-        # Mixers of tokens in place of attention: Qwen3-Next and Qwen3.5; state-space layers of
-        # Jamba, Bamba, Falcon-H1 and Granite 4; LFM2; RecurrentGemma.
-        "linear_attn mamba conv temporal_block",
-        "mixer",  # Mamba; Nemotron-H, where it can be an mlp
+    "attention": _known(
+        "owners/attention",
         "attn_q attn_k attn_v attn_qkv attn_output attn_q_norm attn_k_norm attn_sinks",  # GGUF
         "attn_q_a attn_q_b attn_q_a_norm attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_k_b attn_v_b",
         "attn_sub_norm attn_rot_embd",
     ),
-    "mlp": _words(
-        "mlp feed_forward ffn block_sparse_moe",
-        "fc1 fc2",  # OPT, XGLM, BioGPT: no module around them
-        "shared_mlp",  # GraniteMoeShared
-        "router experts",  # Gemma 4 with experts
-        "intermediate output DenseReluDense",  # BERT; T5
-        "mlp_block mixer",  # RecurrentGemma; Nemotron-H
+    "mlp": _known(
+        "owners/mlp",
         "ffn_gate ffn_up ffn_down ffn_gate_inp ffn_sub_norm exp_probs_b",  # GGUF
         "ffn_gate_exps ffn_up_exps ffn_down_exps ffn_gate_up_exps ffn_gate_inp_shexp",
         "ffn_gate_shexp ffn_up_shexp ffn_down_shexp",
     ),
-    "norm": _words(
-        "input_layernorm post_attention_layernorm",
-        "pre_feedforward_layernorm post_feedforward_layernorm",  # Gemma 2 and later, OLMo2
-        "post_feedforward_layernorm_1 post_feedforward_layernorm_2 pre_feedforward_layernorm_2",
-        "pre_mlp_layernorm post_mlp_layernorm post_self_attn_layernorm",  # Afmoe, GLM-4
-        "self_attn_layer_norm final_layer_norm",  # OPT, XGLM, BioGPT: final in the layer
-        "encoder_attn_layer_norm layer_norm LayerNorm",  # BART; T5; XLM-R XL
-        "cross_attention_layer_norm ff_layer_norm",  # NLLB-MoE
-        "pre_self_attn_layernorm post_self_attn_layernorm",  # T5Gemma
-        "pre_cross_attn_layernorm post_cross_attn_layernorm",
-        "sa_layer_norm output_layer_norm attn_norm mlp_norm",  # DistilBERT; ModernBERT
-        "ln_1 ln_2",  # GPT-2 and its kin
-        "ln_attn ln_mlp",  # Falcon, new decoder
-        "norm_1 norm_2",  # MPT
-        "post_norm1 post_norm2",  # HyperCLOVA X
-        "attention_norm ffn_norm",  # Meta
-        "attention_layernorm feedforward_layernorm",  # Apertus
-        "post_per_layer_input_norm",  # Gemma 3n, Gemma 4
-        "norm pre_ff_layernorm operator_norm",  # Mamba; Jamba and its kin; LFM2
-        "temporal_pre_norm channel_pre_norm",  # RecurrentGemma
-        "attn_norm attn_norm_2 post_attention_norm post_ffw_norm",  # GGUF
+    "norm": _known(
+        "owners/norm",
+        "attention_norm",  # Meta
+        "attn_norm_2 post_attention_norm post_ffw_norm",  # GGUF
     ),
-    "other": _words(
-        "layer_scalar per_layer_input_gate per_layer_projection altup laurel",  # Gemma 3n, 4
-        "cross_attn_attn_gate cross_attn_mlp_gate",  # Llama 3.2 Vision
-        "input_residual post_attention_residual",  # Doge
-    ),
+    "other": _known("owners/other"),
 }
 
 # In an mlp, parameters that choose the experts and weigh them; their role is `router`.
@@ -112,61 +86,23 @@ SHARED = _words("shared_transf shared_transformer")
 # numbered experts (`expert_3`: NLLB-MoE, Switch).
 _LEAVES = ("weight", "bias", "gamma", "beta")  # the last two: BERT's oldest files
 INSIDE: Mapping[str, frozenset[str]] = {
-    "attention": _words(
+    "attention": _known(
+        "inside/attention",
         *_LEAVES,
-        "q_proj k_proj v_proj qkv_proj o_proj out_proj gate_proj dense query_key_value",
-        "c_attn c_proj attention",  # GPT-2; GPT-Neo has attn.attention
-        "Wqkv Wo",  # MPT; ModernBERT
-        "self query key value output LayerNorm q_lin k_lin v_lin out_lin",  # BERT, DistilBERT
-        "query_proj key_proj value_proj q_bias v_bias in_proj pos_proj pos_q_proj",  # DeBERTa
-        "pos_key_proj pos_query_proj",  # DeBERTa 2
-        "attn self_attn_layer_norm",  # MPNet; XLM-R XL
-        "longformer_self_attn query_global key_global value_global",  # Longformer, LED
-        "q k v o relative_attention_bias",  # T5
-        "global_relative_attention_bias global_input_layer_norm",  # LongT5
         "wq wk wv wo",  # Meta
-        "q_norm k_norm q_layernorm k_layernorm query_layernorm key_layernorm norms attn_sub_norm",
-        "q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj",  # DeepSeek
         "rotary_emb inv_freq masked_bias causal_mask",  # buffers in old checkpoints
-        "sinks",  # gpt-oss
-        "A A_log dt_proj dt_bias norm conv1d",  # Doge, Qwen3-Next
-        "in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_a in_proj_b",  # Qwen3-Next, Qwen3.5
-        "lambda_q1 lambda_k1 lambda_q2 lambda_k2",  # DiffLlama
-        "D in_proj x_proj dt_layernorm b_layernorm c_layernorm",  # state-space layers
-        "conv conv_1d linear_x linear_y linear_out rg_lru recurrent_param",  # LFM2, RecurrentGemma
-        "input_gate_weight input_gate_bias recurrent_gate_weight recurrent_gate_bias",
     ),
-    "mlp": _words(
-        *_LEAVES,
-        "gate_proj up_proj down_proj gate_up_proj gate_up_proj_bias down_proj_bias",
-        "c_fc c_proj fc1 fc2 fc_in fc_out dense_h_to_4h dense_4h_to_h",
-        "w1 w2 w3",  # Meta, Mixtral
-        "dense LayerNorm lin1 lin2 wi wi_0 wi_1 wo Wi Wo",  # BERT, DistilBERT, T5, ModernBERT
-        *ROUTERS,
-        "experts layer input_linear output_linear",
-        "classifier",  # the router of NLLB-MoE and Switch
-        "shared_expert shared_experts shared_mlp",
-        "scale per_expert_scale proj",  # the router of Gemma 4
-        "act_fn alpha_n alpha_p beta eps",  # Apertus
-        "ffn_sub_norm",  # BitNet
-    ),
-    "norm": _words(*_LEAVES),
-    "other": _words(
-        *_LEAVES,
-        "correct_output_scale correction_coefs prediction_coefs modality_router router_norm",
-        "linear_left linear_right post_laurel_norm",
-    ),
+    "mlp": _known("inside/mlp", *_LEAVES, *ROUTERS),
+    "norm": _known("inside/norm", *_LEAVES),
+    "other": _known("inside/other", *_LEAVES),
 }
 
 # Outside the layers: role -> modules and parameters.
 OUTSIDE: Mapping[str, frozenset[str]] = {
-    "embedding": _words(
-        "embed_tokens wte wpe word_embeddings embed_in embed_positions embeddings",
+    "embedding": _known(
+        "outside/embedding",
         "tok_embeddings",  # Meta
-        "word_embeddings_layernorm",  # BLOOM: applied to the vector of a token
-        "project_in",  # OPT: the second factor of a factorised embedding
         "token_embd token_embd_norm position_embd",  # GGUF
-        "embed_tokens_per_layer",  # Gemma 3n, Gemma 4
         "shared layernorm_embedding embeddings_project",  # BART, T5; ELECTRA
         "embedding_hidden_mapping_in",  # RemBERT
     ),
@@ -175,20 +111,14 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
         "project_out",  # OPT: the first factor of a factorised head
         "pooler",  # BERT: reads the first token for the head
     ),
-    "final_norm": _words(
-        "norm ln_f norm_f final_layernorm final_layer_norm layer_norm",
-        "final_norm embedding_norm",  # RecurrentGemma; LFM2, whose name misleads
-        "output_norm",  # GGUF
-    ),
-    "other": _words(
-        "vision_tower vision_model visual audio_tower",
-        "multi_modal_projector connector embed_vision embed_audio image_newline",
+    "final_norm": _known("outside/final_norm", "output_norm"),  # GGUF
+    "other": _known(
+        "outside/other",
+        "audio_tower embed_audio",
         "rope rotary_emb",  # buffers
         "conv1 conv2 conv",  # Whisper; Speech2Text
         "rel_embeddings relative_attention_bias LayerNorm",  # DeBERTa; MPNet
         "rope_freqs rope_factors_long rope_factors_short",  # GGUF
-        "per_layer_model_projection per_layer_projection_norm",  # Gemma 3n, Gemma 4
-        "altup_projections altup_unembed_projections",  # Gemma 3n
     ),
 }
 
@@ -326,7 +256,9 @@ class Numbered(NamedTuple):
     """Tensors with a known layer but no known role; their role is `other`."""
 
 
-class _Name(NamedTuple):
+class ParsedName(NamedTuple):
+    """The parts of a tensor's name."""
+
     stack: str | None  # the list of layers, as written: "model.layers"
     layer: int | None
     rest: list[str]  # the owner, and the words inside it
@@ -343,7 +275,7 @@ def place_tensors(
     or extra layers, and two lists of layers.
     """
     by_name = {name: _by_pattern(name, patterns) for name in names}
-    parsed = {name: _parse(name) for name, where in by_name.items() if where is None}
+    parsed = {name: parse_name(name) for name, where in by_name.items() if where is None}
     parsed = _in_one_order(parsed)
     by_name.update((name, _by_tables(words)) for name, words in parsed.items())
     unknown = [name for name, where in by_name.items() if where is None]
@@ -362,7 +294,7 @@ def place_tensors(
     return places
 
 
-def _in_one_order(names: dict[str, _Name]) -> dict[str, _Name]:
+def _in_one_order(names: dict[str, ParsedName]) -> dict[str, ParsedName]:
     """Number the decoder's layers behind the encoder's, from the input to the output.
 
     An encoder without a decoder beside another list of layers is a tower: its names stay unknown.
@@ -375,12 +307,12 @@ def _in_one_order(names: dict[str, _Name]) -> dict[str, _Name]:
         alone = "decoder" in layers
         return {n: name._replace(side="") for n, name in names.items()} if alone else names
     if "" in layers:
-        tower = _Name(None, None, [""], "")
+        tower = ParsedName(None, None, [""], "")
         return {n: tower if name.side == "encoder" else name for n, name in names.items()}
     return {n: _behind(name, layers["encoder"]) for n, name in names.items()}
 
 
-def _behind(name: _Name, encoder: int) -> _Name:
+def _behind(name: ParsedName, encoder: int) -> ParsedName:
     if name.side != "decoder" or name.layer is None:
         return name
     return name._replace(layer=name.layer + encoder)
@@ -429,7 +361,7 @@ def place_by_number(
 
 def _listed(name: str) -> tuple[Place | None, str, int]:
     """Return the place by the tables, the outermost list ("" for none), and the number in it."""
-    place, words = _by_tables(_parse(name)), name.split(".")
+    place, words = _by_tables(parse_name(name)), name.split(".")
     at = next((i for i, word in enumerate(words) if i and _is_index(word)), None)
     if at is None or place == Place(None, "other"):  # a vision tower has layers of its own
         return place, "", -1
@@ -441,7 +373,7 @@ def place(name: str, patterns: Sequence[Pattern] = (), *, encoder: int = 0) -> P
 
     `encoder` is the number of an encoder-decoder's encoder layers, which come first.
     """
-    return _by_pattern(name, patterns) or _by_tables(_behind(_parse(name), encoder))
+    return _by_pattern(name, patterns) or _by_tables(_behind(parse_name(name), encoder))
 
 
 def count_layers(places: Mapping[str, Place]) -> int:
@@ -474,7 +406,8 @@ def _by_pattern(name: str, patterns: Sequence[Pattern]) -> Place | None:
     return next((where for pattern in patterns if (where := pattern.place(name))), None)
 
 
-def _parse(name: str) -> _Name:
+def parse_name(name: str) -> ParsedName:
+    """Cut a name into the list of layers, the layer, and the words inside."""
     words = name.split(".")
     start, side = _skip_wrappers(words, 0), ""
     if start < len(words) and words[start] == "encoder":
@@ -485,8 +418,8 @@ def _parse(name: str) -> _Name:
     if len(rest) > 2 and rest[0] in STACKS and _is_index(rest[1]):
         # T5 numbers the parts of a layer, which have lists of their own.
         inner = rest[4:] if rest[0] == "block" and rest[2] == "layer" else rest[2:]
-        return _Name(".".join(words[: start + 1]), int(rest[1]), inner, side)
-    return _Name(None, None, rest, side)
+        return ParsedName(".".join(words[: start + 1]), int(rest[1]), inner, side)
+    return ParsedName(None, None, rest, side)
 
 
 def _skip_wrappers(words: Sequence[str], start: int) -> int:
@@ -502,7 +435,7 @@ def _is_index(word: str) -> bool:
     return re.fullmatch(r"0|[1-9][0-9]{0,4}", word) is not None
 
 
-def _by_tables(name: _Name) -> Place | None:
+def _by_tables(name: ParsedName) -> Place | None:
     role = _role(tuple(name.rest), in_layer=name.layer is not None)
     if role == "final_norm" and name.side == "encoder":
         role = "other"  # the decoder follows
@@ -526,7 +459,7 @@ def _role(words: tuple[str, ...], *, in_layer: bool) -> str | None:
     return None
 
 
-def _check_one_stack(names: Iterable[_Name]) -> None:
+def _check_one_stack(names: Iterable[ParsedName]) -> None:
     named = dict.fromkeys((name.side, name.stack) for name in names if name.stack is not None)
     stacks = [stack for _, stack in named]
     if len({side for side, _ in named}) < len(stacks):

@@ -202,7 +202,7 @@ def align(
     own = "language" if recipe.instruct and difference else None
     choice = chosen_tokenizer(recipe, own)
     compared = {} if one_size and not difference else checkpoints
-    known = {n: tokens for n, c in compared.items() if (tokens := read_vocabulary(c.folder))}
+    known = {n: ids for n, c in compared.items() if (ids := read_vocabulary(c.folder))}
     if difference and all(sizes.values()):
         for name, ids in known.items():  # no choice mends tokens without rows
             _check_rows(name, ids, sizes[name])
