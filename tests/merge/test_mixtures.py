@@ -126,7 +126,7 @@ def test_experts_in_one_tensor_are_exact_together_and_refused_beside_others(tmp_
         if name == "task":
             message = refusal(plan_of, tmp_path)
             assert message.startswith(f"{name} stores its mixture's experts as one tensor ('model.")
-            assert f"and {other} one by one; load {other} with transformers 5 and save" in message
+            assert f"and {other} one by one; give both in one form" in message
     fused = plan_of(tmp_path)
     assert len(fused.tensors) < len(separate.tensors)
     saved = AutoModelForCausalLM.from_pretrained(fused.save(tmp_path / "out"))

@@ -300,8 +300,7 @@ def _check_fused(name: str, extra: set[str], other: str, others: set[str]) -> No
     if fused and any(map(ONE_BY_ONE.search, others)):
         raise MergeError(
             f"{name} stores its mixture's experts as one tensor ({fused[0]!r}) and {other} one by "
-            f"one; load {other} with transformers 5 and save it with "
-            "`save_pretrained(..., save_original_format=False)`"
+            "one; give both in one form"
         )
 
 
