@@ -356,6 +356,13 @@ def test_missing_and_extra_layers(names, layers, message):
         place_tensors(names, layers=layers)
 
 
+def test_patterns_for_the_layers_of_a_decoder_alone():
+    names = ["encoder.layers.0.fc1.weight", "dec.0.fc1.weight", "dec.1.fc1.weight"]
+    decoder = Pattern(r"dec\.(?P<layer>\d+)\..*", "mlp")
+    with pytest.raises(CheckpointError, match="no tensors: 2; `patterns` number the layers of the"):
+        place_tensors(names, layers=3, patterns=[decoder])
+
+
 def test_two_lists_of_layers_are_not_mixed_up():
     names = [*_llama(0), "model.decoder.layers.1.fc1.weight"]
     with pytest.raises(CheckpointError, match=r"'model.layers' and 'model.decoder.layers'"):

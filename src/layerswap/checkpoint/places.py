@@ -290,7 +290,11 @@ def place_tensors(
         )
     places = {name: where for name, where in by_name.items() if where is not None}
     _check_one_stack(parsed.values())
-    _check_layers({where.layer for where in places.values() if where.layer is not None}, layers)
+    numbered = {name: where.layer for name, where in places.items() if where.layer is not None}
+    remedy = "look for a missing shard"
+    if numbered.keys() - parsed.keys():
+        remedy = "`patterns` number the layers of the whole model, an encoder's before a decoder's"
+    _check_layers({*numbered.values()}, layers, remedy)
     return places
 
 
@@ -469,7 +473,7 @@ def _check_one_stack(names: Iterable[ParsedName]) -> None:
         )
 
 
-def _check_layers(indices: set[int], layers: int | None) -> None:
+def _check_layers(indices: set[int], layers: int | None, remedy: str) -> None:
     if not indices:
         raise CheckpointError("no tensor belongs to a layer, so there is nothing to recompose")
     last = max(indices)
@@ -484,8 +488,7 @@ def _check_layers(indices: set[int], layers: int | None) -> None:
         # Lazily: a config can claim any number of layers.
         gaps = islice((str(i) for i in range(count) if i not in indices), _SHOWN)
         raise CheckpointError(
-            f"{missing} of {count} layers have no tensors: {_few(gaps, missing)}; "
-            "look for a missing shard"
+            f"{missing} of {count} layers have no tensors: {_few(gaps, missing)}; {remedy}"
         )
 
 
