@@ -95,6 +95,13 @@ def heads(model: Any) -> set[str]:
     return {name.split(".")[0] for name in names if not name.startswith(base)}
 
 
+def unties(model: Any) -> bool:
+    """True for a class that has a head of its own although its configuration ties it."""
+    ties = getattr(model.config, "tie_word_embeddings", False)
+    has_head = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+    return bool(ties) and has_head and not model.all_tied_weights_keys
+
+
 def unused(names: Iterable[str], siblings: Iterable[str]) -> list[str]:
     """Modules outside the layers that other classes of a type have and one lacks."""
     own = set(names)
@@ -195,7 +202,7 @@ def words() -> dict[str, list[str]]:
 def table() -> Table:
     """The facts of all classes."""
     names: dict[str, dict[str, list[str]]] = {}
-    prefixes, first_words, shared = set(), set(), set()
+    prefixes, first_words, shared, untied = set(), set(), set(), set()
     differ: dict[str, dict[str, list[str]]] = {}
     language = {name for listed in LANGUAGE for name in listed.values()}
     labelled = {name for listed in TASKS.values() for name in listed.values()}
@@ -203,6 +210,7 @@ def table() -> Table:
         prefixes.add(model.base_model_prefix)
         if name in language | labelled:
             first_words |= heads(model)
+        untied |= {name} if unties(model) else set()
         ties = {key for key in model.all_tied_weights_keys if key.endswith(".bias")}
         keys = [key for key in model.state_dict() if outside(key)]
         of_kind = names.setdefault(kind, {"": []})
@@ -230,6 +238,7 @@ def table() -> Table:
             if name and (found := unused(own, of_kind[""]))
         },
         "shared": sorted(shared),
+        "untied": sorted(untied),
         "renamed": dict(sorted(differ.items())),
         "words": words(),
     }

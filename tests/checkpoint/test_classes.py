@@ -2,12 +2,12 @@
 
 import pytest
 import transformers
-from research.classes import TASKS, build, classes, core, heads, outside
+from research.classes import TASKS, build, classes, core, heads, outside, unties
 
 from layerswap.checkpoint.classes import CLASSES, HEADS, PREFIXES
 
 FEW = ("BertForMaskedLM", "XLMRobertaForSequenceClassification", "LlamaForSequenceClassification",
-       "T5ForConditionalGeneration", "ModernBertForMaskedLM")  # fmt: skip
+       "T5ForConditionalGeneration", "ModernBertForMaskedLM", "CpmAntForCausalLM")  # fmt: skip
 EVERY = [pair for pair in classes() if pair[0] in FEW]
 
 
@@ -17,6 +17,7 @@ def _check(name: str, kind: str) -> None:
         return
     assert model.base_model_prefix in PREFIXES | {"", "model"}, name
     assert not heads(model) - HEADS or name not in _ANSWERING, name
+    assert unties(model) == (name in CLASSES["untied"]), name
     names = [core(model, key) for key in model.state_dict() if outside(key)]
     tied = {core(model, key) for key in model.all_tied_weights_keys}
     for module in CLASSES["unused"].get(name, ()):

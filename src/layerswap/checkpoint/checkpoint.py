@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from layerswap.checkpoint.adapter import LowRank
-from layerswap.checkpoint.classes import LABELLED
+from layerswap.checkpoint.classes import CLASSES, LABELLED
 from layerswap.checkpoint.configuration import configured_layers
 from layerswap.checkpoint.given import Given, fetch_checkpoint
 from layerswap.checkpoint.header import TensorInfo, Translated
@@ -358,7 +358,9 @@ class Checkpoint:
 
     @property
     def tied(self) -> Any:
-        """`tie_word_embeddings` of the configuration; None if it has no such key."""
+        """`tie_word_embeddings` of a class that can tie; None if there is no such key."""
+        if self.class_name in CLASSES["untied"]:
+            return False
         text = text_config(self.config)
         return self.config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
 

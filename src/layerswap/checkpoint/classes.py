@@ -23,6 +23,7 @@ class Table(TypedDict):
         tasks: classes that answer with labels: type of model -> PEFT's name of the task -> class.
         unused: modules outside the layers that other classes of the type have and this one lacks.
         shared: modules that layers which share keys and values do not have.
+        untied: classes that tie no head to the embedding, whatever their configuration says.
         renamed: type of model -> name on disk -> names in memory; `#` is a number.
         words: the words in names of tensors: `owners` directly inside a layer, `inside` below
             them, and `outside` the layers, each by role.
@@ -34,6 +35,7 @@ class Table(TypedDict):
     tasks: dict[str, dict[str, str]]
     unused: dict[str, list[str]]
     shared: list[str]
+    untied: list[str]
     renamed: dict[str, dict[str, list[str]]]
     words: dict[str, list[str]]
 
