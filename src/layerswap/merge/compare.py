@@ -3,9 +3,8 @@
 Memory does not grow with the model: each worker holds one chunk of every input.
 
 `verify_against` compares a plan with a checkpoint of another program. Weights on the Hub are read
-by ranges, and a tensor of a file that has the same hash in both is not read. A tensor that is not
-as planned is compared with the same tensor of every source, so the comparison also says where each
-layer of an unknown merge comes from.
+by ranges. A tensor that is not as planned is compared with the same tensor of every source, so the
+comparison also says where each layer of an unknown merge comes from.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from layerswap.checkpoint import Place, TensorInfo, open_checkpoint
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.places import ROLES
 from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
-from layerswap.checkpoint.remote import RemoteFile
 from layerswap.ground import system
 from layerswap.ground.errors import RecipeError, visible
 from layerswap.ground.types import Advance, Bars, PathLike, no_bars
@@ -205,7 +203,6 @@ class Origins:
         places: its layer and role.
         problems: tensors that could not be compared, one line each.
         share: share of each tensor that was compared.
-        same_files: tensors that were not read, because their files have the same hash.
     """
 
     model: str
@@ -214,7 +211,6 @@ class Origins:
     places: Mapping[str, Place]
     share: float
     problems: list[str] = field(default_factory=list)
-    same_files: int = 0
 
     @property
     def different(self) -> list[str]:
@@ -232,7 +228,6 @@ class Origins:
             "model": self.model,
             "passed": self.passed,
             "share": self.share,
-            "same_files": self.same_files,
             "problems": self.problems,
             "tensors": {
                 name: {"planned": self.planned[name], "found": self.found[name]}
@@ -321,8 +316,8 @@ def verify_against(
     sources = {name: c for name, c in plan.opened.items() if not name.startswith("fisher of ")}
     owner = {info: name for name, c in sources.items() for info in c.tensors.values()}
     for name, pair in pairs.items():
-        term = _copied(pair)
-        origins.planned[name] = BLEND if term is None else owner.get(term, BLEND)
+        copies = pair.expected.verbatim
+        origins.planned[name] = owner.get(pair.expected.copied, BLEND) if copies else BLEND
     facts = measure_tensors([pair.expected for pair in pairs.values()], workers)
 
     def unequal(candidates: Sequence[TensorPair], what: str) -> set[str]:
@@ -333,9 +328,7 @@ def verify_against(
             wrong, _ = differences(work, facts=facts, threads=workers, progress=advance)
         return {*wrong}
 
-    read = [pair for pair in pairs.values() if not _of_equal_files(pair)]
-    origins.same_files = len(pairs) - len(read)
-    left = unequal(read, "the plan")
+    left = unequal([*pairs.values()], "the plan")
     origins.found = {name: NOWHERE if name in left else origins.planned[name] for name in pairs}
     for source, checkpoint in sources.items():
         candidates = [
@@ -351,19 +344,3 @@ def verify_against(
         origins.found |= dict.fromkeys(equal, source)
         left -= equal
     return origins
-
-
-def _copied(pair: TensorPair) -> TensorInfo | None:
-    """Return the source tensor that the plan copies; None for a computed tensor."""
-    term = pair.expected.inputs[0][0]
-    return term if pair.expected.verbatim and isinstance(term, TensorInfo) else None
-
-
-def _of_equal_files(pair: TensorPair) -> bool:
-    """True if both are the same span of Hub files with equal hashes."""
-    term = _copied(pair)
-    if term is None:
-        return False
-    files = [info.file for info in (term, pair.stored)]
-    hashes = [file.etag if isinstance(file, RemoteFile) else "" for file in files]
-    return bool(hashes[0]) and hashes[0] == hashes[1] and term.offset == pair.stored.offset
