@@ -184,14 +184,23 @@ class MergekitMethod(Method):
     @property
     def references(self) -> dict[KeyPath, str]:
         """All models by key path, the base model first."""
-        references: dict[KeyPath, str | None] = {("base_model",): self.base_model}
-        for i, entry in enumerate(self.models or ()):
-            references["models", i, "model"] = entry.model
+        return {
+            (*path, key): model
+            for path, part in self.parts.items()
+            for key in ("base_model", "model")
+            if (model := getattr(part, key, None)) is not None
+        }
+
+    @property
+    def parts(self) -> dict[KeyPath, MergekitMethod | Slice | Model]:
+        """Every part of the configuration with `parameters`, by key path."""
+        parts: dict[KeyPath, MergekitMethod | Slice | Model] = {(): self}
+        parts |= {("models", i): model for i, model in enumerate(self.models or ())}
         for i, stack_slice in enumerate(self.slices or ()):
-            references["slices", i, "base_model"] = stack_slice.base_model
-            for j, source in enumerate(stack_slice.sources):
-                references["slices", i, "sources", j, "model"] = source.model
-        return {path: model for path, model in references.items() if model is not None}
+            parts["slices", i] = stack_slice
+            sources = enumerate(stack_slice.sources)
+            parts |= {("slices", i, "sources", j): source for j, source in sources}
+        return parts
 
     @property
     def experts(self) -> list[str]:
@@ -474,8 +483,8 @@ def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
     if spelling is None:
         text = f"no method {method.merge_method!r}{nearest(method.merge_method, sorted(SPELLINGS))}"
         yield ("merge_method",), text
-    for path, settings in _all_settings(method):
-        yield from _setting_mistakes((*path, "parameters"), settings, spelling)
+    for path, part in method.parts.items():
+        yield from _setting_mistakes((*path, "parameters"), part.parameters, spelling)
     for i, layers in enumerate(method.slices or ()):
         yield from _layer_mistakes(("slices", i), layers.sources)
     stack = read_stack(method)
@@ -487,17 +496,6 @@ def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
     )
     if spelling is not None and spelling.base == "deltas" and stack and only_base:
         yield (), "there is no model beside the base model"
-
-
-def _all_settings(method: MergekitMethod) -> Iterator[tuple[KeyPath, Settings]]:
-    """The `parameters` of every part of a configuration, by the part's key path."""
-    yield (), method.parameters
-    for i, entry in enumerate(method.models or ()):
-        yield ("models", i), entry.parameters
-    for i, stack_slice in enumerate(method.slices or ()):
-        yield ("slices", i), stack_slice.parameters
-        for j, source in enumerate(stack_slice.sources):
-            yield ("slices", i, "sources", j), source.parameters
 
 
 def _setting_mistakes(
@@ -619,7 +617,12 @@ def translate(data: Any, lines: Lines, *, where: str) -> tuple[Any, Lines]:
     base = _base_of(file)
     names = _names([model for model in file.experts if model != base], base)
     dtype = file.out_dtype or file.dtype
-    method = MergekitMethod.model_validate(_renamed(given, names))
+    for (*path, key), model in file.references.items():
+        part: Any = given
+        for step in path:
+            part = part[step]
+        part[key] = names[model]
+    method = MergekitMethod.model_validate(given)
     method._lines.update({path: f"{where}, line {line}" for path, line in lines.items()})
     recipe = {
         "experts": {name: _expert(model) for model, name in names.items() if model != base},
@@ -629,20 +632,6 @@ def translate(data: Any, lines: Lines, *, where: str) -> tuple[Any, Lines]:
         **_tokenizer(file, names),
     }
     return recipe, {}
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Rename the models in a configuration's plain data."""
-    if isinstance(value, Mapping):
-        return {
-            key: names[item]
-            if key in ("model", "base_model") and isinstance(item, str)
-            else item
-            if key == "parameters"
-            else _renamed(item, names)
-            for key, item in value.items()
-        }
-    return [_renamed(item, names) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _base_of(method: MergekitMethod) -> str | None:
