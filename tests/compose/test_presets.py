@@ -101,7 +101,7 @@ def test_a_reasoner_gets_the_middle_that_was_published(layers, outer):
 def test_outside():
     outside = [Place(None, r) for r in ("embedding", "final_norm", "head", "other")]
     for word, blend in {
-        "blend": Blend.uniform(["task", "language"]),
+        "blend": Blend.of({"task": 1, "language": 1}),
         "task": Blend.of("task"),
         "language": Blend.of("language"),
     }.items():
@@ -116,7 +116,7 @@ def test_weights_go_to_the_blends():
 
 
 def test_soup_is_one_blend_everywhere():
-    assert set(soup(4, ["a", "b"]).blends.values()) == {Blend.uniform("ab")}
+    assert set(soup(4, ["a", "b"]).blends.values()) == {Blend.of({"a": 1, "b": 1})}
     assert set(soup(4, {"a": 1, "b": 3}).blends.values()) == {Blend.of({"a": 0.25, "b": 0.75})}
 
 

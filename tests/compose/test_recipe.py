@@ -54,7 +54,7 @@ patterns:
     assert plan[Place(2, "mlp")] == Blend.of({"math": 12, "sw1": 1, "sw2": 3})
     assert plan[Place(3, "attention")] == Blend.of("sw1")
     assert plan[Place(3, "mlp")] == Blend.of("math")
-    assert plan[Place(None, "head")] == Blend.uniform(["sw1", "sw2"])
+    assert plan[Place(None, "head")] == Blend.of({"sw1": 1, "sw2": 1})
     assert plan.experts == ("math", "sw1", "sw2")
 
 

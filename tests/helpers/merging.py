@@ -135,7 +135,7 @@ def composed(plan: Any, composition: Any) -> Any:
         }
         for place, blend in composition.blends.items()
     ]
-    return plan.with_recipe(plan.recipe.with_output({"places": places}, where="test"))
+    return plan.with_recipe(plan.recipe.changed({"places": places}, where="test"))
 
 
 def recipe_plan(data: Mapping[str, Any]) -> Any:

@@ -50,7 +50,7 @@ class RecipeOptions(options.OutputFormat, options.Zones, options.PairOptions, pa
             raise RecipeError(
                 f"{flag} cannot be combined with a recipe file; write it into {self.file}"
             )
-        return read_recipe(self.file).with_output(output, where=str(self.file))
+        return read_recipe(self.file).changed(output, where=str(self.file))
 
 
 def _described(composed: dict[str, Any]) -> dict[str, Any]:

@@ -205,11 +205,6 @@ class Blend:
         return cls(tuple(kept)) if len(kept) > 1 else cls.of(kept[0][0])
 
     @classmethod
-    def uniform(cls, experts: Iterable[str]) -> Blend:
-        """Make a blend with equal weights."""
-        return cls.of(dict.fromkeys(experts, 1.0))
-
-    @classmethod
     def nested(cls, parts: Mapping[Blend, float]) -> Blend:
         """Flatten a blend of blends, which is linear, to one blend.
 

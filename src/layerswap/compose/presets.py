@@ -118,7 +118,7 @@ def swap(
 
 def soup(layers: int, weights: Mapping[str, float] | Iterable[str]) -> Composition:
     """The same blend at every place (Wortsman et al., 2022): the papers' main baseline."""
-    blend = Blend.of(weights) if isinstance(weights, Mapping) else Blend.uniform(weights)
+    blend = Blend.of(weights if isinstance(weights, Mapping) else dict.fromkeys(weights, 1.0))
     return Composition.build(layers, lambda place: blend)
 
 

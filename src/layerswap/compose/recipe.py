@@ -129,17 +129,10 @@ class Recipe(Strict):
         (method,) = self.methods.values()
         return method
 
-    def with_output(self, settings: Mapping[str, Any], *, where: str) -> Recipe:
-        """The recipe with other settings of the output, such as `dtype`; errors name `where`."""
-        return self._changed(settings, where)
-
-    def with_method(self, method: Mapping[str, Any], *, where: str) -> Recipe:
-        """The recipe with keys such as `partition` in place of its swap and weights."""
-        return self._changed(method, where, without=("swap", "weights"))
-
-    def _changed(
-        self, fields: Mapping[str, Any], where: str, without: Sequence[str] = ()
+    def changed(
+        self, fields: Mapping[str, Any], *, where: str, without: Sequence[str] = ()
     ) -> Recipe:
+        """The recipe with other keys, and without some; errors name `where`."""
         kept = {name: getattr(self, name) for name in self.model_fields_set.difference(without)}
         return check_recipe({**kept, **fields}, where=where)
 

@@ -191,7 +191,9 @@ def contenders(start: Plan, *, densities: Sequence[float] = ()) -> dict[Conditio
     parts |= methods(baselines, task=method.task, language=method.language, densities=densities)
     parts.pop(DEFAULT)
     recipes = {
-        condition: start.recipe.with_method({"places": [], **part}, where=str(condition))
+        condition: start.recipe.changed(
+            {"places": [], **part}, where=str(condition), without=("swap", "weights")
+        )
         for condition, part in parts.items()
     }
     plans = {condition: start.with_recipe(recipe) for condition, recipe in recipes.items()}

@@ -90,7 +90,9 @@ def make_plan(
     if follow_training:
         partition = trained_partition(recipe, sources.experts)
         if partition is not None:
-            recipe = recipe.with_method({"partition": partition}, where="partition")
+            recipe = recipe.changed(
+                {"partition": partition}, where="partition", without=("swap", "weights")
+            )
     if sources.base is not None and recipe.base is None:
         # The record needs the base that adapters name, to make the same merge again.
         named = Expert(source=sources.base.source, revision=sources.base.revision)
