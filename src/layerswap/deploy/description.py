@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -22,6 +22,7 @@ from layerswap.checkpoint.gguf_view import SETTINGS, as_gguf, check_family
 from layerswap.checkpoint.loading import load_generation_config, load_tokenizer
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import clipped, read_json_object
+from layerswap.merge.compatibility import rope_settings
 from layerswap.merge.gguf import REPLACED, REPLACED_PREFIXES
 from layerswap.merge.target import RECORD_KEY
 
@@ -118,14 +119,6 @@ def entries_of(like: Checkpoint, description: Description, name: str, record: st
     ]  # fmt: skip
 
 
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the rotary embedding, of full attention where there are several kinds."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope.get("full_attention", rope)
-    theta = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
-    return {**theta, **rope}
-
-
 def added_bos(tokenizer: Any) -> str:
     """The BOS that a tokenizer adds to every text; empty if it adds none."""
     adds = tokenizer.bos_token_id is not None
@@ -136,7 +129,7 @@ def added_bos(tokenizer: Any) -> str:
 
 def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Description) -> None:
     config, header = text_config(folder.config), like.config
-    rope = rope_of(config)
+    rope = rope_settings(config)
     config = {**config, "rope_theta": rope.get("rope_theta")}
     architecture = str(metadata_of(like).get("general.architecture"))
     for key, gguf_key in {"num_hidden_layers": "block_count", **SETTINGS, **TAKEN}.items():
@@ -153,10 +146,7 @@ def _compare_settings(folder: Checkpoint, like: Checkpoint, description: Descrip
         entry = _entry_like(f"{architecture}.{gguf_key}", value, stored)
         note = f"{gguf_key}: {value:g} of the folder, in place of {stored:g}"
         description.take(entry, note, differs=key != "max_position_embeddings")
-    kind, known = (
-        rope.get("rope_type", rope.get("type", "default")),
-        header.get("rope.scaling.type"),
-    )
+    kind, known = rope.get("rope_type"), header.get("rope.scaling.type")
     scaled = known not in (None, "none") or "rope_freqs.weight" in like.tensors
     if (kind not in (None, "default")) != scaled:
         raise MergeError(

@@ -233,7 +233,7 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
     yield {"model_type": config.get("model_type"), "number of layers": checkpoint.layers}
     unused = NOT_COMPUTED | (WINDOWS if text.get("use_sliding_window") is False else set())
     yield {key: text[key] for key in sorted(text.keys() - unused) if "drop" not in key}
-    yield dict(sorted(_rope(text).items()))
+    yield dict(sorted(rope_settings(text).items()))
 
 
 def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, aligned: bool) -> None:
@@ -356,7 +356,7 @@ def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:
     )
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, object]:
+def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of RoPE, flat, from a configuration of transformers 4 or 5.
 
     If layers differ in kind, settings of full attention have the bare names.
@@ -370,7 +370,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, object]:
         kinds = {"full_attention": full, "sliding_attention": {"rope_theta": local}}
     elif not kinds or not all(isinstance(settings, dict) for settings in kinds.values()):
         kinds = {"full_attention": kinds}
-    flat: dict[str, object] = {}
+    flat: dict[str, Any] = {}
     for kind, settings in kinds.items():
         prefix = "" if kind == "full_attention" else f"{kind} "
         typed = {"rope_type": settings.get("type") or "default", **settings}
