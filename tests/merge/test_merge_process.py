@@ -12,9 +12,6 @@ from merging import save_expert, swap_of, tiny_llama, weight_bytes
 from processes import run
 
 import layerswap as ls
-from layerswap.checkpoint import shards
-from layerswap.compose.recipe import check_recipe
-from layerswap.merge import api
 
 SEEDED = """
 import sys, layerswap as ls
@@ -32,17 +29,6 @@ def test_the_hash_seed_decides_nothing(experts, tmp_path):
     files = [{f.name: f.read_bytes() for f in (tmp_path / s).iterdir()} for s in "12"]
     assert files[0] == files[1]
     assert len(files[0]) > 5
-
-
-def test_a_plan_says_so_before_it_reads_many_headers(experts, tmp_path, monkeypatch):
-    pair = {name: str(experts[name]) for name in ("task", "language")}
-    folder = ls.swap(**pair, max_shard_size="20KB").save(tmp_path / "sharded")
-    recipe = {"experts": {"task": str(folder), "language": pair["language"]}, "swap": {}}
-    lines = []
-    for many in (40, 39):
-        monkeypatch.setattr(shards, "MANY", many)
-        api.make_plan(check_recipe(recipe, where="plan"), log=lines.append)
-    assert lines == [f"reading the headers of 39 tensors of {folder}"]
 
 
 FEW_FILES = """

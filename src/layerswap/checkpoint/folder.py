@@ -48,4 +48,4 @@ class SafetensorsFolder(Checkpoint):
     @classmethod
     def stored(cls, given: Given, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
         """Read the headers of the weights."""
-        return read_tensors(given.fetched[0], given.find, given.log)
+        return read_tensors(given.fetched[0], given.find)

@@ -16,7 +16,6 @@ from layerswap.checkpoint.places import Pattern
 from layerswap.checkpoint.remote import WeightFile, find_weights
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import MAX_JSON_BYTES, open_source, read_json_object
-from layerswap.ground.types import Log
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -56,7 +55,6 @@ class Given:
         whole: a full model is needed, not an adapter.
         plain: weights that can be computed with are needed.
         weights: weights are needed, not only the files next to them.
-        log: called with a line before many headers are read.
     """
 
     source: str
@@ -66,7 +64,6 @@ class Given:
     whole: bool = False
     plain: bool = False
     weights: bool = True
-    log: Log = lambda line: None
 
     @cached_property
     def fetched(self) -> tuple[Path, str | None]:

@@ -13,11 +13,8 @@ from layerswap.checkpoint.header import TensorInfo, read_header
 from layerswap.checkpoint.remote import CONNECTIONS, RemoteFile, WeightFile
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted, read_json_object
-from layerswap.ground.types import Log
 
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
-MANY = 20_000
-"""Number of tensors whose headers take seconds to read, so that a line is logged."""
 MOST_INDEXED = 500_000
 """Most tensors of a checkpoint; Kimi K2 has 208,000 in its quantised form."""
 
@@ -25,7 +22,7 @@ Find = Callable[[str], WeightFile]
 """Finds a weight file by name; raises FileNotFoundError, or returns a path that does not exist."""
 
 
-def read_tensors(folder: Path, find: Find, log: Log) -> dict[str, TensorInfo]:
+def read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
     """Read the headers of all weights in a folder, checked against its index."""
     index = folder / INDEX
     try:
@@ -40,7 +37,7 @@ def read_tensors(folder: Path, find: Find, log: Log) -> dict[str, TensorInfo]:
             f"{folder}: has both {SINGLE} and {INDEX}; remove the one that is out of date"
         )
     if has_index:
-        return _read_shards(folder, index, find, log)
+        return _read_shards(folder, index, find)
     if has_single:
         return read_header(single)
     if names := sorted(path.name for path in folder.glob("*.safetensors")):
@@ -69,14 +66,12 @@ def _whole_set(names: Iterable[str]) -> list[str]:
     return [*whole[0].values()] if len(whole) == 1 else []
 
 
-def _read_shards(folder: Path, index: Path, find: Find, log: Log) -> dict[str, TensorInfo]:
+def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]:
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
     if len(weight_map) > MOST_INDEXED:
         raise CheckpointError(f"{index}: lists more than {MOST_INDEXED:,} tensors")
-    if len(weight_map) >= MANY:
-        log(f"reading the headers of {len(weight_map):,} tensors of {folder}")
     files = weight_map.values()
     listed = Counter(file if isinstance(file, str) else None for file in files)
     names = sorted(_shard_name(file, index) for file in listed)

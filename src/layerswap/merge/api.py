@@ -70,7 +70,7 @@ def make_plan(
         in_place: leave Hub weights outside the local cache where they are; saving the plan reads
             only the spans that it takes. Magnitude weights need whole
             files, which are downloaded.
-        log: called with a line for each download, and for a plan of many tensors.
+        log: called with a line for each download.
 
     Raises:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
@@ -84,7 +84,7 @@ def make_plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe))
-    sources = open_sources(recipe, in_place=in_place, log=log)
+    sources = open_sources(recipe, in_place=in_place)
     if recipe.weights == "magnitude":
         sources = sources.on_disk(log)
     if follow_training:

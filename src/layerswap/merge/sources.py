@@ -77,11 +77,9 @@ class Sources:
         return self.each(whole)
 
 
-def open_sources(
-    recipe: Recipe, *, in_place: bool = False, log: Log = lambda line: None
-) -> Sources:
+def open_sources(recipe: Recipe, *, in_place: bool = False) -> Sources:
     """Open the experts and the base of a recipe."""
-    return _Opener(recipe, in_place, log).open()
+    return _Opener(recipe, in_place).open()
 
 
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
@@ -95,7 +93,6 @@ def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dic
 class _Opener:
     recipe: Recipe
     in_place: bool
-    log: Log
 
     def open(self) -> Sources:
         opened: dict[str, Checkpoint] = {}
@@ -144,9 +141,7 @@ class _Opener:
         """A source of any kind, with an adapter added to it if one is given."""
         source, patterns = str(entry.source), self.recipe.place_patterns
         refuse_unfinished(Path(source))
-        opened = open_any(
-            Given(source, entry.revision, patterns, self.in_place, whole, log=self.log)
-        )
+        opened = open_any(Given(source, entry.revision, patterns, self.in_place, whole))
         if adapter is None:
             return opened
         with error_context("adapter"):
