@@ -27,15 +27,17 @@ from layerswap.evaluation.statistics import Classified, Interval, Values, studen
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, read_answers, write_answers
 from layerswap.experiment.conditions import Condition
 from research import ten_languages
-from research.inputs import headlines
+from research.inputs import balanced_tweets, english_tweets, headlines
 from research.inputs import table as rows_of
 from research.markdown import Table, points, table
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "baselines"
+TWEETS = "tweets"
 TASKS = {
     "headlines": ("masakhanews", "headline", ten_languages.CODE_OF),
     "sentences": ("sib200", "text", {"sw": "swh_Latn", "ha": "hau_Latn", "yo": "yor_Latn"}),
+    TWEETS: ("afrisenti", "tweet", {"sw": "swa", "ha": "hau", "yo": "yor"}),
 }
 """Folder of the published files, column of the text, and codes in file names, by task."""
 LEFT_OUT = "religion"
@@ -60,6 +62,8 @@ ENCODER, LABELS = f"{VECTORS}, English rows", f"{LINEAR}, {ALL}"
 
 def documents(published: Path, task: str, code: str, split: str) -> list[tuple[str, str]]:
     """Texts and labels of a split, in the order of the benchmark's documents."""
+    if task == TWEETS:
+        return balanced_tweets(published, code)[split]
     folder, column, _ = TASKS[task]
     read = rows_of(published / folder / f"{code}.{split}.tsv")
     return [(row[column], row["category"]) for row in read if row["category"] != LEFT_OUT]
@@ -70,6 +74,8 @@ def english(published: Path, task: str) -> list[tuple[str, str]]:
     if task == "headlines":
         return [(row["headline"], row["category"]) for row in headlines(published)
                 if row["category"] != LEFT_OUT]  # fmt: skip
+    if task == TWEETS:
+        return [(row["text"], row["label"]) for row in english_tweets(published)]
     return documents(published, task, "eng_Latn", "train")
 
 

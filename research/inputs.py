@@ -116,27 +116,30 @@ def drawn(rows: Sequence[tuple[str, str]], each: int, rng: random.Random) -> lis
     return kept
 
 
-def write_tweets(published: Path, out: Path) -> None:
-    """Write balanced tweets to evaluate on; the Swahili ones come from the training split too.
+def balanced_tweets(published: Path, code: str) -> dict[str, list[tuple[str, str]]]:
+    """Balanced tweets to evaluate on, by split; the Swahili ones come from the training split too.
 
     Its test split has 80 negative tweets, and no tweet of these languages is trained on.
     """
+    rng, folder = random.Random(SEED), published / "afrisenti"
+    development, test = (tweets(folder / f"{code}.{split}.tsv") for split in ("dev", "test"))
+    more = tweets(folder / f"{code}.train.tsv") if code == "swa" else []
+    known = {text for text, _ in development}
+    fresh: dict[str, str] = {}
+    for text, label in [*test, *more]:
+        if text and text not in known:
+            fresh.setdefault(text, label)
+    return {split: drawn(rows, TWEETS[split], rng)
+            for split, rows in (("dev", development), ("test", list(fresh.items())))}  # fmt: skip
+
+
+def write_tweets(published: Path, out: Path) -> None:
+    """Write `balanced_tweets` of all languages."""
     out.mkdir(parents=True, exist_ok=True)
     for code in NEWS:
-        rng = random.Random(SEED)
-        folder = published / "afrisenti"
-        development, test = (tweets(folder / f"{code}.{split}.tsv") for split in ("dev", "test"))
-        more = tweets(folder / f"{code}.train.tsv") if code == "swa" else []
-        known = {text for text, _ in development}
-        fresh: dict[str, str] = {}
-        for text, label in [*test, *more]:
-            if text and text not in known:
-                fresh.setdefault(text, label)
-        for split, rows in (("dev", development), ("test", list(fresh.items()))):
+        for split, rows in balanced_tweets(published, code).items():
             with (out / f"{code}.{split}.tsv").open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, delimiter="\t")
-                writer.writerow(["tweet", "label"])
-                writer.writerows(drawn(rows, TWEETS[split], rng))
+                csv.writer(file, delimiter="\t").writerows([("tweet", "label"), *rows])
 
 
 def english_tweets(published: Path) -> Iterable[Row]:

@@ -8,8 +8,9 @@ from sentences import check_sentence
 
 from layerswap.evaluation.classifier import LabelledTexts
 from layerswap.evaluation.statistics import paired_over_groups
+from layerswap.experiment.conditions import DEFAULT
 from layerswap.lab.quickstart import shipped
-from research import answers, baselines, labels, markdown
+from research import answers, baselines, labels, markdown, transfer
 from research import languages as design
 
 DOCUMENTS = {
@@ -124,9 +125,17 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
         [labels.classified(code, start, labels.ALL, labels.LONGER).right
          for code in labels.LANGUAGES] for start in (swap, task)
     ))  # fmt: skip
+    tweets = {by.language: by.scores[DEFAULT] for by in transfer.results("sentiment-transfer")}
+    by_encoder, by_labels = (
+        paired_over_groups([baselines.right("tweets", code, name) for code in tweets],
+                           [*tweets.values()])
+        for name in (baselines.ENCODER, baselines.LABELS)
+    )  # fmt: skip
     ceiling = markdown.per_cent(labels.in_english()).replace(" ", "% ", 1)
     assert f"two task experts answer {ceiling} of our" in page
     said = (
+        (by_encoder, "English rows is 5.9 points above the swap [2.6, 9.3]"),
+        (by_labels, "the linear classifier on 99 labels 9.6 [5.9, 13.5]"),
         (
             labels.gain(swap, task, 100, codes=headlines),
             "the swap is 1.9 points above the task expert [0.2, 3.7]",
