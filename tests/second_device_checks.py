@@ -146,6 +146,7 @@ def test_play(given):
 def test_linearity_and_fisher(experts, tmp_path):
     from safetensors.torch import load_file
 
+    from layerswap.evaluation.examples import Tokens
     from layerswap.evaluation.fisher import FISHER_WEIGHTS, estimate_fisher
     from layerswap.evaluation.linearity import additivity
 
@@ -162,7 +163,8 @@ def test_linearity_and_fisher(experts, tmp_path):
     for name in here:
         torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-7)
     pair = (experts["task"], experts["task"], experts["language"])
-    here, there = (additivity(*pair, [[5, 9, 13, 2], [30, 31]], device=d) for d in ("cpu", DEVICE))
+    texts = [Tokens((5, 9, 13, 2), range(1, 4)), Tokens((30, 31), range(1, 2))]
+    here, there = (additivity(*pair, texts, device=d) for d in ("cpu", DEVICE))
     assert there.logits == pytest.approx(here.logits, rel=1e-3)
 
 

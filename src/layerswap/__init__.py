@@ -19,8 +19,8 @@ from layerswap.versions import __version__
 if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint  # noqa: F401
     from layerswap.compose import Blend, Composition, Recipe, Zones, parse_recipe, read_recipe  # noqa: F401
-    from layerswap.deltas import Atlas  # noqa: F401
-    from layerswap.deltas import measure_delta as delta  # noqa: F401
+    from layerswap.deltas.atlas import Atlas  # noqa: F401
+    from layerswap.deltas.atlas import measure_delta as delta  # noqa: F401
     from layerswap.engine import Sampling, Sweep  # noqa: F401
     from layerswap.evaluation.fisher import estimate_fisher  # noqa: F401
     from layerswap.experiment.evaluations import evaluate  # noqa: F401
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.training.expert.trainer import train  # noqa: F401
 
 _HOME = {
-    "Atlas": "deltas",
+    "Atlas": "deltas.atlas",
     "Blend": "compose",
     "Checkpoint": "checkpoint",
     "Composition": "compose",
@@ -54,7 +54,7 @@ _HOME = {
     "Sweep": "engine",
     "Zones": "compose",
     "compare": "experiment.runs",
-    "delta": "deltas:measure_delta",
+    "delta": "deltas.atlas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
     "evaluate": "experiment.evaluations",
     "instruct": "merge",

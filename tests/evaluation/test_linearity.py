@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from merging import save_expert, save_near, tiny_llama
-from refusals import refused
 from transformers import AutoModelForCausalLM
 
 from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import Line, additivity, connectivity
-from layerswap.ground.errors import EvaluationError
 
 TEXTS = [[3, 7, 11, 2, 9], [5, 8, 1], [30, 31, 2, 4, 4, 17, 9]]
+READ = [Tokens(tuple(text), range(1, len(text))) for text in TEXTS]
 PROMPTS = [1, 2, 4]
 """Tokens of each text that are not to be predicted, in the test that asks for it."""
 
@@ -64,7 +63,7 @@ def interpolated(a, b, other, at, layer):
 
 def test_the_loss_along_the_line_is_that_of_the_blended_models(trio):
     base, task, language = trio
-    found = connectivity(task, language, TEXTS, steps=2, batch_size=2)
+    found = connectivity(task, language, READ, steps=2, batch_size=2)
     assert found.whole.positions == (0.0, 0.5, 1.0)
     a, b = weights(task), weights(language)
     for layer, line in ((None, found.whole), *enumerate(found.layers)):
@@ -93,7 +92,7 @@ def test_checkpoints_of_half_precision_are_measured_in_float32(trio, tmp_path):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         model.save_pretrained(tmp_path / folder.name)
         small.append(tmp_path / folder.name)
-    found = connectivity(*small, TEXTS, steps=3)
+    found = connectivity(*small, READ, steps=3)
     a, b = ({n: t.float() for n, t in weights(folder).items()} for folder in small)
     for at, value in zip(found.whole.positions, found.whole.losses, strict=True):
         between = interpolated(a, b, a, at, None)
@@ -119,7 +118,7 @@ def departure(s, x, y, z) -> float:
 
 
 def test_departure_is_that_of_the_four_models(trio):
-    found = additivity(*trio, TEXTS, batch_size=2)
+    found = additivity(*trio, READ, batch_size=2)
     computed = []
     for one in four(trio):
         model = AutoModelForCausalLM.from_pretrained(trio[0])
@@ -132,18 +131,3 @@ def test_departure_is_that_of_the_four_models(trio):
         computed.append([torch.cat(parts) for parts in zip(*read, strict=True)])
     for i, value in enumerate((*found.layers, found.logits)):
         assert value == pytest.approx(departure(*(one[i] for one in computed)), rel=1e-3)
-
-
-REFUSED = {
-    "no text": ([], {}, "there is no text to measure on"),
-    "short": ([[1, 2], [3]], {}, "text 1 has 1 tokens and none to predict; leave it out"),
-    "cut off": ([Tokens((1, 2), range(2, 2))], {}, "text 0 has 2 tokens and none to predict; lea"),
-    "steps": (TEXTS, {"steps": 0}, "a line has 1 step or more, not 0"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_wrong_arguments_are_refused(trio, case):
-    texts, settings, message = REFUSED[case]
-    said = refused(EvaluationError, connectivity, trio[1], trio[2], texts, **settings)
-    assert said.startswith(message)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from layerswap.checkpoint import Place
-from layerswap.deltas import Atlas
+from layerswap.deltas.atlas import Atlas
 from layerswap.deltas.measure import TensorChange
 from layerswap.ground.errors import LayerswapError
 from layerswap.report.delta_map import draw_maps, label_of, map_of, write_atlas

@@ -103,7 +103,7 @@ def composability(table: Path, *, merged: str, figure: Path | None = None) -> No
     Example: layerswap analyse composability merges.csv --merged mgsm_sw --figure signals.svg
 
     Options:
-        table MERGES.csv: One row per merge: CSV or Parquet.
+        table MERGES.csv: One row per merge: CSV, TSV or JSON Lines.
         merged: Column with the scores of the merges.
         figure: SVG file to write, with the correlations drawn.
     """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layerswap.ground.errors import EvaluationError, RecipeError
+from layerswap.ground.errors import RecipeError
 from layerswap.reading.files import FORMATS, format_of, lines_of, rows_of, unpacked
 
 
@@ -25,26 +25,6 @@ class Tokens:
 
     ids: tuple[int, ...]
     predicted: range
-
-
-Tokenized = Tokens | Sequence[int]
-"""An example as tokens; of plain token ids, all but the first are predicted."""
-
-
-def as_tokens(texts: Sequence[Tokenized]) -> list[Tokens]:
-    """Mark the tokens to predict in each text; each must have at least one."""
-    tokens = [
-        text if isinstance(text, Tokens) else Tokens(tuple(text), range(1, len(text)))
-        for text in texts
-    ]
-    if not tokens:
-        raise EvaluationError("there is no text to measure on")
-    for index, text in enumerate(tokens):
-        if not text.predicted:
-            raise EvaluationError(
-                f"text {index} has {len(text.ids)} tokens and none to predict; leave it out"
-            )
-    return tokens
 
 
 def read_examples(path: Path) -> list[Example]:

@@ -18,7 +18,7 @@ from layerswap.compose.schema import Override
 from layerswap.engine.rows import batches
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
-from layerswap.evaluation.examples import Tokenized, as_tokens, read_examples, tokenize
+from layerswap.evaluation.examples import Tokens, read_examples, tokenize
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike
 from layerswap.merge import Plan, make_plan
@@ -49,7 +49,7 @@ def additivity(
     base: PathLike,
     task: PathLike,
     language: PathLike,
-    texts: Sequence[Tokenized],
+    texts: Sequence[Tokens],
     *,
     batch_size: int = 8,
     dtype: str = "float32",
@@ -62,12 +62,11 @@ def additivity(
     """
     import torch
 
-    read = as_tokens(texts)
     plans = _four_plans(base, task, language, dtype)
     virtual = VirtualModel(plans, device=device)
     sums = np.zeros((len(virtual.layers) + 1, 2))
     with torch.inference_mode():
-        for ids, mask in batches([text.ids for text in read], batch_size):
+        for ids, mask in batches([text.ids for text in texts], batch_size):
             inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
             states = [_states(virtual, index, inputs) for index in range(len(plans))]
             real = inputs["attention_mask"].bool()
@@ -155,7 +154,7 @@ class Connectivity:
 def connectivity(
     task: PathLike,
     language: PathLike,
-    texts: Sequence[Tokenized],
+    texts: Sequence[Tokens],
     *,
     steps: int = 4,
     batch_size: int = 16,
@@ -168,9 +167,6 @@ def connectivity(
     nothing, and shares the work of common layers. The other weights are the task expert's while one
     layer is interpolated (Adilova et al., 2024, interpolate one layer of a trained model).
     """
-    if steps < 1:
-        raise EvaluationError(f"a line has 1 step or more, not {steps}")
-    read = as_tokens(texts)
     experts = {"task": os.fspath(task), "language": os.fspath(language)}
     recipe = {"experts": experts, "soup": {"experts": ["task"]}, "bake": True, "dtype": dtype}
     opened = make_plan(check_recipe(recipe, where="linearity"))
@@ -181,9 +177,9 @@ def connectivity(
         for at in positions
     ]
     requests = [(text.ids[: text.predicted.start], text.ids[text.predicted.start :])
-                for text in read]  # fmt: skip
+                for text in texts]  # fmt: skip
     scores = Sweep(plans, device=device).loglikelihood(requests, batch_size=batch_size)
-    predicted = sum(len(text.predicted) for text in read)
+    predicted = sum(len(text.predicted) for text in texts)
     losses = (-scores.logprob.sum(-1) / predicted).reshape(-1, len(positions))
     whole, *layers = (Line(positions, tuple(map(float, row))) for row in losses)
     return Connectivity(whole, tuple(layers))
@@ -255,7 +251,8 @@ def measure_linearity(
     checkpoint = open_checkpoint(base)
     tokenizer = load_tokenizer(checkpoint.folder, named=checkpoint.identity)
     read = [tokenize(example, tokenizer, max_length) for example in examples]
-    texts = [tokens for tokens in read if tokens.predicted]
+    if not (texts := [tokens for tokens in read if tokens.predicted]):
+        raise EvaluationError(f"{text}: no text has two tokens, so there is nothing to predict")
     line = connectivity(task, language, texts, dtype=dtype, device=device, **settings)
     sums = additivity(base, task, language, texts, dtype=dtype, device=device)
     predicted = sum(len(tokens.predicted) for tokens in texts)

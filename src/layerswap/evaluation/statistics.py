@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.ground.errors import RecipeError, one_line
+from layerswap.ground.errors import RecipeError
 from layerswap.ground.yaml_file import nearest
+from layerswap.reading.files import rows_of
 
 LEVEL = 0.95
 """Level of an interval."""
@@ -390,25 +392,16 @@ class Predictor:
 
 
 def read_merges(path: Path, merged: str) -> tuple[dict[str, list[float]], list[float]]:
-    """Read signals and quality of merges from a CSV or Parquet table with one row per merge.
+    """Read signals and quality of merges from a CSV or JSON Lines table with one row per merge.
 
     The column `merged` has the scores of the merges; every other numeric column is a signal.
     """
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    read = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.csv.read_csv
-    try:
-        table = read(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        why = one_line(error, 160)
-        raise RecipeError(f"{path}: cannot be read ({why})") from None
-    numeric = {
-        field.name: [float("nan") if v is None else float(v) for v in table[field.name].to_pylist()]
-        for field in table.schema
-        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
-    }
+    rows = list(rows_of(path))
+    numeric: dict[str, list[float]] = {}
+    for name in rows[0] if rows else ():
+        with suppress(ValueError, TypeError):  # a column of texts
+            cells = (row[name] for row in rows)
+            numeric[name] = [np.nan if cell in (None, "") else float(cell) for cell in cells]
     if merged not in numeric:
         raise RecipeError(f"{path}: no numeric column {merged!r}{nearest(merged, list(numeric))}")
     gaps = sorted(name for name, values in numeric.items() if not np.isfinite(values).all())
