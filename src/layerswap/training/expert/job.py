@@ -29,7 +29,14 @@ from layerswap.training.expert.hyperparameters import (
 from layerswap.training.expert.save import CHECKPOINTS, LIBRARIES, read_training
 from layerswap.training.expert.spec import Data, ExpertSpec, Files
 from layerswap.training.expert.trainable import Part, trained_parts
-from layerswap.training.mix.card import CARD, SPLITS, boundary_warning, load_saved, template_warning
+from layerswap.training.mix.card import (
+    CARD,
+    SPLITS,
+    boundary_warning,
+    load_saved,
+    rendered,
+    template_warning,
+)
 from layerswap.training.mix.examples import PROMPT_COLUMNS
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.versions import need_extras, versions
@@ -214,19 +221,14 @@ def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> Non
         )
     for kind, split in (("row", rows.train), ("validation row", rows.validation or ())):
         for number, row in enumerate(split, start=1):
-            turns = [turn for column in row.values() for turn in column]
             try:
-                tokenizer.apply_chat_template(turns, tokenize=False)
-                if "prompt" in row:
-                    tokenizer.apply_chat_template(
-                        row["prompt"], tokenize=False, add_generation_prompt=True
-                    )
+                rendered(row, tokenizer)
             except Exception as error:  # a template is a program, and may raise anything
                 reason = one_line(error) or type(error).__name__
+                roles = [turn["role"] for column in row.values() for turn in column]
                 raise TrainingError(
                     f"{base.source}: its chat template fails on {kind} {number} of {rows.name}, "
-                    f"with the roles {', '.join(turn['role'] for turn in turns)} ({reason}); "
-                    f"{remedy}"
+                    f"with the roles {', '.join(roles)} ({reason}); {remedy}"
                 ) from None
 
 
@@ -244,10 +246,8 @@ def _check_tokens(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> None:
             token = getattr(tokenizer, role)
             raise TrainingError(f"{base.source}: {role} {token!r} has no row; {remedy}")
     for number, row in enumerate(rows.train, start=1):
-        values = [value for value in row.values() if value]
-        turns = [turn for value in values if isinstance(value, list) for turn in value]
-        text = tokenizer.apply_chat_template(turns, tokenize=False) if turns else "".join(values)
-        if strange := [i for i in tokenizer(text)["input_ids"] if i >= size]:
+        ids = tokenizer(rendered(row, tokenizer)[1])["input_ids"]
+        if strange := [i for i in ids if i >= size]:
             token = tokenizer.convert_ids_to_tokens(strange[0])
             raise TrainingError(
                 f"{rows.name}: row {number} has the token {token!r}, which has no row; {remedy}"

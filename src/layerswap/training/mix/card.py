@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from os.path import commonprefix
 from pathlib import Path
@@ -145,6 +145,18 @@ def _few_rows(built: BuiltMix) -> list[str]:
     ]
 
 
+def rendered(row: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
+    """Return a row's prompt as evaluation writes it, empty without one, and the whole row."""
+    if isinstance(next(iter(row.values())), str):
+        return row.get("prompt", ""), "".join(row.values())
+    turns = [turn for column in row.values() for turn in column]
+    whole = tokenizer.apply_chat_template(turns, tokenize=False)
+    if not row.get("prompt"):
+        return "", whole
+    template = tokenizer.apply_chat_template
+    return template(row["prompt"], tokenize=False, add_generation_prompt=True), whole
+
+
 def boundary_warning(rows: Dataset, tokenizer: Any) -> str | None:
     """Warn if a prompt's tokens are not a prefix of the tokens of prompt and completion.
 
@@ -174,9 +186,7 @@ def template_warning(rows: Dataset, tokenizer: Any) -> str | None:
     """Warn if a chat template opens an answer in evaluation otherwise than in training rows."""
     if "prompt" not in rows.column_names or not len(rows) or isinstance(rows[0]["prompt"], str):
         return None
-    row = rows[0]
-    whole = tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
-    asked = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+    asked, whole = rendered(rows[0], tokenizer)
     if whole.startswith(asked):
         short, long = tokenizer([asked, whole], add_special_tokens=False)["input_ids"]
         if long[: len(short)] == short:
@@ -257,23 +267,11 @@ def length_warning(
 
 def _sizes(rows: Dataset, tokenizer: Any) -> Iterator[tuple[int, int]]:
     """Yield the tokens of each row's prompt, and of the whole row with its end."""
-
-    def count(text: str, **options: Any) -> int:
-        return len(tokenizer(text, verbose=False, **options)["input_ids"])
-
     for row in rows:
-        prompt, whole = row.get("prompt", ""), "".join(map(str, row.values()))
-        if isinstance(next(iter(row.values())), list):
-            turns = [turn for column in row.values() for turn in column]
-            whole = tokenizer.apply_chat_template(turns, tokenize=False)
-            if prompt:
-                prompt = tokenizer.apply_chat_template(
-                    prompt, tokenize=False, add_generation_prompt=True
-                )
-            options = {"add_special_tokens": False}
-            yield count(prompt, **options) if prompt else 0, count(whole, **options)
-        else:
-            yield count(prompt) if prompt else 0, count(whole) + 1
+        plain = isinstance(next(iter(row.values())), str)
+        texts = [*rendered(row, tokenizer)]
+        prompt, whole = tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
+        yield len(prompt), len(whole) + plain  # a chat template writes the end itself
 
 
 def markdown(mix: Mix, card: dict[str, Any]) -> str:
