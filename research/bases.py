@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from layerswap.evaluation.bases import Sample, count_tokens, measured, spelling_bits
+from layerswap.evaluation.bases import count_tokens, is_spaced, measured, spelling_bits
 
 HERE = Path(__file__).parent
 TABLE = HERE / "bases" / "udhr.csv"
@@ -67,7 +67,7 @@ def measure(package: Path, bases: Sequence[str], seconds: float) -> None:
             rows[code, base] = {
                 "code": code, "language": name, "base": base, "tokens": int(one.tokens.sum()),
                 "byte_tokens": int(one.byte_tokens.sum()), "unknown": one.unknown,
-                "words": words if Sample(articles).spaced else "",
+                "words": words if is_spaced(articles) else "",
                 "characters": sum(map(len, articles)),
                 "bytes": sum(len(article.encode()) for article in articles),
             }  # fmt: skip
@@ -85,7 +85,7 @@ def measure(package: Path, bases: Sequence[str], seconds: float) -> None:
         every = spelling_bits(articles)
         floor = float(sum(every[number - 1] for number in ASKED))
         for base, (model, tokenizer) in loaded.items():
-            (one,) = measured(model, tokenizer, [asked])
+            one = measured(model, tokenizer, asked)
             bits = "" if one.bits is None else round(float(one.bits.sum()), 1)
             rows[code, base] |= {
                 "asked_bytes": size, "bits": bits, "spelling_bits": round(floor, 1)

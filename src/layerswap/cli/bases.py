@@ -20,7 +20,6 @@ def bases(
     text: str,
     base: list[str],
     *,
-    parallel: str | None = None,
     lines: Annotated[int, Option(min=10)] = 100,
     tokenizer_only: bool = False,
     device: options.Device = None,
@@ -35,7 +34,6 @@ def bases(
     Options:
         text TEXT: Text in the language, line by line.
         base BASE...: Folders, GGUF files or Hub ids.
-        parallel FILE: English translation of TEXT, line by line.
         lines: Lines to read, evenly spaced over TEXT.
         tokenizer_only: Count tokens alone, without weights.
     """
@@ -44,19 +42,18 @@ def bases(
 
     if twice := next((source for source in base if base.count(source) > 1), None):
         raise RecipeError(f"{twice}: is given twice; name each base once")
-    sample = read_sample(text, parallel, lines)
-    texts = [sample.lines, *([sample.english] if sample.english else [])]
+    sample = read_sample(text, lines)
     counts = []
     with output.step_progress("reading", len(base), "bases") as step:
         for source in base:
-            counts.append(count_base(source, texts, weights=not tokenizer_only, device=device))
+            counts.append(count_base(source, sample, weights=not tokenizer_only, device=device))
             step(1)
     readings = [
         describe(source, sample, counted) for source, counted in zip(base, counts, strict=True)
     ]
-    best = find_best(sample, [counted[0] for counted in counts])
+    best = find_best(sample, counts)
     facts = {
-        "lines": len(sample.lines),
+        "lines": len(sample),
         "best": None if best is None else base[best],
         "bases": [{**asdict(reading), "verdict": reading.verdict} for reading in readings],
     }
@@ -73,11 +70,8 @@ def base_table(readings: Sequence[Reading], best: int | None = None) -> Table:
         "tokens per word": ("per_word", ""),
         "tokens per character": ("per_character", ""),
         "byte tokens": ("byte_tokens", "%"),
-        "tokens / English": ("tokens_to_english", ""),
         "bits per byte": ("bits_per_byte", ""),
         "spelling alone": ("spelling", ""),
-        "English bits per byte": ("english_bits_per_byte", ""),
-        "bits / English": ("bits_to_english", ""),
         "verdict": ("verdict", ""),
     }
     kept = {name: measure for name, measure in measures.items()

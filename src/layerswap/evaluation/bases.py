@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,20 +36,6 @@ MOST_BYTES = 0.5
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Lines of a text, with their English translation if there is one."""
-
-    lines: Sequence[str]
-    english: Sequence[str] = ()
-
-    @property
-    def spaced(self) -> bool:
-        """True if the script writes spaces between words."""
-        words = sum(len(line.split()) for line in self.lines)
-        return sum(map(len, self.lines)) <= LONGEST_WORD * words
-
-
-@dataclass(frozen=True)
 class Counts:
     """What a base makes of each line, float64 `(lines,)`."""
 
@@ -61,16 +47,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a base reads a sample; ratios over all lines, with 95% intervals over lines."""
+    """How a base reads a text; ratios over all lines, with 95% intervals over lines."""
 
     base: str
     per_word: Interval | None  # tokens; None for a script without spaces
     per_character: Interval  # tokens
     byte_tokens: Interval  # share of the tokens
-    tokens_to_english: Interval | None  # tokens of the text / tokens of its translation
     bits_per_byte: Interval | None
-    english_bits_per_byte: Interval | None
-    bits_to_english: Interval | None  # bits of the text / bits of its translation
     spelling: float | None  # bits per byte of `spelling_bits`
     better_than_spelling: Interval | None  # bits per byte of the spelling model minus the base's
     note: str = ""
@@ -108,30 +91,26 @@ class Reading:
 # --- texts ---
 
 
-def read_sample(text: str, english: str | None = None, count: int = LINES) -> Sample:
-    """Read evenly spaced lines of a text, and the same lines of its translation.
+def read_sample(text: str, count: int = LINES) -> Sequence[str]:
+    """Read evenly spaced lines of a text.
 
     Raises:
-        DataError: a file is not plain text, the two are not aligned, or there are too few lines.
+        DataError: the file is not plain text, or there are too few lines.
     """
-    files = [text, english] if english else [text]
-    for file in files:
-        check_text(file)
-    columns = [list(lines_of(file)) for file in files]
-    if english and len(columns[0]) != len(columns[1]):
+    check_text(text)
+    lines = [line.strip() for line in lines_of(text) if line.strip()]
+    if len(lines) < FEWEST_LINES:
         raise DataError(
-            f"{text} and {english}: {len(columns[0]):,} and {len(columns[1]):,} lines; a text and "
-            "its translation are aligned by line"
-        )
-    rows = [row for row in zip(*columns, strict=True) if all(line.strip() for line in row)]
-    if len(rows) < FEWEST_LINES:
-        raise DataError(
-            f"{text}: {len(rows)} lines, too few for an interval; give at least {FEWEST_LINES}, "
+            f"{text}: {len(lines)} lines, too few for an interval; give at least {FEWEST_LINES}, "
             "one sentence each"
         )
-    taken = evenly_spaced(rows, count)
-    lines, *translated = (tuple(map(str.strip, column)) for column in zip(*taken, strict=True))
-    return Sample(lines, *translated)
+    return evenly_spaced(lines, count)
+
+
+def is_spaced(lines: Sequence[str]) -> bool:
+    """True if the script writes spaces between words."""
+    words = sum(len(line.split()) for line in lines)
+    return sum(map(len, lines)) <= LONGEST_WORD * words
 
 
 # --- tokens and bits ---
@@ -237,17 +216,13 @@ def _share(
 
 
 def count_base(
-    source: str,
-    samples: Sequence[Sequence[str]],
-    *,
-    weights: bool = True,
-    device: str | None = None,
-) -> list[Counts]:
-    """Count the tokens of several texts under a base, and with `weights` their bits.
+    source: str, lines: Sequence[str], *, weights: bool = True, device: str | None = None
+) -> Counts:
+    """Count the tokens of lines under a base, and with `weights` their bits.
 
     Args:
         source: folder, GGUF file or Hub id; without `weights` no weights are downloaded or read.
-        samples: texts as lines.
+        lines: lines of a text.
         weights: load the model.
         device: device of the model; a GPU if there is one.
 
@@ -263,24 +238,19 @@ def count_base(
 
     folder, gguf = _located(source, weights=weights)
     tokenizer = load_tokenizer(folder, named=source, gguf=gguf)
-    counts = [count_tokens(tokenizer, lines) for lines in samples]
     if not weights:
-        return counts
+        return count_tokens(tokenizer, lines)
     on = open_device(pick_device(device))
     dtype = "float32" if on.type == "cpu" else "auto"
     model: Any = load_causal_lm(folder, dtype=dtype, named=source, gguf=gguf)
-    return measured(model.to(on), tokenizer, samples)
+    return measured(model.to(on), tokenizer, lines)
 
 
-def measured(model: Any, tokenizer: Any, samples: Sequence[Sequence[str]]) -> list[Counts]:
-    """Count tokens and bits of several texts under a model in memory."""
-    made = []
-    for lines in samples:
-        counts = count_tokens(tokenizer, lines)
-        # An unknown token stands for many characters, so its bits are too few.
-        bits = None if counts.unknown else bits_of(model, tokenizer, lines)
-        made.append(Counts(counts.tokens, counts.byte_tokens, counts.unknown, bits))
-    return made
+def measured(model: Any, tokenizer: Any, lines: Sequence[str]) -> Counts:
+    """Count tokens and bits of lines under a model in memory."""
+    counts = count_tokens(tokenizer, lines)
+    # An unknown token stands for many characters, so its bits are too few.
+    return counts if counts.unknown else replace(counts, bits=bits_of(model, tokenizer, lines))
 
 
 def _located(source: str, *, weights: bool) -> tuple[str, str | None]:
@@ -297,46 +267,35 @@ def _located(source: str, *, weights: bool) -> tuple[str, str | None]:
     return str(file.parent), file.name
 
 
-def describe(base: str, sample: Sample, counts: Sequence[Counts]) -> Reading:
-    """Compute ratios with intervals from the counts of a sample's lines and translations."""
-    text, english = counts[0], counts[1] if sample.english else None
-    words = np.array([len(line.split()) for line in sample.lines], float)
-    size = _bytes(sample.lines)
-    english_bits = None if english is None else english.bits
-    floor = None if text.bits is None else spelling_bits(sample.lines)
-    better = None if floor is None or text.bits is None else floor - text.bits
+def describe(base: str, lines: Sequence[str], counts: Counts) -> Reading:
+    """Compute ratios with intervals from the counts of lines."""
+    words = np.array([len(line.split()) for line in lines], float)
+    size, bits = _bytes(lines), counts.bits
+    floor = None if bits is None else spelling_bits(lines)
     return Reading(
         base=base,
-        per_word=ratio_interval(text.tokens, words) if sample.spaced else None,
-        per_character=ratio_interval(text.tokens, np.array([*map(len, sample.lines)], float)),
-        byte_tokens=ratio_interval(text.byte_tokens, text.tokens),
-        tokens_to_english=_ratio(text.tokens, None if english is None else english.tokens),
-        bits_per_byte=_ratio(text.bits, size),
-        english_bits_per_byte=_ratio(english_bits, _bytes(sample.english)),
-        bits_to_english=_ratio(text.bits, english_bits),
+        per_word=ratio_interval(counts.tokens, words) if is_spaced(lines) else None,
+        per_character=ratio_interval(counts.tokens, np.array([*map(len, lines)], float)),
+        byte_tokens=ratio_interval(counts.byte_tokens, counts.tokens),
+        bits_per_byte=None if bits is None else ratio_interval(bits, size),
         spelling=None if floor is None else float(floor.sum() / size.sum()),
-        better_than_spelling=_ratio(better, size),
-        note=f"{text.unknown:,} tokens stand for unknown characters, so it has no bits per byte"
-        if text.unknown
+        better_than_spelling=None
+        if floor is None or bits is None
+        else ratio_interval(floor - bits, size),
+        note=f"{counts.unknown:,} tokens stand for unknown characters, so it has no bits per byte"
+        if counts.unknown
         else "",
     )
 
 
-def _ratio(
-    parts: npt.NDArray[np.float64] | None, wholes: npt.NDArray[np.float64] | None
-) -> Interval | None:
-    """Compute a ratio over lines; None if one of the two was not measured."""
-    return None if parts is None or wholes is None else ratio_interval(parts, wholes)
-
-
-def find_best(sample: Sample, counts: Sequence[Counts]) -> int | None:
+def find_best(lines: Sequence[str], counts: Sequence[Counts]) -> int | None:
     """Find the base with the fewest bits; None unless it is below each other one with 95%.
 
     All bases are compared on the same resampled lines.
     """
     if len(counts) < 2 or any(base.bits is None for base in counts):
         return None
-    size, bits = _bytes(sample.lines), [np.asarray(base.bits) for base in counts]
+    size, bits = _bytes(lines), [np.asarray(base.bits) for base in counts]
     best = min(range(len(bits)), key=lambda i: float(bits[i].sum()))
     others = [bits[i] for i in range(len(bits)) if i != best]
     return best if all(ratio_interval(bits[best] - row, size).high < 0 for row in others) else None
@@ -347,8 +306,8 @@ def glance(base: str, model: Any, tokenizer: Any, texts: Sequence[str]) -> Readi
     full = [" ".join(text.split())[:GLANCE_CHARACTERS].strip() for text in texts if text.strip()]
     if len(full) < FEWEST_LINES:
         return None
-    sample = Sample(evenly_spaced(full, GLANCE))
-    return describe(base, sample, measured(model, tokenizer, [sample.lines]))
+    lines = evenly_spaced(full, GLANCE)
+    return describe(base, lines, measured(model, tokenizer, lines))
 
 
 def _bytes(lines: Sequence[str]) -> npt.NDArray[np.float64]:
