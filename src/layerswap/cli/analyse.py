@@ -16,7 +16,6 @@ def delta(
     base: options.Base,
     experts: options.Experts,
     out: options.OutFolder,
-    axis: options.Axis = "input",
     threshold: Annotated[float | None, Option(min=0)] = None,
     numbers: bool = False,
     overwrite: options.Overwrite = False,
@@ -47,7 +46,7 @@ def delta(
             f"note: {tokenizers}; the changes of embedding and head are between other tokens"
         )
     with output.step_progress("reading", subjects.nbytes, "bytes") as progress:
-        atlas = measure(subjects, axis=axis, threads=threads, progress=progress)
+        atlas = measure(subjects, threads=threads, progress=progress)
     lines = write_atlas(atlas, out, threshold=threshold, numbers=numbers, overwrite=overwrite)
     facts = {**atlas_facts(atlas, threshold), "folder": str(out.expanduser().absolute())}
     output.finish("delta", facts, lines)

@@ -133,7 +133,7 @@ def write_atlas(
         above = ", ".join(f"{value:.2g} ({expert})" for expert, value in at.items())
         if threshold is not None:
             above = f"{threshold:.2g}"
-        caption = f"rows ({atlas.axis} features) with a MAV above {above}"
+        caption = f"rows (input features) with a MAV above {above}"
         drawn = draw_changes(atlas, threshold, caption=caption, numbers=numbers)
         drawn.save(folder / "map")
     return _lines(atlas, target)
@@ -158,7 +158,6 @@ def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
     }
     return {
         "base": atlas.base,
-        "axis": atlas.axis,
         "thresholds_mav": thresholds_of(atlas, threshold),
         "experts": experts,
     }
