@@ -14,7 +14,6 @@ from layerswap.experiment.results import Results
 from layerswap.ground.errors import LayerswapError
 from layerswap.report.tables import (
     STAR,
-    Count,
     Difference,
     Number,
     Share,
@@ -251,7 +250,9 @@ def _spoken(code: str) -> str:
         return code
 
 
-def _documents(model: str, same: Sequence[Compared]) -> Count:
+def _documents(model: str, same: Sequence[Compared]) -> Number:
     """Number of compared documents, and the model's total if larger."""
     known = [by for by in same if model in by.scores]
-    return Count(sum(len(by.scores[model]) for by in known), sum(by.counts[model] for by in known))
+    compared = sum(len(by.scores[model]) for by in known)
+    whole = sum(by.counts[model] for by in known)
+    return Number(compared, text=f"{compared:,}" + f" of {whole:,}" * (whole != compared))

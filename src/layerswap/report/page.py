@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import visible
 from layerswap.report.drawing import stylesheet, variables
-from layerswap.report.tables import Table, range_words, slug, words_of
+from layerswap.report.tables import Table, Words, slug, words_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -166,16 +166,6 @@ def _shortened(text: str) -> str:
     return "\n".join(map(visible, end.split("\n")))
 
 
-class ShownCell(NamedTuple):
-    """A cell of a table on a page."""
-
-    words: str
-    range: str = ""  # the interval, in small print
-
-
-def _cell(cell: Any, unit: str) -> ShownCell:
+def _cell(cell: Any, unit: str) -> Words:
     words = words_of(cell, unit)
-    if isinstance(words, str):
-        return ShownCell(visible(words))
-    ends = range_words(words.low, words.high) if words.interval else ""
-    return ShownCell(words.number + words.stars, ends)
+    return Words(visible(words)) if isinstance(words, str) else words

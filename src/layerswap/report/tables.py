@@ -55,19 +55,11 @@ STAR = "*: the interval of the difference excludes zero."
 """The legend of `Difference`."""
 
 
-def range_words(low: str, high: str) -> str:
-    """The ends of an interval, such as `58.1\u201364.3`, or `-3.0 to 2.5` where one has a sign."""
-    signed = any(end.startswith((MINUS, "-", "+")) for end in (low, high))
-    return f"{low} to {high}" if signed else f"{low}{DASH}{high}"
-
-
 class Words(NamedTuple):
     """A cell of numbers in words: a number, an interval in brackets, and stars."""
 
     number: str
     interval: str = ""
-    low: str = ""
-    high: str = ""
     stars: str = ""
 
     @property
@@ -99,7 +91,7 @@ class Difference:
         mean, low, high = (score(v, self.unit) for v in (apart.mean, apart.low, apart.high))
         sign = "" if mean.startswith(MINUS) else "+"
         stars = (" **" if self.corrected else " *") if apart.sign else ""
-        return Words(f"{sign}{mean}", f"[{low} to {high}]", low, high, stars)
+        return Words(f"{sign}{mean}", f"[{low} to {high}]", stars)
 
 
 @dataclass(frozen=True)
@@ -128,21 +120,7 @@ class Spread:
     def words(self) -> Words:
         """The mean, and the extremes if they differ."""
         mean, low, high = (score(value, self.unit) for value in (self.mean, self.low, self.high))
-        return Words(mean, f"({low} to {high})", low, high) if low != high else Words(mean)
-
-
-@dataclass(frozen=True)
-class Count:
-    """A number of documents, and the larger number that they are of."""
-
-    value: int
-    of: int
-
-    @property
-    def words(self) -> Words:
-        """Both numbers if they differ, such as `60 of 80`."""
-        more = "" if self.value == self.of else f" of {self.of:,}"
-        return Words(f"{self.value:,}{more}")
+        return Words(mean, f"({low} to {high})") if low != high else Words(mean)
 
 
 @dataclass(frozen=True)
@@ -160,14 +138,14 @@ class Number:
 
 
 if TYPE_CHECKING:
-    Cell = str | int | float | Interval | Difference | Share | Spread | Count | Number | None
+    Cell = str | int | float | Interval | Difference | Share | Spread | Number | None
 
 
 def words_of(cell: Cell, unit: str = "%") -> Words | str:
     """A cell in words, before any escape; a text is itself."""
     if isinstance(cell, str):
         return cell
-    if isinstance(cell, Difference | Share | Spread | Count | Number):
+    if isinstance(cell, Difference | Share | Spread | Number):
         return cell.words
     if cell is None or isinstance(cell, int):
         return Words(DASH if cell is None else f"{cell:,}")
@@ -178,7 +156,7 @@ def _with_interval(cell: Interval, unit: str) -> Words:
     """A mean with its interval: `61.2 [58.1, 64.3]`, or `-0.2 [-3.0 to 2.5]` below zero."""
     mean, low, high = (score(value, unit) for value in (cell.mean, cell.low, cell.high))
     between = " to " if MINUS in low + high else ", "
-    return Words(mean, f"[{low}{between}{high}]", low, high)
+    return Words(mean, f"[{low}{between}{high}]")
 
 
 def best_cells(rows: Sequence[Sequence[Any]], leave: Collection[int] = ()) -> set[tuple[int, int]]:
