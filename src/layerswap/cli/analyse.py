@@ -17,7 +17,6 @@ def delta(
     experts: options.Experts,
     out: options.OutFolder,
     threshold: Annotated[float | None, Option(min=0)] = None,
-    numbers: bool = False,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
 ) -> None:
@@ -30,7 +29,6 @@ def delta(
 
     Options:
         threshold: Smallest MAV of a row that counts. (default: each expert's top 15%)
-        numbers: Write the percentages into the map.
     """
     from layerswap.checkpoint import refuse_target
     from layerswap.deltas.atlas import ATLAS, measure, open_subjects
@@ -47,7 +45,7 @@ def delta(
         )
     with output.step_progress("reading", subjects.nbytes, "bytes") as progress:
         atlas = measure(subjects, threads=threads, progress=progress)
-    lines = write_atlas(atlas, out, threshold=threshold, numbers=numbers, overwrite=overwrite)
+    lines = write_atlas(atlas, out, threshold=threshold, overwrite=overwrite)
     facts = {**atlas_facts(atlas, threshold), "folder": str(out.expanduser().absolute())}
     output.finish("delta", facts, lines)
 

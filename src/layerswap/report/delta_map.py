@@ -13,7 +13,7 @@ from typing import Any
 from layerswap.checkpoint import atomic_folder
 from layerswap.deltas.atlas import ATLAS, Atlas
 from layerswap.ground.errors import visible
-from layerswap.report.drawing import Drawing, draw_cells, ink_on, settings
+from layerswap.report.drawing import Drawing, draw_cells, settings
 from layerswap.report.tables import score
 
 PAPERS_ORDER = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
@@ -63,27 +63,19 @@ def map_of(atlas: Atlas, expert: str, threshold: float) -> Map:
 
 
 @settings()
-def draw_maps(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) -> Drawing:
-    """Draw maps side by side: layers down the side with the last on top, matrices across.
-
-    With `numbers`, each cell shows its fraction as a percentage.
-    """
+def draw_maps(maps: Sequence[Map], *, caption: str = "") -> Drawing:
+    """Draw maps side by side: layers down the side with the last on top, matrices across."""
     import numpy as np
     from matplotlib.figure import Figure
 
     layers, facts = maps[0].layers, []
-    wide = 0.46 if numbers else 0.36
-    width = sum(0.9 + wide * len(shown.columns) for shown in maps) + 1.2
+    width = sum(0.9 + 0.36 * len(shown.columns) for shown in maps) + 1.2
     figure = Figure(figsize=(width, 1.6 + 0.2 * layers), layout="constrained")
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for axis, shown in zip(axes, maps, strict=True):
         shares = np.full((layers, len(shown.columns)), np.nan)
         for (layer, column), value in shown.cells.items():
-            x = shown.columns.index(column)
-            shares[layer, x] = value
-            if numbers:
-                axis.text(x, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
-                          color=ink_on(value))  # fmt: skip
+            shares[layer, shown.columns.index(column)] = value
         mesh = draw_cells(axis, shares)
         axis.set_title(visible(shown.title))
         axis.set_xticks(range(len(shown.columns)), list(map(visible, shown.labels)), rotation=45,
@@ -102,13 +94,11 @@ def draw_maps(maps: Sequence[Map], *, caption: str = "", numbers: bool = False) 
     return Drawing(figure, "Rows that fine-tuning changed, by layer and matrix", "; ".join(facts))
 
 
-def draw_changes(
-    atlas: Atlas, threshold: float | None = None, *, caption: str = "", numbers: bool = False
-) -> Drawing:
+def draw_changes(atlas: Atlas, threshold: float | None = None, *, caption: str = "") -> Drawing:
     """The maps of all experts; without a threshold, of the 15% of rows that each changed most."""
     at = thresholds_of(atlas, threshold)
     maps = [map_of(atlas, expert, at[expert]) for expert in atlas.experts]
-    return draw_maps(maps, caption=caption, numbers=numbers)
+    return draw_maps(maps, caption=caption)
 
 
 # --- the folder of an atlas: tables and figures ---
@@ -118,12 +108,7 @@ LOSS = 0.3
 
 
 def write_atlas(
-    atlas: Atlas,
-    out: Path,
-    *,
-    threshold: float | None = None,
-    numbers: bool = False,
-    overwrite: bool = False,
+    atlas: Atlas, out: Path, *, threshold: float | None = None, overwrite: bool = False
 ) -> list[str]:
     """Write tables (Parquet) and the map (SVG, PDF, PNG); return lines on the content."""
     target = out.expanduser().absolute()
@@ -134,8 +119,7 @@ def write_atlas(
         if threshold is not None:
             above = f"{threshold:.2g}"
         caption = f"rows (input features) with a MAV above {above}"
-        drawn = draw_changes(atlas, threshold, caption=caption, numbers=numbers)
-        drawn.save(folder / "map")
+        draw_changes(atlas, threshold, caption=caption).save(folder / "map")
     return _lines(atlas, target)
 
 
