@@ -215,15 +215,6 @@ def test_two_drivers_run_each_step_once(tmp_path):
         assert len((tmp_path / name).read_text().split()) == 1
 
 
-def test_other_versions_on_a_node_are_named_once(tmp_path):
-    lines = []
-    run = clusters._Run(None, journal_of(tmp_path), {}, lines.append, lambda step: None)
-    here = next(iter(run.versions.values()))
-    for where in ("node1", "node2", "node2"):
-        run.compare_versions(where, here if where == "node1" else {**here, "torch": "1.0"})
-    assert lines == [f"note: node2 has torch 1.0 instead of {here['torch']}"]
-
-
 def ray_of(nodes, head, *, started):
     executor = OnRay.__new__(OnRay)
     executor._ray = SimpleNamespace(nodes=lambda: nodes, wait=lambda handles, **_: ([], handles))

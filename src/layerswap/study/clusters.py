@@ -18,11 +18,10 @@ from layerswap.ground import system
 from layerswap.ground.errors import LayerswapError, StudyError
 from layerswap.ground.lease import InUse, Owner, taken
 from layerswap.ground.types import Log
-from layerswap.study.journal import INDEX, PACKAGES, StudyJournal
+from layerswap.study.journal import INDEX, StudyJournal
 from layerswap.study.kinds import KINDS
 from layerswap.study.runner import Ended, StepFunction, run_step
 from layerswap.study.steps import Step
-from layerswap.versions import versions
 
 POLL = 1.0
 """Seconds between two looks at the jobs."""
@@ -121,7 +120,6 @@ class _Run:
         self.log, self.ended = log, ended
         self.running: dict[str, Running] = {}
         self.later = 0.0  # when submissions are tried again, as `time.monotonic()`, s
-        self.versions = {socket.gethostname(): versions(*PACKAGES)}
 
     def run(self, steps: list[Step]) -> None:
         waiting = {step.name: step for step in steps}
@@ -215,7 +213,6 @@ class _Run:
         record = self.journal.record(name)
         if record is not None and record.state == "done":
             del self.running[name]
-            self.compare_versions(record.where, record.versions)
             self.ended(step)
             return [name]
         if record is not None and record.state == "failed":
@@ -251,20 +248,6 @@ class _Run:
         else:
             del self.running[step.name]
             self.log(f"{step.name} failed: {why}")
-
-    def compare_versions(self, where: str, there: Mapping[str, str]) -> None:
-        """Log the packages of a machine that differ from those here."""
-        here = self.versions[socket.gethostname()]
-        if where in self.versions:
-            return
-        self.versions[where] = dict(there)
-        differ = [
-            f"{name} {there.get(name, 'none')} instead of {here.get(name, 'none')}"
-            for name in PACKAGES
-            if there.get(name) != here.get(name)
-        ]
-        if differ:
-            self.log(f"note: {where} has {', '.join(differ)}")
 
 
 def run_remotely(
