@@ -23,11 +23,7 @@ from layerswap.report.tables import words_of
 from layerswap.study.evaluating import EvaluateStep, TablesStep
 from layerswap.study.journal import PAGE, StudyJournal
 from layerswap.study.kinds import run_study_step
-from layerswap.study.report import (
-    FinishedSteps,
-    selected_in_words,
-    study_opening,
-)
+from layerswap.study.report import FinishedSteps, study_opening
 from layerswap.study.runner import run_graph
 from layerswap.study.spec import Benchmarks
 from layerswap.study.steps import Graph
@@ -46,16 +42,6 @@ def result(language, better=0.0, pairs=("0-0",)):
     scores = {replace(one, pair=pair): values for pair in pairs
               for one, values in ((DEFAULT, half), (TASK_EXPERT, worse), (SOUP, half))}  # fmt: skip
     return benchmark_result(language, "maths", BenchmarkScores(scores), None)
-
-
-def test_the_verdict_is_one_sentence():
-    assert selected_in_words([result("sw", better=0.5)]) == (
-        "The default swap scores 50.0% on maths in sw: against the task expert, 25.0 points higher."
-    )
-    assert selected_in_words([result("sw", better=0.5), result("ha"), result("yo")]) == (
-        "Of 3 results, the selected model is above the task expert in 1 (maths, sw) and below it "
-        "in none; no difference is detected in 2."
-    )
 
 
 def test_models_above_the_selected_swap_are_named():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 LAST_LINES = 5
 """Lines of a failed step's log that the status shows."""
-WATCH = 2.0
-"""Seconds between two reads of a study's state."""
 LARGE = 100.0
 """Disk of a study, GB, above which its plan lists ways to save disk."""
 app = commands.group("Run a whole experiment from one file.")
@@ -91,7 +88,7 @@ def run(
             output.say("--keep-checkpoints selected deletes the checkpoints that no step reads")
         output.suggest("study", "run", *(word for word in sys.argv[3:] if word != "--dry-run"))
         return
-    run_file(graph, out, on=on, costs=costs, slurm=spec.slurm)
+    _run(graph, out, on, costs, spec.slurm)
     if not _suggest_verify(out):
         output.suggest("study", "merge", out)
     for best in sorted(out.glob("best/*.yaml"))[:1]:
@@ -99,18 +96,10 @@ def run(
             output.suggest(*words)
 
 
-def run_file(
-    graph: Graph,
-    root: Path,
-    *,
-    on: str | None,
-    costs: StudyCosts | None = None,
-    slurm: Mapping[str, Any] | None = None,
+def _run(
+    graph: Graph, root: Path, on: str | None, costs: StudyCosts, slurm: Mapping[str, Any]
 ) -> None:
-    """Run a planned study, and print its states and results.
-
-    `costs` are its estimates, and `slurm` are its parameters of Slurm.
-    """
+    """Run a planned study, and print its states and results; `slurm` are its parameters."""
     from layerswap.cli.tables import status_table
     from layerswap.ground.errors import StudyError
     from layerswap.study.journal import STEPS, StudyJournal, read_journal
@@ -120,9 +109,7 @@ def run_file(
     from layerswap.versions import need_extras
 
     need_extras("a study", "train", "eval")
-    hours = costs.hours if costs else {}
-    if costs:
-        output.log(f"estimate: {costs}")
+    output.log(f"estimate: {costs}")
     output.log(f"checking {len(graph)} steps: files, columns, settings and the device")
     from layerswap.study import preflight
 
@@ -130,7 +117,7 @@ def run_file(
     preflight.check_plan(graph)
 
     def page_so_far(step: Step) -> None:
-        if step.kind == "evaluate" and "tables" in graph:
+        if step.kind == "evaluate":
             with suppress(StudyError):  # no reason for the study to fail
                 output.log(f"results so far: {write_study_report(root)}")
 
@@ -141,13 +128,14 @@ def run_file(
         if on == "slurm":
             from layerswap.study.on_slurm import OnSlurm
 
-            executor = OnSlurm(StudyJournal(root, graph).root / "jobs", slurm or {}, hours)
+            jobs = StudyJournal(root, graph).root / "jobs"
+            executor = OnSlurm(jobs, slurm, costs.hours)
         elif on is not None:
             from layerswap.study.on_ray import OnRay
 
             executor = OnRay(None if on == "ray" else on)
         summary = run_graph(
-            graph, root, step_functions(), executor=executor, log=output.log, hours=hours,
+            graph, root, step_functions(), executor=executor, log=output.log, hours=costs.hours,
             ended=page_so_far,
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -253,7 +241,7 @@ def _suggest_verify(study: Path) -> bool:
 
 
 @commands.command(app, json=True)
-def status(folder: Path, *, watch: bool = False) -> None:
+def status(folder: Path) -> None:
     """Show the state of every step of a study, its job, its progress, or why it failed.
 
     Prints a table; nothing is written.
@@ -262,7 +250,6 @@ def status(folder: Path, *, watch: bool = False) -> None:
 
     Options:
         folder DIR: Folder of a study.
-        watch: Print the running steps until none runs.
     """
     from layerswap.cli.tables import status_table
     from layerswap.study.journal import read_journal
@@ -270,14 +257,6 @@ def status(folder: Path, *, watch: bool = False) -> None:
 
     journal = read_journal(folder)
     records = journal.status()
-    shown: dict[str, str] = {}
-    while watch and any(record.state == "running" for record in records):
-        for record in records:
-            if record.state == "running" and shown.get(record.name) != record.progress:
-                shown[record.name] = record.progress
-                output.log(f"{record.name}, {record.seconds:.0f} s: {record.progress}")
-        time.sleep(WATCH)
-        records = journal.status()
     keys = ("state", "seconds", "why", "blocked_by", "since", "progress")
     jobs = jobs_of(journal)
     steps: list[dict[str, Any]] = []

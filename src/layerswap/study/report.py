@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,8 @@ from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
 from layerswap.evaluation.classifier import Worth
-from layerswap.experiment.answers import read_answers
-from layerswap.experiment.benchmarks import (
-    RESULTS,
-    Part,
-    study_results,
-    test_documents,
-)
+from layerswap.experiment.answers import grouped, read_answers
+from layerswap.experiment.benchmarks import RESULTS, Part, study_results, test_documents
 from layerswap.experiment.compare import Compared, InEnglish
 from layerswap.experiment.conditions import (
     BASE,
@@ -60,7 +55,7 @@ from layerswap.study.conditions import RecipeData
 from layerswap.study.evaluating import MAP_FOLDER, NUMBERS, EvaluateStep, TablesStep, further
 from layerswap.study.finishing import FINISH, FinishedStep
 from layerswap.study.inputs import layers_of
-from layerswap.study.journal import PAGE, StepRecord, StudyJournal, read_journal
+from layerswap.study.journal import PAGE, StudyJournal, read_journal
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import EXPERT, SelectStep, TrainStep, selection
 from layerswap.training.expert.save import read_training
@@ -153,8 +148,7 @@ class FinishedSteps:
         left = [step.name for step in self.journal.graph if step.name not in self.records]
         results = self.results.benchmarks
         lead = study_opening(
-            results, self.journal.root, selected_in_words(results), self.settings.description,
-            *self._cautions(),
+            results, self.journal.root, self.settings.description, *self._cautions(),
             "Higher, lower and *: the 95% interval of the paired difference excludes zero. "
             "Intervals are over documents, not over trainings.",
         )  # fmt: skip
@@ -225,12 +219,7 @@ class FinishedSteps:
         yield self._asked()
         if losses := self._losses():
             yield Section("Losses of the trainings", figure=draw_losses(losses))
-        yield provenance(
-            list(self.records.values()),
-            "The step evaluate/<language> computed the scores of a language. Its models are "
-            "composed of the experts that the steps select/... kept.",
-            {name: step.seed for name, step in TrainStep.all_of(self.journal.graph).items()},
-        )
+        yield self._provenance()
 
     def _about(self, part: Part) -> Iterator[Section]:
         """The sections of a table: scores with a chart and the maps of the grid."""
@@ -268,6 +257,27 @@ class FinishedSteps:
             ["dtype", settings.dtype or "as stored"],
         ]
         return Section("Models and evaluation", table=Table(["setting", "value"], rows))
+
+    def _provenance(self) -> Section:
+        """A row for each finished step, and the versions of the packages."""
+        seeds = {name: step.seed for name, step in TrainStep.all_of(self.journal.graph).items()}
+        rows: list[list[Any]] = [
+            [record.name, record.key[:16], seeds.get(record.name, ""),
+             Number(record.seconds or 0.0, ".1f"), record.where]
+            for record in self.records.values()
+        ]  # fmt: skip
+        known = {item for record in self.records.values() for item in record.versions.items()}
+        versions = grouped(sorted(known), lambda item: item[0])
+        packages = [f"{name} {' and '.join(number for _, number in numbers)}"
+                    for name, numbers in versions.items()]  # fmt: skip
+        return Section(
+            "Where the numbers come from",
+            "The step evaluate/<language> computed the scores of a language. Its models are "
+            "composed of the experts that the steps select/... kept. "
+            f"Packages: {', '.join(packages)}.",
+            table=Table(["step", "key", "seed", "seconds", "machine"], rows,
+                        caption="A step's output is in steps/<kind>-<key>."),
+        )  # fmt: skip
 
     def _stack(self, first: Compared) -> Drawing | None:
         """The selected composition of the first language; None for a model that is no swap."""
@@ -405,28 +415,6 @@ def selected_recipe(root: Path, language: str | None = None) -> Recipe:
     return check_recipe(next(swaps), where=f"{root}")
 
 
-def selected_in_words(results: Sequence[Compared]) -> str:
-    """The result in one sentence: the selected model against the task expert, or another model."""
-    apart = [result.differences for result in results]
-    rival = next((model for model in COMPARED if all(model in by for by in apart)), None)
-    first = results[0]
-    if len(results) == 1:
-        score = first.intervals[first.selected].mean
-        words = "" if rival is None else f": against the {rival}, {apart[0][rival].in_words()}"
-        where = f"{first.benchmark} in {first.language}"
-        return f"The {in_a_sentence(first.selected)} scores {100 * score:.1f}% on {where}{words}."
-    if rival is None:
-        return f"{len(results)} results, without a model to compare the selected model with."
-    above = [r.heading for r, by in zip(results, apart, strict=True) if by[rival].low > 0]
-    below = [r.heading for r, by in zip(results, apart, strict=True) if by[rival].high < 0]
-    counts = [f"{len(names)} ({'; '.join(names)})" if names else "none" for names in (above, below)]
-    like = len(results) - len(above) - len(below)
-    return (
-        f"Of {len(results)} results, the selected model is above the {rival} in {counts[0]} and "
-        f"below it in {counts[1]}; no difference is detected in {like}."
-    )
-
-
 def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[str]:
     """Open a study's report: verdict, finished models, and the command for the first above."""
     command = ["layerswap", "study", "merge", str(root), "--model"]
@@ -503,28 +491,3 @@ def examples_of(result: Compared, results: Path) -> Iterator[Section]:
             "right.",
             answers=answers,
         )
-
-
-def provenance(
-    records: Sequence[StepRecord], which: str, seeds: Mapping[str, int] | None = None
-) -> Section:
-    """A section with a row for each step that is done; `which` says where the numbers are from."""
-    seeds = seeds or {}
-    rows: list[list[Any]] = [
-        [record.name, record.key[:16], seeds.get(record.name, ""),
-         Number(record.seconds or 0.0, ".1f"), record.where]
-        for record in records
-    ]  # fmt: skip
-    versions: dict[str, set[str]] = {}
-    for record in records:
-        for package, number in record.versions.items():
-            versions.setdefault(package, set()).add(number)
-    packages = [
-        f"{name} {' and '.join(sorted(numbers))}" for name, numbers in sorted(versions.items())
-    ]
-    return Section(
-        "Where the numbers come from",
-        f"{which} Packages: {', '.join(packages)}.",
-        table=Table(["step", "key", "seed", "seconds", "machine"], rows,
-                    caption="A step's output is in steps/<kind>-<key>."),
-    )  # fmt: skip
