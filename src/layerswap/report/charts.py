@@ -1,4 +1,4 @@
-"""Charts of results: a grid of scores, means with intervals, losses, ranks, and linearity."""
+"""Charts of results: a grid of scores, means with intervals, ranks, and linearity."""
 
 from __future__ import annotations
 
@@ -158,25 +158,6 @@ def draw_intervals(
 
 def _emphasis(emphasised: bool) -> dict[str, Any]:
     return {"color": ACCENT, "weight": "bold"} if emphasised else {"color": INK}
-
-
-@settings()
-def draw_losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawing:
-    """Draw the training loss of each training by its step."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.4 + 0.11 * len(losses)), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, points) in enumerate(losses.items()):
-        # The line's style tells trainings of one colour apart.
-        style = ("-", "--", ":", "-.")[number // len(EXPERTS) % 4]
-        axes.plot(*zip(*points, strict=True), color=EXPERTS[number % len(EXPERTS)], linestyle=style,
-                  marker="o", markersize=3, label=visible(name))  # fmt: skip
-    axes.set(xlabel="step", ylabel="loss, nats per token")
-    axes.grid(visible=True, axis="y")
-    figure.legend(loc="outside lower left", ncols=3)
-    facts = "; ".join(f"{name}: {points[-1][1]:.3f}" for name, points in losses.items())
-    return Drawing(figure, "Training loss by step", f"Last losses: {facts}")
 
 
 @settings()

@@ -46,7 +46,7 @@ from layerswap.ground.types import Log
 from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
-from layerswap.report.charts import draw_intervals, draw_losses, draw_ranks
+from layerswap.report.charts import draw_intervals, draw_ranks
 from layerswap.report.drawing import Drawing
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
@@ -184,14 +184,6 @@ class FinishedSteps:
                 "these are flattered."
             )
 
-    def _losses(self) -> dict[str, list[tuple[int, float]]]:
-        """The training loss by step of each training."""
-        losses = {
-            name: [(row["step"], row["loss"]) for row in training.get("log", ()) if "loss" in row]
-            for name, training in self.trainings.items()
-        }
-        return {name: points for name, points in losses.items() if points}
-
     def _sections(self) -> Iterator[Section]:
         """The parts of the page, in order."""
         first = self.results.benchmarks[0]
@@ -217,8 +209,6 @@ class FinishedSteps:
         for evaluated in self.results.benchmarks:
             yield from examples_of(evaluated, self.evaluations[evaluated.language] / RESULTS)
         yield self._asked()
-        if losses := self._losses():
-            yield Section("Losses of the trainings", figure=draw_losses(losses))
         yield self._provenance()
 
     def _about(self, part: Part) -> Iterator[Section]:
