@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from example import example
 
 from layerswap.report.page import Answers, Report, Section, ShownAnswer, render
@@ -25,12 +24,6 @@ def test_answers_are_grouped_by_the_model_that_is_right():
     assert "\x1b" not in page
     assert page.count("x" * 1200) == 2
     assert "x" * 1201 not in page
-
-
-@pytest.mark.parametrize("documents", [[answered(True)], []])
-def test_answers_of_one_model(documents):
-    shown = Answers(["swap"], documents)
-    assert sum(len(group) for group in shown.groups.values()) == len(documents)
 
 
 def test_a_page_asks_nothing_of_a_network_and_runs_no_script_of_others():

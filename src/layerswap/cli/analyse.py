@@ -104,13 +104,15 @@ def composability(table: Path, *, merged: str, figure: Path | None = None) -> No
         merged: Column with the scores of the merges.
         figure: SVG file to write, with the correlations drawn.
     """
-    from layerswap.cli.tables import predictor_table
     from layerswap.evaluation.statistics import predictors, read_merges
     from layerswap.report.charts import draw_intervals
+    from layerswap.report.tables import Table
 
     signals, quality = read_merges(table, merged)
     correlations = predictors(signals, quality)
-    output.say(predictor_table(correlations, len(quality)))
+    cells = [[row.signal, row.spearman, row.p_spearman] for row in correlations]
+    caption = f"over {len(quality)} merges, with 95% bootstrap intervals"
+    output.say(Table(["signal", "Spearman", "p"], cells, caption, unit=""))
     if figure is not None:
         rows = [(row.signal, row.spearman) for row in correlations]
         title = f"Spearman's correlation with {merged}"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from layerswap.cli import commands, options, output
+from layerswap.cli import options, output
 from layerswap.evaluation.suites import suite_names
 
 
@@ -52,31 +52,18 @@ def sweep(spec: Path, *, out: Path, allow_code: options.AllowCode = False) -> No
     output.suggest("merge", out / files.RECIPE, "--out", output.unused("merged"))
 
 
-class SuiteOptions(commands.OptionGroup):
-    """A suite in some languages, in place of lm-eval tasks by name.
-
-    Options:
-        language: Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable.
-        answer_language: Language that answers to --tasks should be in: code or name.
-        answer_text CODE=FILE: Text to learn a language from, for --answer-language. Repeatable.
-        data: Folder of published files of a suite [LAYERSWAP_DATA].
-    """
-
-    suite: Annotated[
-        str | None,
-        Option(metavar="NAME|FILE.yaml", help=f"Suite or benchmark: {', '.join(suite_names())}."),
-    ] = None
-    language: list[str] | None = None
-    answer_language: str | None = None
-    answer_text: list[str] | None = None
-    data: Path | None = None
+_SUITE = Option(metavar="NAME|FILE.yaml", help=f"Suite or benchmark: {', '.join(suite_names())}.")
 
 
 def evaluate(
     models: list[str],
     *,
     out: Path,
-    asked: SuiteOptions,
+    suite: Annotated[str | None, _SUITE] = None,
+    language: list[str] | None = None,
+    answer_language: str | None = None,
+    answer_text: list[str] | None = None,
+    data: Path | None = None,
     allow_code: options.AllowCode = False,
     evaluation: options.EvaluationOptions,
 ) -> None:
@@ -90,6 +77,10 @@ def evaluate(
     Options:
         models: Folders, Hub ids, adapters, or recipes (.yaml).
         out: Folder of results. Reuses its answers, and keeps results of other models.
+        language: Language of a suite: code or name (sw, swh_Latn, Swahili). Repeatable.
+        answer_language: Language that answers to --tasks should be in: code or name.
+        answer_text CODE=FILE: Text to learn a language from, for --answer-language. Repeatable.
+        data: Folder of published files of a suite [LAYERSWAP_DATA].
     """
     from functools import partial
 
@@ -98,9 +89,9 @@ def evaluate(
 
     settings = evaluation.settings()
     done = evaluations.evaluate(
-        models, suite=asked.suite, language=asked.language or (), data=asked.data,
-        answer_language=asked.answer_language or "",
-        answer_texts=options.read_pairs("--answer-text", asked.answer_text, "CODE=FILE"),
+        models, suite=suite, language=language or (), data=data,
+        answer_language=answer_language or "",
+        answer_texts=options.read_pairs("--answer-text", answer_text, "CODE=FILE"),
         out=out, log=output.log, allow_code=allow_code,
         open_store=partial(output.answer_progress, "evaluating"),
         **settings.model_dump(exclude_unset=True),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from layerswap.cli import commands, options, output
+from layerswap.cli import options, output
 from layerswap.cli.merge import RecipeOptions
 
 if TYPE_CHECKING:
@@ -22,32 +22,14 @@ OFFERED = 200
 """Number of the lab's prompts on the page."""
 
 
-class Shown(commands.OptionGroup):
-    """What the page offers.
-
-    Options:
-        target_language: Target language of the lab or the study.
-        prompts FILE: Prompts to offer: lines, or JSON Lines.
-    """
-
-    target_language: str | None = None
-    prompts: Path | None = None
-
-
-class Served(commands.OptionGroup):
-    """Where the page is served.
-
-    Options:
-        port: Port. (default: 8765, or a free one)
-        browser: Open the page in a browser.
-    """
-
-    port: Annotated[int | None, Option(min=1, max=65535)] = None
-    browser: Annotated[bool, Option("--browser/--no-browser")] = True
-
-
 def play(
-    *, described: RecipeOptions, shown: Shown, served: Served, device: options.Device = None
+    *,
+    described: RecipeOptions,
+    target_language: str | None = None,
+    prompts: Path | None = None,
+    port: Annotated[int | None, Option(min=1, max=65535)] = None,
+    browser: Annotated[bool, Option("--browser/--no-browser")] = True,
+    device: options.Device = None,
 ) -> None:
     """Compose two experts on a local page, ask compositions side by side, and compare.
 
@@ -55,22 +37,28 @@ def play(
     folder of a study. Prints the page's address; Ctrl-C stops it.
 
     Example: layerswap play --task-expert math-expert --language-expert swahili-expert
+
+    Options:
+        target_language: Target language of the lab or the study.
+        prompts FILE: Prompts to offer: lines, or JSON Lines.
+        port: Port. (default: 8765, or a free one)
+        browser: Open the page in a browser.
     """
     from layerswap.play.player import Player, read_prompts
     from layerswap.play.serve import make_server, open_socket, url_of
     from layerswap.versions import need_extras
 
     need_extras("the page", "play")
-    plan, prompts, length = _opened(described, shown)
-    if shown.prompts is not None:
-        prompts = read_prompts(shown.prompts)
-    player = Player(plan, prompts=prompts, device=device, length=length)
-    socket = open_socket(served.port)
+    plan, offered, length = _opened(described, target_language)
+    if prompts is not None:
+        offered = read_prompts(prompts)
+    player = Player(plan, prompts=offered, device=device, length=length)
+    socket = open_socket(port)
     server = make_server(player)
     url = url_of(socket)
     output.say(url)
     output.log("Ctrl-C stops the page")
-    if served.browser and sys.stdout.isatty():
+    if browser and sys.stdout.isatty():
         import webbrowser
 
         webbrowser.open(url)
@@ -80,7 +68,7 @@ def play(
         output.log("stopped")
 
 
-def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Sequence[Prompt], int]:
+def _opened(described: RecipeOptions, language: str | None) -> tuple[Plan, Sequence[Prompt], int]:
     """The plan, prompts of the lab, and the length of an answer to begin with."""
     from layerswap.merge.api import make_plan
     from layerswap.study.report import selected_recipe
@@ -91,11 +79,11 @@ def _opened(described: RecipeOptions, shown: Shown) -> tuple[Plan, Sequence[Prom
         from layerswap.lab.quickstart import lab_plan
 
         lab = shipped()
-        target = lab.scarce(shown.target_language)
+        target = lab.scarce(language)
         prompts = questions("problem", target, "development")[:OFFERED]
         return lab_plan(lab, target), prompts, NEW_TOKENS
     if described.file is not None and described.file.is_dir():
-        recipe = selected_recipe(described.file, shown.target_language)
+        recipe = selected_recipe(described.file, language)
         return make_plan(recipe, log=output.log), [], LENGTH
     plan = make_plan(described.recipe(), follow_training=described.file is None, log=output.log)
     return plan, [], LENGTH

@@ -10,7 +10,6 @@ from layerswap.report.tables import Number, Table
 
 if TYPE_CHECKING:
     from layerswap.evaluation.preferences import Judgement
-    from layerswap.evaluation.statistics import Predictor
     from layerswap.study.estimate import StudyCosts
     from layerswap.study.journal import StepRecord
     from layerswap.study.on_slurm import JobState
@@ -28,13 +27,6 @@ def selection_table(selection: Selection) -> Table:
         for candidate in selection.ranked
     ]  # fmt: skip
     return Table(["checkpoint", "", "validation loss", *tasks], rows)
-
-
-def predictor_table(predictors: Sequence[Predictor], merges: int) -> Table:
-    """Rank correlations of signals with the scores of merges."""
-    rows: list[list[Any]] = [[row.signal, row.spearman, row.p_spearman] for row in predictors]
-    caption = f"over {merges} merges, with 95% bootstrap intervals"
-    return Table(["signal", "Spearman", "p"], rows, caption, unit="")
 
 
 def plan_table(graph: Graph, costs: StudyCosts, done: Collection[str] = ()) -> Table:

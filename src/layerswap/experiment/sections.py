@@ -151,7 +151,7 @@ def side_by_side(
     answers: Iterable[Answer],
     documents: Iterable[tuple[str, int]],
 ) -> Answers | None:
-    """The answers of models to the documents that all have answered, at most `SHOWN`.
+    """The answers of several models to the documents that all have answered, at most `SHOWN`.
 
     Args:
         models: by heading.
@@ -168,4 +168,4 @@ def side_by_side(
                 task, document, rows[0].question, rows[0].target,
                 tuple(row.answer for row in rows), tuple(fraction(row) > RIGHT for row in rows),
             ))  # fmt: skip
-    return Answers(list(models), shown[:SHOWN]) if shown else None
+    return Answers(list(models), shown[:SHOWN]) if shown and len(models) > 1 else None

@@ -14,6 +14,7 @@ from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict
+from layerswap.ground.types import listed
 from layerswap.ground.yaml_file import read_yaml
 
 RANGE = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
@@ -29,14 +30,10 @@ def _read_sizes(value: object) -> object:
     return list(range(int(match[1]), int(match[2]) + 1)) if match else value
 
 
-def _read_one(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 Sizes = Annotated[
     list[Annotated[int, Field(ge=0)]], BeforeValidator(_read_sizes), Field(min_length=1)
 ]
-Outsides = Annotated[list[Outside], BeforeValidator(_read_one), Field(min_length=1)]
+Outsides = Annotated[list[Outside], BeforeValidator(listed), Field(min_length=1)]
 
 
 class Grid(Strict):

@@ -196,11 +196,6 @@ class Inputs:
         return sum(prod(tensor.shape) for tensor in self.base.tensors.values()) / 1e9
 
     @property
-    def asks_english(self) -> bool:
-        """True if the task expert is asked in English too: the score with a perfect translator."""
-        return bool(self.held_out) and TASK_LANGUAGE not in self.request.languages
-
-    @property
     def task_name(self) -> str:
         """The name of the task's mix and benchmark."""
         return self.task if isinstance(self.task, str) else self.task.name

@@ -226,7 +226,9 @@ def _write_benchmarks(inputs: Inputs, task: Task, folder: Path) -> None:
             rows = (target(task, document, written) for document in documents)
             _write_rows(data / f"{language.code}.{split}.jsonl", rows)
     held = task.documents([task.table.rows[first] for first, *_ in inputs.held_out])
-    english = [TASK_LANGUAGE] if tested and inputs.asks_english else []
+    # The task expert is asked in English too: the score with a perfect translator.
+    asked = tested and held and TASK_LANGUAGE not in inputs.request.languages
+    english = [TASK_LANGUAGE] if asked else []
     for code in (*unproved, *english):
         rows = (target(task, document, "en") for document in held)
         _write_rows(data / f"{code}.test.jsonl", rows)

@@ -49,7 +49,7 @@ class Answers:
     """Answers of models to documents, grouped by which of the first two models is right.
 
     Attributes:
-        models: names, in the order of every document's answers.
+        models: names of two or more, in the order of every document's answers.
         documents: the documents.
     """
 
@@ -59,17 +59,13 @@ class Answers:
     @property
     def groups(self) -> dict[str, list[ShownAnswer]]:
         """The documents by heading, without empty groups."""
-        first, *others = self.models
-        headings: dict[tuple[bool, ...], str]
-        if others:
-            headings = {
-                (True, False): f"{first} is right, {others[0]} is wrong",
-                (False, True): f"{others[0]} is right, {first} is wrong",
-                (True, True): f"{first} and {others[0]} are right",
-                (False, False): f"{first} and {others[0]} are wrong",
-            }
-        else:
-            headings = {(True,): f"{first} is right", (False,): f"{first} is wrong"}
+        first, second, *_ = self.models
+        headings = {
+            (True, False): f"{first} is right, {second} is wrong",
+            (False, True): f"{second} is right, {first} is wrong",
+            (True, True): f"{first} and {second} are right",
+            (False, False): f"{first} and {second} are wrong",
+        }
         groups = {
             heading: [document for document in self.documents if document.right[:2] == right]
             for right, heading in headings.items()

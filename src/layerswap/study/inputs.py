@@ -106,12 +106,7 @@ def task_fingerprints(*folders: str) -> dict[str, str]:
 
 def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:
     """Fingerprints of the local files that a mix reads."""
-    return fingerprints(*(str(folder / path) for path in _paths_in(text)))
-
-
-@cache
-def _paths_in(text: str) -> tuple[str, ...]:
-    return tuple(_paths(yaml.safe_load(text)))
+    return fingerprints(*(str(folder / path) for path in _paths(yaml.safe_load(text))))
 
 
 def _paths(data: Any) -> Iterator[str]:
