@@ -72,6 +72,8 @@ def test_delta_refuses_before_it_reads(layerswap, experts, tmp_path):
     (tmp_path / "here" / "notes.txt").write_text("mine")
     layerswap.refused(*given, tmp_path / "here", "--overwrite")
     assert (tmp_path / "here" / "notes.txt").read_text() == "mine"
+    result = layerswap(*given, tmp_path / "x", "--axis", "diagonal")
+    assert result.err.startswith("error: Invalid value for '--axis'")
     inside = f"{experts.base}/atlas"
     result = layerswap.refused(*given, inside)
     assert result.err == f"error: {inside}: would write into the checkpoint of the base\n"

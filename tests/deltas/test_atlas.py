@@ -47,11 +47,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict())
 
 
+@pytest.mark.parametrize("axis", ["input", "output"])
 @pytest.mark.parametrize("chunk", [1, 100, 1 << 20])
-def test_rows_and_summaries_are_the_direct_ones(trio, monkeypatch, chunk):
+def test_rows_and_summaries_are_the_direct_ones(trio, monkeypatch, axis, chunk):
     monkeypatch.setattr(measure, "CHUNK_ELEMENTS", chunk)
     base, one, two = trio
-    atlas = ls.delta(base, one, two)
+    atlas = ls.delta(base, one, two, axis=axis)
     start = weights(base)
     for expert, folder in (("one", one), ("two", two)):
         for name, value in weights(folder).items():
@@ -59,7 +60,7 @@ def test_rows_and_summaries_are_the_direct_ones(trio, monkeypatch, chunk):
             found = atlas.changes[expert, name]
             rows = delta.abs()
             matrix = delta.dim() == 2
-            rows = rows.mean(dim=0) if matrix else rows.mean().reshape(1)
+            rows = rows.mean(dim=int(axis != "input")) if matrix else rows.mean().reshape(1)
             np.testing.assert_allclose(found.rows, rows.numpy(), rtol=1e-5, err_msg=name)
             assert found.mean == pytest.approx(float(delta.abs().mean()), rel=1e-5)
             assert found.largest == pytest.approx(float(delta.abs().max()), rel=1e-6)
@@ -107,7 +108,7 @@ def test_it_comes_back_from_disk(trio, tmp_path):
     atlas = ls.delta(base, one, two)
     atlas.save(tmp_path)
     again = ls.Atlas.load(tmp_path)
-    assert (again.base, again.experts) == (atlas.base, atlas.experts)
+    assert (again.base, again.experts, again.axis) == (atlas.base, atlas.experts, atlas.axis)
     assert again.places == atlas.places
     for key, change in atlas.changes.items():
         found = again.changes[key]
@@ -246,6 +247,6 @@ def test_nan_is_named(trio, tmp_path):
 def test_what_is_no_atlas(tmp_path):
     with pytest.raises(LayerswapError, match=r"no atlas.json; layerswap delta did not write it"):
         ls.Atlas.load(tmp_path)
-    (tmp_path / "atlas.json").write_text('{"base": "b", "experts": []}')
+    (tmp_path / "atlas.json").write_text('{"base": "b", "experts": [], "axis": "input"}')
     with pytest.raises(LayerswapError, match="damaged"):
         ls.Atlas.load(tmp_path)

@@ -34,7 +34,7 @@ def atlas(experts=("math", "</script>&swahili"), layers: int = 3) -> Atlas:
         for expert in experts:
             one = np.array([1e-5], dtype=np.float32)
             changes[expert, norm] = TensorChange(one, 1e-5, 1e-5, 1e-4, 1.0, 0.01, 0.0, 0.4, True)
-    return Atlas("base", tuple(experts), places, changes)
+    return Atlas("base", tuple(experts), "input", places, changes)
 
 
 def test_a_map_has_the_papers_columns_and_no_vectors():
@@ -91,7 +91,7 @@ def test_experts_of_a_mixture_share_a_cell_by_rows():
         for n, r in zip(names, rows, strict=True)
     }
     places = dict.fromkeys(names, Place(0, "mlp"))
-    found = map_of(Atlas("base", ("e",), places, changes), "e", 1.0)
+    found = map_of(Atlas("base", ("e",), "input", places, changes), "e", 1.0)
     assert found.cells == {(0, "w3"): 3 / 8}
 
 

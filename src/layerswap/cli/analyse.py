@@ -16,6 +16,7 @@ def delta(
     base: options.Base,
     experts: options.Experts,
     out: options.OutFolder,
+    axis: options.Axis = "input",
     threshold: Annotated[float | None, Option(min=0)] = None,
     overwrite: options.Overwrite = False,
     threads: options.Threads = None,
@@ -44,7 +45,7 @@ def delta(
             f"note: {tokenizers}; the changes of embedding and head are between other tokens"
         )
     with output.step_progress("reading", subjects.nbytes, "bytes") as progress:
-        atlas = measure(subjects, threads=threads, progress=progress)
+        atlas = measure(subjects, axis=axis, threads=threads, progress=progress)
     lines = write_atlas(atlas, out, threshold=threshold, overwrite=overwrite)
     facts = {**atlas_facts(atlas, threshold), "folder": str(out.expanduser().absolute())}
     output.finish("delta", facts, lines)

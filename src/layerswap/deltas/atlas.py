@@ -18,6 +18,7 @@ from layerswap.deltas.measure import TensorChange, measure_tensor
 from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError, RecipeError
 from layerswap.ground.types import Advance, PathLike, listed
+from layerswap.methods.rows import Axis
 from layerswap.versions import need_extras
 
 ATLAS = "atlas.json"
@@ -48,6 +49,7 @@ class Atlas:
     Attributes:
         base: name of the base.
         experts: the experts' names, in order.
+        axis: features that count as rows: input, as in the papers, or output.
         places: the place of every tensor measured.
         changes: by expert and tensor.
 
@@ -63,6 +65,7 @@ class Atlas:
 
     base: str
     experts: tuple[str, ...]
+    axis: Axis
     places: Mapping[str, Place]
     changes: Mapping[tuple[str, str], TensorChange]
 
@@ -155,7 +158,7 @@ class Atlas:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _write_tables(self, folder)
-        head = {"base": self.base, "experts": list(self.experts)}
+        head = {"base": self.base, "experts": list(self.experts), "axis": self.axis}
         (folder / ATLAS).write_bytes((json.dumps(head, indent=2) + "\n").encode())
 
     @classmethod
@@ -171,15 +174,17 @@ class Atlas:
         head = read_json_object(folder / ATLAS)
         try:
             experts = tuple(map(str, head["experts"]))
+            axis: Axis = "output" if head["axis"] == "output" else "input"
             tables = _read_tables(folder)
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(f"{folder}: damaged ({error})") from None
-        return cls(str(head["base"]), experts, *tables)
+        return cls(str(head["base"]), experts, axis, *tables)
 
 
 def measure_delta(
     base: PathLike,
     *experts: Experts,
+    axis: Axis = "input",
     patterns: Sequence[Pattern] = (),
     threads: int | None = None,
     progress: Advance | None = None,
@@ -190,6 +195,7 @@ def measure_delta(
         base: a folder or a Hub id.
         experts: folders or Hub ids of full checkpoints or adapters, one by one or in lists, or
             mappings that name them. The default name is the last part of the source.
+        axis: features that count as rows: `input` (the papers') or `output`.
         patterns: places of tensors that no built-in layout knows.
         threads: tensors measured at a time; the number of usable processors when None.
         progress: called with the number of bytes just read.
@@ -204,7 +210,7 @@ def measure_delta(
         (3, ('math', 'swahili'))
     """
     subjects = open_subjects(base, *experts, patterns=patterns)
-    return measure(subjects, threads=threads, progress=progress)
+    return measure(subjects, axis=axis, threads=threads, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -250,7 +256,11 @@ def open_subjects(base: PathLike, *experts: Experts, patterns: Sequence[Pattern]
 
 
 def measure(
-    subjects: Subjects, *, threads: int | None = None, progress: Advance | None = None
+    subjects: Subjects,
+    *,
+    axis: Axis = "input",
+    threads: int | None = None,
+    progress: Advance | None = None,
 ) -> Atlas:
     """Measure checkpoints that are open; see `measure_delta`."""
     import numpy as np
@@ -263,7 +273,9 @@ def measure(
     def work(name: str) -> list[TensorChange]:
         experts = list(subjects.experts.values())
         with np.errstate(all="ignore"):  # `measure_tensor` looks for NaN in the result
-            result = measure_tensor(base, experts, name)
+            result = measure_tensor(
+                base, experts, name, axis=axis, transposed=base.transposes(name)
+            )
         if progress is not None:
             progress(base.tensors[name].nbytes * (1 + len(order)))
         return result
@@ -274,7 +286,7 @@ def measure(
     for name in subjects.tensors:
         changes.update({(e, name): c for e, c in zip(order, measured[name], strict=True)})
     places = {name: base.places[name] for name in subjects.tensors}
-    return Atlas(base.identity, tuple(order), places, changes)
+    return Atlas(base.identity, tuple(order), axis, places, changes)
 
 
 def _names(experts: Sequence[Experts]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from layerswap.checkpoint.read import (
     widened,
 )
 from layerswap.ground.errors import CheckpointError
-from layerswap.methods.rows import Rows
+from layerswap.methods.rows import Axis, Rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -69,17 +69,22 @@ class TensorChange:
 
 
 def measure_tensor(
-    base: Checkpoint, experts: Sequence[Checkpoint], name: str
+    base: Checkpoint,
+    experts: Sequence[Checkpoint],
+    name: str,
+    *,
+    axis: Axis = "input",
+    transposed: bool = False,
 ) -> list[TensorChange]:
     """Measure one tensor of several experts against the base, reading each once.
 
-    Returns the change in each expert.
+    `transposed`: matrices are stored [in, out]. Returns the change in each expert.
     """
     import numpy as np
 
     info = base.tensors[name]
     check_shapes(info, experts)
-    rows = Rows.of(info.shape, transposed=base.transposes(name))
+    rows = Rows.of(info.shape, axis, transposed=transposed)
     tallies = [_Tally(info, expert, rows) for expert in experts]
     step = max(1, CHUNK_ELEMENTS // rows.width) * rows.width  # whole lines
     reuse_chunk_memory()

@@ -118,7 +118,7 @@ def write_atlas(
         above = ", ".join(f"{value:.2g} ({expert})" for expert, value in at.items())
         if threshold is not None:
             above = f"{threshold:.2g}"
-        caption = f"rows (input features) with a MAV above {above}"
+        caption = f"rows ({atlas.axis} features) with a MAV above {above}"
         draw_changes(atlas, threshold, caption=caption).save(folder / "map")
     return _lines(atlas, target)
 
@@ -142,6 +142,7 @@ def atlas_facts(atlas: Atlas, threshold: float | None = None) -> dict[str, Any]:
     }
     return {
         "base": atlas.base,
+        "axis": atlas.axis,
         "thresholds_mav": thresholds_of(atlas, threshold),
         "experts": experts,
     }
