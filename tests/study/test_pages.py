@@ -145,8 +145,7 @@ def hostile_study(root):
     def train(context):
         (context.folder / EXPERT).mkdir()
         data = [{"name": "other", "contaminated": {"mgsm_sw": 1200}}]
-        log = [{"step": step, "loss": 2.0 - step} for step in (1, 2)]
-        write_json(context.folder / EXPERT / TRAINING, {"key": "k", "data": data, "log": log})
+        write_json(context.folder / EXPERT / TRAINING, {"key": "k", "data": data})
 
     functions = {"train": train, "evaluate": evaluate, "tables": run_study_step}
     return StudyJournal(root / "out", graph), functions
@@ -176,10 +175,8 @@ def test_names_and_answers_with_markup_are_text(hostile):
     assert "<script>" not in compared.markdown()
 
 
-def test_the_page_has_the_losses_and_the_cautions_of_the_trainings(hostile):
-    _, page, study = hostile
-    (losses,) = [one for one in study.report().sections if one.heading.startswith("Losses")]
-    assert losses.figure is not None
+def test_the_page_has_the_cautions_of_the_trainings(hostile):
+    _, page, _ = hostile
     assert (
         "train/task/0 trained on 1,200 rows of other that contain an item of mgsm_sw: scores on "
         "it are flattered." in page.read_text()
