@@ -17,7 +17,6 @@ from layerswap.compose import (
     swap,
     zone_grid,
 )
-from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import RecipeError
 
 
@@ -77,25 +76,6 @@ def test_erratum_with_and_algorithm_1_is_our_swap():
 def test_defaults_scale_rounded_half_up(layers, bottom, top):
     assert default_zones(layers) == Zones(bottom, top)
     assert taken(swap(layers)).count("language") == bottom + top
-
-
-@pytest.mark.parametrize(("layers", "outer"), [(36, 13), (28, 10), (32, 12), (8, 3), (2, 1)])
-def test_a_reasoner_gets_the_middle_that_was_published(layers, outer):
-    recipe = check_recipe(
-        {"experts": {"task": "en", "language": "sw"}, "swap": {"preset": "reasoning"}}, where="r"
-    )
-    composition = recipe.resolve(layers)
-    for place, blend in composition.blends.items():
-        middle = place.layer is not None and outer <= place.layer < layers - outer
-        assert blend == Blend.of("task" if middle else "language"), place
-    if layers == 36:  # "the middle transformer layers (L13-L22)" of Qwen3-8B
-        middle = [p.layer for p, b in composition.blends.items() if b == Blend.of("task")]
-        assert sorted(set(middle)) == list(range(13, 23))
-    given = {"preset": "reasoning", "bottom": 1, "top": 0, "outside": "blend"}
-    other = check_recipe(
-        {"experts": {"task": "en", "language": "sw"}, "swap": given}, where="r"
-    ).resolve(layers)
-    assert other == swap(layers, zones=Zones(1, 0))
 
 
 def test_outside():

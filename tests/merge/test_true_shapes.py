@@ -28,12 +28,12 @@ def test_a_published_language_expert_is_planned_by_the_command_of_the_page(word,
     (command,) = re.findall(rf"^layerswap .*{word}.*", section, re.M)
     (row,) = re.findall(rf"^\| .*{word}.*", section, re.M)
     _, name, *words = shlex.split(command)
-    given = {key.strip("-").replace("-", "_"): value
+    given = {key.strip("-").replace("-", "_"): int(value) if value.isdigit() else value
              for key, value in zip(words[::2], words[1::2], strict=True)}  # fmt: skip
     model = true.model_of(SHAPES[word])
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     del given["out"]
-    for mark, role in enumerate(given.keys() - {"preset"}):
+    for mark, role in enumerate(given.keys() - {"bottom", "top", "outside"}):
         given[role] = true.write_model(tmp_path / role, config, true.published(model), mark)
     if name == "instruct":
         plan = ls.instruct(**given)

@@ -22,14 +22,11 @@ class RecipeOptions(options.OutputFormat, options.Zones, options.PairOptions, pa
 
     Options:
         file [RECIPE.yaml]: Recipe or mergekit configuration.
-        preset layer-swapping|reasoning: Default zones: the paper's, or those of a native specialist
-            and a reasoner. (default: layer-swapping)
         partition A|B|C|Z: Partition that replaces the zones. (default: the experts' own, if any)
     """
 
     file: Annotated[Path | None, Argument(rich_help_panel="Arguments")] = None
     base: options.AnyBase = None
-    preset: str | None = None
     partition: str | None = None
 
     def recipe(self) -> Recipe:

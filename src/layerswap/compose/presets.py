@@ -72,19 +72,9 @@ def default_zones(layers: int) -> Zones:
     return Zones(scaled(DEFAULT_BOTTOM, layers), scaled(DEFAULT_TOP, layers))
 
 
-def reasoning_zones(layers: int) -> Zones:
-    """The zones for reasoning in the language (2605.26735), scaled to another depth.
-
-    Layers 13 to 22 of 36 come from the English reasoner, all other places from the native
-    specialist.
-    """
-    outer = scaled(13, layers, 36)
-    return Zones(outer, outer)
-
-
-def scaled(count: int, layers: int, depth: int = DEFAULT_DEPTH) -> int:
-    """`count` layers of `depth`, scaled to `layers`: rounded half up, at least 1."""
-    return max(1, math.floor(count * layers / depth + 0.5))
+def scaled(count: int, layers: int) -> int:
+    """`count` layers of `DEFAULT_DEPTH`, scaled to `layers`: rounded half up, at least 1."""
+    return max(1, math.floor(count * layers / DEFAULT_DEPTH + 0.5))
 
 
 def swap(

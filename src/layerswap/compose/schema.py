@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +19,7 @@ from layerswap.checkpoint.places import ROLES, Pattern, Place
 from layerswap.compose import presets
 from layerswap.compose.blend import Blend, Operation, check_operation, summed
 from layerswap.compose.composition import Composition, all_places
-from layerswap.compose.presets import Outside, Zones, default_zones, reasoning_zones
+from layerswap.compose.presets import Outside, Zones, default_zones
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict, once
 from layerswap.ground.yaml_file import KeyPath, Mistake, nearest
@@ -225,14 +225,8 @@ class PairMethod(Method):
 
 
 class SwapMethod(PairMethod):
-    """Layer swapping (paper 1, Algorithm 1); see `compose.presets.swap`.
+    """Layer swapping (paper 1, Algorithm 1); see `compose.presets.swap`."""
 
-    Attributes:
-        preset: default zones and `outside`: the paper's, or `reasoning`, which gives a native
-            specialist the middle layers of an English reasoner (2605.26735).
-    """
-
-    preset: Literal["layer-swapping", "reasoning"] = "layer-swapping"
     task: str = "task"
     language: str = "language"
     bottom: NonNegativeInt | None = None
@@ -241,17 +235,9 @@ class SwapMethod(PairMethod):
     top_transition: NonNegativeInt = 0
     outside: Outside = "blend"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _outside_of_the_preset(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("preset") == "reasoning":
-            return {"outside": "language", **data}
-        return data
-
     def zones(self, layers: int) -> Zones:
         """The zones for a model of `layers` layers, with scaled defaults."""
-        reasoning = self.preset == "reasoning"
-        default = reasoning_zones(layers) if reasoning else default_zones(layers)
+        default = default_zones(layers)
         return Zones(
             default.bottom if self.bottom is None else self.bottom,
             default.top if self.top is None else self.top,

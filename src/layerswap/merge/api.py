@@ -167,7 +167,6 @@ def swap(
     task: PathLike,
     language: PathLike,
     base: PathLike | None = None,
-    preset: Literal["layer-swapping", "reasoning"] | None = None,
     bottom: int | None = None,
     top: int | None = None,
     bottom_transition: int = 0,
@@ -185,8 +184,6 @@ def swap(
         task: the task expert, for the middle layers.
         language: the language expert, for the bottom and top layers.
         base: the checkpoint that both were fine-tuned from; magnitude weights need it.
-        preset: default zones and `outside`: the paper's, or `reasoning`, which gives a native
-            specialist the middle layers of an English reasoner (2605.26735).
         bottom: layers from the language expert at the input; the scaled default when None.
         top: layers from the language expert at the output; the scaled default when None.
         bottom_transition: blended layers above the bottom zone.
@@ -212,7 +209,7 @@ def swap(
         'merged'
     """
     zones = {
-        "preset": preset, "bottom": bottom, "top": top, "outside": outside,
+        "bottom": bottom, "top": top, "outside": outside,
         "bottom_transition": bottom_transition or None, "top_transition": top_transition or None,
     }  # fmt: skip
     method = {
