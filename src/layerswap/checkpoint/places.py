@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple
 
 from layerswap.checkpoint.classes import CLASSES, HEADS, PREFIXES
 from layerswap.ground.errors import CheckpointError, RecipeError
@@ -131,18 +131,18 @@ OUTSIDE_LEAVES = _words(
     "dense_prediction summary",
 )
 
-# The papers' names (Llama's as Meta wrote them): role -> last module of the name -> name.
-ALIASES: Mapping[str, Mapping[str, str]] = {
+# The papers' names (Llama's as Meta wrote them): role -> name -> last modules of names.
+ALIASES: Mapping[str, Mapping[str, frozenset[str]]] = {
     "attention": {
-        **{"q_proj": "wq", "k_proj": "wk", "v_proj": "wv"},
-        **{"o_proj": "wo", "out_proj": "wo", "dense": "wo", "c_proj": "wo"},
-        **{"wq": "wq", "wk": "wk", "wv": "wv", "wo": "wo"},
+        "wq": _words("q_proj wq"),
+        "wk": _words("k_proj wk"),
+        "wv": _words("v_proj wv"),
+        "wo": _words("o_proj out_proj dense c_proj wo"),
     },
     "mlp": {
-        **{"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
-        **{"c_fc": "w1", "fc1": "w1", "fc_in": "w1", "dense_h_to_4h": "w1"},
-        **{"c_proj": "w2", "fc2": "w2", "fc_out": "w2", "dense_4h_to_h": "w2"},
-        **{"w1": "w1", "w2": "w2", "w3": "w3"},
+        "w1": _words("gate_proj c_fc fc1 fc_in dense_h_to_4h w1"),
+        "w2": _words("down_proj c_proj fc2 fc_out dense_4h_to_h w2"),
+        "w3": _words("up_proj w3"),
     },
 }
 
@@ -150,8 +150,6 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
 ROLES = (
     "attention", "mlp", "router", "norm", "embedding", "head", "final_norm", "other",
 )  # fmt: skip
-
-Alias = Literal["wq", "wk", "wv", "wo", "w1", "w3", "w2"]
 
 # Matches modules that several layers may share; a layer's shared experts belong to it.
 _SHARES = re.compile(r"shared(?!_(experts?|mlp))", re.IGNORECASE)
@@ -387,7 +385,7 @@ def count_layers(places: Mapping[str, Place]) -> int:
     )
 
 
-def alias(name: str) -> Alias | None:
+def alias(name: str) -> str | None:
     """Return the papers' name for a weight matrix of a layer; None if they have none.
 
     Attention has `wq`, `wk`, `wv` and `wo`; the mlp has `w1` (gate, or the first of two matrices),
@@ -400,7 +398,8 @@ def alias(name: str) -> Alias | None:
     if where is None or where.layer is None:
         return None
     last = words[-2] if words[-1] == "weight" else words[-1]
-    return cast("Alias | None", ALIASES.get(where.role, {}).get(last))
+    named = ALIASES.get(where.role, {}).items()
+    return next((ours for ours, words in named if last in words), None)
 
 
 def _by_pattern(name: str, patterns: Sequence[Pattern]) -> Place | None:

@@ -420,16 +420,34 @@ def gguf_package() -> Any:
 # --- comparison ---
 
 
-def same_bytes(first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23) -> bool:
-    """True if two tensors have the same dtype, shape and bytes; reads `chunk` bytes at a time."""
-    size, length = _compared_size(first, second, chunk)
-    return _same_parts(first, second, range(0, size, length), length)
+def same_bytes(
+    first: TensorInfo, second: TensorInfo, chunk: int = 1 << 23, blocks: int | None = None
+) -> bool:
+    """True if two tensors have the same dtype, shape and bytes; reads `chunk` bytes at a time.
+
+    With `blocks`, compares only as many chunks, evenly spread.
+    """
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    translated = isinstance(first, Translated) or isinstance(second, Translated)
+    size, length = (first.elements, chunk // 8) if translated else (first.nbytes, chunk)
+    starts = range(0, size, length) if blocks is None else _sample_starts(size, blocks, length)
+
+    def part(handle: Handle, info: TensorInfo, start: int) -> bytes | bytearray:
+        if translated:
+            return read_stored(handle, info, start, min(start + length, info.elements)).tobytes()
+        # Bytearrays compare by memcmp; memoryviews would compare item by item.
+        buffer = bytearray(min(length, info.nbytes - start))
+        read_into(handle, info.offset + start, memoryview(buffer), info.file)
+        return buffer
+
+    with open_file(first.file) as a, open_file(second.file) as b:
+        return all(part(a, first, start) == part(b, second, start) for start in starts)
 
 
-def same_sample(first: TensorInfo, second: TensorInfo, blocks: int = 4, nbytes: int = 4096) -> bool:
+def same_sample(first: TensorInfo, second: TensorInfo, blocks: int = 4) -> bool:
     """True if two tensors have the same dtype and shape, and agree in evenly spread blocks."""
-    size, length = _compared_size(first, second, nbytes)
-    return _same_parts(first, second, _sample_starts(size, blocks, length), length)
+    return same_bytes(first, second, 1 << 12, blocks)
 
 
 def zero_samples(
@@ -478,27 +496,3 @@ def _equal(first: TensorInfo, second: TensorInfo, *versions: tuple[int, ...]) ->
     if versions[0] == versions[1] and first.offset == second.offset:
         return True
     return same_sample(first, second) and same_bytes(first, second)
-
-
-def _compared_size(first: TensorInfo, second: TensorInfo, nbytes: int) -> tuple[int, int]:
-    """Return the sizes of a tensor and of a chunk to compare: in bytes; translated, in elements."""
-    if isinstance(first, Translated) or isinstance(second, Translated):
-        return first.elements, nbytes // 8
-    return first.nbytes, nbytes
-
-
-def _same_parts(first: TensorInfo, second: TensorInfo, starts: Iterable[int], length: int) -> bool:
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
-        return False
-    translated = isinstance(first, Translated) or isinstance(second, Translated)
-
-    def part(handle: Handle, info: TensorInfo, start: int) -> bytes | bytearray:
-        if translated:
-            return read_stored(handle, info, start, min(start + length, info.elements)).tobytes()
-        # Bytearrays compare by memcmp; memoryviews would compare item by item.
-        buffer = bytearray(min(length, info.nbytes - start))
-        read_into(handle, info.offset + start, memoryview(buffer), info.file)
-        return buffer
-
-    with open_file(first.file) as a, open_file(second.file) as b:
-        return all(part(a, first, start) == part(b, second, start) for start in starts)
