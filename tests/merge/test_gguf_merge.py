@@ -100,8 +100,6 @@ def test_blends_have_the_wider_type_of_two(tmp_path, one, other, kind):
     plan = ls.soup(paths)
     assert {t.dtype for t in plan.tensors if "norm" not in t.name} == {kind}
     assert any(f"blended into {kind}" in note for note in plan.notes)
-    facts = plan.to_dict()["blended"]["blk.0.ffn_up.weight"]
-    assert facts == {"from": list(dict.fromkeys([one, other])), "to": kind}
 
 
 @pytest.mark.parametrize("predicting", ["task", "language", "task language"])
@@ -258,7 +256,7 @@ def test_the_command_says_what_a_gguf_output_shares(files, tmp_path):
              "--out", tmp_path / "Merged.gguf"]  # fmt: skip
     done = layerswap(*asked, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["format"] == "gguf"
+    assert json.loads(done.stdout)["file"].endswith("Merged.gguf")
     done = layerswap(*asked, "--overwrite")
     assert "nothing shared with the experts)" in done.stdout
 

@@ -105,11 +105,6 @@ class GGUFFormat(Format):
                     notes.append(f"{_few(keys_of)}: only {name} has this; {what}")
         return notes + fetch_notes(plan)
 
-    def facts(self, plan: Plan) -> dict[str, Any]:
-        """Also the types of the blends."""
-        blended = {t.name: {"from": t.stored_dtypes, "to": t.dtype} for t in _blended(plan)}
-        return {**super().facts(plan), "format": "gguf", "blended": blended}
-
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:
         """Write the file, with the padding behind its last tensor."""
         check_finite(plan.tensors)
