@@ -61,8 +61,7 @@ def test_experts_of_a_partition_are_composed_along_it(partial):
 
 def test_a_checkpoint_of_a_training_has_its_record(pair):
     task, language = (
-        write_record(folder, part)
-        for folder, part in zip(pair, ("task", "language"), strict=True)
+        write_record(folder, part) for folder, part in zip(pair, ("task", "language"), strict=True)
     )
     step = copied(language, language / "checkpoints" / "checkpoint-50")
     (step / TRAINING).unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import (
     BeforeValidator,
@@ -245,14 +245,6 @@ class MergekitFile(MergekitMethod):
 # --- the stack of layers ---
 
 
-class StackSource(NamedTuple):
-    """A model in a slice, with its own settings and the key path of its entry."""
-
-    path: KeyPath
-    model: str
-    parameters: Settings
-
-
 @dataclass(frozen=True)
 class StackSlice:
     """Neighbouring layers of the output.
@@ -263,7 +255,7 @@ class StackSlice:
 
     path: KeyPath
     taken: range
-    sources: tuple[StackSource, ...]
+    sources: tuple[Model, ...]
     base: str | None
     scopes: tuple[Settings, ...]
 
@@ -273,7 +265,7 @@ class StackSlice:
         return [source.model for source in self.sources]
 
     def value(
-        self, name: str, tensor: str, t: float, source: StackSource | None, *, discrete: bool
+        self, name: str, tensor: str, t: float, source: Model | None, *, discrete: bool
     ) -> Scalar | None:
         """Resolve a parameter for one tensor at position `t`; None if unset.
 
@@ -287,7 +279,7 @@ class StackSlice:
                     return value
         return None
 
-    def needs(self, parameter: str, source: StackSource, spelling: Spelling) -> bool:
+    def needs(self, parameter: str, source: Model, spelling: Spelling) -> bool:
         """True if a model needs a parameter; the base of deltas needs no weight."""
         is_base = spelling.base in ("deltas", "optional") and source.model == self.base
         return parameter in spelling.required and not is_base
@@ -301,27 +293,19 @@ def read_stack(method: MergekitMethod, layers: int = 0) -> list[StackSlice]:
     """
     base, top = method.base_model, method.parameters
     if method.models:
-        sources = [
-            StackSource(("models", i), entry.model, entry.parameters)
-            for i, entry in enumerate(method.models)
-        ]
-        if base is not None and base not in [source.model for source in sources]:
-            sources.append(StackSource(("base_model",), base, {}))
-        return [StackSlice(("models",), range(layers), tuple(sources), base, (top,))]
-    stack = []
-    for i, stack_slice in enumerate(method.slices or ()):
-        parts = tuple(
-            StackSource(("slices", i, "sources", j), source.model, source.parameters)
-            for j, source in enumerate(stack_slice.sources)
-        )
-        taken, base_model = (
+        merged = [entry.model for entry in method.models]
+        added = [] if base is None or base in merged else [Model(model=base)]
+        return [StackSlice(("models",), range(layers), (*method.models, *added), base, (top,))]
+    return [
+        StackSlice(
+            ("slices", i),
             range(*stack_slice.sources[0].layer_range),
+            tuple(stack_slice.sources),
             stack_slice.base_model or base,
+            (stack_slice.parameters, top),
         )
-        stack.append(
-            StackSlice(("slices", i), taken, parts, base_model, (stack_slice.parameters, top))
-        )
-    return stack
+        for i, stack_slice in enumerate(method.slices or ())
+    ]
 
 
 def resolve(method: MergekitMethod, layers: int, tensors: Mapping[str, Place]) -> Composition:
@@ -419,7 +403,7 @@ def _blend_at(
 
 
 def _model_values(
-    spelling: Spelling, stack_slice: StackSlice, source: StackSource, tensor: str, t: float
+    spelling: Spelling, stack_slice: StackSlice, source: Model, tensor: str, t: float
 ) -> dict[str, float]:
     values = {}
     for parameter, declared in spelling.models.items():
@@ -435,7 +419,7 @@ def _model_values(
 def _shared(
     spelling: Spelling,
     stack_slice: StackSlice,
-    source: StackSource,
+    source: Model,
     tensors: tuple[str, str],
     t: float,
 ) -> dict[str, Scalar]:
@@ -487,10 +471,10 @@ def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
         yield from _setting_mistakes((*path, "parameters"), part.parameters, spelling)
     for i, layers in enumerate(method.slices or ()):
         yield from _layer_mistakes(("slices", i), layers.sources)
-    stack = read_stack(method)
+    stack, paths = read_stack(method), {id(part): path for path, part in method.parts.items()}
     for stack_slice in stack:
         if spelling is not None:
-            yield from _source_mistakes(stack_slice, method.merge_method, spelling)
+            yield from _source_mistakes(stack_slice, method.merge_method, spelling, paths)
     only_base = all(
         model == stack_slice.base for stack_slice in stack for model in stack_slice.models
     )
@@ -525,11 +509,13 @@ def _layer_mistakes(path: KeyPath, sources: Sequence[SliceSource]) -> Iterator[M
         yield path, "the sources have different layers; layerswap takes the same layers of each"
 
 
-def _source_mistakes(stack_slice: StackSlice, name: str, spelling: Spelling) -> Iterator[Mistake]:
+def _source_mistakes(
+    stack_slice: StackSlice, name: str, spelling: Spelling, paths: Mapping[int, KeyPath]
+) -> Iterator[Mistake]:
     models = stack_slice.models
     for i, source in enumerate(stack_slice.sources):
         if source.model in models[:i]:
-            yield source.path, f"{source.model!r} is given twice"
+            yield paths[id(source)], f"{source.model!r} is given twice"
     low, high = spelling.sources
     optional = spelling.base == "optional"
     counted = set(models) - ({stack_slice.base} if optional else set())
@@ -561,7 +547,8 @@ def _source_mistakes(stack_slice: StackSlice, name: str, spelling: Spelling) -> 
                 stack_slice.needs(parameter, source, spelling)
                 and parameter not in source.parameters
             ):
-                yield source.path, f"{name} needs a {parameter} for {source.model!r}"
+                path = paths.get(id(source), ("base_model",))
+                yield path, f"{name} needs a {parameter} for {source.model!r}"
 
 
 def _file_mistakes(file: MergekitFile) -> Iterator[Mistake]:
