@@ -217,14 +217,12 @@ def test_memory_estimates_and_batch_sizes(tmp_path):
     assert sweep.pool.made_bytes == estimate.blends
     assert repr(sweep) == "<Sweep of 6 compositions: 6 layers>"
     assert str(estimate).startswith("about ")
-    assert "(experts 279 KB, blends 15 KB, " in str(estimate)
+    assert "(experts 278.8 kB, blends 15.5 kB, " in str(estimate)
 
     budget = sweep.memory(16, 10).total
     assert sweep.fit_batch_size(10, budget=budget) == 16
     assert sweep.fit_batch_size(10, budget=budget - 1) == 8
-    with pytest.raises(
-        EvaluationError, match=r"one row at a time needs about .* but there are 1 K"
-    ):
+    with pytest.raises(EvaluationError, match=r"one row at a time needs .* there are 1\.0 kB;"):
         sweep.fit_batch_size(10, budget=1000)
     writing = sweep.memory(2, 10, new_tokens=20)
     assert writing.cache >= 2 * 6 * 6 * 30 * 2 * 16 * 4  # prompts, plans, layers, tokens, k and v

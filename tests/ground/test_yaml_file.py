@@ -12,7 +12,7 @@ from refusals import refused
 from layerswap.compose.recipe import read_recipe
 from layerswap.ground import yaml_file
 from layerswap.ground.errors import RecipeError
-from layerswap.ground.yaml_file import dump_yaml, parse_yaml, refuse_text, write_text
+from layerswap.ground.yaml_file import dump_yaml, parse_yaml
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)
@@ -74,19 +74,6 @@ def test_refusals_are_quick(text, message):
 def test_a_long_file_is_refused_before_its_end(monkeypatch, text):
     monkeypatch.setattr(yaml_file, "LARGEST", 1000)
     assert " more than 1,000 values" in refusal(f"- &x a\n{text * 1000}]")
-
-
-def test_a_written_file_gets_its_folder(tmp_path):
-    path = tmp_path / "new" / "folder" / "x.yaml"
-    refuse_text(path)
-    assert not (tmp_path / "new").exists()
-    write_text(path, "a: 1")
-    assert path.read_text() == "a: 1"
-    for refuse in (refuse_text, lambda path: write_text(path, "a: 2")):
-        with pytest.raises(RecipeError, match=r"x\.yaml: is there already; give --overwrite"):
-            refuse(path)
-        with pytest.raises(RecipeError, match=r"x\.yaml: is not a folder$"):
-            refuse(path / "below" / "y.yaml")
 
 
 TAGS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -223,12 +224,12 @@ def select(
         out: JSON file to write with all scores.
     """
     from layerswap.cli.tables import selection_table
-    from layerswap.ground.yaml_file import refuse_text, write_text
+    from layerswap.ground.commit import atomic_file, refuse_file, write_json
     from layerswap.training.expert import select as selection
 
     settings = evaluation.settings()
     if out is not None:
-        refuse_text(out, overwrite=overwrite)
+        refuse_file(out, is_ours=lambda file: True, overwrite=overwrite)
     if settings.tasks and role:
         raise RecipeError("give --task or --role, not both")
     if role is not None:
@@ -238,5 +239,6 @@ def select(
     selected = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
     output.say(selection_table(selected))
     if out is not None:
-        write_text(out, selected.to_json(), overwrite=overwrite)
+        with atomic_file(out, is_ours=lambda file: True, overwrite=overwrite) as draft:
+            write_json(draft, asdict(selected))
         output.say(f"wrote {out}")

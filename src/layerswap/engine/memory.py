@@ -117,8 +117,10 @@ class MemoryEstimate:
         return sum(vars(self).values())
 
     def __str__(self) -> str:
-        parts = [f"{name} {human(count)}" for name, count in vars(self).items() if count]
-        return f"about {human(self.total)} of memory ({', '.join(parts)})"
+        from rich.filesize import decimal
+
+        parts = [f"{name} {decimal(count)}" for name, count in vars(self).items() if count]
+        return f"about {decimal(self.total)} of memory ({', '.join(parts)})"
 
 
 def estimate_memory(
@@ -169,12 +171,3 @@ def estimate_memory(
         logits=LOGIT_COPIES * min(LOGIT_BYTES, 4 * int(config.vocab_size) * positions),
         cache=cache,
     )
-
-
-def human(count: float) -> str:
-    """Write a number of bytes as text, such as `15 KB`."""
-    for unit in ("bytes", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

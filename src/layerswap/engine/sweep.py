@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerswap.engine.decoding import Decoding, Generation, Sampling, acting_settings
 from layerswap.engine.generation import JointBatch, generate_alone, why_not_joint
-from layerswap.engine.memory import MemoryEstimate, estimate_memory, free_bytes, human
+from layerswap.engine.memory import MemoryEstimate, estimate_memory, free_bytes
 from layerswap.engine.prefix import PrefixGroup, group_by_prefix
 from layerswap.engine.rows import (
     Question,
@@ -380,6 +380,8 @@ class Sweep(VirtualModel):
         Raises:
             EvaluationError: not even one row fits.
         """
+        from rich.filesize import decimal
+
         if budget is None:
             held = self.pool.kept_bytes + self.pool.made_bytes
             budget = held + int(0.8 * free_bytes(self.device))
@@ -387,7 +389,7 @@ class Sweep(VirtualModel):
         if single.total > budget:
             raise EvaluationError(
                 f"one {'prompt' if new_tokens else 'row'} at a time needs {single}, but there are "
-                f"{human(budget)}; evaluate fewer compositions at a time, set max_made_bytes, or "
+                f"{decimal(budget)}; evaluate fewer compositions at a time, set max_made_bytes, or "
                 "use a smaller dtype"
             )
         size = 1

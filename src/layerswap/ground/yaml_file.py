@@ -14,7 +14,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from layerswap.ground.commit import existing_parent
 from layerswap.ground.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
@@ -196,31 +195,6 @@ def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int
         for i, value in enumerate(node.value):
             yield (*path, i), value.start_mark.line + 1
             yield from _lines(value, (*path, i))
-
-
-ALREADY = "is there already; give --overwrite to replace it"
-
-
-def refuse_text(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse early a path that `write_text` would refuse."""
-    if path.exists() and not overwrite:
-        raise RecipeError(f"{path}: {ALREADY}")
-    parent = existing_parent(path.absolute())
-    if not parent.is_dir():
-        raise RecipeError(f"{parent}: is not a folder")
-
-
-def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
-    """Write a text file, and its folder; a RecipeError if it exists or cannot be written."""
-    refuse_text(path, overwrite=overwrite)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if overwrite else "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except FileExistsError:
-        raise RecipeError(f"{path}: {ALREADY}") from None
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def read_yaml(path: Path, model: type[Model], expected: str) -> Model:

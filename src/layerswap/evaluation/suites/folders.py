@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from glob import escape
 from io import BytesIO
 from itertools import chain
@@ -27,26 +28,18 @@ class NotHereError(EvaluationError):
     """Data that are missing on this machine when downloads are not allowed."""
 
 
+@dataclass(frozen=True)
 class DataFolder:
-    """A folder with published files, at any depth up to `DEPTH`; without a root it is empty.
+    """A folder with published files, at any depth up to `DEPTH`; without a root it is empty."""
 
-    Attributes:
-        beside: the folder of a benchmark's own YAML, which is looked into first.
-        fetch: false if nothing may be fetched from the Hub.
-        translated: a table whose rows replace the test documents, made by a translator.
-    """
+    root: Path | None
+    beside: Path | None = None  # folder of a benchmark's own YAML, which is looked into first
+    fetch: bool = True  # false if nothing may be fetched from the Hub
+    translated: str | None = None  # a table whose rows replace the test documents
 
-    def __init__(
-        self,
-        root: Path | None,
-        *,
-        beside: Path | None = None,
-        fetch: bool = True,
-        translated: str | None = None,
-    ) -> None:
-        if root is not None and not root.is_dir():
-            raise EvaluationError(f"--data {root}: no such folder")
-        self.root, self.beside, self.fetch, self.translated = root, beside, fetch, translated
+    def __post_init__(self) -> None:
+        if self.root is not None and not self.root.is_dir():
+            raise EvaluationError(f"--data {self.root}: no such folder")
 
     @classmethod
     def given(cls, root: Path | None, **settings: Any) -> DataFolder:
@@ -56,8 +49,7 @@ class DataFolder:
 
     def of(self, benchmark: Path | None) -> DataFolder:
         """The same folder for a benchmark whose YAML is a file; None for a shipped one."""
-        beside = benchmark and benchmark.parent
-        return DataFolder(self.root, beside=beside, fetch=self.fetch, translated=self.translated)
+        return replace(self, beside=benchmark and benchmark.parent)
 
     def find(self, *names: str) -> Path | None:
         """Find the first file or folder with one of the names, the shallowest first."""

@@ -8,11 +8,10 @@ outside the part. They differ in that the rest could move while the part trained
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +59,6 @@ class Selection:
 
     ranked: tuple[Candidate, ...]  # every candidate, the best first
     chosen: tuple[Candidate, ...]  # the best, no more of one run than its share
-
-    def to_json(self) -> str:
-        """Write the whole selection as JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 @dataclass(frozen=True)
