@@ -200,7 +200,6 @@ def select(
     runs: list[Path],
     *,
     keep: Annotated[int, Option(min=1)] = 3,
-    of_any_run: bool = False,
     role: Literal["task", "language"] | None = None,
     language: str | None = None,
     out: Path | None = None,
@@ -218,7 +217,6 @@ def select(
     Options:
         runs: Folders that `layerswap train` wrote.
         keep: Number of checkpoints to keep.
-        of_any_run: Allow all kept checkpoints to come from one run.
         role: Kind of expert. Its published signals replace --task.
         language: Language code or name (sw, swh_Latn, Swahili).
         out: JSON file to write with all scores.
@@ -236,7 +234,7 @@ def select(
         signals = selection.signal_tasks(role, language)
         settings = settings.model_copy(update={"tasks": signals})
     score = selection.scorer(settings) if settings.tasks else None
-    selected = selection.select(runs, keep=keep, of_any_run=of_any_run, score=score)
+    selected = selection.select(runs, keep=keep, score=score)
     output.say(selection_table(selected))
     if out is not None:
         with atomic_file(out, is_ours=lambda file: True, overwrite=overwrite) as draft:

@@ -64,11 +64,6 @@ class TrainingRows:
         """The first of the columns: `prompt`, `messages` or `text`."""
         return str(next(form[0] for form in FORMS if form[0] in self.train.column_names))
 
-    @property
-    def conversational(self) -> bool:
-        """True if rows are lists of messages, which need a chat template."""
-        return isinstance(self.train[0][self.form], list)
-
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -211,7 +206,7 @@ def plan_training(
 
 def _check_template(base: Checkpoint, tokenizer: Any, rows: TrainingRows) -> None:
     """Refuse messages that the chat template refuses, by their roles or by their content."""
-    if not rows.conversational:
+    if not isinstance(rows.train[0][rows.form], list):
         return
     remedy = "build the mix with kind: prompt-completion"
     if not tokenizer.chat_template:

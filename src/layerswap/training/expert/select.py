@@ -82,13 +82,11 @@ def candidates(run: Path) -> list[Candidate]:
     return [Candidate(str(run), step, str(path), losses.get(step)) for step, path in steps]
 
 
-def select(
-    runs: Sequence[Path], *, keep: int = 3, of_any_run: bool = False, score: ScorePlan | None = None
-) -> Selection:
+def select(runs: Sequence[Path], *, keep: int = 3, score: ScorePlan | None = None) -> Selection:
     """Score every checkpoint of several runs, and keep the best.
 
     Without `score`, the validation loss ranks them. Keeps at most ceil(keep / runs) checkpoints per
-    run; with `of_any_run`, all may come from one run.
+    run.
     """
     every = [candidate for run in runs for candidate in candidates(run)]
     if score is not None:
@@ -96,7 +94,7 @@ def select(
     elif all(candidate.loss is None for candidate in every):
         raise TrainingError("no run measured a validation loss; select by tasks instead")
     ranked = sorted(every, key=lambda candidate: (-candidate.value, candidate.run, candidate.step))
-    share = len(ranked) if of_any_run else math.ceil(keep / len(set(map(str, runs))))
+    share = math.ceil(keep / len(set(map(str, runs))))
     chosen: list[Candidate] = []
     for candidate in ranked:
         of_run = sum(other.run == candidate.run for other in chosen)
