@@ -15,7 +15,6 @@ import pytest
 
 from layerswap.ground.errors import MergeError, RecipeError, StudyError
 from layerswap.ground.lease import Owner
-from layerswap.ground.types import Progress
 from layerswap.study import runner as running
 from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.report import merge_models
@@ -166,7 +165,7 @@ def test_a_running_step_is_shown_with_its_progress(tmp_path, works):
     seen = []
 
     def slow(context):
-        context.log(Progress("step 3 of 10", 1.0, 2.0))
+        context.log("step 3 of 10")
         seen.append({row.name: row for row in journal.status()}["b"])
         works[1]["data"](context)
 
@@ -188,22 +187,6 @@ def test_a_running_step_is_shown_with_its_progress(tmp_path, works):
         place.write_text(json.dumps(asdict(Owner(where=where, process=process))))
         os.utime(place, (time.time() - ago,) * 2)
         assert {row.name: row.state for row in journal.status()}["c"] == state
-
-
-def test_the_time_left_of_a_study_is_corrected_by_the_step_that_runs(tmp_path, works):
-    """Two steps of an estimated hour each; the first of them is half done after an hour."""
-    graph = Graph([Step(name, "work", {"name": name}) for name in "abc"])
-    said = []
-
-    def work(context):
-        context.log(Progress("step 1 of 2", 3600.0, 3600.0) if context.step.name == "b" else "step")
-
-    run_graph(graph, tmp_path, {"work": work}, log=said.append,
-              hours={"a": 1e-9, "b": 1.0, "c": 1.0})  # fmt: skip
-    # Of b an hour is left; c takes two, as b does.
-    assert "step 1 of 2, about 3.0 h for the study" in said
-    run_graph(Graph([graph["b"]]), tmp_path / "alone", {"work": work}, log=said.append)
-    assert said[-1] == "step 1 of 2", "nothing is known of other steps"
 
 
 def test_two_steps_of_one_name_are_refused():

@@ -18,23 +18,6 @@ Scoring = Literal["number", "exact_match", "token_f1", "chrf++", "rouge_l"]
 """How a written answer is scored against the right one."""
 
 
-class Progress(str):
-    """A line of progress, with the seconds that the work until now took and that are left."""
-
-    passed: float
-    left: float
-
-    def __new__(cls, line: str, passed: float, left: float) -> Progress:
-        """Make the line; times are in seconds."""
-        progress = super().__new__(cls, line)
-        progress.passed, progress.left = passed, left
-        return progress
-
-    def __getnewargs__(self) -> tuple[str, float, float]:  # type: ignore[override]
-        """Return the constructor arguments for copies and pickles."""
-        return str(self), self.passed, self.left
-
-
 Advance = Callable[[int], None]
 """Receives the number of units (bytes, requests, steps) just done."""
 Bars = Callable[[str, int, str], AbstractContextManager[Advance]]

@@ -9,13 +9,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from layerswap.ground.errors import LayerswapError, StudyError, one_line
 from layerswap.ground.lease import InUse, Owner, held
-from layerswap.ground.types import Log, Progress, duration
+from layerswap.ground.types import Log, duration
 from layerswap.study.journal import State, StepRecord, StudyJournal
 from layerswap.study.steps import Graph, Step
 
@@ -142,25 +141,12 @@ def _run_here(
             seconds = sum(left.values()) * (taken / planned if planned else 1)
             time_left = f", about {duration(seconds)} left for the study" if seconds else ""
             log(f"step {number} of {len(journal.graph)}: {step.name}{time_left}")
-            later = sum(left.values()) - left[step.name]
-            said = partial(_with_study, log, taken, planned + left[step.name], later)
-            record = run_step(journal, step, functions, said)
+            record = run_step(journal, step, functions, log)
             if record.state == "done":
                 done.add(step.name)
                 taken, planned = taken + (record.seconds or 0), planned + left[step.name]
                 ended(step)
         del left[step.name]
-
-
-def _with_study(log: Log, taken: float, planned: float, later: float, line: str) -> None:
-    """Log a line; add the time left of the study, corrected by the steps until now and this one.
-
-    `planned` are seconds of the steps that ended and of this one, `later` those of the others.
-    """
-    if isinstance(line, Progress) and planned and later:
-        seconds = line.left + later * (taken + line.passed + line.left) / planned
-        line = f"{line}, about {duration(seconds)} for the study"
-    log(line)
 
 
 def run_step(

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 
 from layerswap.ground.errors import TrainingError
-from layerswap.ground.types import Log, Progress, duration
+from layerswap.ground.types import Log, duration
 from layerswap.training.expert.head import ADVICE, IGNORED, use_labelled_positions
 from layerswap.training.expert.hyperparameters import rows_of_step
 from layerswap.training.expert.save import checkpoints, forget_older_states
@@ -262,11 +262,10 @@ class ProgressLines(TrainerCallback):
         due = first or now - self.shown >= self.seconds or step >= steps
         if state.is_world_process_zero and due:
             self.shown, passed = now, max(now - self.started, 1e-9)
-            each = passed / (step - self.first)
-            left = each * (steps - step)
+            left = passed / (step - self.first) * (steps - step)
             speed = self.tokens() * args.world_size / passed
             line = f"step {step:,} of {steps:,}{self.loss}, {speed:,.0f} tokens/s"
-            self.log(Progress(f"{line}, {duration(left)} left", each * step, left))
+            self.log(f"{line}, {duration(left)} left")
 
 
 class ExpertTrainer(OpenTrainer):
