@@ -112,9 +112,11 @@ def composability(table: Path, *, merged: str, figure: Path | None = None) -> No
 
     signals, quality = read_merges(table, merged)
     correlations = predictors(signals, quality)
-    cells = [[row.signal, row.spearman, row.p_spearman] for row in correlations]
-    caption = f"over {len(quality)} merges, with 95% bootstrap intervals"
-    output.say(Table(["signal", "Spearman", "p"], cells, caption, unit=""))
+    output.say(Table(
+        ["signal", "Spearman", "p"],
+        [[row.signal, row.spearman, row.p_spearman] for row in correlations],
+        f"over {len(quality)} merges, with 95% bootstrap intervals", unit="",
+    ))  # fmt: skip
     if figure is not None:
         rows = [(row.signal, row.spearman) for row in correlations]
         title = f"Spearman's correlation with {merged}"

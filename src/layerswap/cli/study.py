@@ -203,15 +203,9 @@ def show(name: str) -> None:
     Options:
         name: Name of a ready study.
     """
-    from layerswap.ground.errors import RecipeError
-    from layerswap.ground.yaml_file import nearest
-    from layerswap.study.spec import ready_studies
+    from layerswap.study.spec import ready_study
 
-    studies = ready_studies()
-    if name not in studies:
-        hint = nearest(name, list(studies)) or f"; ready studies: {', '.join(studies)}"
-        raise RecipeError(f"no ready study {name!r}{hint}")
-    for line in studies[name].read_text("utf-8").splitlines():
+    for line in ready_study(name).read_text("utf-8").splitlines():
         output.say(line)
 
 

@@ -83,11 +83,5 @@ def models_of(folder: Path) -> list[str]:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a lab."""
-    path = folder / LAB_RECORD
-    try:
-        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"{folder}: no lab here ({LAB_RECORD} is missing)") from None
-    except ValueError as error:
-        raise RecipeError(f"{path}: not a lab's record: {error}") from None
+    record: dict[str, Any] = json.loads((folder / LAB_RECORD).read_text("utf-8"))
     return record

@@ -402,13 +402,10 @@ def read_study(path: Path) -> StudySpec:
 
 def find_study(study: str) -> tuple[StudySpec, Path]:
     """Find a study by file or ready name; return it with the folder of its relative paths."""
-    path, known = Path(study), ready_studies()
+    path = Path(study)
     if path.suffix in (".yaml", ".yml") or path.exists():
         return read_study(path), path.parent
-    if study not in known:
-        hint = nearest(study, list(known)) or f"; ready studies: {', '.join(known)}"
-        raise RecipeError(f"{study}: no such file or ready study{hint}")
-    return read_study(known[study]), Path()
+    return read_study(ready_study(study)), Path()
 
 
 def _locate_suites(evaluate: dict[str, Any], folder: Path) -> None:
@@ -430,6 +427,15 @@ def named_billions(base: str) -> float | None:
     if named is None:
         return None
     return float(named[1]) / (1000 if named[2] in "mM" else 1)
+
+
+def ready_study(name: str) -> Path:
+    """The file of a ready study."""
+    known = ready_studies()
+    if name not in known:
+        hint = nearest(name, list(known)) or f"; ready studies: {', '.join(known)}"
+        raise RecipeError(f"{name}: no such file or ready study{hint}")
+    return known[name]
 
 
 def ready_studies() -> dict[str, Path]:
