@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 LAST_LINES = 5
 """Lines of a failed step's log that the status shows."""
-LARGE = 100.0
-"""Disk of a study, GB, above which its plan lists ways to save disk."""
 app = commands.group("Run a whole experiment from one file.")
 Where = Annotated[
     str | None,
@@ -36,7 +34,6 @@ def run(
     *,
     out: Path,
     on: Where = None,
-    keep_checkpoints: Literal["all", "selected"] | None = None,
     device: str | None = None,
     allow_code: options.AllowCode = False,
     dry_run: bool = False,
@@ -50,7 +47,6 @@ def run(
     Options:
         study STUDY.yaml: Study file, or the name of a ready study.
         out: Folder of the study. Finished steps are kept.
-        keep_checkpoints: Checkpoints to keep. (default: the study's)
         device DEVICE: Device to evaluate on: cpu, cuda, mps or xpu. (default: the study's)
         dry_run: Print the steps and their estimated cost, and exit.
     """
@@ -63,8 +59,6 @@ def run(
     from layerswap.versions import missing_of
 
     spec, folder = find_study(study)
-    if keep_checkpoints is not None:
-        spec = spec.model_copy(update={"keep_checkpoints": keep_checkpoints})
     if device is not None:
         spec = spec.model_copy(update={"device": device})
     if allow_code:
@@ -84,8 +78,6 @@ def run(
             left = StudyJournal(out, graph).left()
             preflight.check_data(left, fetch=False, log=output.log)
         output.say(plan_table(graph, costs, done))
-        if costs.disk_gb > LARGE and spec.keep_checkpoints == "all":
-            output.say("--keep-checkpoints selected deletes the checkpoints that no step reads")
         output.suggest("study", "run", *(word for word in sys.argv[3:] if word != "--dry-run"))
         return
     _run(graph, out, on, costs, spec.slurm)
