@@ -61,7 +61,7 @@ def new(
             Repeatable.
         columns ROLE=COLUMN,...: Columns of the task, such as text=headline,label=topic, and of
             texts by language, such as sw=sentence.
-        leave_out LABEL,...: Labels whose test rows are left out. Repeatable.
+        leave_out LABEL: Label whose test rows are left out. Repeatable.
         metric METRIC: Score of written answers. (default: chosen by the answers)
         seeds: Experts of each kind. (default: 3, or 1 if that takes over an hour)
         encoder MODEL: Encoder for sentence vectors to compare with: folder or Hub id that
@@ -85,7 +85,7 @@ def new(
     if not test and sys.stdin.isatty():
         asked = _ask("--test", f"Test in {first}: a file (- for none)", "-")
         test = [asked] if asked != "-" else None
-    made = create(
+    _, costs = create(
         Request(
             folder=name, base=base, languages=codes, task=task,
             texts=texts, parallel={first: parallel} if parallel else {},
@@ -102,7 +102,7 @@ def new(
         ),
         output.log,
     )  # fmt: skip
-    output.say(f"wrote {name}: {made.costs}; {name}/README.md has more")
+    output.say(f"wrote {name}: {costs}; {name}/README.md has more")
     file, results = ("trial.yaml", "trial") if trial else ("study.yaml", "results")
     output.suggest("study", "run", name / file, "--out", name / results)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,10 @@ ROOM = 1.3
 """Memory for activations and libraries, as a factor."""
 
 
-@dataclass(frozen=True)
-class NewStudy:
-    """A study that was written, and its cost on this machine."""
-
-    folder: Path
-    seeds: int
-    costs: StudyCosts
-
-
-def create(request: Request, log: Log = lambda line: None) -> NewStudy:
+def create(request: Request, log: Log = lambda line: None) -> tuple[Settings, StudyCosts]:
     """Check everything, measure the base on this machine, and write the folder of the study.
+
+    Returns its settings, and its costs on this machine.
 
     Raises:
         LayerswapError: a mistake in the request; nothing was written.
@@ -98,7 +90,7 @@ def create(request: Request, log: Log = lambda line: None) -> NewStudy:
             "found": found, "languages": proofs, "speed": speed, "costs": costs,
         }  # fmt: skip
         (folder / "README.md").write_bytes(render("README.md", words).encode())
-    return NewStudy(request.folder, settings.seeds, costs)
+    return settings, costs
 
 
 def _measured(

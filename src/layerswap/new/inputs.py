@@ -26,7 +26,7 @@ from layerswap.ground.errors import DataError, RecipeError, StudyError
 from layerswap.ground.types import Scoring
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts, tag_of
 from layerswap.new.tasks import Document, Task, read_task
-from layerswap.reading.files import evenly_spaced, names_in
+from layerswap.reading.files import evenly_spaced
 from layerswap.reading.letters import bare
 from layerswap.study.spec import FOLDS
 from layerswap.training.mix.examples import shown
@@ -290,10 +290,8 @@ def check_request(request: Request) -> Inputs:
     named = {*request.tests.values()} & {*suite_names()}
     suites = {name for name in named if not Path(name).exists()}
     suite = _check_suites(request, suites, ready)
-    if request.leave_out:
-        if not isinstance(task, Task):
-            raise RecipeError(f"--leave-out needs a task file; {task} is a ready mix")
-        request = replace(request, leave_out=_left_out(request, task, suite))
+    if request.leave_out and not isinstance(task, Task):
+        raise RecipeError(f"--leave-out needs a task file; {task} is a ready mix")
     languages = [_language(request, code, task, suite, columns) for code in request.languages]
     if isinstance(task, Task):
         task = replace(task, tests=[
@@ -337,21 +335,6 @@ def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None
             check_askable(suite, language)
         return suite
     return None
-
-
-def _left_out(request: Request, task: Task, suite: str | None) -> list[str]:
-    """Return the labels of `--leave-out`; a value is one label, or several between commas."""
-    labels: set[str] = set()
-    for split, files in request.documents.items():
-        for given in files.values():
-            if given != suite:
-                labels |= task.labels_of(given, request.columns, split)
-    left_out = [label for given in request.leave_out
-                for label in ([given] if given in labels else names_in(given))]  # fmt: skip
-    if strange := [label for label in left_out if label not in labels]:
-        there = f"; the labels are {', '.join(sorted(labels)):.80}" if labels else ""
-        raise RecipeError(f"--leave-out {strange[0]}: no test row has this label{there}")
-    return left_out
 
 
 def refuse_colon(option: str, entry: str) -> None:

@@ -252,10 +252,11 @@ class Task:
         if strange := {document["label"] for document in kept if self.labelled} - {*self.labels}:
             own = dict.fromkeys(self.labels, self.table.name)
             _check_forms(own | dict.fromkeys(sorted(strange), given))
-            names = ",".join(f'"{label}"' if "," in label else label for label in sorted(strange))
+            words = shlex.join(word for label in sorted(strange) for word in ("--leave-out", label))
             raise DataError(
-                f"{given}: {self.table.name} lacks some of its labels ({names:.80}); correct them, "
-                f"or leave their rows out by --leave-out {shlex.quote(names)}"
+                f"{given}: {self.table.name} lacks some of its labels "
+                f"({', '.join(sorted(strange)):.80}); correct them, or leave their rows out by "
+                f"{words}"
             )
         same = self.shared(kept, self.complete)
         if same > len(kept) / 4:
@@ -330,14 +331,6 @@ class Task:
         """Return the question of a document, normalised as in `layerswap data`."""
         asked = [value for role, value in document.items() if role not in ANSWERS]
         return "\n".join(bare(str(value)) for value in asked)
-
-    def labels_of(self, given: str, columns: Mapping[str, str], split: str) -> set[str]:
-        """The labels in a test or development file."""
-        table, shape = _read(given, columns, self.shape.kind, split)
-        with error_context(given):
-            return {
-                document["label"] for document in self.documents(table.rows, shape) if self.labelled
-            }
 
     def source(self, path: str, benchmark: str | None = None) -> dict[str, Any]:
         """The keys of the source of a mix whose rows are documents of the task.
