@@ -59,14 +59,18 @@ def test_experts_of_a_partition_are_composed_along_it(partial):
     assert plan.notes == ["along partition C, on which the experts were trained"]
 
 
-def test_a_checkpoint_of_a_training_has_its_record(pair):
+def test_a_checkpoint_of_a_training_has_its_record(pair, tmp_path):
+    rows = [{"train": 1000}, {"train": 200}]
     task, language = (
-        write_record(folder, part) for folder, part in zip(pair, ("task", "language"), strict=True)
+        write_record(folder, part, data=rows)
+        for folder, part in zip(pair, ("task", "language"), strict=True)
     )
     step = copied(language, language / "checkpoints" / "checkpoint-50")
     (step / TRAINING).unlink()
     plan = ls.swap(task=task, language=step)
     assert plan.composition == partition("C", 4, outside="task")
+    card = (plan.save(tmp_path / "out") / "README.md").read_text()
+    assert card.count("; trained on 1,200 rows)") == 2
 
 
 def test_another_composition_than_the_trained_one_is_named(partial):

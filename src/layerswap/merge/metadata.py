@@ -27,6 +27,7 @@ from layerswap.merge.heads import MODULES
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import RAW_FILES, add_tokens
+from layerswap.merge.trained import read_training
 from layerswap.merge.writer import LOST_TO_DTYPE, rounding_note
 from layerswap.versions import __version__
 
@@ -121,7 +122,7 @@ def model_card(
     front = dump_yaml(filled)
     experts = "\n".join(
         f"- {in_code(name)}: {in_markdown(_card_name(c))} "
-        f"(licence: {licences[name] or 'not given'})"
+        f"(licence: {licences[name] or 'not given'}{_rows_of(c)})"
         for name, c in plan.used.items()
     )
     recipe = dump_yaml(_recipe(plan, _card_name))
@@ -201,6 +202,15 @@ from peft import {name}
 
 model = {name}.from_pretrained("."{count})  # or the id of this repository
 """
+
+
+def _rows_of(checkpoint: Checkpoint) -> str:
+    """The card's words for the rows of an expert's training; empty without a readable record."""
+    try:
+        training = read_training(checkpoint)
+    except LayerswapError:
+        return ""
+    return f"; trained on {training.rows:,} rows" if training and training.rows else ""
 
 
 LICENCE = re.compile(r"[\w.+-]{1,60}")

@@ -30,11 +30,13 @@ class Training:
         partition: the partition that chose the trained places, and the owner of the places outside
             the layers; None if something else chose them.
         contaminated: rows of the training data that contain an evaluation item, by evaluation set.
+        rows: rows of the training data; 0 if unknown.
         base: the base that was trained, and the fingerprints of its weights.
     """
 
     partition: tuple[str, str | None] | None
     contaminated: Mapping[str, int]
+    rows: int
     base: tuple[str, frozenset[str]] | None = None
 
 
@@ -55,6 +57,7 @@ def read_training(expert: Checkpoint) -> Training | None:
             for data in record["data"]
             for name, count in data.get("contaminated", {}).items()
         }
+        rows = sum(data.get("train", 0) for data in record["data"])
         chosen = record["spec"].get("train") or {}
         name: Any = chosen.get("partition")
         outside: Any = chosen.get("outside")
@@ -66,7 +69,7 @@ def read_training(expert: Checkpoint) -> Training | None:
     complete = (
         isinstance(name, str) and name in PARTITIONS and outside in ("task", "language", None)
     )
-    return Training((name, outside) if complete else None, contaminated, base)
+    return Training((name, outside) if complete else None, contaminated, rows, base)
 
 
 def base_notes(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> list[str]:
