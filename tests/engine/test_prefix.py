@@ -66,8 +66,6 @@ def test_scores_are_those_of_whole_rows(family, tmp_path):
     assert (1, len(MORE)) in noted
     assert shared.greedy.tolist() == whole.greedy.tolist()
     assert shared.logprob == pytest.approx(whole.logprob, abs=2e-4)
-    for one, two in zip(shared.tokens, whole.tokens, strict=True):
-        assert one == pytest.approx(two, abs=1e-4)
 
 
 def test_half_precision(tmp_path):

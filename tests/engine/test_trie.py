@@ -245,7 +245,6 @@ def test_scores_are_those_of_each_request_alone(family, batch_size, tmp_path):
     for row, plan in enumerate(plans):
         for column, (tokens, greedy) in enumerate(by_hand(plan.load(), REQUESTS)):
             assert scores.logprob[row, column] == pytest.approx(float(tokens.sum()), abs=2e-4)
-            assert scores.tokens[column][row] == pytest.approx(tokens.numpy(), abs=1e-4)
             assert scores.greedy[row, column] == greedy
 
 

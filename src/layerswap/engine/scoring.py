@@ -35,7 +35,6 @@ class Scores:
     requests: Sequence[int]  # numbers of the requests, one per column
     logprob: npt.NDArray[np.float64]  # summed over the tokens of a continuation
     greedy: npt.NDArray[np.bool_]
-    tokens: Sequence[npt.NDArray[np.float64]]  # per request `(compositions, tokens)`
 
 
 def score_batch(
@@ -71,24 +70,16 @@ def score_batch(
     dtype: torch.dtype = getattr(torch, softmax_dtype)
     wanted = torch.tensor(tokens)
     distinct, predictor = torch.unique(torch.tensor(positions), return_inverse=True)
-    answers: dict[int, tuple[Sequence[torch.Tensor], npt.NDArray[np.bool_]]] = {}
+    answers: dict[int, tuple[list[float], list[bool]]] = {}
     with torch.inference_mode():
         inputs = {"input_ids": ids, "use_cache": False}
         for leaf in runner.run(inputs, members, prefix=prefix):
             values, best = _score_tokens(runner, leaf, distinct, predictor, wanted, dtype=dtype)
-            greedy = np.array([bool(part.all()) for part in torch.split(best, lengths)])
-            answers.update(dict.fromkeys(leaf.members, (torch.split(values, lengths), greedy)))
-    logprobs = [answers[member][0] for member in members]
-    return Scores(
-        list(members),
-        order,
-        np.array([[float(values.sum()) for values in per_request] for per_request in logprobs]),
-        np.stack([answers[member][1] for member in members]),
-        [
-            np.stack([values.double().numpy() for values in column])
-            for column in zip(*logprobs, strict=True)
-        ],
-    )
+            sums = [float(part.sum()) for part in torch.split(values, lengths)]
+            greedy = [bool(part.all()) for part in torch.split(best, lengths)]
+            answers.update(dict.fromkeys(leaf.members, (sums, greedy)))
+    found = zip(*(answers[member] for member in members), strict=True)
+    return Scores(list(members), order, *map(np.array, found))
 
 
 def _score_tokens(
@@ -128,13 +119,10 @@ def merge_batches(parts: Iterable[Scores], members: Sequence[int], requests: int
 
     logprob = np.zeros((len(members), requests))
     greedy = np.zeros((len(members), requests), dtype=bool)
-    tokens: list[npt.NDArray[np.float64]] = [np.zeros((len(members), 0))] * requests
     for part in parts:
         logprob[:, part.requests] = part.logprob
         greedy[:, part.requests] = part.greedy
-        for request, values in zip(part.requests, part.tokens, strict=True):
-            tokens[request] = values
-    return Scores(list(members), list(range(requests)), logprob, greedy, tokens)
+    return Scores(list(members), list(range(requests)), logprob, greedy)
 
 
 def why_not_together(

@@ -117,7 +117,6 @@ class Benchmark(Strict):
     licence: str  # of the data
     languages: list[str] | Literal["any"]  # its own codes; `any` if users translate
     shots: NonNegativeInt = 0  # default number of exemplars
-    most_shots: PositiveInt | None = None  # number of exemplars that are published
     metric: Metric  # metric and filter of the headline score
     document_metric: Metric | None = None  # of one document, where `metric` is over a whole corpus
     answers_in_language: bool = True  # true if answers should be in the language of the task
@@ -343,9 +342,6 @@ def write_benchmark(
     With `development`, a published development split is a second task, named with the suffix
     `DEVELOPMENT`, if the data have the split.
     """
-    most = benchmark.most_shots
-    if most is not None and shots > most:
-        raise EvaluationError(f"{benchmark.title} has {most} exemplars, not {shots}")
     names: list[str] = []
     for variant in benchmark.variants:
         values: dict[str, Any] = {"code": code, "shots": shots,
