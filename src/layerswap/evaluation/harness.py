@@ -79,7 +79,7 @@ def evaluate(
 
     Of the settings, only prompts, limit and batch size are used; the engine and dtype are the
     sweep's. `samples` replaces the limits. `store` keeps answers for later runs. `log`
-    receives lines about memory and the limit. `progress` receives the number of compositions just
+    receives lines about truncated prompts. `progress` receives the number of compositions just
     evaluated.
 
     Returns:
@@ -93,7 +93,7 @@ def evaluate(
         samples = samples or drawn_samples(loaded, settings.limit)
         loaded = {**loaded, "tasks": {n: _BuiltOnce(task) for n, task in loaded["tasks"].items()}}
         size = None if settings.batch_size == "auto" else settings.batch_size
-        responses = ResponseCache(sweep, chosen, store, size, log)
+        responses = ResponseCache(sweep, chosen, store, size)
         model = cached_model(sweep, settings.with_chat_template(tokenizer), responses)
         for number in range(len(chosen)):
             model.number = number

@@ -15,7 +15,6 @@ from layerswap.engine.decoding import Sampling
 from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.ground.errors import EvaluationError, LayerswapError
-from layerswap.ground.types import Log
 from layerswap.merge import Plan
 from layerswap.merge.metadata import record
 
@@ -167,7 +166,7 @@ class ResponseCache:
     """The answers of several compositions, computed together and stored.
 
     Without a store, answers stay in memory. Without a batch size, a batch has 16 rows, or more
-    short rows up to 4,096 tokens, or as many as fit. `log` receives the memory that a batch needs.
+    short rows up to 4,096 tokens, or as many as fit.
     """
 
     def __init__(
@@ -176,12 +175,10 @@ class ResponseCache:
         members: Sequence[int],
         store: AnswerStore | None,
         batch_size: int | None,
-        log: Log,
     ) -> None:
         self.members = list(members)
         self._sweep, self._store = sweep, store or AnswerStore()
-        self._batch_size, self._log = batch_size, log
-        self._logged: dict[str, int] = {}
+        self._batch_size = batch_size
         self._keys = [composition_key(sweep.plans[member]) for member in members]
         self._model_key = _configuration_key(sweep.model)
 
@@ -197,7 +194,7 @@ class ResponseCache:
             for part in self._sweep.iter_loglikelihood(
                 [asked[i] for i in requests],
                 members=list(members),
-                batch_size=self._batch(list(members), longest),
+                batch_size=self._batch_size or self._batch(list(members), longest),
                 max_length=bound,
                 softmax_dtype=dtype,
             ):
@@ -241,21 +238,13 @@ class ResponseCache:
         return self._answers(number, keys)
 
     def _batch(self, members: Sequence[int], tokens: int, new_tokens: int = 0) -> int:
-        """Choose the rows or prompts of a batch, and log the memory that it needs."""
-        sweep, size = self._sweep, self._batch_size
-        if size is None:
-            usual = (
-                max(1, ROWS // len(members)) if new_tokens
-                else max(FEWEST_ROWS, USUAL_TOKENS // tokens)
-            )  # fmt: skip
-            size = min(usual, sweep.fit_batch_size(tokens, new_tokens=new_tokens, members=members))
-        doing = "generating" if new_tokens else "scoring"
-        estimate = sweep.memory(size, tokens, new_tokens, members)
-        if estimate.total > self._logged.get(doing, 0):
-            self._logged[doing] = estimate.total
-            many = f"{len(members)} compositions" if len(members) > 1 else "one composition"
-            self._log(f"{doing} {size} at a time with {many}: {estimate}")
-        return size
+        """Choose the rows or prompts of a batch."""
+        usual = (
+            max(1, ROWS // len(members)) if new_tokens
+            else max(FEWEST_ROWS, USUAL_TOKENS // tokens)
+        )  # fmt: skip
+        fitting = self._sweep.fit_batch_size(tokens, new_tokens=new_tokens, members=members)
+        return min(usual, fitting)
 
     def _missing(self, keys: Sequence[str]) -> dict[tuple[int, ...], dict[int, str]]:
         """Group members by their unanswered requests; members are given with their keys.
