@@ -142,7 +142,10 @@ def _run(
         )
     study = FinishedSteps(read_journal(root))
     page = study.write()
-    output.say(study.results.summary)
+    for part in study.results.parts:
+        alone = part.result and len(study.results.by_benchmark[part.result.benchmark]) == 1
+        if part.kind == "overview" or (part.kind == "scores" and alone):
+            output.say(part.table)
     for line in study_opening(study.results.benchmarks, root):
         output.say(line)
     output.say(f"wrote {page} and {root / BEST}/<language>.yaml")

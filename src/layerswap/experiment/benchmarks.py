@@ -273,18 +273,6 @@ class StudyResults:
         return grouped(self.benchmarks, lambda result: result.benchmark)
 
     @cached_property
-    def summary(self) -> Table:
-        """Treatments down, every language and benchmark across, with intervals."""
-        columns = {
-            ", ".join(filter(None, [result.heading, result.metric_in_words])): {
-                name: score for name, score in result.intervals.items() if name != FLATTERED
-            }
-            for result in self.benchmarks
-        }  # fmt: skip
-        caption = "Per cent on test documents, mean over pairs, with 95% bootstrap intervals."
-        return models_table(columns, first="treatment", caption=caption)
-
-    @cached_property
     def parts(self) -> list[Part]:
         """Every table, in the order of the report."""
         return [*self._parts()]

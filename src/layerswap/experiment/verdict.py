@@ -81,10 +81,9 @@ def verdict_facts(result: Compared) -> dict[str, Any]:
 
 
 def _lead(result: Compared) -> str:
-    """The selected model against the experts and the base, in words."""
-    rivals = [model for model in (TASK_EXPERT, BASE) if model in result.differences]
-    return "".join(f"; against the {model}, {result.differences[model].in_words()}"
-                   for model in rivals[:1])  # fmt: skip
+    """The selected model against the task expert, else against the base, in words."""
+    rival = next((model for model in (TASK_EXPERT, BASE) if model in result.differences), None)
+    return f"; against the {rival}, {result.differences[rival].in_words()}" if rival else ""
 
 
 def verdicts_in_words(results: Sequence[Compared]) -> str:
