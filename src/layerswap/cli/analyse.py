@@ -93,36 +93,27 @@ def linearity(
         output.say(row)
 
 
-def composability(table: Path, *, merged: str, figure: Path | None = None) -> None:
+def composability(table: Path, *, merged: str) -> None:
     """Correlate the scores of experts with the scores of their merges (paper 2, section 5).
 
     Every other numeric column is a signal, such as the task expert's English score. Prints a
-    table of rank correlations; only --figure writes a file.
+    table of rank correlations; nothing is written.
 
-    Example: layerswap analyse composability merges.csv --merged mgsm_sw --figure signals.svg
+    Example: layerswap analyse composability merges.csv --merged mgsm_sw
 
     Options:
         table MERGES.csv: One row per merge: CSV, TSV or JSON Lines.
         merged: Column with the scores of the merges.
-        figure: SVG file to write, with the correlations drawn.
     """
     from layerswap.evaluation.statistics import predictors, read_merges
-    from layerswap.report.charts import draw_intervals
     from layerswap.report.tables import Table
 
     signals, quality = read_merges(table, merged)
-    correlations = predictors(signals, quality)
     output.say(Table(
         ["signal", "Spearman", "p"],
-        [[row.signal, row.spearman, row.p_spearman] for row in correlations],
+        [[row.signal, row.spearman, row.p_spearman] for row in predictors(signals, quality)],
         f"over {len(quality)} merges, with 95% bootstrap intervals", unit="",
     ))  # fmt: skip
-    if figure is not None:
-        rows = [(row.signal, row.spearman) for row in correlations]
-        title = f"Spearman's correlation with {merged}"
-        drawn = draw_intervals(rows, measure=title, unit="rho")
-        figure.write_bytes((drawn.svg() + "\n").encode())
-        output.say(f"wrote {figure}")
 
 
 def fisher(
