@@ -139,10 +139,6 @@ BAD = {
         "language sw; add --language sw",
     ),
     "two tests": ({}, ("--test", "labels-qaa.tsv"), "--test: qaa has two files"),
-    "a colon": ({"language": "qaa:news.qaa"}, (), "--language qaa:news.qaa: write qaa=news.qaa"),
-    "a colon in a test": (
-        {"test": "qaa:labels-qaa.tsv"}, (), "--test qaa:labels-qaa.tsv: write qaa=labels-qaa.tsv"
-    ),
     "a file of a drive": ({"test": "C:\\gone.tsv"}, (), "C:\\gone.tsv: no such file"),
     "a translation of another length": (
         {}, ("--translated-test", "two.tsv"), "two.tsv: has 2 documents, and the test has 20; "

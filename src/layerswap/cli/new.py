@@ -117,12 +117,10 @@ def _ask(option: str, question: str, default: str | None) -> str:
 def _files(option: str, given: list[str] | None, codes: list[str]) -> dict[str, str]:
     """Files by language; one without a language is the first's, and a suite is everyone's."""
     from layerswap.evaluation.suites import suite_names
-    from layerswap.new.inputs import refuse_colon
     from layerswap.new.tables import tag_of
 
     files: dict[str, str] = {}
     for text in given or ():
-        refuse_colon(option, text)
         name, equals, file = text.partition("=")
         code = tag_of(name) if equals else None
         if code is None or code not in codes:

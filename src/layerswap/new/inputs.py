@@ -24,7 +24,7 @@ from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, RecipeError, StudyError
 from layerswap.ground.types import Scoring
-from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts, tag_of
+from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.reading.files import evenly_spaced
 from layerswap.reading.letters import bare
@@ -337,19 +337,11 @@ def _check_suites(request: Request, suites: set[str], ready: bool) -> str | None
     return None
 
 
-def refuse_colon(option: str, entry: str) -> None:
-    """Refuse `CODE:FILE`; a path may have a colon, as of a drive."""
-    name, colon, file = entry.partition(":")
-    if colon and len(name) > 1 and tag_of(name) and not Path(entry).exists():
-        raise RecipeError(f"{option} {entry}: write {name}={file}")
-
-
 def read_languages(given: Sequence[str]) -> dict[str, str | None]:
     """Parse `CODE` and `CODE=FILE`; return the files by standard language code."""
     files: dict[str, str | None] = {}
     first: dict[str, str] = {}
     for entry in given:
-        refuse_colon("--language", entry)
         name, _, file = entry.partition("=")
         code = standard_tag(name)
         if code in files:
