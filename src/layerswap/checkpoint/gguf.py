@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.header import EMPTY, MAX_ELEMENTS, MAX_TENSORS, TensorInfo, byte_length
+from layerswap.checkpoint.header import (
+    EMPTY,
+    MAX_ELEMENTS,
+    MAX_TENSORS,
+    TensorInfo,
+    byte_length,
+    check_span,
+)
 from layerswap.checkpoint.read import Handle, open_file, read_into
 from layerswap.checkpoint.remote import RemoteHandle, WeightFile
 from layerswap.ground.errors import CheckpointError, error_context
@@ -385,17 +392,10 @@ def _tensors(
     tensors: dict[str, TensorInfo] = {}
     expected = 0
     for info in entries:
-        name, offset = quoted(info.name), info.offset
+        offset = info.offset
         if info.name in tensors:
-            raise CheckpointError(f"tensor {name}: given twice")
-        if offset != expected:
-            fault = "overlaps the tensor before it" if offset < expected else "leaves a gap"
-            raise CheckpointError(f"tensor {name}: begins at {offset}, which {fault}")
-        end = start + offset + info.nbytes
-        if end > size:
-            raise CheckpointError(
-                f"tensor {name}: ends at byte {end} of {size}; the file is cut short"
-            )
+            raise CheckpointError(f"tensor {quoted(info.name)}: given twice")
+        check_span(info.name, offset, expected, start + offset + info.nbytes, size)
         expected = offset + padded(info.nbytes, alignment)
         tensors[info.name] = replace(info, offset=start + offset)
     if size > max(start + expected, cursor.position):

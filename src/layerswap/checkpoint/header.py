@@ -188,18 +188,23 @@ def _tensors(
     expected = 0
     tensors: dict[str, TensorInfo] = {}
     for name, dtype, shape, begin, end in spans:
-        if begin != expected:
-            fault = "overlaps the tensor before it" if begin < expected else "leaves a gap"
-            raise CheckpointError(f"tensor {quoted(name)}: begins at {begin}, which {fault}")
-        if end > data_bytes:
-            raise CheckpointError(
-                f"tensor {quoted(name)}: ends at byte {end} of {data_bytes}; the file is cut short"
-            )
+        check_span(name, begin, expected, end, data_bytes)
         expected = end
         tensors[name] = TensorInfo(name, dtype, shape, path, data_start + begin, end - begin)
     if expected != data_bytes:
         raise CheckpointError(f"{data_bytes - expected} bytes follow the last tensor")
     return tensors
+
+
+def check_span(name: str, begin: int, expected: int, end: int, length: int) -> None:
+    """Refuse a tensor that does not follow the one before it, or ends behind the file."""
+    if begin != expected:
+        fault = "overlaps the tensor before it" if begin < expected else "leaves a gap"
+        raise CheckpointError(f"tensor {quoted(name)}: begins at {begin}, which {fault}")
+    if end > length:
+        raise CheckpointError(
+            f"tensor {quoted(name)}: ends at byte {end} of {length}; the file is cut short"
+        )
 
 
 def _entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:

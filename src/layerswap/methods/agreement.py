@@ -19,19 +19,8 @@ from layerswap.methods.method import (
 
 def measure_model_stock(whole: WholeTensor) -> Any:
     """Inner products of the tensor `[1, experts, experts]`, or of each row, float64."""
-    import numpy as np
-
-    if whole.parameters["angle"] == "tensor":
-        return steps.inner_products(whole)[None]
-    count, experts = whole.elements // max(1, whole.width), len(whole.weights)
-    products = np.zeros((count, experts, experts))
-    for chunk in whole.chunks():
-        numbers = steps.vector_numbers(chunk)
-        parts = [part.astype("float64") for part in chunk.parts]
-        for i in range(experts):
-            for j in range(experts):
-                products[:, i, j] += np.bincount(numbers, parts[i] * parts[j], minlength=count)
-    return products
+    by_row = whole.parameters["angle"] == "row"
+    return steps.vector_products(whole) if by_row else steps.inner_products(whole)[None]
 
 
 @merge_method(

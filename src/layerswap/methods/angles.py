@@ -13,7 +13,6 @@ from layerswap.methods.method import (
     Array,
     Chunk,
     Parameter,
-    WholeTensor,
     merge_method,
 )
 
@@ -36,24 +35,6 @@ def slerp(chunk: Chunk) -> Array:
     return steps.weighted_sum(chunk.parts, shares)
 
 
-def vector_products(whole: WholeTensor) -> Any:
-    """Inner products `[3, vectors]`, float64: first with first, first with second, second twice."""
-    import numpy as np
-
-    count = {
-        "tensor": 1,
-        "row": whole.elements // max(1, whole.width),
-        "column": math.prod(whole.shape[1:]) if whole.shape else 1,
-    }[str(whole.parameters["angle"])]
-    sums = np.zeros((3, count))
-    for chunk in whole.chunks():
-        a, b = (part.astype("float64") for part in chunk.parts)
-        numbers = steps.vector_numbers(chunk)
-        products = (a * a, a * b, b * b)
-        sums += [np.bincount(numbers, product, minlength=count) for product in products]
-    return sums
-
-
 @merge_method(
     "Shoemake, 1985",
     parameters={
@@ -62,7 +43,7 @@ def vector_products(whole: WholeTensor) -> Any:
     },
     experts=TWO,
     deltas=False,
-    measure=vector_products,
+    measure=steps.vector_products,
 )
 def nuslerp(chunk: Chunk) -> Array:
     """As `slerp`, for each vector by itself.
@@ -74,8 +55,8 @@ def nuslerp(chunk: Chunk) -> Array:
     first, second = chunk.parts
     t = chunk.weights[1] / (chunk.weights[0] + chunk.weights[1])
     dots, numbers = chunk.measured, steps.vector_numbers(chunk)
-    norms = np.maximum(np.sqrt(dots[0]), 1e-7) * np.maximum(np.sqrt(dots[2]), 1e-7)
-    cosine = np.clip(dots[1] / norms, -1, 1)
+    norms = np.maximum(np.sqrt(dots[:, 0, 0]), 1e-7) * np.maximum(np.sqrt(dots[:, 1, 1]), 1e-7)
+    cosine = np.clip(dots[:, 0, 1] / norms, -1, 1)
     flat = 1 - cosine**2 <= 1e-16
     angle = np.arccos(np.where(flat, 0.0, cosine))
     sine = np.where(flat, 1.0, np.sin(angle))

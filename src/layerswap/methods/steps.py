@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.methods.thresholds import Stream, magnitude_thresholds
@@ -188,6 +188,25 @@ def inner_products(whole: WholeTensor) -> Array:
         for i, j in combinations_with_replacement(range(count), 2):
             gram[i, j] += np.multiply(chunk.parts[i], chunk.parts[j], dtype=np.float64).sum()
     return np.triu(gram) + np.triu(gram, 1).T
+
+
+def vector_products(whole: WholeTensor) -> Array:
+    """Inner products of all pairs of experts, of each vector: `[vectors, experts, experts]`."""
+    import numpy as np
+
+    experts = range(len(whole.weights))
+    count = {
+        "tensor": 1,
+        "row": whole.elements // max(1, whole.width),
+        "column": math.prod(whole.shape[1:]) if whole.shape else 1,
+    }[str(whole.parameters["angle"])]
+    products = np.zeros((count, len(experts), len(experts)))
+    for chunk in whole.chunks():
+        numbers = vector_numbers(chunk)
+        parts = [part.astype("float64") for part in chunk.parts]
+        for i, j in product(experts, experts):
+            products[:, i, j] += np.bincount(numbers, parts[i] * parts[j], minlength=count)
+    return products
 
 
 def vector_numbers(chunk: Chunk) -> Any:
