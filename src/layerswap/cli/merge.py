@@ -101,9 +101,7 @@ def plan(*, described: RecipeOptions) -> None:
     """
     from layerswap.merge.api import make_plan
 
-    planned = make_plan(
-        described.recipe(), follow_training=described.file is None, in_place=True, log=output.log
-    )
+    planned = make_plan(described.recipe(), follow_training=described.file is None, in_place=True)
     output.finish("plan", planned.to_dict(), _summary(planned))
     output.suggest("merge", *sys.argv[2:], "--out", output.unused("merged"))
 
@@ -165,9 +163,7 @@ def merge(
     recipe = described.recipe()
     # Before the sources are opened: opening may download them.
     refuse_output(out, overwrite=overwrite)
-    planned = make_plan(
-        recipe, follow_training=described.file is None, in_place=not download, log=output.log
-    )
+    planned = make_plan(recipe, follow_training=described.file is None, in_place=not download)
     settings = MergeOptions(overwrite=overwrite, threads=threads)
     facts = _write(planned.laid_out(out, layout), out, settings)
     if push is not None:

@@ -84,6 +84,6 @@ def _opened(described: RecipeOptions, language: str | None) -> tuple[Plan, Seque
         return lab_plan(lab, target), prompts, NEW_TOKENS
     if described.file is not None and described.file.is_dir():
         recipe = selected_recipe(described.file, language)
-        return make_plan(recipe, log=output.log), [], LENGTH
-    plan = make_plan(described.recipe(), follow_training=described.file is None, log=output.log)
+        return make_plan(recipe), [], LENGTH
+    plan = make_plan(described.recipe(), follow_training=described.file is None)
     return plan, [], LENGTH

@@ -16,14 +16,14 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Expert
 from layerswap.deltas.measure import magnitude_weights
 from layerswap.ground.errors import RecipeError
-from layerswap.ground.types import Log, PathLike
+from layerswap.ground.types import PathLike
 from layerswap.merge.compatibility import check_architecture, check_together
 from layerswap.merge.folder import FolderFormat
 from layerswap.merge.gguf import GGUFFormat
 from layerswap.merge.heads import with_one_head
 from layerswap.merge.lora import AdapterFormat
 from layerswap.merge.plan import Format, Plan, fisher_sources
-from layerswap.merge.sources import Sources, open_fishers, open_sources, stamps_of
+from layerswap.merge.sources import Opener, Sources, open_fishers, stamps_of
 from layerswap.merge.trained import trained_partition
 from layerswap.methods.rows import Axis
 
@@ -57,7 +57,6 @@ def make_plan(
     *,
     follow_training: bool = False,
     in_place: bool = False,
-    log: Log = lambda line: None,
 ) -> Plan:
     """Open the sources of a recipe, check them against each other, and resolve it.
 
@@ -70,7 +69,6 @@ def make_plan(
         in_place: leave Hub weights outside the local cache where they are; saving the plan reads
             only the spans that it takes. Magnitude weights need whole
             files, which are downloaded.
-        log: called with a line for each download.
 
     Raises:
         LayerswapError: a source cannot be opened, the sources do not fit together, or the
@@ -84,9 +82,9 @@ def make_plan(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(Path(recipe))
-    sources = open_sources(recipe, in_place=in_place)
+    sources = Opener(recipe, in_place).open()
     if recipe.weights == "magnitude":
-        sources = sources.on_disk(log)
+        sources = sources.each(lambda _, checkpoint: checkpoint.downloaded())
     if follow_training:
         partition = trained_partition(recipe, sources.experts)
         if partition is not None:

@@ -28,7 +28,6 @@ from layerswap.compose.schema import Expert
 from layerswap.ground.commit import refuse_unfinished
 from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import quoted
-from layerswap.ground.types import Log
 from layerswap.merge.trained import with_revision
 
 Stamp = tuple[int, int, int]
@@ -65,22 +64,6 @@ class Sources:
         """Return the sources after a change of each, by its name."""
         return replace(self, together={n: change(n, c) for n, c in self.together.items()})
 
-    def on_disk(self, log: Log) -> Sources:
-        """Return the sources with all weights downloaded."""
-
-        def whole(name: str, checkpoint: Checkpoint) -> Checkpoint:
-            if checkpoint.in_place:
-                size = checkpoint.nbytes / 1e9
-                log(f"magnitude weights read whole models: downloading {size:.2f} GB of {name}")
-            return checkpoint.downloaded()
-
-        return self.each(whole)
-
-
-def open_sources(recipe: Recipe, *, in_place: bool = False) -> Sources:
-    """Open the experts and the base of a recipe."""
-    return _Opener(recipe, in_place).open()
-
 
 def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dict[str, Checkpoint]:
     """Map names to the experts and the base; an expert may be named `base`."""
@@ -90,11 +73,14 @@ def with_base(experts: Mapping[str, Checkpoint], base: Checkpoint | None) -> dic
 
 
 @dataclass(frozen=True)
-class _Opener:
+class Opener:
+    """Opens the sources of a recipe; `in_place` does not download weights."""
+
     recipe: Recipe
     in_place: bool
 
     def open(self) -> Sources:
+        """Open the experts and the base."""
         opened: dict[str, Checkpoint] = {}
         for name in self.recipe.experts_in_order:
             expert = self.recipe.experts[name]
