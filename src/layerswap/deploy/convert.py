@@ -13,7 +13,7 @@ from layerswap.checkpoint.gguf import gguf_header_bytes, number_entry
 from layerswap.checkpoint.gguf_file import metadata_of
 from layerswap.checkpoint.header import is_gguf
 from layerswap.compose.schema import BLEND_TYPES
-from layerswap.deploy.description import Description, describe, entries_of
+from layerswap.deploy.description import Description, describe, entries_of, main_type
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import MergeError
 from layerswap.merge.gguf import writable_type
@@ -152,10 +152,7 @@ def _set_file_type(
     description: Description, kind: str, like: Checkpoint, tensors: list[OutputTensor]
 ) -> None:
     """Write the type of the whole file: of most of its elements."""
-    counts: dict[str, int] = {}
-    for tensor in tensors:
-        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.elements
-    most = max(counts, key=lambda dtype: counts[dtype])
+    most = main_type(tensors)
     key = "general.file_type"
     if kind == LIKE and all(
         tensor.dtype == stored.dtype

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -24,6 +25,7 @@ from layerswap.ground.errors import MergeError, error_context
 from layerswap.ground.strict_json import clipped, read_json_object
 from layerswap.merge.compatibility import rope_settings
 from layerswap.merge.gguf import REPLACED, REPLACED_PREFIXES
+from layerswap.merge.layout import OutputTensor
 from layerswap.merge.target import RECORD_KEY
 
 TAKEN = {
@@ -117,6 +119,14 @@ def entries_of(like: Checkpoint, description: Description, name: str, record: st
         texts_entry("general.tags", [*dict.fromkeys([*tags, "layerswap"])]),
         number_entry("general.quantization_version", 2), text_entry(RECORD_KEY, record),
     ]  # fmt: skip
+
+
+def main_type(tensors: Iterable[TensorInfo | OutputTensor]) -> str:
+    """The type of most elements."""
+    counts = Counter[str]()
+    for tensor in tensors:
+        counts[tensor.dtype] += tensor.elements
+    return max(counts, key=counts.__getitem__)
 
 
 def added_bos(tokenizer: Any) -> str:

@@ -21,7 +21,7 @@ from layerswap.checkpoint.gguf_file import GGUFFile
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.loading import load_causal_lm, load_tokenizer
 from layerswap.checkpoint.read import FLOAT_DTYPES, open_file, read_floats
-from layerswap.deploy.description import describe, stops_of
+from layerswap.deploy.description import describe, main_type, stops_of
 from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
 from layerswap.ground.types import Log
@@ -164,7 +164,7 @@ def prove(
                 ]
     except _LoadError as error:
         checks.append(Check("load", 1, (str(error),)))
-    return Proof(str(file), _type_of(opened), tuple(checks), tuple(agreements))
+    return Proof(str(file), main_type(opened.tensors.values()), tuple(checks), tuple(agreements))
 
 
 class _LoadError(EvaluationError):
@@ -183,13 +183,6 @@ def _behaviour(
 
 
 # --- what the file stores ---
-
-
-def _type_of(opened: Checkpoint) -> str:
-    counts: dict[str, int] = {}
-    for info in opened.tensors.values():
-        counts[info.dtype] = counts.get(info.dtype, 0) + info.elements
-    return max(counts, key=lambda dtype: counts[dtype])
 
 
 def _stored(folder: Checkpoint, opened: Checkpoint) -> Iterator[Check]:
