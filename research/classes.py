@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import gguf
 import torch
 import transformers
 from tests.helpers import oracle
@@ -169,7 +170,7 @@ def facts() -> Iterator[tuple[str, str, Any]]:
 
 
 def words() -> dict[str, list[str]]:
-    """The words in the names of tensors, in memory and on disk, by role."""
+    """The words in the names of tensors, in memory, on disk and in GGUF files, by role."""
     found: dict[str, set[str]] = {}
 
     def add(name: str, role: str) -> None:
@@ -196,6 +197,11 @@ def words() -> dict[str, list[str]]:
             alone = "Norm" in owner and len(parse_name(name).rest) == 2
             if parse_name(name).layer is not None:
                 add(name, "attention" if id(tensor) in attention else "norm" if alone else "mlp")
+    for name in gguf.TENSOR_NAMES.values():
+        word = name.removeprefix("blk.{bid}.")
+        if word != name and not re.match(r"(attn|attn_output|ffn)_norm", word):
+            role = {"attn": "attention", "ffn": "mlp"}.get(word.split("_")[0])
+            found.get(f"owners/{role}", set()).add(word)
     return {part: sorted(each) for part, each in sorted(found.items())}
 
 

@@ -37,7 +37,7 @@ def _words(*rows: str) -> frozenset[str]:
 
 
 def _known(part: str, *rows: str) -> frozenset[str]:
-    """The words of transformers' families, with those of other files."""
+    """The words of transformers' families and of GGUF, with those of other files."""
     return _words(*rows).union(CLASSES["words"][part])
 
 
@@ -52,18 +52,8 @@ STACKS = _words("layers h blocks blk layer block")
 
 # Directly inside a layer: role -> modules and parameters with that role.
 OWNERS: Mapping[str, frozenset[str]] = {
-    "attention": _known(
-        "owners/attention",
-        "attn_q attn_k attn_v attn_qkv attn_output attn_q_norm attn_k_norm attn_sinks",  # GGUF
-        "attn_q_a attn_q_b attn_q_a_norm attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_k_b attn_v_b",
-        "attn_sub_norm attn_rot_embd",
-    ),
-    "mlp": _known(
-        "owners/mlp",
-        "ffn_gate ffn_up ffn_down ffn_gate_inp ffn_sub_norm exp_probs_b",  # GGUF
-        "ffn_gate_exps ffn_up_exps ffn_down_exps ffn_gate_up_exps ffn_gate_inp_shexp",
-        "ffn_gate_shexp ffn_up_shexp ffn_down_shexp",
-    ),
+    "attention": _known("owners/attention"),
+    "mlp": _known("owners/mlp", "exp_probs_b"),  # GGUF
     "norm": _known(
         "owners/norm",
         "attention_norm",  # Meta
