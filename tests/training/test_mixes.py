@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from layerswap.ground.errors import DataError
 from layerswap.training.mix.build import build_mix, share
-from layerswap.training.mix.card import data_card
 from layerswap.training.mix.schema import parse_mix
 
 TOKENIZER = Path(__file__).parents[2] / "src/layerswap/lab/assets/base"
@@ -108,10 +107,6 @@ def test_validation_may_be_a_share_of_all_rows_or_of_a_total(tmp_path, total, va
 def test_validation_of_more_rows_than_the_sources_hold(tmp_path):
     built = build(numbered(tmp_path, a=21) | {"total": "all", "validation": 50}, tmp_path)
     assert (len(built.train), len(built.validation)) == (11, 10)
-    assert data_card(built)["warnings"] == [
-        "`validation` is 50, but there are 21 examples: 10 are held out; write a smaller number, "
-        "or a share such as 0.1"
-    ]
 
 
 def test_weights_count_only_for_a_number(tmp_path):

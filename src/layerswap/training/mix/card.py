@@ -111,17 +111,13 @@ def data_card(built: BuiltMix) -> dict[str, Any]:
         "identifier": [built.identifier.describe(code) for code in built.identifier.languages]
         if built.identifier
         else [],
-        "warnings": [*_contaminated(built), *_few_rows(built)],
+        "warnings": [
+            f"{name}: {count:,} examples contain an item of the evaluation set {items}"
+            for name, tally in built.tallies.items()
+            for items, count in tally.contaminated.items()
+        ],
         "versions": versions(*_LIBRARIES),
     }
-
-
-def _contaminated(built: BuiltMix) -> list[str]:
-    return [
-        f"{name}: {count:,} examples contain an item of the evaluation set {evaluation_set}"
-        for name, tally in built.tallies.items()
-        for evaluation_set, count in tally.contaminated.items()
-    ]
 
 
 def first_rows(built: BuiltMix) -> list[str]:
@@ -133,16 +129,6 @@ def first_rows(built: BuiltMix) -> list[str]:
         seen = source.language and languages_seen(texts[:200], source.language)
         lines += [f"{name}: {seen}"] * bool(seen)
     return lines
-
-
-def _few_rows(built: BuiltMix) -> list[str]:
-    wanted, held = built.mix.validation, len(built.validation)
-    if wanted < 1 or held == wanted:
-        return []
-    return [
-        f"`validation` is {wanted:g}, but there are {len(built.examples):,} examples: {held:,} are "
-        "held out; write a smaller number, or a share such as 0.1"
-    ]
 
 
 def rendered(row: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
