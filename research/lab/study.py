@@ -75,7 +75,6 @@ def _study(lab: Lab, trainings: Trainings, runs: int) -> dict[str, Any]:
         "description": "The papers' experiment on models that a laptop trains: experts of three "
         "kinds, every pair, a grid of compositions, and what they are compared with.",
         "base": str(lab.base),
-        "billions": 0.001,
         "task": _experts("task", trainings.task, runs),
         "languages": {name: _experts(name, trainings.language, runs) for name in lab.languages},
         "both": training_run(joint),

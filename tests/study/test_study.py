@@ -98,7 +98,6 @@ def spec(folder, **changes):
     data = {
         "name": "a small study",
         "base": str(shipped().base),
-        "billions": 0.001,
         "task": experts("task", [1, 2]),
         "languages": {"nela": experts("nela", [1]), "furo": experts("furo", [1])},
         "grid": {"bottom": [0, 2], "top": 0},
@@ -836,8 +835,7 @@ def test_compositions_that_share_layers_cost_less(tmp_path):
      ("google/gemma-3-270m-it", 0.27), ("Qwen/Qwen2.5-0.5B", 0.5), ("a/b", UNKNOWN)],
 )  # fmt: skip
 def test_the_size_of_a_base_is_in_its_name(base, billions):
-    spec = find_study("unreasonable")[0].model_copy(update={"billions": None})
-    assert size_of(spec, base) == (billions, INSIDE)
+    assert size_of(base) == (billions, INSIDE)
 
 
 def test_a_step_of_data_is_another_one_when_a_parallel_file_changes(tmp_path):

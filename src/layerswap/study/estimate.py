@@ -7,6 +7,7 @@ a base of that size. Nothing is fetched.
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -30,7 +31,7 @@ from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.finishing import FinishedStep, FinishStep
 from layerswap.study.inputs import files_of, layers_of
 from layerswap.study.mixes import DataStep
-from layerswap.study.spec import TASK, Benchmarks, StudySpec, TrainingRun, named_billions
+from layerswap.study.spec import TASK, Benchmarks, StudySpec, TrainingRun
 from layerswap.study.steps import Graph
 from layerswap.study.trainings import SelectStep, TrainedOn, TrainStep
 from layerswap.training.expert.spec import PRESETS
@@ -46,6 +47,8 @@ STARTING = 15.0
 """Seconds until a training or an evaluation has imported its libraries and loaded its models."""
 ROWS, TOKENS, LONGEST = 80_000, 512, 1024
 """Assumed rows of a data set and tokens of a row (paper 2, section 3.4), and TRL's `max_length`."""
+IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
+"""A number of parameters in a model's name, such as `8B` or `135M`."""
 UNKNOWN, INSIDE = 8.0, 0.9
 """Assumed billions of parameters of a base, and their share in its layers."""
 ADAPTER = 0.02
@@ -111,7 +114,7 @@ def cost_study(
     """Estimate the costs of a study from its plan; `done` names finished steps."""
     evaluations, finishes = EvaluateStep.all_of(graph), FinishStep.all_of(graph)
     trainings = {**TrainStep.all_of(graph), **finishes}
-    billions, inside = size_of(spec, next(iter(evaluations.values())).base)
+    billions, inside = size_of(next(iter(evaluations.values())).base)
     speed, words = measured, "at this machine's measured speed"
     if speed is None:
         many = GPU if spec.device != "cpu" else CORE * (system.processors() or 1)
@@ -163,18 +166,21 @@ def _disk(
     return kept + max(passing.values(), default=0)
 
 
-def size_of(spec: StudySpec, base: str) -> tuple[float, float]:
+def size_of(base: str) -> tuple[float, float]:
     """Billions of parameters of a base, and their share in its layers.
 
-    As the study says, by its header, by its name, or a guess.
+    By its header, by its name, or a guess.
     """
     if not Path(base).is_dir():
-        return spec.billions or named_billions(base) or UNKNOWN, INSIDE
+        named = IN_NAME.search(base.rpartition("/")[2])
+        if named is None:
+            return UNKNOWN, INSIDE
+        return float(named[1]) / (1000 if named[2] in "mM" else 1), INSIDE
     opened = open_checkpoint(base)
     sizes = {name: prod(tensor.shape) for name, tensor in opened.tensors.items()}
     inside = sum(size for name, size in sizes.items() if opened.places[name].layer is not None)
     total = sum(sizes.values()) or 1
-    return spec.billions or total / 1e9, inside / total
+    return total / 1e9, inside / total
 
 
 def examples_seen(step: TrainStep, graph: Graph) -> tuple[int, float]:

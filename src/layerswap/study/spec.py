@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,8 +26,6 @@ from layerswap.reading.origins import NonEmpty
 from layerswap.study.steps import Resources
 from layerswap.training.expert.spec import Data, Lora, Seed, Side, Trained
 
-IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", re.IGNORECASE)
-"""A number of parameters in a model's name, such as `8B` or `135M`."""
 TASK = "task"
 """The kind of the task experts. The language experts have their language as kind."""
 StepKind = Literal["data", "train", "select", "change", "evaluate"]
@@ -305,8 +302,6 @@ class StudySpec(Contenders):
         device: device of the evaluation.
         slurm: parameters of jobs as submitit names them, such as `partition` and `account`; a
             key of `resources`, or `tables`, holds those of its steps alone.
-        billions: parameters of the base in billions, for estimates; by default from its header
-            or its name.
     """
 
     name: NonEmpty
@@ -326,7 +321,6 @@ class StudySpec(Contenders):
     evaluate: EvaluationSpec
     merge: bool = False
     keep_checkpoints: Literal["all", "selected"] = "all"
-    billions: Annotated[float, Field(gt=0, strict=False)] | None = None
     resources: StudyResources = StudyResources()
     slurm: dict[str, Any] = {}
 
@@ -419,14 +413,6 @@ def _locate_suites(evaluate: dict[str, Any], folder: Path) -> None:
     there = evaluate.get("other_languages")
     if isinstance(there, dict) and isinstance(there.get("suites"), list):
         there["suites"] = [located(suite) for suite in there["suites"]]
-
-
-def named_billions(base: str) -> float | None:
-    """Billions of parameters in the name of a model, if it has them."""
-    named = IN_NAME.search(base.rpartition("/")[2])
-    if named is None:
-        return None
-    return float(named[1]) / (1000 if named[2] in "mM" else 1)
 
 
 def ready_study(name: str) -> Path:
