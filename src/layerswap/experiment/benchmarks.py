@@ -478,8 +478,9 @@ def _over_languages(benchmark: str, results: Sequence[Compared]) -> Table:
     spread = ", with the lowest and the highest pair in brackets" if several else ""
     student = len(results) >= RANKED
     kind = "interval over languages (Student)" if student else "bootstrap interval over documents"
+    what = ", ".join(filter(None, [benchmark, results[0].metric_in_words]))
     caption = (
-        f"{benchmark}: mean over pairs{spread}; per cent. The mean over languages has paired "
+        f"{what}: mean over pairs{spread}; per cent. The mean over languages has paired "
         f"differences and a 95% {kind}. {STAR}"
     )
     spreads = {
