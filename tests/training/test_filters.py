@@ -278,6 +278,9 @@ SPELLINGS = [
     ("Orașul și țara sunt frumoase", "Oraşul şi ţara sunt frumoase"),
     ("Ɓarayi sun sace ƙarfen ɗakin ƴan gari", "Barayi sun sace karfen dakin yan gari"),
     ("Işıklı kapı kırıldı, le cœur", "IŞIKLI KAPI KIRILDI, LE COEUR"),
+    ("ሀገራችን ኢትዮጵያ ሰላም ዓለም ፀሐይ", "ሃገራችን ኢትዮጵያ ሠላም አለም ጸሀይ"),
+    ("ज़ोर से ख़बर लड़का पढ़कर", "जोर से खबर लडका पढकर"), ("هذه المدينة الكبيرة", "هذه المدينه الكبيره"),
+    ("ɗalibai suna ƙoƙari", "'dalibai suna k'ok'ari"), ("ng'ombe wa Ng'ang'a", "ngombe wa nganga"),
     ("The fox jumps over 7.", "Ｔｈｅ　ｆｏｘ　ｊｕｍｐｓ　ｏｖｅｒ　７．"),
 ]  # fmt: skip
 

@@ -18,8 +18,16 @@ _APOSTROPHE = re.compile(
 _VARIANTS = {ord(letter): ord(usual) for usual, others in {"ک": "كڪ", "ی": "يى", "ہ": "ه"}.items()
              for letter in others}  # fmt: skip
 """Letters of the Arabic script that keyboards and fonts exchange, and their usual form."""
-_MARKS = regex.compile(r"(?V1)[\p{Mn}&&[\p{Inherited}\p{Arabic}\p{Hebrew}\p{Syriac}]]")
-"""Accents, tones, harakat and niqqud, which writers leave out; vowel signs of Hindi stay."""
+_HOMOPHONES = {
+    ord(other) + order: ord(usual) + (0 if order == 3 and usual in "ሀአ" else order)
+    for usual, others in {"ሀ": "ሀሐኀ", "ሰ": "ሠ", "አ": "አዐ", "ጸ": "ፀ", "ہ": "ةۃ"}.items()
+    for other in others for order in range(7 if other >= "ሀ" else 1)
+}  # fmt: skip
+"""Letters of Amharic, and the end of Arabic nouns, that sound alike and are exchanged."""
+_MARKS = regex.compile(
+    r"(?V1)[[\p{Mn}&&[\p{Inherited}\p{Arabic}\p{Hebrew}\p{Syriac}]]\p{ccc=Nukta}']"
+)
+"""Accents, tones, harakat, niqqud, nuktas and apostrophes, which writers leave out."""
 _LATIN = regex.compile(r"(?V1)[\p{Latin}--\p{ASCII}]")
 _VARIED = re.compile(r"LATIN SMALL (?:LETTER|LIGATURE) (\w\w?)(?: WITH .*)?$")
 """Unicode names of letters that are written as one or two plain ones, as the hooked of Hausa."""
@@ -59,10 +67,10 @@ def folded(text: str) -> str:
 
 def unmarked(text: str) -> str:
     """Fold a text, its digits and its optional marks, for comparisons but never for scores."""
-    letters = folded(text.upper())  # which unites the two letters i of Turkish
+    letters: str = folded(text.upper())  # which unites the two letters i of Turkish
+    letters = _MARKS.sub("", unicodedata.normalize("NFD", letters)).translate(_HOMOPHONES)
     if letters.isascii():
         return letters
-    letters = _MARKS.sub("", unicodedata.normalize("NFD", letters))
     letters = _LATIN.sub(lambda letter: _plain_letters(letter[0]), letters)
     letters = _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), letters)
     return unicodedata.normalize("NFC", letters)
