@@ -52,7 +52,9 @@ MARKED = {
     "a CHAT transcript": "@UTF8\n@Begin\n" + each("*CHI:\t{}\n%mor:\tx\n") + "@End\n",
     "subtitles": each("{1}\r\n00:00:0{1},000 --> 00:00:09,000\r\n{0}\r\n\r\n"),
     "subtitles, WebVTT": "WEBVTT\n\n" + each("00:0{1}.000 --> 00:09.000\n{0}\n\n"),
-    "CoNLL-U": TREES,
+    "annotated text": TREES,
+    "annotated text, WebAnno": "#FORMAT=WebAnno TSV 3.3\n\n"
+    + re.sub("# text = ", "#Text=", re.sub("# sent.*\n", "", TREES)),
     "a list of words with tags": WORDS,
     "a list of words with tags, CoNLL-U": re.sub("#.*\n", "", TREES),
     "a list of words with tags, vertical": re.sub(
@@ -112,6 +114,20 @@ def test_signs_that_most_lines_have_are_shown(tmp_path, line, sign):
         check_text(str(tmp_path / "FILE"))
     assert sign in str(caught.value)
     assert markup_of([*TEXTS, line.format(TEXTS[0], 0)]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("markdown", "# Sura\n\n{0}, [kiungo](http://x)\n\n- **{0}**\n"),
+     ("rst", "Sura\n====\n\n{0} `kiungo <x>`_\n\n.. note:: {0}\n"),
+     ("mediawiki", "== Sura ==\n{0} [[kiungo|x]]\n* {0}\n"),
+     ("org", "* Sura\n{0} [[x][kiungo]]\n")],
+)  # fmt: skip
+def test_light_markup_is_named_with_a_reader(name, text):
+    why = f"is text in {name} markup, not plain text; "
+    assert str(markup_of(each(text).split("\n"))).startswith(why)
+    assert f"`pandoc -f {name} -t plain" in str(markup_of(each(text).split("\n")))
+    assert markup_of([*TEXTS, *text.format("mvua").split("\n")]) is None
 
 
 @pytest.mark.parametrize("mark", [",", ";"])

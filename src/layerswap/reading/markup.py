@@ -54,7 +54,15 @@ _FORMATS = [
     ("a CHAT transcript", r"@(UTF8|Begin)$", r"grep '^\*' FILE | cut -f2- > NEW"),
     ("subtitles", r"WEBVTT|(.*\n)?[\d:.]+(,\d+)? --> |\d+:[\d:.]+,[\d:.]+$",
      "grep -vE '^WEBVTT|-->|^[0-9:.,]+[[:space:]]*$' FILE > NEW"),
-    ("CoNLL-U", r"(#.*\n)*# text = (?s:.*)^([^\t\n]+\t){9}", "sed -n 's/^# text = //p' FILE > NEW"),
+    ("annotated text", r"(#.*\n)*# ?[tT]ext ?= ?(?s:.*)^([^\t\n]+\t){3}",
+     "sed -nE 's/^# ?[tT]ext ?= ?//p' FILE > NEW"),
+    *((f"text in {reader} markup", f"(?=(?s:.*)({sign}))((?s:.*?)^{heading}){{2}}",
+       f"pandoc -f {reader} -t plain --wrap=none FILE > NEW")
+      for reader, heading, sign in (
+          ("markdown", r"#{1,6} \S", r"\]\(\S|\*\*\w|^```"),
+          ("rst", r"([=~^*+#-])\3{2,}$", r"^\.\. \w|`_|\*\*\w"),
+          ("mediawiki", r"={2,6} ?\S.*=$", r"\[\[|\'\'\'|\{\{"),
+          ("org", r"(\*{1,6} \S|#\+[A-Z])", r"\[\[|^#\+[A-Z]"))),
 ]  # fmt: skip
 """Name, pattern of the first lines, and a command that takes the texts, if one does."""
 _MARK = regex.compile(
