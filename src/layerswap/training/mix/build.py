@@ -1,8 +1,8 @@
 """Builds a mix: draws rows in a seeded order, filters them, shares them by weight, and shuffles.
 
 The result depends on the mix, the data and the seed alone. Rows of a source are drawn in random
-order until its share is full. So a cap is a fair sample of the rows that pass the filters, and a
-large source costs no more than its share.
+order until its share is full. So a share is a fair sample of the rows that pass the filters, and
+a large source costs no more than it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,27 +208,16 @@ def _stream(
 
 def _draw(mix: Mix, streams: dict[str, Iterator[MixExample]]) -> list[MixExample]:
     drawn: list[MixExample] = []
-    counts: Counter[str] = Counter()
-
-    def take(name: str, count: int | None) -> bool:
-        """Add `count` examples, or all; return false when the source is exhausted."""
-        cap = mix.sources[name].cap
-        room = None if cap is None else cap - counts[name]
-        wanted = min((n for n in (count, room) if n is not None), default=None)
-        taken = list(islice(streams[name], wanted))
-        drawn.extend(taken)
-        counts[name] += len(taken)
-        return len(taken) == wanted and (cap is None or counts[name] < cap)
-
     open_sources = list(streams)
     if mix.total is None:
-        for name in open_sources:
-            take(name, None)
+        drawn.extend(chain.from_iterable(streams.values()))
     while mix.total is not None and open_sources and len(drawn) < mix.total:
         # The other sources make up a shortfall, by weight.
         weights = {name: mix.sources[name].weight for name in open_sources}
         shares = share(mix.total - len(drawn), weights)
-        open_sources = [name for name in open_sources if take(name, shares[name])]
+        taken = {name: [*islice(streams[name], shares[name])] for name in open_sources}
+        drawn.extend(chain.from_iterable(taken.values()))
+        open_sources = [name for name, part in taken.items() if len(part) == shares[name]]
     return drawn
 
 

@@ -86,7 +86,6 @@ class MixSource(Origin, TaskKeys):
     messages: Messages | None = None
     answers: list[NonEmpty] = []  # completions to keep, without blanks around; empty: all
     template: Literal["plain", "jinja"] = "plain"  # syntax of the templates
-    cap: Count | None = None  # maximum number of examples
     weight: Positive = 1.0  # share of the mix's `total`, relative to the other sources' weights
     seed: NonNegativeInt | None = None  # of the order of the rows; None: the mix's seed
     language: NonEmpty | None = None  # ISO 639-1 code, for the language filter
