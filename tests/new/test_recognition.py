@@ -169,6 +169,11 @@ PARTED = [{"text": ("train", "test")[i // 9] + f" t{i}", "label": "xy"[i % 2],
 
 ACCEPTED = [{"text": row["text"], "options": [], "accept": [row["label"]], "answer": row["answer"]}
             for row in PRODIGY]  # fmt: skip
+KTO = [
+    {"prompt": row["text"], "completion": f"{i}", "label": i < 4} for i, row in enumerate(PARTED)
+]
+SETS = [row | {"fold": ("Training set", "Dev set", "Test set")[i // 4]}
+        for i, row in enumerate(PARTED)]  # fmt: skip
 FLAGGED = [{"text": row["text"], "label": row["label"], "is_train": int(i < 4)}
            for i, row in enumerate(PARTED)]  # fmt: skip
 
@@ -176,20 +181,21 @@ FLAGGED = [{"text": row["text"], "label": row["label"], "is_train": int(i < 4)}
 @pytest.mark.parametrize(
     ("rows", "kept"),
     [(PRODIGY, "answer: accept"), (ACCEPTED, "answer: accept"), (PARTED, "fold: Train"),
-     (FLAGGED, "is_train: 1")],
+     (FLAGGED, "is_train: 1"), (KTO, "label: True"), (SETS, "fold: Training set")],
 )  # fmt: skip
 def test_rows_of_another_part_are_not_trained(tmp_path, rows, kept):
     (tmp_path / "t.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, rows))))
     task = read_task(str(tmp_path / "t.jsonl"), {})
-    assert [row["text"][-2:] for row in task.table.rows] == ["t0", "t1", "t2", "t3"]
+    texts = [row.get("text", row.get("prompt")) for row in task.table.rows]
+    assert [text[-2:] for text in texts] == ["t0", "t1", "t2", "t3"]
     assert f"4 rows (only rows with {kept})" in found_in(task)[0]
     column, value = kept.split(": ")
     tested, remark = task.read_test(str(tmp_path / "t.jsonl"), {}, [], "test") if (
         rows is PARTED) else (range(4), "test")  # fmt: skip
     assert (len(tested), "test" in remark) == (4, True)
-    mix = parse_mix(
-        '{name: m, sources: {s: {path: t.jsonl, prompt: "{text}", completion: "{text}"}}}'
-    )
+    text = f"{{{next(iter(rows[0]))}}}"
+    source = {"path": "t.jsonl", "prompt": text, "completion": text}
+    mix = parse_mix(json.dumps({"name": "m", "sources": {"s": source}}))
     with pytest.warns(UserWarning, match=re.escape(f"write where: {{{column}: [{value}]}}")):
         assert len(build_mix(mix, folder=tmp_path).train) == 12
 
@@ -486,6 +492,7 @@ def test_a_row_that_is_no_choice_is_named(tmp_path, row, why):
         (["2", "3", "4"], ["3", "1"], None),
         (["x", "y", "z"], ["b", "C"], ["y", "z"]),
         (["x", "y", "z"], [0, 2], ["x", "z"]),
+        (["x", "y", "z"], [1, 2] * 20, None),  # perhaps counted from 1
         (["x", "y", "z"], ["A", "z"], None),
         (["x", "y", "z"], ["AB", "A"], None),
         (["x", "y", "z"], ["x", None], ["x"]),
@@ -506,7 +513,7 @@ def test_an_answer_names_a_choice(tmp_path, choices, answers, right):
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
     if right is None:
-        with pytest.raises(DataError, match=r"t\.jsonl: row [12]: "):
+        with pytest.raises(DataError, match=r"t\.jsonl: (row [12]: |no answer is choice 0, so)"):
             read_task(str(file), {})
         return
     task = read_task(str(file), {})
@@ -552,6 +559,8 @@ def test_sharegpt_is_a_conversation():
         ({"instruction": "Add.", "output": "4", "history": [["a", "b"]]},
          "prompt=instruction,answer=output"),
         ({"messages": [{"role": "user", "content": "a"}], "system": "In Swahili."},
+         "messages=messages"),
+        ({"messages": [{"role": "user", "content": "a"}], "System_Message": "In Swahili."},
          "messages=messages"),
     ],
 )  # fmt: skip
@@ -693,7 +702,7 @@ def test_texts_with_several_labels_are_counted(tmp_path):
     ("row", "why"),
     [
         (
-            {"id": 1, "annotations": [], "data": {"text": "a"}},
+            {"id": 1, "annotations": [{}], "data": {"text": "a"}},
             "in objects or lists (annotations, data) are not read: export the table as CSV, or wr",
         ),
         (

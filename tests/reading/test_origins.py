@@ -13,7 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from packaging.version import Version
 from refusals import one_line, refused
 
@@ -72,6 +72,10 @@ def test_a_file_is_no_translation_of_itself(tmp_path):
 
 def test_a_table_read_alone_has_the_delimiter_of_its_header(tmp_path):
     (tmp_path / "x.csv").write_text("\ufeffq;a\r\nWhy, then?;NA\r\n", encoding="utf-8")
+    assert [*rows_of_file(tmp_path / "x.csv")] == [{"q": "Why, then?", "a": "NA"}]
+    (tmp_path / "x.csv").write_text('"q, in full";"a"\n"Why, then?";NA\n')
+    assert [*rows_of_file(tmp_path / "x.csv")] == [{"q, in full": "Why, then?", "a": "NA"}]
+    (tmp_path / "x.csv").write_text('q, "a"\n"Why, then?", "NA"\n')
     assert [*rows_of_file(tmp_path / "x.csv")] == [{"q": "Why, then?", "a": "NA"}]
 
 
@@ -161,7 +165,7 @@ def test_a_card_that_declares_configurations_decides_their_files(tmp_path):
     [
         ({"path": "no.jsonl"}, "{tmp}/no.jsonl: no such file"),
         ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no such file"),
-        ({"path": "."}, "{tmp}: is a folder; give the files in it, such as {tmp}/*.parquet"),
+        ({"path": "."}, "{tmp}: is a folder; give the files of one split, such as {tmp}/*.parquet"),
         ({"path": "x.unknown"}, "{tmp}/x.unknown: unknown format '.unknown'; give format: jsonl, "
          "json, csv, parquet, arrow, text or paragraphs"),
     ],
@@ -644,8 +648,11 @@ def test_caches_beside_saved_data_are_no_data(tmp_path):
     shutil.copy(next((tmp_path / "saved").glob("data-*")), tmp_path / "saved/cache-0.arrow")
     assert rows_of(tmp_path, path="saved/*.arrow") == ROWS
     for folder in ("saved", "."):
-        why = f"is a folder; give the files in it, such as {tmp_path}/saved/*.arrow"
+        why = f"is a folder; give the files of one split, such as {tmp_path}/saved/*.arrow"
         assert why in why_refused(tmp_path, path=folder)
+    rows = Dataset.from_list(ROWS)
+    DatasetDict(test=rows, train=rows).save_to_disk(tmp_path / "parts")
+    assert why_refused(tmp_path, path="parts").endswith(f"such as {tmp_path}/parts/train/*.arrow")
 
 
 LETTERS = {

@@ -433,8 +433,6 @@ def _parallel(pair: tuple[str, str], code: str, columns: Mapping[str, str]) -> t
     """Read a pair of files, one in the language and one in another, in either order."""
     if pair[0] == pair[1] and is_table(pair[0]):
         return read_parallel(pair, (code, "en"), columns), "en"
-    if Path(pair[0]).exists() and Path(pair[0]).resolve() == Path(pair[1]).resolve():
-        raise DataError(f"{pair[0]} and {pair[1]} are one file; give a text and its translation")
     named = [code_of(given, code) for given in pair]
     files = pair[::-1] if named[1] == code and named[0] != code else pair
     other = named[pair.index(files[1])] or "en"

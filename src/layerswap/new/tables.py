@@ -17,11 +17,12 @@ from layerswap.reading.origins import (
     Origin,
     check_texts,
     matching_files,
+    only,
     open_rows,
     where_filter,
     where_for,
 )
-from layerswap.training.mix.examples import PROMPT_COLUMNS
+from layerswap.training.mix.examples import PROMPT_COLUMN
 from layerswap.training.mix.templates import text_of
 
 LOOK = 100_000
@@ -261,7 +262,7 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
 
 
 def _unrecognised(table: Table) -> str:
-    apart = [name for name in table.columns if isinstance(table.rows[0][name], dict | list)]
+    apart = [name for name in table.columns if isinstance(only(table.rows[0][name]), dict | list)]
     flags = [name for name in table.columns
              if {str(row[name]) for row in table.rows} <= {*"01", "True", "False"}]  # fmt: skip
     where = f"objects or lists ({', '.join(apart)})" if apart else f"columns ({', '.join(flags)})"
@@ -280,7 +281,7 @@ def _check_parts(table: Table, shape: Shape) -> None:
     """Refuse a table with an unused column whose name is that of a prompt part."""
     for column in table.columns:
         is_part = shape.kind != "messages" and PROMPT_PARTS.fullmatch(column)
-        if column in shape.columns.values() or not (is_part or column in PROMPT_COLUMNS):
+        if column in shape.columns.values() or not (is_part or PROMPT_COLUMN.fullmatch(column)):
             continue
         if any(row[column] not in (None, "", [], "[]") for row in table.rows):
             own = ",".join(f"{role}={name}" for role, name in shape.columns.items())

@@ -435,8 +435,9 @@ def read_task(given: str, columns: Mapping[str, str]) -> Task:
 def found_in(task: Task) -> list[str]:
     """List the recognised columns, the scoring, and three training rows."""
     pairs = ", ".join(f"{role}={column}" for role, column in task.shape.columns.items())
+    labels = (f'"{label}"' if "," in label else label for label in task.labels)
     scored = (
-        f"labels {', '.join(task.labels)}" if task.labels
+        f"labels {', '.join(labels)}" if task.labels
         else "choices" if not task.generates
         else "scored by the last number of the answer" if task.numeric
         else f"scored by {SCORED[task.metric]}"
@@ -698,4 +699,10 @@ def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
                     "answers; write all as letters from A, as numbers from 0, or as texts"
                 )
         left = fitting
+    answers = {text_of(row[shape.columns["answer"]], "answer") for row in rows}
+    if left[0] == "number" and "0" not in answers and len(rows) > 8 * len(choices):
+        raise DataError(
+            "no answer is choice 0, so the numbers seem to count from 1; write all as letters from "
+            "A, as numbers from 0, or as texts"
+        )
     return left[0]

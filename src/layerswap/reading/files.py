@@ -10,11 +10,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import chain, combinations, dropwhile, groupby, islice, zip_longest
 from pathlib import Path
@@ -221,11 +222,11 @@ def _paragraphs(files: list[str]) -> Iterator[dict[str, str]]:
 
 def read_parallel(files: dict[str, list[str]], count: int | None) -> Dataset:
     """Read line-aligned files into rows with a column for each; refuse different lengths."""
-    for (one, first), (other, second) in combinations(files.items(), 2):
-        if first == second:
-            raise DataError(f"{one} and {other} are one file, {first[0]}; give the translation")
     for name in chain.from_iterable(files.values()):
         check_text(name)
+    for (one, first), (other, second) in combinations(files.items(), 2):
+        if [*map(os.path.realpath, first)] == [*map(os.path.realpath, second)]:
+            raise DataError(f"{one} and {other} are one file, {first[0]}; give the translation")
     lengths = {
         names[0]: sum(1 for name in names for _ in lines_of(name)) for names in files.values()
     }
@@ -259,7 +260,7 @@ def delimiter_of(file: str) -> str:
     if unpacked(file).suffix.lower() == ".tsv":
         return "\t"
     header = next((line for line in lines_of(file) if line.strip()), "")
-    return max(",;\t|", key=header.count)
+    return max(",;\t|", key=re.sub('"[^"]*"', "", header).count)
 
 
 def read_json(files: list[str], count: int | None) -> Dataset:
@@ -497,22 +498,14 @@ def _quoted(
             taken += 1
             yield ahead[taken - 1][1] + "\n"
 
+    csv.field_size_limit(1 << 30)  # for the whole process; a field may be as long as an article
+    spaced = delimiter == ","
+    fields = csv.reader(wanted(), delimiter=delimiter, strict=True, skipinitialspace=spaced)
     try:
-        with _whole_fields():
-            # The reader asks for a further line only within a quoted field.
-            return next(csv.reader(wanted(), delimiter=delimiter, strict=True)), taken, ""
+        # The reader asks for a further line only within a quoted field.
+        return next(fields), taken, ""
     except csv.Error as error:
         return [], 1, str(error)
-
-
-@contextmanager
-def _whole_fields() -> Iterator[None]:
-    """Let a field be as long as an article; the limit is of the whole process."""
-    limit = csv.field_size_limit(1 << 30)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _column_names(names: list[str]) -> list[str]:

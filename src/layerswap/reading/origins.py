@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 NonEmpty = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(gt=0, le=10**15)]
 """A number of rows."""
-_END = r"([_\d-][\w-]*)?"
+_END = r"([_\d-][\w-]*|[ .]?(set|split|data|csv|tsv|jsonl?|txt))?"
 PARTS = {"train": re.compile(f"(?i)tra?i?n(ing)?{_END}"),
          "dev": re.compile(f"(?i)(dev|val|eval)[a-z]*{_END}"),
          "test": re.compile(f"(?i)te?st(ing)?{_END}")}  # fmt: skip
 """Patterns of the values that mark rows as a part of a data set."""
-PRODIGY = {name: re.compile(name) for name in ("accept", "reject", "ignore")}
+JUDGED = {"accept": re.compile("(?i)accept|true"), "not": re.compile("(?i)reject|ignore|false")}
+"""Patterns of the values of Prodigy's `answer`, and of the `label` of TRL's KTO trainer."""
 _FLAG = re.compile(r"(?i)(?:is|in|for)(?:_|(?=[A-Z]))")
 """Begins the name of a column that marks one part by true and false, such as `is_test`."""
 _KINDS = {
@@ -162,8 +163,8 @@ def where_for(rows: Dataset, part: str) -> dict[str, list[Any]]:
     """Find the values of `where` that keep the rows of a part: train, dev or test.
 
     A column marks parts if each of its values names one, or if it is called as `is_test` and its
-    values are true and false. In Prodigy's tables `answer` marks the rows that an annotator
-    accepted.
+    values are true and false. A column of verdicts marks the rows with good answers: `answer` of
+    Prodigy beside several labels, and `label` beside a completion.
     """
     from datasets import Value
 
@@ -171,8 +172,9 @@ def where_for(rows: Dataset, part: str) -> dict[str, list[Any]]:
     for column, feature in rows.features.items():
         if not isinstance(feature, Value):
             continue
-        annotated = column == "answer" and {"label", "accept"} & {*rows.features}
-        known = PRODIGY if annotated else PARTS
+        beside = {"answer": ("label", "accept"), "label": ("completion",)}.get(column, ())
+        judged = any(len({*map(str, rows[name])}) > 1 for name in beside if name in rows.features)
+        known = JUDGED if judged else PARTS
         flagged = _part_named(_FLAG.sub("", column), PARTS) if _FLAG.match(column) else None
         wanted = [part, "accept"] if flagged in (None, part) else ["other"]
         # The first rows show most columns to be others.
@@ -222,8 +224,9 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
         file for file in matching if file.is_file() and not file.match("cache-*.arrow")
     )
     if not files:
-        saved = next(path.rglob("data-*.arrow"), path / "x.parquet")
-        inside = f"is a folder; give the files in it, such as {saved.with_stem('*')}"
+        shards = sorted(path.rglob("data-*.arrow"), key=lambda file: "train" not in file.parts)
+        saved = next(iter(shards), path / "x.parquet")
+        inside = f"is a folder; give the files of one split, such as {saved.with_stem('*')}"
         raise DataError(f"{path}: {inside if path.is_dir() else 'no such file'}")
     return [str(file) for file in files]
 

@@ -37,7 +37,7 @@ from layerswap.training.mix.card import (
     rendered,
     template_warning,
 )
-from layerswap.training.mix.examples import PROMPT_COLUMNS
+from layerswap.training.mix.examples import PROMPT_COLUMN
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.versions import need_extras, versions
 
@@ -309,8 +309,9 @@ def _trainer_columns(rows: Dataset) -> Dataset:
     if form is None:
         forms = "; ".join(" and ".join(form) for form in FORMS)
         raise DataError(f"has columns {', '.join(rows.column_names)}; a trainer takes {forms}")
-    for column in (PROMPT_COLUMNS | {"images", "chat_template_kwargs"}) & {*rows.column_names}:
-        if any(rows[column]):
+    for column in rows.column_names:
+        further = PROMPT_COLUMN.fullmatch(column) or column in ("images", "chat_template_kwargs")
+        if further and any(rows[column]):
             raise DataError(
                 f"has a column {column}, which would change the prompts and is not supported; "
                 "remove it, or write its content into the messages"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +20,10 @@ SHAREGPT = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of roles; its messages have the keys `from` and `value`."""
 
 
-PROMPT_COLUMNS = {"system", "system_prompt", "history", "tools"}
-"""Columns beside a prompt or a conversation that change what a model is asked."""
+PROMPT_COLUMN = re.compile(
+    "(?i)system([_ ]?(prompt|message|instructions?))?|history|tools|functions"
+)
+"""Matches a column beside a prompt or a conversation that changes what a model is asked."""
 
 
 class MixExample(NamedTuple):
@@ -72,7 +75,7 @@ class ExampleMaker:
         columns = rows.column_names
         if self._source.messages is not None:
             check_columns(self.columns, columns, "messages.column")
-            for column in sorted(PROMPT_COLUMNS & {*columns}):
+            for column in filter(PROMPT_COLUMN.fullmatch, columns):
                 warnings.warn(f"source {self._name!r}: its column {column!r} is not read; write it "
                               "into the messages, with the role system", stacklevel=2)  # fmt: skip
         for key, template in self._templates.items():
