@@ -321,7 +321,7 @@ def _add_questions(samples: Any, task: Any, settings: Asked, template: str) -> N
         if len(choices) > 1:  # the delimiter before them depends on the chat template
             asked += map(str.strip, choices)
         sample["document_hash"] = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-        sample["prompts"] = settings.described(shots, template)
+        sample["prompts"] = settings.described(shots, template, task.get_config("description"))
 
 
 def cut_prompts(model: Any, result: Mapping[str, Any]) -> Iterator[str]:

@@ -217,12 +217,12 @@ def known_language(language: str) -> str | None:
 
 
 def languages_seen(texts: Iterable[str], language: str) -> str | None:
-    """Describe the languages that py3langid finds in texts; None if half are in `language`."""
+    """Describe the languages of texts, by py3langid; None if two thirds are in `language`."""
     from py3langid import rank
 
     found = Counter(_language(text) for text in texts if _letters(text) >= FEWEST)
     known = language if language in dict(rank("a")) else known_language(language)
-    if not found or (known is not None and 2 * found[known] >= found.total()):
+    if not found or (known is not None and 3 * found[known] >= 2 * found.total()):
         return None
     shares = (f"{code} {n / found.total():.0%}" for code, n in found.most_common(3))
     verb = "does not know" if known is None else "finds little"

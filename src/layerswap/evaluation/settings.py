@@ -61,12 +61,13 @@ class Asked(Extended, AskedFields):
         given = self.fewshot_as_multiturn
         return bool(self.apply_chat_template) if given is None else given
 
-    def described(self, shots: int, template: str) -> str:
+    def described(self, shots: int, template: str, description: str | None = None) -> str:
         """Return the prompt settings that are not defaults, and the hash of the template."""
         used = {name: value for name in PROMPTS
                 if (value := getattr(self, name)) != Asked.model_fields[name].default}  # fmt: skip
         if self.apply_chat_template:
             used["apply_chat_template"] = hashlib.sha256(template.encode()).hexdigest()[:8]
+        used |= {"description": description} if description else {}
         return ", ".join(f"{k}={v!r}" for k, v in {**used, "num_fewshot": shots}.items())
 
     def with_chat_template(self, tokenizer: Any, log: Log = lambda line: None) -> Any:
