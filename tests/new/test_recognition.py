@@ -513,7 +513,7 @@ def test_an_answer_names_a_choice(tmp_path, choices, answers, right):
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
     if right is None:
-        with pytest.raises(DataError, match=r"t\.jsonl: (row [12]: |no answer is choice 0, so)"):
+        with pytest.raises(DataError, match=r"t\.jsonl: (row [12]: |no answer is choice 0;)"):
             read_task(str(file), {})
         return
     task = read_task(str(file), {})
@@ -661,6 +661,8 @@ def test_text_files_that_hold_nothing_to_train_on(tmp_path):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(DataError, match=rf"{name}: {why}"):
             read_texts(str(tmp_path / name))
+    (tmp_path / "two.txt").write_text("another\n")
+    assert read_texts(str(tmp_path / "[ot][nw]*.txt")).count == 2
 
 
 def test_a_table_whose_quotation_marks_are_ordinary(tmp_path):

@@ -653,6 +653,9 @@ def test_caches_beside_saved_data_are_no_data(tmp_path):
     rows = Dataset.from_list(ROWS)
     DatasetDict(test=rows, train=rows).save_to_disk(tmp_path / "parts")
     assert why_refused(tmp_path, path="parts").endswith(f"such as {tmp_path}/parts/train/*.arrow")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("mvua\njua\n")
+    assert why_refused(tmp_path, path="texts").endswith(f"such as {tmp_path}/texts/*.txt")
 
 
 LETTERS = {

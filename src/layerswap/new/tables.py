@@ -115,7 +115,8 @@ def read_texts(given: str, code: str = "en", columns: Mapping[str, str] | None =
     if is_table(given) or ("/" in given and not path.exists() and not path.suffix):
         table = read_table(given, most=LOOK)
         return _with_texts(_choose(table, {"text": code}, columns or {}))
-    blank = [not line.strip() for line in lines_of(_absolute(given))]
+    files = matching_files(Path(), given)
+    blank = [not line.strip() for file in files for line in lines_of(file)]
     paragraphs = sum(blank) > len(blank) / 10
     form = "paragraphs" if paragraphs else "text"
     return _with_texts(_read(given, {"path": _absolute(given), "format": form}, LOOK))

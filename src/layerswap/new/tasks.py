@@ -63,7 +63,6 @@ WORKED = 8
 LETTERS = "ABCDEFGHIJ"
 ENGLISH = re.compile(r"[-_.](?:en|eng|english|train)$", re.IGNORECASE)
 ROLE = re.compile(r"{(\w+)}")
-TAKE_FIRST = {"function": "take_first"}
 NUMBERS = """\
 from layerswap.evaluation.suites.mgsm import number_filter
 
@@ -415,7 +414,7 @@ class Task:
         return {
             "output_type": "generate_until",
             "generation_kwargs": {"until": until, "max_gen_toks": tokens, "do_sample": False},
-            "filter_list": [{"name": self._filter, "filter": [kept, TAKE_FIRST]}],
+            "filter_list": [{"name": self._filter, "filter": [kept, {"function": "take_first"}]}],
             "metric_list": [metric],
         }
 
@@ -701,8 +700,5 @@ def _coding(rows: Sequence[Mapping[str, Any]], shape: Shape) -> Coding:
         left = fitting
     answers = {text_of(row[shape.columns["answer"]], "answer") for row in rows}
     if left[0] == "number" and "0" not in answers and len(rows) > 8 * len(choices):
-        raise DataError(
-            "no answer is choice 0, so the numbers seem to count from 1; write all as letters from "
-            "A, as numbers from 0, or as texts"
-        )
+        raise DataError("no answer is choice 0; count from 0, or write letters from A, or texts")
     return left[0]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import codecs
 import encodings
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 from pkgutil import iter_modules
 
-_IN_NEITHER = re.compile("[^\0-\xff\u0152-\u0192\u02c6\u02dc\u0401-\u0491\u2013-\u2122]")
-"""Characters that neither cp1252 nor cp1251 has."""
 _SHOWN = 4
 """Most readings of a text in a message."""
 _PATHS = "python -c \"from pathlib import Path; Path('NEW')."
@@ -96,9 +93,8 @@ codecs.register_error("c1", _c1)
 
 def _restored(line: str, name: str, errors: str) -> str | None:
     """Restore a line of UTF-8 that was read in the encoding `name`; None for another line."""
-    if not _IN_NEITHER.search(line):  # faster than an exception
-        with suppress(ValueError):
-            return line.encode(name, errors).decode()
+    with suppress(ValueError):
+        return line.encode(name, errors).decode()
     return None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import sys
 import warnings
@@ -225,7 +224,7 @@ def read_parallel(files: dict[str, list[str]], count: int | None) -> Dataset:
     for name in chain.from_iterable(files.values()):
         check_text(name)
     for (one, first), (other, second) in combinations(files.items(), 2):
-        if [*map(os.path.realpath, first)] == [*map(os.path.realpath, second)]:
+        if first == second:
             raise DataError(f"{one} and {other} are one file, {first[0]}; give the translation")
     lengths = {
         names[0]: sum(1 for name in names for _ in lines_of(name)) for names in files.values()
@@ -499,8 +498,7 @@ def _quoted(
             yield ahead[taken - 1][1] + "\n"
 
     csv.field_size_limit(1 << 30)  # for the whole process; a field may be as long as an article
-    spaced = delimiter == ","
-    fields = csv.reader(wanted(), delimiter=delimiter, strict=True, skipinitialspace=spaced)
+    fields = csv.reader(wanted(), delimiter=delimiter, strict=True, skipinitialspace=True)
     try:
         # The reader asks for a further line only within a quoted field.
         return next(fields), taken, ""

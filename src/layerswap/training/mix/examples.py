@@ -20,9 +20,7 @@ SHAREGPT = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of roles; its messages have the keys `from` and `value`."""
 
 
-PROMPT_COLUMN = re.compile(
-    "(?i)system([_ ]?(prompt|message|instructions?))?|history|tools|functions"
-)
+PROMPT_COLUMN = re.compile("(?i)system(.?(prompt|message|instructions?))?|history|tools|functions")
 """Matches a column beside a prompt or a conversation that changes what a model is asked."""
 
 
