@@ -613,20 +613,22 @@ def test_a_seed_draws_other_exemplars_and_is_recorded(world):
 
 def test_a_document_is_known_by_its_text_in_every_prompt():
     class Task:
-        def __init__(self, shots):
-            self.get_config = {"num_fewshot": shots}.get
+        def __init__(self, **config):
+            self.get_config = config.get
 
         def doc_to_text(self, document):
             return document["q"]
 
-    def asked(shots=0, question="One?", delimiter=" ", template="", **settings):
+    def asked(shots=0, words="", question="One?", delimiter=" ", template="", **settings):
         arguments = [(f"<user>{question}", f"{delimiter}{choice}") for choice in ("yes", "no")]
         sample = {"doc_id": 0, "doc": {"q": question}, "arguments": arguments, "doc_hash": "x"}
-        harness._add_questions([sample], Task(shots), Asked(**settings), template)
+        task = Task(num_fewshot=shots, description=words)
+        harness._add_questions([sample], task, Asked(**settings), template)
         return sample["document_hash"], sample["prompts"]
 
     plain, how = asked()
     assert how == "num_fewshot=0"
+    assert asked(words="Reply.") == (plain, "description='Reply.', num_fewshot=0")
     chat = {"apply_chat_template": True, "system_instruction": "Short."}
     assert asked(3, delimiter="", template="t", **chat) == (
         plain, "apply_chat_template='e3b98a4d', system_instruction='Short.', num_fewshot=3"

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from glob import escape
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -226,7 +225,7 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
     )
     if not files:
         shards = sorted(path.rglob("data-*.arrow"), key=lambda file: "train" not in file.parts)
-        saved = next(chain(shards, path.glob("*.txt")), path / "x.parquet")
+        saved = [*shards, *path.glob("*.txt"), path / "x.parquet"][0]
         inside = f"is a folder; give the files of one split, such as {saved.with_stem('*')}"
         raise DataError(f"{path}: {inside if path.is_dir() else 'no such file'}")
     return [str(file) for file in files]
