@@ -381,9 +381,9 @@ class Plan:
         *,
         overwrite: bool = False,
         threads: int | None = None,
-        progress: Advance | None = None,
+        progress: Advance = lambda count: None,
         layout: Layout = "auto",
-        log: Log | None = None,
+        log: Log = lambda line: None,
     ) -> Path:
         """Write the merged checkpoint: a folder that transformers and vLLM load.
 
@@ -407,12 +407,7 @@ class Plan:
             LayerswapError: the output exists, does not fit on the disk or cannot be written, or
                 a source holds NaN or infinity, or changed meanwhile.
         """
-        options = MergeOptions(
-            overwrite=overwrite,
-            threads=threads,
-            progress=progress or (lambda count: None),
-            log=log or (lambda line: None),
-        )
+        options = MergeOptions(overwrite, threads, progress, log)
         plan = self.laid_out(out, layout)
         target = plan.check_target(out, overwrite=overwrite)
         plan.write(target, options)
