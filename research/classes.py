@@ -182,6 +182,8 @@ def words() -> dict[str, list[str]]:
             found.setdefault(f"inside/{role}", set()).update(inside)
         elif role in OUTSIDE:
             found.setdefault(f"outside/{role}", set()).add(parsed.rest[0])
+            leaves = parsed.rest[1:] if role != "other" else ()
+            found.setdefault("outside/leaves", set()).update(leaves)
 
     for family in FAMILIES:
         built = oracle.build(family)
@@ -195,8 +197,11 @@ def words() -> dict[str, list[str]]:
         for name, tensor in model.named_parameters():
             owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
             alone = "Norm" in owner and len(parse_name(name).rest) == 2
-            if parse_name(name).layer is not None:
+            parsed = parse_name(name)
+            if parsed.layer is not None:
                 add(name, "attention" if id(tensor) in attention else "norm" if alone else "mlp")
+            elif parsed.rest[0] not in OUTSIDE["other"]:
+                found["outside/leaves"].update(parsed.rest[1:])
     for name in gguf.TENSOR_NAMES.values():
         word = name.removeprefix("blk.{bid}.")
         if word != name and not re.match(r"(attn|attn_output|ffn)_norm", word):

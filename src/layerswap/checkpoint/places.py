@@ -112,13 +112,11 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     ),
 }
 
-OUTSIDE_LEAVES = _words(
+OUTSIDE_LEAVES = _known(
+    "outside/leaves",
     *_LEAVES,
     "weights",  # XGLM's sinusoidal position table in old checkpoints
-    "word_embeddings position_embeddings token_type_embeddings LayerNorm",  # BERT's embeddings
-    "tok_embeddings norm position_ids",  # ModernBERT's; a buffer
-    "dense decoder layer_norm out_proj predictions transform seq_relationship",  # heads
-    "dense_prediction summary",
+    "position_ids",  # a buffer
 )
 
 # The papers' names (Llama's as Meta wrote them): role -> name -> last modules of names.
