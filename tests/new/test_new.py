@@ -90,7 +90,7 @@ BAD = {
     "no file": ({}, ("--labels", "qaa="), "--labels qaa=: names no file; write qaa=FILE"),
     "a score of labels": ({"task": "labels-en.tsv"}, ("--metric", "number"), "is for a task file"),
     "empty": ({"text": "empty.txt"}, (), "empty.txt: is empty"),
-    "one file for both": ({}, ("--parallel", "news.qaa", "news.qaa"), "qaa and en are one file, "),
+    "one file for both": ({}, ("--parallel", "news.qaa", "news.qaa"), "are both in qaa; give two"),
     "parallel": ({}, ("--parallel", "news.qaa", "short.en"), "has no partner in"),
     "language": ({"language": "zz"}, (), "no language 'zz'; write a code such as sw"),
     "tokenizer": ({"base": "wordless"}, (), "--base wordless: its tokenizer cannot be loaded"),
