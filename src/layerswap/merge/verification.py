@@ -59,11 +59,6 @@ class Recorded:
         sources: Mapping[str, Mapping[str, Any]] = self.data["sources"]
         return sources
 
-    @property
-    def magnitude(self) -> Mapping[str, float] | None:
-        """The measured weights of the merge."""
-        return self.data.get("magnitude_weights")
-
     def recipe_with(self, moved: Mapping[str, str], *, measure: bool = False) -> Recipe:
         """Return the recipe with other locations of its sources."""
         data = copy.deepcopy(dict(self.data["recipe"]))
@@ -78,8 +73,8 @@ class Recorded:
                 data["experts"][name] = {**entry, "source": where}
             else:
                 data["base"] = {"source": where}
-        if self.magnitude is not None and not measure:
-            data["weights"] = self.magnitude
+        if not measure and (measured := self.data.get("magnitude_weights")) is not None:
+            data["weights"] = measured
         return check_recipe(data, where=str(self.path))
 
     def plan_again(self, moved: Mapping[str, str]) -> Plan:
@@ -102,7 +97,7 @@ class Recorded:
         return replace(
             plan,
             recipe=self.recipe,
-            magnitude=self.magnitude,
+            magnitude=self.data.get("magnitude_weights"),
             experts={name: as_recorded(name, c) for name, c in plan.experts.items()},
             base=as_recorded(base_name, plan.base) if plan.base else None,
             fishers=fishers,
@@ -154,8 +149,8 @@ class Recorded:
 
     def check_magnitude(self, moved: Mapping[str, str]) -> list[str]:
         """Measure the magnitude weights again; report a difference as a finding."""
-        recipe, weights = self.recipe_with(moved, measure=True), self.magnitude or {}
-        measured = make_plan(recipe).magnitude or {}
+        weights = self.data.get("magnitude_weights") or {}
+        measured = make_plan(self.recipe_with(moved, measure=True)).magnitude or {}
         # Another processor may add in another order.
         if weights.keys() == measured.keys() and all(
             math.isclose(weights[name], measured[name], rel_tol=1e-9) for name in measured
