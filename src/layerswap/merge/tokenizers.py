@@ -29,17 +29,10 @@ COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 
 def differences(checkpoints: Mapping[str, Checkpoint]) -> str | None:
     """Describe the first difference between two tokenizers; None if all are equal."""
-    seen: tuple[str, Path] | None = None
-    for name, checkpoint in checkpoints.items():
-        folder = checkpoint.folder
-        if not _files(folder):
-            continue
-        if seen is None:
-            seen = name, folder
-            continue
-        difference = _difference(seen[1], folder)
-        if difference:
-            return f"tokenizers of {seen[0]} and {name} differ: {difference}"
+    known = [(name, c.folder) for name, c in checkpoints.items() if _files(c.folder)]
+    for name, folder in known[1:]:
+        if difference := _difference(known[0][1], folder):
+            return f"tokenizers of {known[0][0]} and {name} differ: {difference}"
     return None
 
 
