@@ -236,10 +236,13 @@ def test_plain_weights_that_the_configuration_calls_quantised_are_named(task, fa
     assert "remove quantization_config from it" in message
 
 
-def test_packed_matrices_without_a_word_in_the_configuration_are_named(task, family):
-    change_tensors(task, {"model.layers.1.mlp.up_proj.weight": torch.zeros(96, 1).byte()})
-    said = "'model.layers.1.mlp.up_proj.weight' is U8, as quantised weights are"
-    assert said in refusal(plan_of, task, family["language"])
+@pytest.mark.parametrize("matrix", [("weight", torch.uint8), ("qweight", torch.int32)])
+def test_packed_matrices_without_a_word_in_the_configuration_are_named(task, family, matrix):
+    name = f"model.layers.1.mlp.up_proj.{matrix[0]}"
+    change_tensors(task, {name: torch.zeros(96, 1, dtype=matrix[1])})
+    message = refusal(plan_of, task, family["language"])
+    assert repr(name) in message
+    assert "as quantised weights are" in message
 
 
 def test_an_adapter_with_the_configuration_of_its_base(family, tmp_path):
@@ -277,6 +280,8 @@ def test_folders_of_other_kinds_are_named(family, tmp_path):
     for folder, inner in ((run, run / "checkpoint-1000"), (cache, snapshot), (gguf.parent, gguf),
                           (named.parent, named)):  # fmt: skip
         assert refusal(plan_of, folder, family["language"]).endswith(f"such as {str(inner)!r}")
+    (run / "modules.json").write_text("[]")
+    assert "load it with sentence-transformers" in refusal(plan_of, run, family["language"])
     blob = tmp_path / "sha256-abab"
     blob.write_bytes(gguf.read_bytes())
     assert "a GGUF file without the suffix" in refusal(plan_of, blob, family["language"])

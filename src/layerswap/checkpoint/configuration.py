@@ -51,7 +51,7 @@ def check_stored(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
             f"of shape {list(tensors[empty[0]].shape)}; {ZERO3}"
         )
     matrices = (name for name in weights if len(tensors[name].shape) == 2)
-    packed = [name for name in matrices if tensors[name].dtype in ("U8", "I8")]
+    packed = [name for name in matrices if tensors[name].dtype in ("U8", "I8", "I32", "U32")]
     if packed and method_of(config) is None:
         raise CheckpointError(
             f"{quoted(packed[0])} is {tensors[packed[0]].dtype}, as quantised weights are; use the "

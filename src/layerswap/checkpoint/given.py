@@ -185,6 +185,8 @@ def other_kind(folder: Path) -> str:
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"it holds GGUF files; give one of them, such as {str(ggufs[0])!r}"
+    if (folder / "modules.json").is_file():  # a module alone would lose the others
+        return "load it with sentence-transformers and save it again, in the layout of today"
     kinds = {
         "checkpoint-*/": "a trainer's folder", "snapshots/*/": "the cache of a Hub repository",
         "*/": "a folder of folders",
