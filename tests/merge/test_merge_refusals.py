@@ -74,8 +74,8 @@ def test_another_architecture_is_refused(pair):
     assert refused_together(pair) == "model_type differs: llama in task, mistral in language"
     change_config(pair[1], model_type="seeing", text_config={"model_type": "llama"})
     assert refused_together(pair) == (
-        "model_type differs: llama in task, seeing in language; save the language model of the "
-        "multimodal one by itself, and give that"
+        "model_type differs: llama in task, seeing in language; save the multimodal one's "
+        "model.language_model by itself, and give that"
     )
 
 

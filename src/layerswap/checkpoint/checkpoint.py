@@ -127,8 +127,7 @@ class Checkpoint:
     @cached_property
     def vocabulary_tensors(self) -> tuple[str, ...]:
         """Names of the tensors with one row per token: the embedding, the head and its bias."""
-        size = text_config(self.config).get("vocab_size")
-        roleless = self.numbered.roleless if self.numbered else ()
+        size, roleless = text_config(self.config).get("vocab_size"), self.roleless
         return tuple(
             name
             for name, place in self.places.items()
@@ -137,6 +136,11 @@ class Checkpoint:
             and self.tensors[name].shape[:1] == (size,)
             and not any(word in name for word in ("position", "wpe"))
         )
+
+    @cached_property
+    def roleless(self) -> frozenset[str]:
+        """Names of the tensors whose roles are unknown."""
+        return (self.numbered.roleless if self.numbered else frozenset()).intersection(self.places)
 
     @property
     def quantised(self) -> frozenset[str]:
@@ -215,6 +219,7 @@ class Checkpoint:
             tensors={n: info for n, info in self.tensors.items() if n not in names},
             places={n: place for n, place in self.places.items() if n not in names},
             ignored=self.ignored.difference(names),
+            numbered=self.numbered if self.roleless.difference(names) else None,
             notes=(*self.notes, note),
         )
 
@@ -253,8 +258,7 @@ class Checkpoint:
 
     def check(self, name: str) -> None:
         """Refuse weights and a configuration that contradict each other."""
-        roleless = self.numbered.roleless if self.numbered else ()
-        if any(self.places[tensor].layer is None for tensor in roleless):
+        if any(self.places[tensor].layer is None for tensor in self.roleless):
             return  # head and embedding may have other names
         rows = {
             tensor: info.shape[0]
@@ -398,11 +402,10 @@ class Checkpoint:
     @property
     def embeddings(self) -> list[TensorInfo]:
         """The embeddings, and tensors of unknown role that may be one."""
-        roleless = self.numbered.roleless if self.numbered else ()
         return [
             self.tensors[name]
             for name, place in self.places.items()
-            if place.role == "embedding" or (name in roleless and place.layer is None)
+            if place.role == "embedding" or (name in self.roleless and place.layer is None)
         ]
 
     def with_head(self, head: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Self:

@@ -102,7 +102,7 @@ def check_roles(composition: Composition, reference: Checkpoint) -> None:
     """Refuse a composition that separates roles if the roles of some tensors are unknown."""
     if reference.numbered is None:
         return
-    roleless = [name for name in reference.places if name in reference.numbered.roleless]
+    roleless = [name for name in reference.places if name in reference.roleless]
     # One tensor of each layer, and one outside: thousands of others say the same.
     one_of = {reference.places[name].layer: name for name in reversed(roleless)}
     for layer, name in reversed(one_of.items()):
@@ -123,7 +123,7 @@ def numbered_notes(reference: Checkpoint) -> list[str]:
     """A note on layers that were identified by their numbers alone."""
     if reference.numbered is None:
         return []
-    stack, roleless = reference.numbered
+    stack, roleless = reference.numbered.stack, reference.roleless
     return [
         f"takes {stack!r}, the only list of {reference.layers}, for the layers; the roles of "
         f"{len(roleless)} of {len(reference.places)} tensors are unknown, so layers are composed "
@@ -177,7 +177,7 @@ def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
             )
             texts = {text_config(c.config).get("model_type") for c in pair.values()}
             if key == "model_type" and texts < {*values}:
-                remedy = "; save the language model of the multimodal one by itself, and give that"
+                remedy = "; save the multimodal one's model.language_model by itself, and give that"
             raise MergeError(f"{key} differs: {each}{remedy}")
 
 
