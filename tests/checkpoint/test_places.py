@@ -192,9 +192,10 @@ ON_DISK_TEXTS = {
 """,
     "buffers-neo": "0 attention: transformer.h.0.attn.attention.masked_bias",
     "buffers-codegen": "0 attention: transformer.h.0.attn.causal_mask",
-    "buffers-xglm": """
+    "buffers-fairseq": """
 0 mlp: model.layers.0.fc1.bias
 - embedding: model.embed_positions.weights
+- other: decoder.version
 """,
 }
 ON_DISK = {checkpoint: _table(text) for checkpoint, text in ON_DISK_TEXTS.items()}

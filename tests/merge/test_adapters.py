@@ -51,6 +51,9 @@ SETTINGS = {
     "with a trained head": {
         "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"],
     },
+    "with trained norms": {
+        "r": 2, "target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"],
+    },
 }  # fmt: skip
 
 
@@ -106,10 +109,11 @@ PAIRS = [
     ("with embedding", "rslora"),
     ("with a trained head", "plain"),
     ("plain", "with a trained head"),
+    ("plain", "with trained norms"),
 ]
 
 
-@pytest.mark.parametrize(("task", "language"), sampled(PAIRS, *PAIRS[3:6]))
+@pytest.mark.parametrize(("task", "language"), sampled(PAIRS, *PAIRS[3:6], PAIRS[-1]))
 def test_adapters_compose_to_an_adapter_that_peft_loads(base, adapters, tmp_path, task, language):
     plan = ls.swap(task=adapters[task], language=adapters[language], **ZONES)
     plan.save(tmp_path / "out")

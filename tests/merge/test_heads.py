@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from tests.helpers.merging import refusal, tiny_llama
+from tests.helpers.merging import change_config, refusal, tiny_llama
 
 import layerswap as ls
 
@@ -197,6 +197,55 @@ def test_an_adapter_of_a_classifier_and_one_of_a_language_model(family, tmp_path
     model, loading = classes.from_pretrained(tmp_path / "full", output_loading_info=True)
     assert model.config.num_labels == 3
     assert not loading["missing_keys"]
+
+
+def test_an_adapter_of_a_bare_encoder_gets_the_names_of_the_classifier_s(tmp_path):
+    base = tmp_path / "base"
+    _xlmr("XLMRobertaForMaskedLM").save_pretrained(base)
+    classes, targets = tf.AutoModelForSequenceClassification, {"target_modules": ["query"]}
+    task = _adapter(
+        tmp_path / "t", classes.from_pretrained(base), base, 1, task_type="SEQ_CLS", **targets
+    )
+    bare = tf.AutoModel.from_pretrained(base)
+    language = _adapter(tmp_path / "l", bare, base, 2, **targets)
+    ls.swap(task=task, language=language, bottom=1, top=0, outside="task").save(tmp_path / "out")
+    loaded = PeftModel.from_pretrained(classes.from_pretrained(base), tmp_path / "out")
+    query = loaded.base_model.model.roberta.encoder.layer[0].attention.self.query
+    theirs = PeftModel.from_pretrained(tf.AutoModel.from_pretrained(base), language)
+    want = theirs.base_model.model.encoder.layer[0].attention.self.query
+    torch.testing.assert_close(query.get_delta_weight("default"), want.get_delta_weight("default"))
+
+
+def test_a_pooler_that_peft_did_not_save_is_noted(tmp_path):
+    base = tmp_path / "base"
+    tf.BertForMaskedLM(tf.BertConfig(**SMALL)).save_pretrained(base)
+    task, language = (
+        _adapter(
+            tmp_path / str(i), tf.AutoModelForSequenceClassification.from_pretrained(base), base, i,
+            target_modules=["query"], task_type="SEQ_CLS",
+        )
+        for i in (1, 2)
+    )  # fmt: skip
+    notes = ls.swap(task=task, language=language, bottom=1, top=1, outside="task").notes
+    assert any("lacks 2 tensors of its class" in note and "pooler" in note for note in notes)
+
+
+def test_heads_of_unknown_names_in_a_file_without_its_class_are_left_out(tmp_path):
+    config = {**SMALL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+    classifier = tf.DebertaV2ForSequenceClassification(tf.DebertaV2Config(**config))
+    task = _save(classifier, tmp_path / "task", 1)
+    hub = _save(tf.DebertaV2Model(tf.DebertaV2Config(**config)), tmp_path / "hub", 2)
+    body = {f"deberta.{name}": tensor for name, tensor in _weights(hub).items()}
+    heads = {"lm_predictions.lm_head.bias": torch.zeros(64),
+             "mask_predictions.classifier.bias": torch.zeros(1)}  # fmt: skip
+    save_file({**body, **heads}, f"{hub}/model.safetensors", {"format": "pt"})
+    change_config(Path(hub), architectures=None)
+    plan = ls.swap(task=task, language=hub, bottom=1, top=1, outside="task")
+    merged = _weights(plan.save(tmp_path / "out"))
+    assert merged.keys() == _weights(task).keys()
+    for name, tensor in merged.items():
+        swapped = ".layer.0." in name or ".layer.3." in name
+        assert torch.equal(tensor, (body if swapped else _weights(task))[name]), name
 
 
 def test_layers_of_an_encoder_decoder_are_numbered_from_input_to_output(tmp_path):

@@ -26,8 +26,8 @@ from layerswap.checkpoint.names import (
     in_memory,
     renaming,
     unloaded,
-    with_prefix_of,
     with_text,
+    wrappers_of,
 )
 from layerswap.checkpoint.places import HEAD, Pattern, Place, place
 from layerswap.checkpoint.read import zero_samples
@@ -79,7 +79,7 @@ class AdaptedModel(Checkpoint):
         with error_context(self.source):
             _refuse_base(base)
             adapter, notes = _without_unloaded(adapter, base)
-            base = _with_task(base, adapter)
+            base, lost = _with_task(base, adapter)
             _refuse_tied(base, adapter)
             if base.tensors:
                 stored = match_tensors(adapter, base.tensors, base.config.get("model_type"))
@@ -106,7 +106,7 @@ class AdaptedModel(Checkpoint):
         tensors = {**base.tensors, **adapter.saved}
         return replace(
             self, config=config, tensors=tensors, places=places, adapter=adapter,
-            low_rank=low_rank, ignored=base.ignored, notes=(*self.notes, *notes),
+            low_rank=low_rank, ignored=base.ignored, notes=(*self.notes, *notes, *lost),
         )  # fmt: skip
 
     def written(self, name: str, adapters: Iterable[Adapter]) -> str:
@@ -115,10 +115,8 @@ class AdaptedModel(Checkpoint):
         Adapters of several classes, such as a multimodal model and its text model, get the names of
         the base's class, in which PEFT loads the output.
         """
-        layers = [next(filter(in_layers, adapter.modules), "") for adapter in adapters]
-        if len({with_prefix_of(layers[0], like) for like in layers if like}) < 2:
-            return name
-        return self._in_memory.get(canonical(name)) or with_prefix_of(name, layers[0])
+        classes = {wrappers_of(next(filter(in_layers, a.modules), "")) for a in adapters}
+        return name if len(classes) < 2 else self._in_memory.get(canonical(name), name)
 
     @cached_property
     def _in_memory(self) -> Mapping[str, str]:
@@ -197,19 +195,26 @@ def _parts(stored: Mapping[str, str], base: Checkpoint, *, alone: bool) -> dict[
     return found
 
 
-def _with_task(base: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Return the base as the class of an adapter with a head of its own."""
+def _with_task(base: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Return the base as the class of an adapter's head, and a note on tensors that are lost."""
     name = class_for(base.config, adapter.config.get("task_type"))
     head = {n: i for n, i in adapter.saved.items() if place(n) == HEAD and n not in base.tensors}
     if name is None or not head:
-        return base
+        return base, ()
     rows = min((info.shape[0] for info in head.values() if len(info.shape) == 2), default=0)
     config = {**base.config, "architectures": [name]}
     if len(config.get("id2label") or ()) != rows:
         labels = [f"LABEL_{row}" for row in range(rows)]
         config["id2label"] = {str(row): label for row, label in enumerate(labels)}
         config["label2id"] = {label: row for row, label in enumerate(labels)}
-    return base.with_head(head, config) if base.tensors else replace(base, config=config)
+    if not base.tensors:
+        return replace(base, config=config), ()
+    base = base.with_head(head, config)  # PEFT saves no pooler by itself
+    lost = missing_tensors(config, {n: info.shape for n, info in base.tensors.items()})
+    return base, () if not lost else (
+        f"lacks {len(lost)} tensors of its class that its base lacks too, such as {min(lost)!r}: "
+        "transformers makes them at random; train it with their modules in modules_to_save",
+    )
 
 
 def _is_transposed(adapter: Adapter, low: LowRank, where: Place, base: Checkpoint) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from typing import Any
 
 from layerswap.checkpoint.classes import CLASSES
-from layerswap.checkpoint.places import STACKS, WRAPPERS
+from layerswap.checkpoint.places import WRAPPERS, parse_name
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted
 
@@ -37,8 +37,8 @@ PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 """Matches names of multi-token prediction (Qwen3.5 and later, MiMo, ERNIE 4.5)."""
 PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head", "nextn"])
 """Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
-BUFFERS = re.compile(r".*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|.*\.position_ids")
-"""Matches names of buffers that transformers computes. Older versions also stored them."""
+BUFFERS = re.compile(r".*\.(?:rotary_emb\.(?:inv_freq|(?:cos|sin)_cached)|position_ids|version)")
+"""Matches names of buffers that transformers computes or ignores. Older versions stored them."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHARES = re.compile(r"layers\.(\d+)\.self_attn\.(\w+)")
 MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
@@ -101,16 +101,12 @@ def in_memory(name: str, model_type: object) -> list[str]:
 
 def in_layers(name: str) -> bool:
     """True for the name of a module or a tensor in a layer of the language model."""
-    words = canonical(name).split(".")
-    return len(words) > 2 and words[0] in STACKS and words[1].isdecimal()
+    return parse_name(name).layer is not None
 
 
-def with_prefix_of(name: str, like: str) -> str:
-    """Return a name in a layer with the wrappers of another such name."""
-    if not (in_layers(name) and in_layers(like)):
-        return name
-    prefix = takewhile(WRAPPERS.__contains__, like.split("."))
-    return ".".join([*prefix, *dropwhile(WRAPPERS.__contains__, name.split("."))])
+def wrappers_of(name: str) -> tuple[str, ...]:
+    """The words before a module of the base model; `decoder` is one of its modules."""
+    return tuple(takewhile((WRAPPERS - {"decoder"}).__contains__, name.split(".")))
 
 
 def renaming(names: Collection[str], like: Collection[str]) -> dict[str, str]:
@@ -169,12 +165,12 @@ def predicting(names: Iterable[str], layers: int | None) -> frozenset[str]:
 
     They are called `mtp`, or belong to layers behind the last of `layers`.
     """
-    found, behind = set[str](), dict[str, list[str]]()
+    found, behind = set[str](), dict[int, list[str]]()
     for name in names:
-        number = canonical(name).split(".")[1] if in_layers(name) else ""
+        number = parse_name(name).layer
         if PREDICTION.search(name):
             found.add(name)
-        elif layers is not None and number and int(number) >= layers:
+        elif layers is not None and number is not None and number >= layers:
             behind.setdefault(number, []).append(name)
     for layer in behind.values():
         if any(not PREDICTION_WORDS.isdisjoint(name.split(".")) for name in layer):

@@ -105,7 +105,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "other": _known(
         "outside/other",
         "audio_tower embed_audio",
-        "rope rotary_emb",  # buffers
+        "rope rotary_emb version",  # buffers
         "conv1 conv2 conv",  # Whisper; Speech2Text
         "rel_embeddings relative_attention_bias LayerNorm",  # DeBERTa; MPNet
         "rope_freqs rope_factors_long rope_factors_short",  # GGUF

@@ -14,7 +14,7 @@ from layerswap.checkpoint import Checkpoint, LowRank, Place, TensorInfo, atomic_
 from layerswap.checkpoint.adapted import adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY, saved_name
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm
-from layerswap.checkpoint.names import without_training_words
+from layerswap.checkpoint.names import in_layers, without_training_words
 from layerswap.checkpoint.read import (
     FLOAT_NAMES,
     is_finite,
@@ -284,12 +284,13 @@ def _saved_modules(plan: Plan, names: list[str]) -> list[str]:
     """Return the modules of whole saved tensors, under the adapters' names."""
     configs = [adapted(c).adapter.config for c in plan.used.values()]
     known = {str(module) for config in configs for module in config.get("modules_to_save") or ()}
-    return list(
-        dict.fromkeys(
-            next((m for m in known if f".{m}." in f".{name}"), name.rpartition(".")[0])
-            for name in names
-        )
-    )
+    found = []
+    for name in names:
+        module = next((m for m in known if f".{m}." in f".{name}"), name.rpartition(".")[0])
+        # In layers by its path: PEFT looks for the tensors of every module of a name.
+        before = f".{name}".partition(f".{module}.")[0]
+        found.append(f"{before}.{module}"[1:] if in_layers(name) else module)
+    return list(dict.fromkeys(found))
 
 
 def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
