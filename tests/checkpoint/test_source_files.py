@@ -93,9 +93,9 @@ def many_tensors(count, first=0):
 def test_a_header_of_a_million_tensors_is_refused_before_it_is_parsed(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(many_tensors(1_000_000))
-    start = time.perf_counter()
+    start = time.process_time()
     message = refused(CheckpointError, read_header, path)
-    assert time.perf_counter() - start < 5  # parsing and checking it takes a minute
+    assert time.process_time() - start < 5  # parsing and checking it takes a minute
     assert message == f"{path}: holds more than 200,000 tensors"
     path.write_bytes(many_tensors(MAX_TENSORS // 100))
     assert len(read_header(path)) == MAX_TENSORS // 100

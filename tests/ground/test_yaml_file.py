@@ -65,9 +65,9 @@ def test_aliases_stand_for_their_value():
     ],
 )  # fmt: skip
 def test_refusals_are_quick(text, message):
-    start = time.perf_counter()
+    start = time.process_time()
     assert refusal(text) == message
-    assert time.perf_counter() - start < 60  # it would otherwise take years
+    assert time.process_time() - start < 60  # it would otherwise take years
 
 
 @pytest.mark.parametrize("text", ["- a\n", "- {a: b}\n", "- [[[]]]\n", "- *x\n"])

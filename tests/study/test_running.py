@@ -142,20 +142,21 @@ def test_a_killed_study_resumes(tmp_path):
         "from layerswap.study.steps import Graph, Step\n"
         "def work(context):\n"
         "    with open(sys.argv[2], 'a') as log: log.write(context.step.name + '\\n')\n"
-        "    time.sleep(0.2)\n"
+        "    while context.step.name == 's2' and not Path(sys.argv[3]).exists(): time.sleep(0.01)\n"
         "    (context.folder / 'out').write_text('x')\n"
         "steps = [Step(f's{i}', 'data', {'i': i}, (f's{i - 1}',) if i else ()) for i in range(6)]\n"
         "run_graph(Graph(steps), Path(sys.argv[1]), {'data': work})\n"
     )
     log = tmp_path / "log"
     log.touch()
-    command = [sys.executable, str(script), str(tmp_path / "out"), str(log)]
+    command = [sys.executable, script, tmp_path / "out", log, tmp_path / "may end"]
     process = subprocess.Popen(command)
     while len(log.read_text().split()) < 3:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    subprocess.run(command, check=True, env=os.environ)
+    (tmp_path / "may end").touch()
+    subprocess.run(command, check=True)
     done = log.read_text().split()
     assert done[:3] == ["s0", "s1", "s2"]
     assert done[3:] == ["s2", "s3", "s4", "s5"]
