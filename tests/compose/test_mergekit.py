@@ -287,10 +287,11 @@ slices:
 
 
 def test_a_merged_base_is_an_expert_and_gives_the_config():
-    text = "merge_method: linear\nbase_model: x/base\nparameters: {weight: 1}\nmodels: [{model: b}]"
-    recipe = parse_recipe(text)
-    assert recipe.base is None
-    assert recipe.method.experts == ["base", "b"]
+    text = "merge_method: linear\nbase_model: x/base\nparameters: {weight: 1}\nmodels: "
+    for models in ("[{model: b}]", "[{model: b}, {model: x/base}]"):
+        recipe = parse_recipe(text + models)
+        assert recipe.base is None
+        assert recipe.method.experts == ["base", "b"]
     assert set(recipe.resolve(2, tensors=llama(2)).blends.values()) == {
         Blend.of({"base": 1, "b": 1})
     }

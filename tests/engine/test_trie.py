@@ -139,10 +139,6 @@ def test_a_model_that_is_not_exact_runs_its_compositions_alone(llama, monkeypatc
 # --- what it costs ---
 
 
-def swaps(layers, **zones):
-    return [swap_composition(layers, zones=z) for z in zone_grid(layers, **zones)]
-
-
 @pytest.mark.parametrize(
     ("zones", "naive", "distinct"),
     [
@@ -155,7 +151,7 @@ def swaps(layers, **zones):
     ],
 )  # fmt: skip
 def test_grids_of_32_layers_need_few_layer_evaluations(zones, naive, distinct):
-    paths = paths_of(swaps(32, **zones))
+    paths = paths_of([swap_composition(32, zones=z) for z in zone_grid(32, **zones)])
     counts = count_layers(build_trie(paths))
     assert str(counts).startswith(f"{distinct} layer evaluations instead of {naive} (")
     assert distinct_beginnings(paths) == distinct

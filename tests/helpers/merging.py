@@ -100,22 +100,6 @@ def save_fisher(folder: Path, expert: Path, seed: int = 0) -> Path:
     return write_fisher(folder, expert, random_fisher(shapes, seed))
 
 
-def save_holes(folder: Path, megabytes: int) -> Path:
-    """A checkpoint of this size whose bytes are zeros that take no disk."""
-    from layerswap.checkpoint import header_bytes
-
-    folder.mkdir(parents=True)
-    rows = megabytes * 10**6 // 3 // 4096
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
-    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": rows}))
-    names = ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))]
-    with (folder / "model.safetensors").open("wb") as file:
-        header = header_bytes([(name, "F32", (rows, 1024), rows * 4096) for name in names], {})
-        file.write(header)
-        file.truncate(len(header) + 3 * rows * 4096)
-    return folder
-
-
 def swap_of(experts: Any, **settings: Any) -> Any:
     """The plan of a swap of two experts, in a mapping or as a pair."""
     import layerswap as ls
@@ -138,12 +122,13 @@ def composed(plan: Any, composition: Any) -> Any:
     return plan.with_recipe(plan.recipe.changed({"places": places}, where="test"))
 
 
-def recipe_plan(data: Mapping[str, Any]) -> Any:
-    """The plan of a recipe as data."""
+def recipe_plan(data: Mapping[str, Any] | None = None, /, **keys: Any) -> Any:
+    """The plan of a recipe as data, or of its keys; a path stands for its text."""
     from layerswap.compose.recipe import check_recipe
     from layerswap.merge import make_plan
 
-    return make_plan(check_recipe(data, where="test"))
+    plain = json.loads(json.dumps({**(data or {}), **keys}, default=str))
+    return make_plan(check_recipe(plain, where="test"))
 
 
 def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -189,10 +174,10 @@ def change_tensors(folder: Path, changes: Mapping[str, torch.Tensor | None]) -> 
     return folder
 
 
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+def tensors_of(folder: Path | str) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint, read by the safetensors library."""
     found: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(Path(folder).glob("*.safetensors")):
         tensors = load_file(file)
         assert not set(tensors) & set(found), "a tensor lies in two shards"
         found.update(tensors)

@@ -135,12 +135,8 @@ def test_adapters_compose_to_an_adapter_that_peft_loads(base, adapters, tmp_path
 
 @pytest.mark.parametrize(("task", "language"), sampled(PAIRS, *PAIRS[3:5]))
 def test_adapters_bake_into_full_weights(base, adapters, tmp_path, task, language):
-    recipe = {
-        "experts": {"task": str(adapters[task]), "language": str(adapters[language])},
-        "swap": ZONES,
-        "bake": True,
-    }
-    recipe_plan(recipe).save(tmp_path / "out")
+    experts = {"task": adapters[task], "language": adapters[language]}
+    recipe_plan(experts=experts, swap=ZONES, bake=True).save(tmp_path / "out")
     want = swapped(dense(base, adapters[task]), dense(base, adapters[language]))
     for name, tensor in tensors_of(tmp_path / "out").items():
         assert torch.allclose(tensor.double(), want[name], rtol=0, atol=1e-6), name
@@ -157,12 +153,11 @@ def test_an_adapter_with_a_full_expert(base, adapters, tmp_path):
 
 def test_ties_of_adapters_works_on_baked_deltas(base, adapters, tmp_path):
     names = ("plain", "rslora")
-    experts = {name: str(adapters[name]) for name in names}
     merge = {"method": "task_arithmetic", "experts": dict.fromkeys(names, 0.7)}
-    recipe = {"experts": experts, "base": str(base), "merge": merge}
+    recipe = {"experts": {n: adapters[n] for n in names}, "base": base, "merge": merge}
     with pytest.raises(LayerswapError, match="task_arithmetic of adapters is not low-rank; ask"):
         recipe_plan(recipe)
-    recipe_plan({**recipe, "bake": True}).save(tmp_path / "out")
+    recipe_plan(recipe, bake=True).save(tmp_path / "out")
     start, one, two = dense(base), *(dense(base, adapters[name]) for name in names)
     for name, tensor in tensors_of(tmp_path / "out").items():
         want = start[name] + 0.7 * (one[name] - start[name]) + 0.7 * (two[name] - start[name])
@@ -170,12 +165,8 @@ def test_ties_of_adapters_works_on_baked_deltas(base, adapters, tmp_path):
 
 
 def test_a_smaller_rank_is_the_nearest_one(base, adapters, tmp_path):
-    recipe = {
-        "experts": {"one": str(adapters["plain"]), "two": str(adapters["rslora"])},
-        "soup": {"experts": ["one", "two"]},
-        "rank": 3,
-    }
-    recipe_plan(recipe).save(tmp_path / "out")
+    experts = {"one": adapters["plain"], "two": adapters["rslora"]}
+    recipe_plan(experts=experts, soup={"experts": [*experts]}, rank=3).save(tmp_path / "out")
     start, one, two = dense(base), dense(base, adapters["plain"]), dense(base, adapters["rslora"])
     result = dense(base, tmp_path / "out")
     worst = 0.0
@@ -225,13 +216,8 @@ def test_the_layers_of_the_base_decide_how_a_delta_is_stored(family, targets, ri
 
 def test_magnitude_weights_of_adapters_are_of_dense_deltas(base, adapters):
     names = ("plain", "rslora")
-    recipe = {
-        "experts": {name: str(adapters[name]) for name in names},
-        "base": str(base),
-        "soup": {"experts": list(names)},
-        "weights": "magnitude",
-    }
-    result = recipe_plan(recipe).magnitude
+    recipe = {"experts": {n: adapters[n] for n in names}, "soup": {"experts": names}}
+    result = recipe_plan(recipe, base=base, weights="magnitude").magnitude
     start = dense(base)
     weights = {}
     for name in names:
@@ -297,7 +283,7 @@ def test_a_base_that_an_adapter_may_not_choose(base, adapters, tmp_path, monkeyp
             )
         with pytest.raises(BlockingIOError):  # nobody has called
             server.accept()
-    assert recipe_plan({**recipe, "base": str(base)}).base.source == str(base)
+    assert recipe_plan(recipe, base=base).base.source == str(base)
 
 
 def test_an_adapter_with_nan(base, adapters, tmp_path):
@@ -309,9 +295,9 @@ def test_an_adapter_with_nan(base, adapters, tmp_path):
     save_file(tensors, path)
     with pytest.raises(LayerswapError, match=r"of the adapter holds NaN or infinity"):
         ls.swap(task=spoilt, language=adapters["plain"], **ZONES).save(tmp_path / "out")
-    recipe = {"experts": {"one": str(spoilt)}, "soup": {"experts": ["one"]}, "bake": True}
+    recipe = {"experts": {"one": spoilt}, "soup": {"experts": ["one"]}}
     with pytest.raises(LayerswapError, match=r"adapter_model.safetensors: tensor .* holds NaN"):
-        recipe_plan(recipe).save(tmp_path / "out")
+        recipe_plan(recipe, bake=True).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -325,12 +311,8 @@ def test_a_rank_where_the_output_is_no_adapter(base, adapters, bake):
 def test_a_model_with_an_adapter_of_its_own_is_one_expert(base, adapters, tmp_path):
     """As mergekit's `model+adapter`: the adapter is added to the model that the recipe names."""
     model = save_tokenizer(save_expert(tmp_path / "model", tiny_llama(), 9))
-    experts = {
-        "adapted": {"source": str(model), "adapter": str(adapters["plain"])},
-        "plain": str(base),
-    }
-    recipe = {"experts": experts, "soup": {"experts": ["adapted", "plain"]}}
-    plan = recipe_plan(recipe)
+    experts = {"adapted": {"source": model, "adapter": adapters["plain"]}, "plain": base}
+    plan = recipe_plan(experts=experts, soup={"experts": [*experts]})
     out = plan.save(tmp_path / "out")
     result, expected, other = tensors_of(out), dense(model, adapters["plain"]), dense(base)
     for name, tensor in result.items():
@@ -343,10 +325,9 @@ def test_a_model_with_an_adapter_of_its_own_is_one_expert(base, adapters, tmp_pa
 
 
 def test_an_adapter_needs_a_model_to_be_added_to(adapters):
-    plain, other = str(adapters["plain"]), str(adapters["rslora"])
-    recipe = {"experts": {"a": {"source": plain, "adapter": other}}, "soup": {"experts": ["a"]}}
+    both = {"source": adapters["plain"], "adapter": adapters["rslora"]}
     with pytest.raises(LayerswapError, match=r"a: adapter: .*plain is an adapter itself; give"):
-        recipe_plan(recipe)
+        recipe_plan(experts={"a": both}, soup={"experts": ["a"]})
 
 
 # --- QLoRA ---

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from merging import save_expert, swap_of, tensors_of, tiny_llama
+from merging import layer_of, save_expert, swap_of, tensors_of, tiny_llama
 from safetensors.torch import save_file
 
 import layerswap as ls
@@ -23,17 +23,6 @@ def models(tmp_path_factory):
     }
 
 
-def by_torch(models, out, first, last):
-    """A swap by a dozen lines of other code: layers first to last of the task."""
-    found = tensors_of(models["language"])
-    task = tensors_of(models["task"])
-    for name in found:
-        parts = name.split(".")
-        if "layers" in parts and first <= int(parts[parts.index("layers") + 1]) <= last:
-            found[name] = task[name]
-    return written(found, models["language"], out)
-
-
 def written(tensors, like, out):
     shutil.copytree(like, out)
     save_file({name: value.contiguous() for name, value in tensors.items()},
@@ -44,7 +33,11 @@ def written(tensors, like, out):
 @pytest.mark.parametrize(("first", "last"), [(2, 3), (1, 2), (2, 4)])
 def test_both_readings_of_layers_are_told_apart(models, tmp_path, first, last):
     """The card says "layers 2 to 3": from 0, from 1, or with one more."""
-    model = by_torch(models, tmp_path / "model", first, last)
+    found, task = (tensors_of(models[name]) for name in ("language", "task"))
+    for name in found:
+        if (layer := layer_of(name)) is not None and first <= layer <= last:
+            found[name] = task[name]
+    model = written(found, models["language"], tmp_path / "model")
     plan = swap_of(models, bottom=2, top=2, outside="language")
     origins = ls.verify_against(plan, model, share=1)
     planned = (first, last) == (2, 3)

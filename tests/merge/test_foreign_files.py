@@ -12,6 +12,7 @@ from tests.helpers.merging import (
     change_config,
     change_tensors,
     copied,
+    recipe_plan,
     refusal,
     same_tensors,
     tensors_of,
@@ -65,6 +66,12 @@ def plan_of(task: Path, language: Path, **settings):
     return ls.swap(task=task, language=language, bottom=1, top=1, outside="task", **settings)
 
 
+def ties_of(sources) -> ls.Plan:
+    experts = {name: sources[name] for name in ("task", "language")}
+    merge = {"method": "ties", "experts": [*experts]}
+    return recipe_plan(base=sources["base"], experts=experts, merge=merge)
+
+
 def merged(plan, out: Path):
     plan.save(out)
     assert ls.verify(out).passed
@@ -101,14 +108,9 @@ def test_experts_and_base_may_have_other_prefixes(family, tmp_path):
         tmp_path / "language",
         lambda n: n.replace("model.", "language_model.model."),
     )
-    recipe = {
-        "experts": {"task": str(family["task"]), "language": str(new)}, "base": str(bare),
-        "merge": {"method": "ties", "experts": ["task", "language"]},
-    }  # fmt: skip
-    plan = ls.make_plan(ls.parse_recipe(json.dumps(recipe)))
+    plan = ties_of({"base": bare, "task": family["task"], "language": new})
     assert sum("as transformers reads them" in note for note in plan.notes) == 2
-    recipe["experts"]["language"], recipe["base"] = str(family["language"]), str(family["base"])
-    expected = merged(ls.make_plan(ls.parse_recipe(json.dumps(recipe))), tmp_path / "expected")
+    expected = merged(ties_of(family), tmp_path / "expected")
     assert same_tensors(merged(plan, tmp_path / "out"), expected)
     assert ls.delta(bare, new).layers == 3
 
@@ -166,11 +168,7 @@ BUFFER = {"model.layers.1.self_attn.rotary_emb.inv_freq": (8,)}
 def test_ignored_tensors_of_some_sources_are_left_out(family, tmp_path, extra, owner):
     has = with_tensors(family[owner], tmp_path / owner, 1, extra)
     sources = {**{n: family[n] for n in ("base", "task", "language")}, owner: has}
-    recipe = {
-        "experts": {n: str(sources[n]) for n in ("task", "language")},
-        "base": str(sources["base"]), "merge": {"method": "ties", "experts": ["task", "language"]},
-    }  # fmt: skip
-    plan = ls.make_plan(ls.parse_recipe(json.dumps(recipe)))
+    plan = ties_of(sources)
     (note,) = (note for note in plan.notes if note.endswith("not all sources have them"))
     assert note.startswith(f"{owner}: leaves out {len(extra)} tensors")
     assert merged(plan, tmp_path / "out").keys() == tensors_of(family["task"]).keys()
@@ -185,9 +183,9 @@ def test_a_layer_behind_the_last_one_needs_no_pattern(family, tmp_path):
 
 def test_moved_layers_leave_the_layer_behind_out(family, tmp_path):
     task = with_tensors(family["task"], tmp_path / "task", 1, BEHIND)
-    layers = [{"sources": [{"model": str(task), "layer_range": [0, 2]}]}] * 2
-    recipe = {"merge_method": "passthrough", "slices": layers}
-    plan = ls.make_plan(ls.parse_recipe(json.dumps(recipe)))
+    layers = [{"sources": [{"model": "task", "layer_range": [0, 2]}]}] * 2
+    merge = {"merge_method": "passthrough", "slices": layers}
+    plan = recipe_plan(experts={"task": task}, mergekit=merge)
     assert "behind its last layer are left out" in "\n".join(plan.notes)
     found = merged(plan, tmp_path / "out")
     assert not any("eh_proj" in name for name in found)
@@ -397,15 +395,13 @@ def test_templates_in_a_list_are_compared(pair):
 # --- heads, shards and downloads ---
 
 
-def tied_copy(source: Path, folder: Path) -> Path:
-    change_config(copied(source, folder), tie_word_embeddings=True)
-    return change_tensors(folder, {"lm_head.weight": None})
-
-
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_head_that_one_expert_untied(family, tmp_path, stored):
     """As PEFT's merge of an adapter that trained the head of a tied model."""
-    language, base = (tied_copy(family[n], tmp_path / n) for n in ("language", "base"))
+    language, base = (copied(family[n], tmp_path / n) for n in ("language", "base"))
+    for folder in (language, base):
+        change_config(folder, tie_word_embeddings=True)
+        change_tensors(folder, {"lm_head.weight": None})
     embedding = tensors_of(language)["model.embed_tokens.weight"]
     if stored:
         change_tensors(language, {"lm_head.weight": embedding.clone()})

@@ -261,14 +261,6 @@ def test_the_command_says_what_a_gguf_output_shares(files, tmp_path):
     assert "nothing shared with the experts)" in done.stdout
 
 
-def other_vocabulary(path):
-    return write_gguf(path, 3, tokens=[*TOKENS[:-1], "odd"])
-
-
-def renamed_scores(path):
-    return write_gguf(path, 3, entries={"tokenizer.chat_template": "{{ x }}"})
-
-
 def with_rope_table(path):
     """A file of Llama 3.1, whose table scales positions."""
     write_gguf(path, 3)
@@ -302,7 +294,7 @@ def test_a_head_that_only_one_file_has(files, tmp_path):
 
 def test_files_that_do_not_fit_together(files, tmp_path):
     for path, message in (
-        (other_vocabulary(tmp_path / "v.gguf"),
+        (write_gguf(tmp_path / "v.gguf", 3, tokens=[*TOKENS[:-1], "odd"]),
          r"tokenizers of task and language differ: tokenizer.ggml.tokens \d+ is '.*' and 'odd'; "
          "rows of GGUF files cannot be aligned, so merge the safetensors"),
         (write_gguf(tmp_path / "l.gguf", 3, layers=2), "number of layers differs: 3 in task, 2 in"),
@@ -313,7 +305,8 @@ def test_files_that_do_not_fit_together(files, tmp_path):
     ):  # fmt: skip
         with pytest.raises(LayerswapError, match=message):
             ls.swap(task=files["task"], language=path)
-    templated = renamed_scores(tmp_path / "c.gguf")
+    template = {"tokenizer.chat_template": "{{ x }}"}
+    templated = write_gguf(tmp_path / "c.gguf", 3, entries=template)
     note = ls.swap(task=templated, language=files["language"]).notes
     assert not any("chat_template" in line for line in note)  # the first has one, which is written
     plan = ls.swap(task=files["task"], language=templated)

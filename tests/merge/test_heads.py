@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from tests.helpers.merging import change_config, refusal, tiny_llama
+from tests.helpers.merging import change_config, refusal, tensors_of, tiny_llama
 
 import layerswap as ls
 
@@ -37,38 +37,25 @@ def _xlmr(name, seed=0, **more):
     return getattr(tf, name)(tf.XLMRobertaConfig(**SMALL, **more))
 
 
-def _weights(folder):
-    return load_file(f"{folder}/model.safetensors")
-
-
-def _as_on_the_hub(folder, model):
-    """Add what the Hub's files have and transformers no longer writes."""
-    stored = _weights(folder)
-    embedding = stored["roberta.embeddings.word_embeddings.weight"]
-    stored |= {
-        "roberta.pooler.dense.weight": torch.randn(32, 32),
-        "roberta.pooler.dense.bias": torch.zeros(32),
-        "roberta.embeddings.position_ids": torch.arange(66)[None],
-        "lm_head.decoder.weight": embedding.clone(),
-        "lm_head.decoder.bias": stored["lm_head.bias"].clone(),
-    }
-    stored = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): tensor
-        for name, tensor in stored.items()
-    }
-    save_file(stored, f"{folder}/model.safetensors", {"format": "pt"})
-
-
 def test_a_swap_of_a_classifier_and_a_masked_language_model_of_the_hub(tmp_path):
     """The output is the classifier with the language expert's bottom and top layer."""
     task = _save(_xlmr("XLMRobertaForSequenceClassification", num_labels=3), tmp_path / "t", 1)
     language = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "l", 2)
-    plain = _weights(language)
-    _as_on_the_hub(language, plain)
+    plain = tensors_of(language)
+    # The Hub's files have more, and names that transformers no longer writes.
+    stored = plain | {
+        "roberta.pooler.dense.weight": torch.randn(32, 32),
+        "roberta.pooler.dense.bias": torch.zeros(32),
+        "roberta.embeddings.position_ids": torch.arange(66)[None],
+        "lm_head.decoder.weight": plain["roberta.embeddings.word_embeddings.weight"].clone(),
+        "lm_head.decoder.bias": plain["lm_head.bias"].clone(),
+    }
+    for name in [name for name in stored if "LayerNorm" in name]:
+        old = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+        stored[old] = stored.pop(name)
+    save_file(stored, f"{language}/model.safetensors", {"format": "pt"})
     ls.swap(task=task, language=language, bottom=1, top=1, outside="task").save(tmp_path / "out")
-    merged, ours = _weights(tmp_path / "out"), _weights(task)
+    merged, ours = tensors_of(tmp_path / "out"), tensors_of(task)
     assert merged.keys() == ours.keys()
     for name, tensor in merged.items():
         swapped = ".layer.0." in name or ".layer.3." in name
@@ -103,7 +90,7 @@ def test_deltas_of_heads_that_the_base_lacks_and_the_remedy(tmp_path):
     plan = ls.make_plan(ls.parse_recipe(text[:-1] + f", {remedy}}}"))
     plan.save(tmp_path / "out")
     head = "classifier.out_proj.weight"
-    assert torch.equal(_weights(tmp_path / "out")[head], _weights(a)[head])
+    assert torch.equal(tensors_of(tmp_path / "out")[head], tensors_of(a)[head])
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
@@ -113,8 +100,8 @@ def test_rows_of_heads_are_averaged_by_the_names_of_their_labels(order, tmp_path
     b = _save(_xlmr(model, num_labels=3), tmp_path / "b", 2, [LABELS[i] for i in order])
     ls.soup([a, b]).save(tmp_path / "out")
     for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
-        rows = torch.stack([_weights(b)[name][order.index(i)] for i in range(3)])
-        assert torch.allclose(_weights(tmp_path / "out")[name], (_weights(a)[name] + rows) / 2)
+        rows = torch.stack([tensors_of(b)[name][order.index(i)] for i in range(3)])
+        assert torch.allclose(tensors_of(tmp_path / "out")[name], (tensors_of(a)[name] + rows) / 2)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"]["0"] == LABELS[0]
 
 
@@ -142,7 +129,7 @@ def test_an_encoder_without_a_head_is_not_tied(tmp_path):
     recipe = f"{{experts: {{a: {a}, b: {b}}}, soup: {{experts: [a, b]}}, places: {places}}}"
     ls.make_plan(ls.parse_recipe(recipe)).save(tmp_path / "out")
     name = "pooler.dense.weight"
-    assert torch.equal(_weights(tmp_path / "out")[name], _weights(a)[name])
+    assert torch.equal(tensors_of(tmp_path / "out")[name], tensors_of(a)[name])
 
 
 def _adapter(folder, model, base, seed, **settings):
@@ -257,7 +244,7 @@ def test_layers_of_an_encoder_decoder_are_numbered_from_input_to_output(tmp_path
     assert plan.composition.layers == 5
     assert any("layers 0 to 2 are the encoder's, 3 to 4 the decoder's" in n for n in plan.notes)
     plan.save(tmp_path / "out")
-    merged, a, b = map(_weights, (tmp_path / "out", task, language))
+    merged, a, b = map(tensors_of, (tmp_path / "out", task, language))
     for name, tensor in merged.items():
         swapped = name.startswith(("encoder.block.0.", "decoder.block.1."))
         assert torch.equal(tensor, (b if swapped else a)[name]), name
@@ -271,21 +258,21 @@ def test_keys_and_values_of_layers_that_share_them_are_no_part_of_the_model(tmp_
         hidden_size_per_layer_input=8, layer_types=["sliding_attention", "full_attention"] * 2,
     )  # fmt: skip
     a, b, base = (_save(tf.Gemma4ForCausalLM(config), tmp_path / str(i), i) for i in range(3))
-    stored = _weights(base)
+    stored = tensors_of(base)
     stored |= {
         name.replace(f".layers.{i}.", f".layers.{i + 2}."): tensor.clone()
         for name, tensor in stored.items()
         for i in (0, 1)
         if f".layers.{i}." in name and ("k_proj" in name or "v_proj" in name or "k_norm" in name)
     }
-    assert len(stored) > len(_weights(base))
+    assert len(stored) > len(tensors_of(base))
     recipe = (
         f"{{base: {base}, experts: {{a: {a}, b: {b}}}, merge: {{method: ties, experts: [a, b]}}}}"
     )
     ls.make_plan(ls.parse_recipe(recipe)).save(tmp_path / "plain")
     save_file(stored, f"{base}/model.safetensors", {"format": "pt"})
     ls.make_plan(ls.parse_recipe(recipe)).save(tmp_path / "hub")
-    plain, hub = _weights(tmp_path / "plain"), _weights(tmp_path / "hub")
+    plain, hub = tensors_of(tmp_path / "plain"), tensors_of(tmp_path / "hub")
     assert all(torch.equal(tensor, hub[name]) for name, tensor in plain.items())
 
 
@@ -297,8 +284,8 @@ def test_a_language_model_without_its_head_gets_the_other_s(tmp_path):
     out = plan.save(tmp_path / "out")
     model, loading = tf.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not loading["missing_keys"]
-    assert torch.equal(model.lm_head.weight, _weights(whole)["lm_head.weight"])
-    ours, theirs = (_weights(folder) for folder in (body, whole))
+    assert torch.equal(model.lm_head.weight, tensors_of(whole)["lm_head.weight"])
+    ours, theirs = (tensors_of(folder) for folder in (body, whole))
     mean = (ours["layers.0.mlp.up_proj.weight"] + theirs["model.layers.0.mlp.up_proj.weight"]) / 2
     torch.testing.assert_close(model.model.layers[0].mlp.up_proj.weight.data, mean)
     assert refusal(ls.swap, task=body, language=whole, outside="task").startswith(
@@ -370,7 +357,7 @@ def test_an_adapter_over_a_base_with_other_words_on_disk(tmp_path):
     torch.manual_seed(0)
     base = tmp_path / "base"
     tf.AutoModelForCausalLM.from_config(config).save_pretrained(base)
-    assert "transformer.h.0.mlp.c_fc_0.weight" in _weights(base)
+    assert "transformer.h.0.mlp.c_fc_0.weight" in tensors_of(base)
     task, language = (
         _adapter(
             tmp_path / str(seed), tf.AutoModelForCausalLM.from_pretrained(base), base, seed,
@@ -381,14 +368,14 @@ def test_an_adapter_over_a_base_with_other_words_on_disk(tmp_path):
     ls.swap(task=task, language=language, bottom=1, top=1, outside="task", bake=True).save(
         tmp_path / "out"
     )
-    merged = _weights(tmp_path / "out")
+    merged = tensors_of(tmp_path / "out")
     for layer, adapter in ((0, language), (1, task), (3, language)):
         fresh = tf.AutoModelForCausalLM.from_pretrained(base)
         folder = tmp_path / f"whole{layer}"
         PeftModel.from_pretrained(fresh, adapter).merge_and_unload().save_pretrained(folder)
         name = f"transformer.h.{layer}.mlp.c_fc_0.weight"
-        assert torch.allclose(merged[name], _weights(folder)[name], atol=1e-6)
-        assert not torch.equal(merged[name], _weights(base)[name])
+        assert torch.allclose(merged[name], tensors_of(folder)[name], atol=1e-6)
+        assert not torch.equal(merged[name], tensors_of(base)[name])
 
 
 def test_adapters_trained_in_two_classes_are_written_in_one(tmp_path):
@@ -415,11 +402,11 @@ def test_a_dtype_keeps_what_is_float32_in_a_model_of_16_bits(tmp_path):
         torch.manual_seed(seed)
         folder = tmp_path / str(seed)
         tf.LlamaForCausalLM(tiny_llama()).bfloat16().save_pretrained(folder)
-        stored = _weights(folder)
+        stored = tensors_of(folder)
         stored["model.norm.weight"] = 6.8 + torch.rand(24)
         save_file(stored, folder / "model.safetensors", {"format": "pt"})
         folders.append(folder)
     ls.soup(folders, dtype="bfloat16").save(tmp_path / "out")
-    merged = _weights(tmp_path / "out")
+    merged = tensors_of(tmp_path / "out")
     assert merged["model.norm.weight"].dtype == torch.float32
     assert merged["lm_head.weight"].dtype == torch.bfloat16

@@ -313,20 +313,9 @@ def test_a_full_disk_is_refused_before_writing(plan, tmp_path, monkeypatch):
 # --- sources that change ---
 
 
-def touch(file):
-    os.utime(file, ns=(1, 1))
-
-
-def rewrite(file):
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-
-
 CHANGED = "{}: changed since the merge was planned; plan it again"
 CHANGES = [
-    (touch, CHANGED),
-    (rewrite, CHANGED),
+    (lambda file: os.utime(file, ns=(1, 1)), CHANGED),
     (lambda file: file.unlink(), "{}: vanished (No such file or directory)"),
 ]
 
@@ -363,7 +352,3 @@ def test_an_unfinished_merge_is_no_source(pair, tmp_path):
     (tmp_path / "link").symlink_to(unfinished)
     result = refused_together((tmp_path / "link", pair[1]))
     assert result == expected.format(tmp_path / "link")
-
-
-def test_an_error_in_a_source_names_the_expert(pair, tmp_path):
-    assert refused_together((pair[0], tmp_path / "none")).startswith(f"language: {tmp_path}/none: ")

@@ -22,6 +22,7 @@ import layerswap as ls
 from layerswap.checkpoint.loading import load_tokenizer
 from layerswap.compose.recipe import parse_recipe
 from layerswap.lab.assets import shipped
+from layerswap.merge import compare
 from layerswap.methods import METHODS
 from layerswap.training.expert.trainer import train
 
@@ -118,11 +119,13 @@ CASES: dict[str, Callable[[], ls.Plan]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_output_is_verified_at_once(world, tmp_path, monkeypatch, case):
     monkeypatch.chdir(world)
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 1000)
     plan = CASES[case]()
     out = plan.save(tmp_path / ("out.gguf" if plan.format.name == "gguf" else "out"))
     report = ls.verify(out, full=True)
     assert report.problems == []
     assert report.computed.compared == report.computed.nbytes
+    assert ls.verify(out, share=0.2).problems == []
 
 
 def test_merged_adapters_are_experts_again(world, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from merging import (
     half,
     metadata_of,
     raw,
+    recipe_plan,
     refusal,
     save_expert,
     swap_of,
@@ -24,7 +25,6 @@ from safetensors.torch import load_file
 
 import layerswap as ls
 from layerswap.checkpoint.read import narrowed, widened
-from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.merge import layout
 from layerswap.merge.folder import load_tensor
@@ -212,13 +212,10 @@ def test_heads_and_sizes_that_the_configuration_contradicts(pair, tmp_path):
 
 
 def test_a_tied_head_cannot_be_taken_from_elsewhere(tmp_path):
-    sources = {seed: str(tied(tmp_path / f"e{seed}", seed)) for seed in range(2)}
-    recipe = {
-        "experts": {"task": sources[0], "language": sources[1]},
-        "swap": {"outside": "task"},
-        "places": [{"layers": "outside", "roles": ["head"], "take": "language"}],
-    }
-    assert refusal(ls.make_plan, check_recipe(recipe, where="recipe")) == (
+    sources = {n: tied(tmp_path / n, seed) for seed, n in enumerate(("task", "language"))}
+    places = [{"layers": "outside", "roles": ["head"], "take": "language"}]
+    message = refusal(recipe_plan, experts=sources, swap={"outside": "task"}, places=places)
+    assert message == (
         "the head cannot take language and the embedding task: they are one tensor here (tied); "
         "give both the same"
     )

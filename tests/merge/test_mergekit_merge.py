@@ -60,15 +60,3 @@ def test_a_sum_of_any_weights_is_exact(experts, tmp_path):
     for name, values in result.items():
         expected = sum(w * arrays(experts[n])[name].astype(np.float64) for n, w in parts)
         np.testing.assert_allclose(values, expected, rtol=3e-7, atol=2e-8, err_msg=name)
-
-
-def test_the_base_model_of_a_blend_gives_the_configuration(experts, tmp_path):
-    config = {
-        "merge_method": "slerp",
-        "base_model": "language",
-        "models": [{"model": "task"}, {"model": "language"}],
-        "parameters": {"t": [0.0, 0.5]},
-    }
-    plan = planned(config, experts)
-    assert plan.reference.folder == experts["language"]
-    assert list(plan.experts) == ["language", "task"]

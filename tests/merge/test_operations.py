@@ -22,9 +22,9 @@ from merging import (
 from refusals import refused
 from safetensors.torch import load_file
 
-from layerswap.compose.recipe import check_recipe, parse_recipe
+from layerswap.compose.recipe import parse_recipe
 from layerswap.ground.errors import MergeError, RecipeError
-from layerswap.merge import make_plan, terms
+from layerswap.merge import terms
 from layerswap.merge import writer as engine
 from layerswap.merge.terms import TermEvaluator, merged_tensors
 from layerswap.methods import METHODS
@@ -34,13 +34,10 @@ BY_MODEL = {"revert by model": ("revert", {"scope": "model", "keep": 0.4})}
 """Settings under which a method reads the whole model before it writes."""
 
 
-def recipe(experts, /, **keys):
-    data = {
-        "base": str(experts["base"]),
-        "experts": {name: str(experts[name]) for name in ("task", "language", "third")},
-        **keys,
-    }
-    return check_recipe(data, where="test")
+def sources(experts, **made):
+    """The base of a recipe and its experts, with those that it makes."""
+    own = {name: experts[name] for name in ("task", "language", "third")}
+    return {"base": experts["base"], "experts": {**own, **made}}
 
 
 def merge_everywhere(experts, method, names=("task", "language"), **settings):
@@ -50,9 +47,8 @@ def merge_everywhere(experts, method, names=("task", "language"), **settings):
         "experts": list(names)[: None if most > len(names) else int(most)],
         **settings,
     }
-    if METHODS[method].fisher:
-        return make_plan(recipe(experts, merge=spec, experts=with_fishers(experts)))
-    return make_plan(recipe(experts, merge=spec))
+    fishers = with_fishers(experts) if METHODS[method].fisher else {}
+    return recipe_plan(sources(experts, **fishers), merge=spec)
 
 
 def with_fishers(experts):
@@ -61,7 +57,7 @@ def with_fishers(experts):
     for seed, name in enumerate(("task", "language", "third")):
         folder = experts[name]
         fisher = save_fisher(folder.with_name(f"{folder.name}-fisher"), folder, seed)
-        entries[name] = {"source": str(folder), "fisher": str(fisher)}
+        entries[name] = {"source": folder, "fisher": fisher}
     return entries
 
 
@@ -92,21 +88,16 @@ def test_ties_ranks_the_whole_model_as_the_paper_does(experts, tmp_path):
 
 def test_methods_nest_in_methods_and_soups(experts, tmp_path):
     base, (task, language, third) = deltas(experts, ("task", "language", "third"))
-    data = {
-        "base": str(experts["base"]),
-        "experts": {
-            **{name: str(experts[name]) for name in ("task", "language", "third")},
-            "soup": {"soup": ["language", "third"]},
-            "sum": {"merge": {"method": "task_arithmetic", "experts": ["task", "soup"]}},
-            "again": {"merge": {"method": "task_arithmetic", "experts": ["sum"], "scale": 0.5}},
-        },
-        "soup": {"experts": ["again", "third"]},
+    made = {
+        "soup": {"soup": ["language", "third"]},
+        "sum": {"merge": {"method": "task_arithmetic", "experts": ["task", "soup"]}},
+        "again": {"merge": {"method": "task_arithmetic", "experts": ["sum"], "scale": 0.5}},
     }
     expected = {
         n: 0.5 * (x + 0.5 * (task[n] + 0.5 * language[n] + 0.5 * third[n])) + 0.5 * (x + third[n])
         for n, x in base.items()
     }
-    plan = recipe_plan(data)
+    plan = recipe_plan(sources(experts, **made), soup={"experts": ["again", "third"]})
     close(plan.save(tmp_path / "out"), expected)
 
 
@@ -208,36 +199,28 @@ def test_refused_with_the_line(case):
 
 
 def test_magnitude_weights_of_a_merge_are_refused(experts):
-    data = {
-        "base": str(experts["base"]),
-        "experts": {
-            "language": str(experts["language"]),
-            "task": {"merge": {"method": "ties", "experts": ["language"]}},
-        },
-        "swap": {},
-        "weights": "magnitude",
-    }
+    made = {"language": experts["language"],
+            "task": {"merge": {"method": "ties", "experts": ["language"]}}}  # fmt: skip
     with pytest.raises(RecipeError, match=r"^weights: the magnitude of ties.*; give numbers$"):
-        recipe_plan(data)
+        recipe_plan(base=experts["base"], experts=made, swap={}, weights="magnitude")
 
 
 def test_the_base_has_no_magnitude(experts):
-    data = {"base": str(experts["base"]), "experts": {"task": str(experts["task"])},
-            "soup": {"experts": ["task", "base"]}, "weights": "magnitude"}  # fmt: skip
+    soup = {"experts": ["task", "base"]}
     with pytest.raises(RecipeError, match=r"^weights: the magnitude of base cannot be measured"):
-        recipe_plan(data)
+        recipe_plan(sources(experts), soup=soup, weights="magnitude")
 
 
 def nested(experts, levels, method="ties"):
     """Two merges of the two below them, `levels` times."""
-    made = {"a0": str(experts["task"]), "b0": str(experts["language"])}
+    made = {"a0": experts["task"], "b0": experts["language"]}
     for level in range(1, levels + 1):
         below = [f"a{level - 1}", f"b{level - 1}"]
         for side, scale in (("a", 1.0), ("b", 0.5)):
             merge = {"method": method, "experts": below, "scale": scale}
             made[f"{side}{level}"] = {"merge": merge}
     names = [f"a{levels}", f"b{levels}"]
-    return {"base": str(experts["base"]), "experts": made, "soup": {"experts": names}}
+    return {"base": experts["base"], "experts": made, "soup": {"experts": names}}
 
 
 @pytest.mark.slow
@@ -261,8 +244,7 @@ def test_work_does_not_double_with_every_level_of_nesting(
 def test_a_merge_that_is_read_twice_gives_the_bytes_of_two(experts, tmp_path, method):
     outputs = []
     for second in ("task", "twin"):
-        sources = {name: str(experts[name]) for name in ("task", "language", "third")}
-        sources["twin"] = str(copied(experts["task"], tmp_path / second / "twin"))
+        twin = copied(experts["task"], tmp_path / second / "twin")
         merges = {
             "x": {"method": method, "experts": ["task", "language"]},
             "y": {"method": method, "experts": [second, "language"]},
@@ -270,8 +252,8 @@ def test_a_merge_that_is_read_twice_gives_the_bytes_of_two(experts, tmp_path, me
         }
         made = {name: {"merge": merge} for name, merge in merges.items()}
         top = {"method": "task_arithmetic", "experts": {"x": 1, "z": 0.5}}
-        data = {"base": str(experts["base"]), "experts": {**sources, **made}, "merge": top}
-        outputs.append(recipe_plan(data).save(tmp_path / second / "out"))
+        plan = recipe_plan(sources(experts, twin=twin, **made), merge=top)
+        outputs.append(plan.save(tmp_path / second / "out"))
     assert weight_bytes(outputs[0]) == weight_bytes(outputs[1])
 
 

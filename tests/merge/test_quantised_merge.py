@@ -106,11 +106,9 @@ def test_arithmetic_is_refused_by_name(tmp_path, kind):
     assert message.startswith("'model.layers.1.")
     assert f"is quantised ({kind}), so it can only be copied" in message
     assert "take its place from one expert" in message
-    recipe = {
-        "experts": {"a": str(task), "b": str(language)}, "base": str(task),
-        "merge": {"method": "ties", "experts": ["a", "b"]},
-    }  # fmt: skip
-    assert "is quantised" in refusal(lambda: recipe_plan(recipe).tensors)
+    merge = {"method": "ties", "experts": ["a", "b"]}
+    plan = recipe_plan(experts={"a": task, "b": language}, base=task, merge=merge)
+    assert "is quantised" in refusal(lambda: plan.tensors)
 
 
 def test_plain_tensors_beside_quantised_ones_are_blended(tmp_path):

@@ -169,18 +169,10 @@ def test_a_soup_of_the_reverted_is_written_as_any_other(pair, tmp_path):
     """Ranked over the whole model, inside a recipe, and below a blend."""
     base, expert = pair
     other = save_expert(tmp_path / "other", tiny_llama(), 2, dtype=torch.bfloat16)
-    data = {
-        "base": str(base),
-        "experts": {
-            "math": str(expert),
-            "sparse": {
-                "merge": {"method": "revert", "experts": ["math"], "keep": 0.2, "scope": "model"}
-            },
-            "swahili": str(other),
-        },
-        "soup": {"experts": ["sparse", "swahili"]},
-    }
-    result = tensors_of(recipe_plan(data).save(tmp_path / "out"))
+    merge = {"method": "revert", "experts": ["math"], "keep": 0.2, "scope": "model"}
+    experts = {"math": expert, "sparse": {"merge": merge}, "swahili": other}
+    plan = recipe_plan(base=base, experts=experts, soup={"experts": ["sparse", "swahili"]})
+    result = tensors_of(plan.save(tmp_path / "out"))
     sparse = largest_of_the_model(tensors_of(base), tensors_of(expert), 0.2)
     for name, tensor in tensors_of(other).items():
         check_equal(result[name], half(sparse[name], tensor), name)

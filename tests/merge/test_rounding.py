@@ -38,9 +38,8 @@ def trained(tmp_path_factory):
 
 def ties_of(trained, **settings):
     merge = {"method": "ties", "density": 0.5, "experts": ["task", "language"]}
-    experts = {name: str(trained[name]) for name in merge["experts"]}
-    data = {"experts": experts, "base": str(trained["base"]), "merge": merge, **settings}
-    return recipe_plan(data)
+    experts = {name: trained[name] for name in merge["experts"]}
+    return recipe_plan(experts=experts, base=trained["base"], merge=merge, **settings)
 
 
 def expected_loss(exact, rounded, base):
@@ -92,8 +91,8 @@ def test_no_warning_for_copies_and_deltas_that_fit(trained, tmp_path, experts):
     plan = ls.swap(task=trained["task"], language=trained["language"], base=trained["base"])
     out = plan.save(tmp_path / "swap", log=logged.append)
     merge = {"method": "task_arithmetic", "experts": {"task": 1}, "scale": 1}
-    data = {"experts": {"task": str(experts["task"])}, "base": str(experts["base"])}
-    large = recipe_plan({**data, "merge": merge, "dtype": "bfloat16"})
+    data = {"experts": {"task": experts["task"]}, "base": experts["base"]}
+    large = recipe_plan(data, merge=merge, dtype="bfloat16")
     large.save(tmp_path / "large", log=logged.append)
     assert logged == []
     assert "lost_to_dtype" not in json.loads((out / "layerswap.json").read_text())

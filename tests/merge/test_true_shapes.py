@@ -1,13 +1,12 @@
 """Plans over the true shapes of published checkpoints: their names and sizes, without data."""
 
-import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 import true_shapes as true
-from merging import refusal
+from merging import recipe_plan, refusal
 
 import layerswap as ls
 
@@ -71,11 +70,8 @@ def test_a_published_checkpoint_is_planned(tmp_path, name):
         assert tensor.copied.file.parent == (language if inside else task), tensor.name
     assert plan.nbytes >= sum(t.nbytes for t in plan.tensors)
 
-    recipe = {
-        "experts": {"a": str(task), "b": str(language)}, "base": str(base),
-        "merge": {"method": "ties", "experts": ["a", "b"], "density": 0.2},
-    }  # fmt: skip
-    ties = ls.make_plan(ls.parse_recipe(json.dumps(recipe)))
+    merge = {"method": "ties", "experts": ["a", "b"], "density": 0.2}
+    ties = recipe_plan(experts={"a": task, "b": language}, base=base, merge=merge)
     modules = true.linear_modules(model)
     adapters = {
         n: true.write_lora(tmp_path / f"lora-{n}", base, modules, mark)
