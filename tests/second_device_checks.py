@@ -10,6 +10,7 @@ import pytest
 import second_device
 import torch
 from lm_eval_world import make_harness_world
+from merging import tensors_of
 from small_experts import data_files, train_expert
 from tiny_models import grid_of, swap_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -185,13 +186,6 @@ REGIMES = {
 }
 
 
-def weights_in(folder):
-    from safetensors.torch import load_file
-
-    (file,) = folder.glob("*.safetensors")
-    return load_file(file)
-
-
 @pytest.mark.parametrize("regime", REGIMES)
 def test_one_step_of_training(regime, tmp_path, rows, monkeypatch):
     """transformers and accelerate list the devices that they know, without this one."""
@@ -214,7 +208,7 @@ def test_one_step_of_training(regime, tmp_path, rows, monkeypatch):
         steps = {"max_steps": 1, "per_device_train_batch_size": 2, "learning_rate": 1e-3,
                  "use_cpu": device == "cpu"}  # fmt: skip
         out = train_expert(tmp_path, shipped().base, name=device, hyperparameters=steps, **spec)
-        found[device] = weights_in(out)
+        found[device] = tensors_of(out)
     AcceleratorState._reset_state(reset_partial_state=True)
     for name, expected in found["cpu"].items():
         torch.testing.assert_close(found[DEVICE][name], expected, rtol=1e-3, atol=2e-3)

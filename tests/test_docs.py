@@ -44,13 +44,6 @@ def commands(file):
     return found
 
 
-def write_yaml(file, folder):
-    for kind, text in blocks(file):
-        named = re.match(r"# (\S+\.yaml)\n", text) if kind == "yaml" else None
-        if named:
-            (folder / named[1]).write_text(text, "utf-8")
-
-
 def run(command, folder):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
     words = shlex.split(command.removeprefix("python -m "))
@@ -93,18 +86,6 @@ def test_every_command_on_the_pages_is_one_that_there_is():
             pytest.fail(f"{command}: {error}")
 
 
-def command_of(line):
-    """The command or group that a line names, and its other words."""
-    command, words = get_command(app), shlex.split(line)[1:]
-    while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words.pop(0)]
-    return command, words
-
-
-def options_of(command):
-    return {option for parameter in command.params for option in parameter.opts}
-
-
 OF_ALL = {"--help", "--install-completion"}
 INLINE = re.compile(r"`((?:layerswap|python -m) [^`]+)`")
 
@@ -120,11 +101,14 @@ def test_every_command_within_a_sentence_and_every_script_is_one_that_there_is()
         sentences = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         for line in INLINE.findall(sentences):
             if line.startswith("layerswap "):
-                command, words = command_of(line)
+                command, words = get_command(app), shlex.split(line)[1:]
+                while words and words[0] in getattr(command, "commands", {}):
+                    command = command.commands[words.pop(0)]
                 if hasattr(command, "commands"):
                     assert not words or words[0].startswith("-"), (page, line)
                 given = {word for word in words if word.startswith("--")}
-                assert given <= options_of(command) | OF_ALL, (page, line)
+                known = {option for parameter in command.params for option in parameter.opts}
+                assert given <= known | OF_ALL, (page, line)
                 if line.startswith("layerswap study run ") and words[0][0] != "-":
                     find_study(words[0])
                 found += 1
@@ -134,7 +118,9 @@ def test_every_command_within_a_sentence_and_every_script_is_one_that_there_is()
 @pytest.mark.slow
 def test_every_command_of_the_tutorial_works(tmp_path):
     pytest.importorskip("trl")
-    write_yaml("docs/tutorial.md", tmp_path)
+    for kind, text in blocks("docs/tutorial.md"):
+        if kind == "yaml" and (named := re.match(r"# (\S+\.yaml)\n", text)):
+            (tmp_path / named[1]).write_text(text, "utf-8")
     found = commands("docs/tutorial.md")
     assert len(found) > 10
     for command in found:

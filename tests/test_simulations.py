@@ -21,14 +21,6 @@ ROOMS = [
 a POSIX system: only the calls themselves differ from Linux."""
 
 
-def files_in(folder):
-    """Bytes of every file; the card and the record name folders, which the caller keeps alike."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*") if path.is_file()
-    }  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
     root = tmp_path_factory.mktemp("family")
@@ -57,7 +49,7 @@ def outputs(family, out):
         plan.save(out / name, overwrite=True)
         assert not ls.verify(out / name).findings
     ls.delta(family["base"], family["task"]).save(out / "map")
-    return {name: files_in(out / name) for name in (*plans, "map")}
+    return {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

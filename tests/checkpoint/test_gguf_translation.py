@@ -78,13 +78,9 @@ def test_a_gguf_file_is_merged_beside_safetensors(tmp_path, kind):
     assert report.verbatim.tensors + report.computed.tensors == len(like.tensors)
     record = json.loads((made / "layerswap.json").read_text())
     assert record["sources"]["language"]["source"] == str(path)
-    backwards = ls.swap(task=path, language=task, bottom=1, top=1)
-    model = backwards.load()
-    assert torch.equal(model.lm_head.weight, other_way(task, tmp_path / "plain"))
-
-
-def other_way(task, plain):
-    return ls.swap(task=plain, language=task, bottom=1, top=1).load().lm_head.weight
+    one, two = (ls.swap(task=given, language=task, bottom=1, top=1).load()
+                for given in (path, tmp_path / "plain"))  # fmt: skip
+    assert torch.equal(one.lm_head.weight, two.lm_head.weight)
 
 
 def test_tied_heads_of_a_gguf_file_are_one_tensor(tmp_path):

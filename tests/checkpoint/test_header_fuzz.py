@@ -47,8 +47,8 @@ def check(content: bytes) -> bool:
 
 
 @st.composite
-def honest_tensors(draw):
-    """Names, dtypes, shapes and byte lengths that agree."""
+def honest_files(draw):
+    """Names, dtypes, shapes and byte lengths agree."""
     tensors = []
     for name in draw(st.lists(st.text(max_size=5), unique=True, max_size=6)):
         dtype = draw(st.sampled_from(sorted(DTYPE_BITS)))
@@ -58,12 +58,6 @@ def honest_tensors(draw):
             bits *= size
         if bits % 8 == 0 and name not in ("", "__metadata__") and "\0" not in name:
             tensors.append((name, dtype, shape, bits // 8))
-    return tensors
-
-
-@st.composite
-def honest_files(draw):
-    tensors = draw(honest_tensors())
     size = sum(nbytes for *_, nbytes in tensors)
     metadata = draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2))
     return header_bytes(tensors, metadata) + draw(st.binary(min_size=size, max_size=size))

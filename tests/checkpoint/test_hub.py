@@ -29,12 +29,7 @@ def cache(tmp_path, monkeypatch):
     """An offline Hub cache that holds `owner/name` at one commit, as the branch `main`."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    fill_cache(tmp_path)
-    return tmp_path
-
-
-def fill_cache(folder):
-    repository = folder / "models--owner--name"
+    repository = tmp_path / "models--owner--name"
     snapshot = repository / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (repository / "blobs").mkdir()
@@ -43,6 +38,7 @@ def fill_cache(folder):
     write_weights(repository / "blobs" / "abc", EMBEDDING, QUERY, NORM)
     (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
     write_config(snapshot)
+    return tmp_path
 
 
 def refusal(source, revision=None):
@@ -186,12 +182,6 @@ def test_a_failed_download_is_one_line(monkeypatch, error, why):
     assert refusal("owner/nothing-here") == f"owner/nothing-here: {why}"
 
 
-def response_error(kind):
-    error = kind.__new__(kind)
-    Exception.__init__(error, "404\nRequest ID: 1")
-    return error
-
-
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -207,7 +197,9 @@ def response_error(kind):
     ],
 )
 def test_an_answer_of_the_hub_is_one_line(monkeypatch, kind, why):
-    error = response_error(getattr(huggingface_hub.errors, kind))
+    known = getattr(huggingface_hub.errors, kind)
+    error = known.__new__(known)
+    Exception.__init__(error, "404\nRequest ID: 1")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", raising(error))
     assert refusal("owner/nothing-here@v9") == f"owner/nothing-here: {why}"
 

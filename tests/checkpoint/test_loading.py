@@ -116,7 +116,11 @@ def test_no_kernel_is_fetched_for_a_configuration(pair, tmp_path, monkeypatch, k
 
 
 def test_a_kernel_in_a_part_of_a_configuration(tmp_path):
-    config = load_config(save_gemma3(tmp_path, {"_attn_implementation": KERNEL}))
+    own = {"_attn_implementation": KERNEL}
+    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **own}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": text, **own}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    config = load_config(tmp_path)
     assert config._attn_implementation is None
     assert config.text_config._attn_implementation is None
 
@@ -124,13 +128,6 @@ def test_a_kernel_in_a_part_of_a_configuration(tmp_path):
 def test_transformers_own_implementations_stay(pair):
     change_config(pair[0], attn_implementation="eager")
     assert load_causal_lm(pair[0]).config._attn_implementation == "eager"
-
-
-def save_gemma3(folder, keys):
-    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **keys}
-    config = {"model_type": "gemma3", "text_config": text, "vision_config": {**text}, **keys}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -134,11 +134,6 @@ ON_DISK_TEXTS = {
 - other: {VISION_4}.self_attn.q_proj.weight {VISION_4}.layer_norm1.bias
 - other: vision_tower.vision_model.post_layernorm.weight
 """,
-    "gemma3-memory": f"""
-0 attention: model.language_model.layers.0.self_attn.q_proj.weight
-- other: model.{VISION_4}.mlp.fc1.weight model.multi_modal_projector.mm_soft_emb_norm.weight
-- head: lm_head.weight
-""",
     "gemma3n": """
 0 attention: model.language_model.layers.0.self_attn.q_proj.weight
 0 other: model.language_model.layers.0.laurel.linear_left.weight

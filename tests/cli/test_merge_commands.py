@@ -5,14 +5,9 @@ import shutil
 
 import pytest
 import torch
-from merging import layer_of
-from safetensors.torch import load_file
+from merging import layer_of, tensors_of
 
 import layerswap as ls
-
-
-def weights(folder):
-    return load_file(f"{folder}/model.safetensors")
 
 
 @pytest.mark.parametrize("option", ["--language", "--language-expert"])
@@ -22,8 +17,8 @@ def test_the_chat_vector_is_added_where_the_options_say(layerswap, experts, tmp_
     places = ("--weight", "0.5", "--bottom", 2, "--outside", "language")
     result = layerswap.done("instruct", *models, *places, "--out", out)
     assert f"wrote {out}" in result.out
-    base, task, language = map(weights, (experts.base, experts.task, experts.language))
-    for name, tensor in weights(out).items():
+    base, task, language = map(tensors_of, (experts.base, experts.task, experts.language))
+    for name, tensor in tensors_of(out).items():
         if (layer_of(name) or 0) < 2:
             assert torch.equal(tensor, language[name]), name
         else:
@@ -58,8 +53,8 @@ def test_a_part_goes_back_to_the_base(layerswap, experts, tmp_path, way):
     arguments, settings = WAYS[way]
     result = layerswap.done(*revert(experts, tmp_path / "out", *arguments))
     assert f"wrote {tmp_path / 'out'}" in result.out
-    wanted = weights(ls.revert(experts.base, experts.task, **settings).save(tmp_path / "same"))
-    task, reverted = weights(experts.task), weights(tmp_path / "out")
+    wanted = tensors_of(ls.revert(experts.base, experts.task, **settings).save(tmp_path / "same"))
+    task, reverted = tensors_of(experts.task), tensors_of(tmp_path / "out")
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in reverted.items())
     assert not all(torch.equal(tensor, task[name]) for name, tensor in reverted.items())
 

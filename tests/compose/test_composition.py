@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import run
 from refusals import refused
 
 from layerswap.checkpoint.places import Place
@@ -66,24 +65,3 @@ def test_rename_flattens_to_float_arithmetic(composition, inner):
             expected = outer.get(name, 0.0) + share * dict(inner.weights).get(name, 0.0)
             result = dict(flat[place].weights).get(name, 0.0)
             assert math.isclose(result, expected, rel_tol=1e-12, abs_tol=1e-15)
-
-
-def test_the_same_text_and_json_for_every_hash_seed():
-    code = (
-        "import json; from layerswap.compose import *\n"
-        "r = parse_recipe('experts: {t: {soup: [x, y, z]}, x: 1x, y: 1y, z: 1z, l: q}\\n'"
-        "'swap: {task: t, language: l, bottom_transition: 1}')\n"
-        "c = r.resolve(8); print(c); print(json.dumps(c.to_dict())); print(c.experts)\n"
-        "print(partition('A', 16))"
-    )
-    outputs = {run(code, PYTHONHASHSEED=seed) for seed in ("1", "4711")}
-    assert len(outputs) == 1
-    assert "0.3333 x" in outputs.pop()
-
-
-def test_importing_compose_loads_no_heavy_library():
-    code = "import sys, layerswap.compose; print(sorted(m.split('.')[0] for m in sys.modules))"
-    loaded = run(code)
-    assert "'layerswap'" in loaded
-    for heavy in ("torch", "transformers", "safetensors", "numpy"):
-        assert f"'{heavy}'" not in loaded

@@ -13,7 +13,6 @@ from layerswap.compose import (
     default_zones,
     instruct,
     partition,
-    soup,
     swap,
     zone_grid,
 )
@@ -87,17 +86,6 @@ def test_outside():
     }.items():
         composition = swap(8, outside=word)
         assert {composition[place] for place in outside} == {blend}
-
-
-def test_weights_go_to_the_blends():
-    composition = swap(8, zones=Zones(1, 1, 1), weights={"task": 3, "language": 1})
-    expected = Blend.of({"task": 0.75, "language": 0.25})
-    assert composition[Place(1, "norm")] == composition[Place(None, "head")] == expected
-
-
-def test_soup_is_one_blend_everywhere():
-    assert set(soup(4, ["a", "b"]).blends.values()) == {Blend.of({"a": 1, "b": 1})}
-    assert set(soup(4, {"a": 1, "b": 3}).blends.values()) == {Blend.of({"a": 0.25, "b": 0.75})}
 
 
 def test_zone_grid_leaves_out_what_does_not_fit():

@@ -14,7 +14,7 @@ from gguf_files import tensors_of
 
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.gguf_view import as_gguf
-from layerswap.deploy.convert import plan_conversion
+from layerswap.deploy.convert import LIKE, plan_conversion
 from layerswap.ground.errors import LayerswapError
 from layerswap.merge.target import MergeOptions
 
@@ -27,21 +27,14 @@ def pair(tmp_path_factory):
     return folder, write_like(base, root / "base.gguf")
 
 
-def test_a_file_holds_the_tensors_that_another_converter_writes(pair, tmp_path):
+@pytest.mark.parametrize("kind", [LIKE, "BF16", "F16", "Q8_0", "Q5_0", "Q4_1", "Q4_0"])
+def test_a_file_holds_the_tensors_that_another_converter_writes(pair, tmp_path, kind):
     folder, like = pair
-    plan = plan_conversion(str(folder), str(like))
-    assert not plan.notes
+    plan = plan_conversion(str(folder), str(like), kind)
+    assert kind != LIKE or not plan.notes
     written = plan.write(tmp_path / "model.gguf", MergeOptions())
-    assert tensors_of(written) == tensors_of(write_like(folder, tmp_path / "expected.gguf"))
-
-
-@pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q5_0", "Q4_1", "Q4_0"])
-def test_types(pair, tmp_path, kind):
-    folder, like = pair
-    written = plan_conversion(str(folder), str(like), kind).write(
-        tmp_path / "m.gguf", MergeOptions()
-    )
-    assert tensors_of(written) == tensors_of(write_like(folder, tmp_path / "e.gguf", kind=kind))
+    expected = write_like(folder, tmp_path / "expected.gguf", kind="F32" if kind == LIKE else kind)
+    assert tensors_of(written) == tensors_of(expected)
 
 
 @pytest.mark.parametrize("family", sampled([*FAMILIES], "gemma3", "falcon-groups", "qwen3_moe"))

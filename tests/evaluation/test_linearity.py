@@ -99,12 +99,6 @@ def test_checkpoints_of_half_precision_are_measured_in_float32(trio, tmp_path):
         assert value == pytest.approx(loss(between, base), abs=1e-5)
 
 
-def four(trio) -> list[dict[str, torch.Tensor]]:
-    """Weights of both deltas, the task's, the language's and none."""
-    b, t, g = (weights(folder) for folder in trio)
-    return [{name: t[name] + g[name] - b[name] for name in b}, t, g, b]
-
-
 def states(model, ids) -> list[torch.Tensor]:
     """What leaves each layer, before the final norm, and the logits; float64."""
     model = copy.deepcopy(model)
@@ -113,14 +107,12 @@ def states(model, ids) -> list[torch.Tensor]:
     return [state[0].double() for state in output.hidden_states[1:]]
 
 
-def departure(s, x, y, z) -> float:
-    return float((s - x - y + z).norm() / (s - z).norm())
-
-
 def test_departure_is_that_of_the_four_models(trio):
     found = additivity(*trio, READ, batch_size=2)
     computed = []
-    for one in four(trio):
+    b, t, g = (weights(folder) for folder in trio)
+    both = {name: t[name] + g[name] - b[name] for name in b}
+    for one in (both, t, g, b):
         model = AutoModelForCausalLM.from_pretrained(trio[0])
         model.load_state_dict(one)
         with torch.no_grad():
@@ -129,5 +121,6 @@ def test_departure_is_that_of_the_four_models(trio):
                 for ids in TEXTS
             ]
         computed.append([torch.cat(parts) for parts in zip(*read, strict=True)])
-    for i, value in enumerate((*found.layers, found.logits)):
-        assert value == pytest.approx(departure(*(one[i] for one in computed)), rel=1e-3)
+    for value, *four in zip((*found.layers, found.logits), *computed, strict=True):
+        s, x, y, z = four
+        assert value == pytest.approx(float((s - x - y + z).norm() / (s - z).norm()), rel=1e-3)

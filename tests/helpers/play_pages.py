@@ -35,12 +35,9 @@ class Client:
         return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def lab_player() -> Player:
-    """The lab as `layerswap play` opens it, with short answers."""
-    prompts = questions("problem", "furo", "development")[:20]
-    return Player(lab_plan(shipped(), "furo"), prompts=prompts, device="cpu", length=8)
-
-
 def serve(folder: Path, monkeypatch: pytest.MonkeyPatch, port: int | None = None) -> Served:
+    """The lab as `layerswap play` opens it, with short answers."""
     monkeypatch.chdir(folder)
-    return Served(lab_player(), port)
+    prompts = questions("problem", "furo", "development")[:20]
+    player = Player(lab_plan(shipped(), "furo"), prompts=prompts, device="cpu", length=8)
+    return Served(player, port)

@@ -232,7 +232,7 @@ OF_LINUX = {
         "misread[a*b]", "misread[a?]", "all_is_flushed_before", "the_order_without",
     ),
     "cli/test_output.py": ("no_path_forges_a_line",),
-    "cli/test_commands.py": ("overwrite_replaces_only",),  # it maps the old output itself
+    "cli/test_commands.py": ("an_output_is_overwritten",),  # it maps the old output itself
     "merge/test_merge_refusals.py": ("vanished",),
     "checkpoint/test_read.py": ("short_reads_are_completed",),
     "merge/test_merge_bytes.py": ("in_the_kernel", "short_writes"),

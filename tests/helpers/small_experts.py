@@ -1,6 +1,7 @@
 """Trains small experts in tests, and compares their weights."""
 
 import torch
+from merging import tensors_of
 
 from layerswap.checkpoint import open_checkpoint, open_expert
 from layerswap.training.expert.spec import check_expert
@@ -19,14 +20,9 @@ def train_expert(tmp_path, base, *, hyperparameters=None, name="out", log=print,
     return train(check_expert(spec), tmp_path / name, log=log)
 
 
-def tensors(folder):
-    opened = open_checkpoint(str(folder))
-    return {name: opened.read(name) for name in opened.tensors}
-
-
 def changed(folder, base):
     """Names of the tensors that are not the base's."""
-    after, before = tensors(folder), tensors(base)
+    after, before = tensors_of(folder), tensors_of(base)
     return {name for name in before if not torch.equal(after[name], before[name].float())}
 
 

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from effort import sampled
 from merged_vectors import SIZE, close, deltas, merged, wide
 
 from layerswap.compose.mergekit_methods import SPELLINGS
-from layerswap.merge import terms, writer
 from layerswap.methods import METHODS
 
 ALL = sorted(METHODS)
@@ -48,16 +46,6 @@ def test_one_expert_at_weight_one_gives_itself_back(method):
 @pytest.mark.parametrize("method", DELTAS)
 def test_no_change_stays_no_change(method):
     assert np.array_equal(merged(method, [ZEROS] * count_for(method)), ZEROS)
-
-
-@pytest.mark.parametrize("method", sampled(ALL, "arcee_fusion", "dare_ties", "della", "ties"))
-def test_the_size_of_chunks_changes_nothing(method, monkeypatch):
-    parts = deltas(count_for(method))
-    whole = merged(method, parts)
-    for elements in (1, 7, 64, 500):
-        monkeypatch.setattr(writer, "CHUNK_BYTES", 4 * elements)
-        monkeypatch.setattr(terms, "CHUNK_ELEMENTS", elements)
-        assert np.array_equal(merged(method, parts), whole)
 
 
 @pytest.mark.parametrize("method", ALL)

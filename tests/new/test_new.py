@@ -52,7 +52,6 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "mostly-dev.tsv").write_text(dev + problems[1], "utf-8")
     write_tsv(tmp_path / "two.tsv", ("prompt", "answer"), [("a b", 1), ("c d", 2)])
     (tmp_path / "latin.txt").write_bytes("fine\ncaf\xe9\n".encode("latin1"))
-    (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.en").write_text("one\n")
     shutil.copytree(shipped().base, tmp_path / "wordless")
     for file in (tmp_path / "wordless").glob("tokenizer*"):
@@ -89,7 +88,6 @@ BAD = {
     ),
     "no file": ({}, ("--labels", "qaa="), "--labels qaa=: names no file; write qaa=FILE"),
     "a score of labels": ({"task": "labels-en.tsv"}, ("--metric", "number"), "is for a task file"),
-    "empty": ({"text": "empty.txt"}, (), "empty.txt: is empty"),
     "one file for both": ({}, ("--parallel", "news.qaa", "news.qaa"), "are both in qaa; give two"),
     "parallel": ({}, ("--parallel", "news.qaa", "short.en"), "has no partner in"),
     "language": ({"language": "zz"}, (), "no language 'zz'; write a code such as sw"),
@@ -99,7 +97,6 @@ BAD = {
     ),
     "same file": ({"test": "problems-en.tsv"}, (), "problems-en.tsv: 200 of its 200 rows are also "
                   "in problems-en.tsv, on which the task expert trains; give other documents"),
-    "missing file": ({"text": "none.txt"}, (), "none.txt: no such file"),
     "missing option": ({"task": None}, (), "give --task; in a terminal, `layerswap new` asks"),
     "no text": ({"text": None}, (), "give --text"),
     "ready task": ({"task": "orca-math"}, (), "--task orca-math: a ready mix goes with a suite"),
@@ -373,9 +370,11 @@ def test_right_answers_decide_on_the_length_and_leave_the_text(files, unmeasured
     assert done.exit_code == 0, done.exception
     said = "No model can write 1 of the 21 right answers in qaa: the base's tokenizer lacks some of"
     assert said in done.output
-    assert any(
-        caution.startswith(said) for caution in read_study(files / "demo" / "study.yaml").cautions
-    )
+    study = read_study(files / "demo" / "study.yaml")
+    assert any(caution.startswith(said) for caution in study.cautions)
+    assert (study.grid, study.evaluate.development) == (None, "none")
+    text = (files / "demo" / "study.yaml").read_text()
+    assert "# No development split, so nothing is chosen" in text
     assert "The text in qaa has 20 of the 21 test documents; the expert trains" in done.output
     benchmark = yaml.safe_load((files / "demo" / "benchmarks" / "problems.yaml").read_text())
     tokens = load_tokenizer(shipped().base, named="base")
@@ -462,17 +461,6 @@ def test_columns_of_texts_are_named_by_language(files, unmeasured):
         "{tgt}", "English: {src}\nSwahili: {tgt}", "Swahili: {tgt}\nEnglish: {src}"
     ]  # fmt: skip
     assert "  text 'maneno 2 ya Kiswahili'" in done.output
-
-
-def test_nothing_is_chosen_without_a_development_split(files, unmeasured):
-    assert new("demo").exit_code == 0
-    study = read_study(files / "demo" / "study.yaml")
-    assert study.grid is None
-    assert study.evaluate.development == "none"
-    assert (
-        "# No development split, so nothing is chosen"
-        in (files / "demo" / "study.yaml").read_text()
-    )
 
 
 def test_ready_names(files, unmeasured):

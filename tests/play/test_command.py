@@ -1,7 +1,6 @@
 """`layerswap play` as a process, and its mistakes."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 from contextlib import contextmanager
 
-import httpx
 import pytest
 from processes import layerswap
 
@@ -29,20 +27,11 @@ def running(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_the_command_serves_the_lab_at_the_address_that_it_prints(tmp_path):
-    with running(tmp_path, "play", "--no-browser") as (process, url):
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
-        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
-            page = client.get(url)
-        assert (page.status_code, "layerswap <em>play</em>" in page.text) == (200, True)
-    assert process.returncode in (0, 130)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("leaves", [False, True], ids=["Ctrl-C", "the client leaves"])
 def test_half_a_body_leaves_no_traceback(tmp_path, leaves):
     with running(tmp_path, "play", "--no-browser") as (process, url):
         host, _, port = url[7:-1].partition(":")
+        assert host == "127.0.0.1"
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             connection.sendall(
                 f"POST /api/ask HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 99\r\n"

@@ -241,23 +241,14 @@ def test_a_grid_is_chosen_on_a_split_on_drawn_documents_or_not_at_all(own, devel
     ("text", "said"),
     [
         (None, r"moods: no ../data/swa.test.tsv beside moods.yaml, or in the folder"),
-        ("text\nHabari\n", "swa.test.tsv: has no column 'mood'"),
-        (
-            "text\tmood\nHabari\n",
-            "swa.test.tsv, line 2: the number of fields is 1, not 2 as in",
-        ),
         ("text\tmood\nHabari\ttatu\n", "no row has a label of moods .moja, mbili.; found 'tatu'"),
-        (
-            b"text\tmood\nHabar\xff\tmoja\n",
-            r"tsv, line 2: is not UTF-8 text .*\(byte 0xff\)",
-        ),
     ],
 )
 def test_data_that_cannot_be_evaluated_on_are_named_before_anything_runs(own, text, said):
     path = own / "data" / "swa.test.tsv"
     path.unlink()
     if text:
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        path.write_text(text)
     graph = planned(own)
     with pytest.raises(LayerswapError, match=said):
         check_here(graph, device=True)

@@ -18,10 +18,6 @@ from layerswap.training.expert.save import read_training
 from layerswap.training.expert.spec import check_expert
 
 
-def layers_of(names):
-    return {name.split(".")[2] for name in names if "layers" in name}
-
-
 def test_full_sft_writes_an_ordinary_float32_checkpoint(tmp_path, base, rows):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,7 +79,7 @@ def test_places_come_from_a_list_a_recipe_or_a_part_that_a_list_narrows(
     recipe = {"experts": {"task": "none", "language": "none"}, "swap": swap}
     (tmp_path / "swap.yaml").write_text(yaml.safe_dump(recipe))
     names = changed(train_expert(tmp_path, base, data=data_files(rows, "task"), train=train), base)
-    assert layers_of(names) == layers
+    assert {name.split(".")[2] for name in names if "layers" in name} == layers
     assert all("mlp" in name for name in names if "layers" in name) == mlp_only
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_experts import tensors
+from merging import tensors_of
 from typer.testing import CliRunner
 
 from layerswap.cli import app
@@ -121,7 +121,7 @@ def test_freeze_or_revert_evaluates_both_ways(tmp_path, base, rows):
         (None, "the base"), (None, "all trained"),
         ("A", "reverted"), ("A", "frozen"), ("C", "reverted"), ("C", "frozen"),
     ]  # fmt: skip
-    start = {name: tensor.float() for name, tensor in tensors(base).items()}
+    start = {name: tensor.float() for name, tensor in tensors_of(base).items()}
     moved = [{n for n in start if not torch.equal(w[n], start[n])} for w in weights]
     assert moved[0] == set()
     assert moved[1] == set(start)

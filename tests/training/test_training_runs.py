@@ -15,7 +15,8 @@ import psutil
 import pytest
 import torch
 import yaml
-from small_experts import FAST, changed, data_files, tensors, train_expert
+from merging import tensors_of
+from small_experts import FAST, changed, data_files, train_expert
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
@@ -272,7 +273,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(tmp_path, base, rows, t
         ended = subprocess.run(command, check=False, capture_output=True, text=True, env=OFFLINE)
         assert ended.returncode == 0, ended.stderr
         log = read_training(out)["log"]
-        return tensors(out), [e[key] for e in log for key in ("loss", "eval_loss") if key in e]
+        return tensors_of(out), [e[key] for e in log for key in ("loss", "eval_loss") if key in e]
 
     first, losses = run(1, 8, 2)
     second, same = run(2, 8, 1)
@@ -334,7 +335,7 @@ def test_training_with_bf16_saves_float32_weights(tmp_path, base, rows):
         tmp_path, base, data=data_files(rows, "task"), limit=8,
         hyperparameters={"max_steps": 2, "bf16": True, "learning_rate": 1e-6},
     )  # fmt: skip
-    saved, moved = tensors(out), changed(out, base)
+    saved, moved = tensors_of(out), changed(out, base)
     assert {t.dtype for t in saved.values()} == {torch.float32}
     assert moved
     assert any(not torch.equal(saved[name], saved[name].bfloat16().float()) for name in moved)
