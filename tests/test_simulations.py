@@ -60,7 +60,7 @@ def test_the_bytes_are_those_of_linux(name, family, tmp_path):
     assert found == expected
     assert not [path for path in (tmp_path / name).iterdir() if "." in path.name]
     for text in ("README.md", "layerswap.json", "config.json"):
-        assert b"\r" not in found["swap"][text]
+        assert b"\r" not in found[Path("swap", text)]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 from effort import sampled
 from gguf_conversion import FAMILIES, convert, save_model
-from merging import change_config, change_tensors, copied
+from merging import change_config, change_tensors, copied, recipe_plan
 
 import layerswap as ls
 from layerswap.checkpoint.header import RowOrder
@@ -143,12 +143,9 @@ def test_an_adapter_cannot_be_added_to_a_gguf_file(llama, tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    recipe = f"{{experts: {{a: {{source: {path}, adapter: {adapter}}}}}, soup: {{experts: [a]}}}}"
-    with pytest.raises(
-        LayerswapError,
-        match=r"a: adapter: .*a\.gguf is a GGUF file, to which adapters",
-    ):
-        ls.make_plan(ls.parse_recipe(recipe))
+    experts = {"a": {"source": path, "adapter": adapter}}
+    with pytest.raises(LayerswapError, match=r"a: adapter: .*a\.gguf is a GGUF file, to which ad"):
+        recipe_plan(experts=experts, soup={"experts": ["a"]})
 
 
 def test_tensors_that_one_of_the_two_lacks(tmp_path):

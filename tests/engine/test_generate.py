@@ -9,6 +9,7 @@ import pytest
 import torch
 from effort import sampled
 from lm_eval.models.utils_hf import stop_sequences_criteria
+from merging import recipe_plan
 from refusals import one_line
 from tiny_models import FAMILIES, MORE, config_of, grid_of, save_expert, swap_of
 from transformers import (
@@ -20,11 +21,9 @@ from transformers import (
 )
 
 import layerswap as ls
-from layerswap.compose.recipe import check_recipe
 from layerswap.engine.decoding import Sampling
 from layerswap.engine.sweep import Sweep
 from layerswap.ground.errors import EvaluationError
-from layerswap.merge import make_plan
 
 RNG = np.random.default_rng(5)
 PROMPTS = [RNG.integers(3, 60, n).tolist() for n in (9, 1, 12, 9)]
@@ -331,7 +330,7 @@ def test_a_state_inside_modules_is_detected(letters, tmp_path):
         vocab_size=60, hidden_size=32, intermediate_size=96, num_hidden_layers=4, lru_width=32,
         num_attention_heads=4, num_key_value_heads=1, attention_window_size=6,
     )  # fmt: skip
-    pair = [str(save_expert(tmp_path / f"e{seed}", config, seed)) for seed in range(2)]
+    pair = {n: save_expert(tmp_path / n, config, i) for i, n in enumerate(("task", "language"))}
     patterns = [
         {"match": rf"model\.layers\.(?P<layer>\d+)\.{names}\..*", "role": role}
         for names, role in (
@@ -339,11 +338,7 @@ def test_a_state_inside_modules_is_detected(letters, tmp_path):
             ("(temporal_pre_norm|channel_pre_norm)", "norm"),
         )
     ] + [{"match": r"model\.final_norm\.weight", "role": "final_norm"}]  # fmt: skip
-    recipe = {
-        "experts": {"task": pair[0], "language": pair[1]}, "patterns": patterns,
-        "swap": {"bottom": 1, "top": 1},
-    }  # fmt: skip
-    plan = make_plan(check_recipe(recipe, where="test"))
+    plan = recipe_plan(experts=pair, patterns=patterns, swap={"bottom": 1, "top": 1})
     plans = [plan, *plan.grid(bottom=[1, 2], top=[0])]
     # A prompt of one token looks like a step of decoding, which continues the text before it.
     prompts = [*PROMPTS, *([token] for token in range(3, 19))]

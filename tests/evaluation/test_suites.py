@@ -165,17 +165,13 @@ def test_mgsm_without_shots_needs_no_exemplars(tasks, tmp_path):
         loaded(asked, tasks)
 
 
-def test_flores_goes_both_ways_and_reads_csv_quotes(published, tasks):
+def test_flores_reads_csv_quotes(published, tasks):
     asked = write_suite("flores", ["bn"], tasks, data=published)
-    names = ["flores_eng_Latn-ben_Beng_0shot", "flores_ben_Beng-eng_Latn_0shot"]
-    assert [one.name for one in asked] == names
-    task = loaded(asked, tasks)[names[0]]
+    task = loaded(asked, tasks)["flores_eng_Latn-ben_Beng_0shot"]
     doc = task.eval_docs[0]
     assert doc["target"].startswith('"আমাদের এখন')
     assert '""' not in doc["target"]
-    prompt = prompt_of(task)
-    assert prompt.startswith('Translate this sentence from English to Bangla.\nEnglish: "We now')
-    assert prompt.endswith("\nBangla:")
+    assert prompt_of(task).endswith("\nBangla:")
     assert task.process_results(doc, [doc["target"]])["sentence_chrf"] == pytest.approx(100)
 
 

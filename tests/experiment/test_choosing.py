@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from merging import recipe_plan
 
 import layerswap as ls
 from layerswap.compose import Zones
@@ -67,20 +68,15 @@ def test_contenders_of_a_plan():
     assert list(without) == [TASK_EXPERT, LANGUAGE_EXPERT, SOUP, DEFAULT]
     assert {len(plan.composition.experts) for plan in without.values()} == {1, 2}
     assert without[DEFAULT].recipe.swap.outside == "task"
-    recipe = {
-        "base": str(lab.base),
-        "experts": {"math": str(task), "furo": str(language)},
-        "swap": {"task": "math", "language": "furo"},
-    }
-    plan = ls.make_plan(ls.Recipe.model_validate(recipe))
+    sources = {"base": lab.base, "experts": {"math": task, "furo": language}}
+    plan = recipe_plan(sources, swap={"task": "math", "language": "furo"})
     found = contenders(plan, densities=(0.2, 0.5))
     assert [str(one) for one in found] == [
         "base", "task expert", "language expert", "soup", "TIES, density 0.2",
         "TIES, density 0.5", "swap, default",
     ]  # fmt: skip
-    asked = {**recipe, "swap": None, "merge": {"method": "ties", "experts": ["math", "furo"],
-                                               "density": 0.5}}  # fmt: skip
-    by_hand = ls.make_plan(ls.Recipe.model_validate({k: v for k, v in asked.items() if v}))
+    merge = {"method": "ties", "experts": ["math", "furo"], "density": 0.5}
+    by_hand = recipe_plan(sources, merge=merge)
     assert found[ties(0.5)].composition == by_hand.composition
     assert found[BASE].composition.experts == ("base",)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -71,18 +70,17 @@ metric_list: [{{metric: word_perplexity}}, {{metric: bits_per_byte}}]
 """
 
 
-def byte_tokenizer(
-    texts: Iterable[str], size: int, special: Sequence[str]
-) -> PreTrainedTokenizerFast:
-    """A byte-level BPE that is learned from texts; its first tokens are BOS, EOS and padding."""
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE that is learned from the questions."""
+    special = ["<s>", "</s>", "<pad>"]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[*special],
+        vocab_size=320, special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    core.train_from_iterator(texts, trainer)
+    core.train_from_iterator(map(json.dumps, QUESTIONS), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token=special[0], eos_token=special[1], pad_token=special[-1]
     )
@@ -90,7 +88,7 @@ def byte_tokenizer(
 
 def make_harness_world(root: Path, **shape: int) -> dict[str, Path]:
     """Two tiny experts with a byte-level tokenizer, and a folder of lm-eval tasks."""
-    tokenizer = byte_tokenizer(map(json.dumps, QUESTIONS), 320, ["<s>", "</s>", "<pad>"])
+    tokenizer = byte_tokenizer()
     usual = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
              "max_position_embeddings": 512}  # fmt: skip
     config = LlamaConfig(

@@ -21,6 +21,7 @@ from gguf_files import (
     values_of,
     write_gguf,
 )
+from merging import recipe_plan
 from processes import layerswap, run
 
 import layerswap as ls
@@ -64,11 +65,9 @@ def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
 
 @pytest.mark.parametrize("kind", sampled(["F32", "BF16", "F16", "Q8_0", "Q5_1", "Q4_0"], "Q5_1"))
 def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
-    recipe = ls.parse_recipe(
-        f"{{experts: {{a: {files['task']}, b: {files['language']}}}, soup: {{experts: [a, b]}}, "
-        f"weights: {{a: 0.25, b: 0.75}}, blend_type: {kind}}}"
-    )
-    out = ls.make_plan(recipe).save(tmp_path / "out.gguf")
+    experts = {"a": files["task"], "b": files["language"]}
+    plan = recipe_plan(experts=experts, soup={"experts": {"a": 1, "b": 3}}, blend_type=kind)
+    out = plan.save(tmp_path / "out.gguf")
     a, b = floats_of(files["task"]), floats_of(files["language"])
     for name, (result, data) in tensors_of(out).items():
         wanted = "F32" if "norm" in name else kind  # llama.cpp needs norms in float32
@@ -158,25 +157,19 @@ def test_partitions_places_and_methods_with_a_base(files, tmp_path):
     """TIES over dequantised files is TIES over the same numbers in safetensors."""
     from plain_checkpoints import write_tensors
 
-    recipe = (
-        "{experts: {a: %s, b: %s}, base: %s, merge: {method: ties, experts: [a, b], density: 0.3}}"
-    )
-    out = ls.make_plan(
-        ls.parse_recipe(recipe % (files["task"], files["language"], files["base"]))
-    ).save(tmp_path / "ties.gguf")
+    def ties(base, **experts):
+        merge = {"method": "ties", "experts": ["task", "language"], "density": 0.3}
+        return recipe_plan(base=base, experts=experts, merge=merge)
+
+    out = ties(**files).save(tmp_path / "ties.gguf")
     folders = {}
     for name, path in files.items():
         folder = folders[name] = tmp_path / name
         folder.mkdir()
-        (folder / "config.json").write_text(
-            json.dumps(
-                {"model_type": "llama", "num_hidden_layers": LAYERS, "vocab_size": len(TOKENS)}
-            )
-        )
+        config = {"model_type": "llama", "num_hidden_layers": LAYERS, "vocab_size": len(TOKENS)}
+        (folder / "config.json").write_text(json.dumps(config))
         write_tensors(folder / "model.safetensors", floats_of(path), "F32")
-    text = recipe % (folders["task"], folders["language"], folders["base"])
-    plain = ls.make_plan(ls.parse_recipe(text)).save(tmp_path / "ties")
-    reference = ls.open_checkpoint(plain)
+    reference = ls.open_checkpoint(ties(**folders).save(tmp_path / "ties"))
     for name, (kind, data) in tensors_of(out).items():
         values = reference.elements(name, 0, reference.tensors[name].elements)
         rows = values.reshape(reference.tensors[name].shape)
@@ -372,11 +365,9 @@ def test_numbers_too_large_for_a_block_are_refused(tmp_path, value):
         file.seek(info.offset + 400)
         file.write(np.float32(value).tobytes())
     half = write_gguf(tmp_path / "half.gguf", 2, all_of("Q8_0"))
-    recipe = ls.parse_recipe(
-        f"{{experts: {{a: {paths[0]}, b: {half}}}, soup: {{experts: [a, b]}}, blend_type: Q8_0}}"
-    )
+    soup, experts = {"experts": ["a", "b"]}, {"a": paths[0], "b": half}
     with pytest.raises(LayerswapError, match=r"token_embd.weight' (holds NaN or|overflows Q8_0)"):
-        ls.make_plan(recipe).save(tmp_path / "out.gguf")
+        recipe_plan(experts=experts, soup=soup, blend_type="Q8_0").save(tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
 
 

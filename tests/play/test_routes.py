@@ -22,14 +22,6 @@ from layerswap.play.pair import Pair
 from layerswap.play.player import Player
 
 
-def written_alone(plan, prompt, length):
-    """Greedy tokens of a loaded plan, by transformers."""
-    model, tokenizer = plan.load(), load_tokenizer(shipped().base)
-    ids = torch.tensor([tokenizer(prompt).input_ids])
-    text = model.generate(ids, max_new_tokens=length, do_sample=False, use_cache=True)
-    return text[0, ids.shape[1] :].tolist()
-
-
 def test_answers_are_those_of_the_loaded_plans(client):
     prompt = client.facts["prompts"][0]["prompt"]
     keys = ["task", "language", "swap.2.1.1.0.task", "partition.A", "soup"]
@@ -38,9 +30,12 @@ def test_answers_are_those_of_the_loaded_plans(client):
     for event in events:
         streamed |= event.get("texts", {})
     (whole,) = [event["answers"] for event in events if event["type"] == "answered"]
-    pair = Pair(lab_plan(shipped(), "furo"))
+    pair, tokenizer = Pair(lab_plan(shipped(), "furo")), load_tokenizer(shipped().base)
+    ids = torch.tensor([tokenizer(prompt).input_ids])
     for key in keys:
-        assert whole[key]["tokens"] == written_alone(pair.plan_of(key), prompt, 8), key
+        model = pair.plan_of(key).load()  # by transformers alone
+        text = model.generate(ids, max_new_tokens=8, do_sample=False, use_cache=True)
+        assert whole[key]["tokens"] == text[0, ids.shape[1] :].tolist(), key
         assert whole[key]["text"] == streamed[key]
     assert len([event for event in events if event["type"] == "tokens"]) > 1
 

@@ -104,12 +104,8 @@ def test_an_expert_that_is_its_base_is_named(tmp_path):
     assert lines[1].startswith("swahili: deltas of up to")
 
 
-def test_the_folder_and_what_the_user_is_told(tmp_path):
+def test_what_the_user_is_told_and_equal_maps(tmp_path):
     lines = write_atlas(atlas(("math", "swahili")), tmp_path / "out")
-    files = {f.name for f in (tmp_path / "out").iterdir()}
-    assert files == {
-        "atlas.json", "rows.parquet", "tensors.parquet", "map.svg", "map.pdf", "map.png"
-    }  # fmt: skip
     assert lines[1] == (
         "warning: much of the delta of math would be lost in bfloat16; keep experts in float32"
     )
