@@ -66,7 +66,8 @@ def test_layers_are_copied_bit_for_bit_in_their_own_type(files, tmp_path):
 @pytest.mark.parametrize("kind", sampled(["F32", "BF16", "F16", "Q8_0", "Q5_1", "Q4_0"], "Q5_1"))
 def test_the_type_of_blends_can_be_chosen(files, tmp_path, kind):
     experts = {"a": files["task"], "b": files["language"]}
-    plan = recipe_plan(experts=experts, soup={"experts": {"a": 1, "b": 3}}, blend_type=kind)
+    settings = {"soup": {"experts": ["a", "b"]}, "weights": {"a": 0.25, "b": 0.75}}
+    plan = recipe_plan(settings, experts=experts, blend_type=kind)
     out = plan.save(tmp_path / "out.gguf")
     a, b = floats_of(files["task"]), floats_of(files["language"])
     for name, (result, data) in tensors_of(out).items():
