@@ -222,17 +222,17 @@ def test_heads_of_unknown_names_in_a_file_without_its_class_are_left_out(tmp_pat
     classifier = tf.DebertaV2ForSequenceClassification(tf.DebertaV2Config(**config))
     task = _save(classifier, tmp_path / "task", 1)
     hub = _save(tf.DebertaV2Model(tf.DebertaV2Config(**config)), tmp_path / "hub", 2)
-    body = {f"deberta.{name}": tensor for name, tensor in _weights(hub).items()}
+    body = {f"deberta.{name}": tensor for name, tensor in tensors_of(hub).items()}
     heads = {"lm_predictions.lm_head.bias": torch.zeros(64),
              "mask_predictions.classifier.bias": torch.zeros(1)}  # fmt: skip
     save_file({**body, **heads}, f"{hub}/model.safetensors", {"format": "pt"})
     change_config(Path(hub), architectures=None)
     plan = ls.swap(task=task, language=hub, bottom=1, top=1, outside="task")
-    merged = _weights(plan.save(tmp_path / "out"))
-    assert merged.keys() == _weights(task).keys()
+    merged = tensors_of(plan.save(tmp_path / "out"))
+    assert merged.keys() == tensors_of(task).keys()
     for name, tensor in merged.items():
         swapped = ".layer.0." in name or ".layer.3." in name
-        assert torch.equal(tensor, (body if swapped else _weights(task))[name]), name
+        assert torch.equal(tensor, (body if swapped else tensors_of(task))[name]), name
 
 
 def test_layers_of_an_encoder_decoder_are_numbered_from_input_to_output(tmp_path):
