@@ -134,6 +134,8 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
     ceiling = markdown.per_cent(labels.in_english()).replace(" ", "% ", 1)
     assert f"two task experts answer {ceiling} of our" in page
     said = (
+        (by_encoder, "English rows is 5.9 points above the swap [2.6, 9.3]"),
+        (by_labels, "the linear classifier on 99 labels 9.6 [5.9, 13.5]"),
         (
             labels.gain(swap, task, 100, codes=headlines),
             "the swap is 2.7 points above the task expert [1.5, 4.0]",
