@@ -207,8 +207,8 @@ def test_a_disk_that_is_too_small(files, monkeypatch):
 
 @pytest.mark.slow
 def test_short_memory_takes_lora_or_says_so(files, monkeypatch, unmeasured):
-    full = folder.create(_request(files / "full"))
-    monkeypatch.setattr(folder, "memory_gb", lambda _: full.costs.memory_gb * folder.ROOM * 0.95)
+    _, costs = folder.create(_request(files / "full"))
+    monkeypatch.setattr(folder, "memory_gb", lambda _: costs.memory_gb * folder.ROOM * 0.95)
     folder.create(_request(files / "small"))
     runs = [read_study(files / name / "study.yaml").task.runs[0] for name in ("full", "small")]
     assert [bool(run.lora) for run in runs] == [False, True]
