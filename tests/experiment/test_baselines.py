@@ -27,6 +27,7 @@ from layerswap.experiment.conditions import (
     finished,
 )
 from layerswap.experiment.results import Results
+from layerswap.experiment.sections import surpassing
 from layerswap.experiment.verdict import (
     opening,
     verdict_facts,
@@ -211,14 +212,15 @@ def test_the_verdict_names_the_road_even_if_it_is_none_of_ours(shares, settings,
 
 def test_no_merge_is_chosen_on_the_test_documents():
     """Of two merges the selected one is recommended, though the test shows the other above it."""
-    labels = np.array(["a", "b"] * 200)
-    right = {DEFAULT: 0.6, SOUP: 0.9, TASK_EXPERT: 0.2}
+    other = finished("base", chosen=False)
+    right = {DEFAULT: 0.6, SOUP: 0.9, TASK_EXPERT: 0.2, other: 0.8}
     scores = {model: np.random.default_rng(i).random(400) < share
               for i, (model, share) in enumerate(right.items())}  # fmt: skip
     result = Compared(scores={m: v.astype(float) for m, v in scores.items()}, selected=DEFAULT)
-    assert len(labels) == 400
     assert result.verdict.road == DEFAULT
-    assert result.above == [SOUP]
+    assert result.above == [SOUP, other]
+    said = surpassing([result], lambda model: ["x"] if model == other else None)
+    assert said.endswith(" x writes the model also finished, from the base.")
 
 
 def test_results_of_several_languages_are_counted_by_road():

@@ -69,8 +69,7 @@ def test_what_a_refusal_advises_ends_in_the_merge(tmp_path, make):
     steps = make(base, tmp_path / "out", tmp_path / "made")
     recipe = {"base": str(base), "swap": {"task": "t", "language": "l", "bottom": 1, "top": 1}}
     experts = {"t": str(tmp_path / "made"), "l": str(other)}
-    advised = next(steps)
-    assert advised in refusal(recipe_plan, **recipe, experts=experts)
+    assert next(steps) in refusal(recipe_plan, **recipe, experts=experts)
     next(steps, None)
     merged = recipe_plan(**recipe, experts={**experts, "t": str(tmp_path / "out")})
     found = tensors_of(merged.save(tmp_path / "merged"))

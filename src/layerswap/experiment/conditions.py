@@ -88,8 +88,10 @@ FLATTERED = Condition("swap", "best (flattered)")
 
 
 def in_a_sentence(model: Any) -> str:
-    """Returns a model's name without the comma of tables, such as `default swap`."""
-    return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, str(model))
+    """Returns a model's name to stand behind "the", such as `default swap`."""
+    finished = getattr(model, "method", "") in (FINISHED, ALSO_FINISHED)
+    name = f"model {model}" if finished else str(model)
+    return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, name)
 
 
 COMMONEST, CHANCE = Condition("commonest label"), Condition("chance")

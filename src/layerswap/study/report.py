@@ -409,10 +409,7 @@ def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[s
     """Open a study's report: verdict, finished models, and the command for the first above."""
     command = ["layerswap", "study", "merge", str(root), "--model"]
     saved = {language: one.choice.saved for language, one in _first(results).items()}
-    names = [
-        f"the {'model ' * (model.method == FINISHED)}{in_a_sentence(model.treatment)}, in {code}"
-        for code, model in saved.items()
-    ]
+    names = [f"the {in_a_sentence(model.treatment)}, in {code}" for code, model in saved.items()]
     finished = any(model.method == FINISHED for model in saved.values())
     kept = f"The study saves {'; '.join(names)}." if finished else ""
     return opening(results, kept, *said, writes=lambda model: [*command, str(model)])
