@@ -139,7 +139,7 @@ class Checkpoint:
 
     @cached_property
     def roleless(self) -> frozenset[str]:
-        """Names of the tensors whose roles are unknown."""
+        """Names of the tensors of unknown role."""
         return (self.numbered.roleless if self.numbered else frozenset()).intersection(self.places)
 
     @property

@@ -38,7 +38,7 @@ PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head", "nextn"])
 """Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
 BUFFERS = re.compile(r".*\.(?:rotary_emb\.(?:inv_freq|(?:cos|sin)_cached)|position_ids|version)")
-"""Matches names of buffers that transformers computes or ignores. Older versions stored them."""
+"""Matches buffers that transformers computes or ignores. Older versions stored these buffers."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHARES = re.compile(r"layers\.(\d+)\.self_attn\.(\w+)")
 MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")

@@ -18,6 +18,7 @@ from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import MergeError
 from layerswap.ground.types import Log
 from layerswap.merge.target import MergeOptions
+from layerswap.reading.files import lines_of
 from layerswap.report.tables import Table
 
 if TYPE_CHECKING:
@@ -155,15 +156,9 @@ def read_lines(path: Path) -> list[str]:
     """Read at most `MOST_LINES` lines of a text file, spread over it.
 
     Raises:
-        MergeError: the file cannot be read as UTF-8, or has no text.
+        LayerswapError: the file is not UTF-8 text, or has no text.
     """
-    try:
-        found = [line.strip("\r") for line in path.read_text("utf-8-sig").split("\n")]
-    except OSError as error:
-        raise MergeError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise MergeError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-    found = [line for line in found if line.strip()]
+    found = [line for line in lines_of(path) if line.strip()]
     if not found:
         raise MergeError(f"{path}: has no text")
     return found[:: max(1, len(found) // MOST_LINES)][:MOST_LINES]

@@ -113,7 +113,7 @@ def model_max_length(model: PreTrainedModel) -> int | None:
 
 
 def one_table_length(model: PreTrainedModel) -> int | None:
-    """Return the tokens up to which rotary tables are those of every shorter text; None for all.
+    """Return the most tokens with the rotary tables of shorter texts; None without a limit.
 
     Dynamic NTK scaling and LongRoPE compute tables from the longest text of a batch.
     """

@@ -47,7 +47,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a base reads a text; ratios over all lines, with 95% intervals over lines."""
+    """Ratios of a base on a text, over all lines, with 95% intervals over lines."""
 
     base: str
     per_word: Interval | None  # tokens; None for a script without spaces
@@ -268,7 +268,7 @@ def _located(source: str, *, weights: bool) -> tuple[str, str | None]:
 
 
 def describe(base: str, lines: Sequence[str], counts: Counts) -> Reading:
-    """Compute ratios with intervals from the counts of lines."""
+    """Compute the ratios of a base, and their intervals, from its counts by line."""
     words = np.array([len(line.split()) for line in lines], float)
     size, bits = _bytes(lines), counts.bits
     floor = None if bits is None else spelling_bits(lines)

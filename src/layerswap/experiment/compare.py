@@ -199,7 +199,7 @@ class Choice:
 
 
 class InEnglish(NamedTuple):
-    """Mean score of the task experts in English: the score with a perfect translator."""
+    """The mean score of the task experts in English, as with a perfect translator."""
 
     score: Interval
     parallel: bool  # true if the documents are those of the language, by their right answers

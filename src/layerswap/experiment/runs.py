@@ -138,7 +138,7 @@ def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> 
 
 
 def _right(answer: Answer) -> str:
-    """The right answer; several of them in one order, whatever the file's."""
+    """Return the right answer; sort several right answers."""
     text = answer.target.strip()
     with suppress(ValueError, SyntaxError):  # a text, not a list of them
         known = literal_eval(text) if text.startswith("[") else None

@@ -30,7 +30,7 @@ class NotHereError(EvaluationError):
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A folder with published files, at any depth up to `DEPTH`; without a root it is empty."""
+    """A folder of published files, at any depth up to `DEPTH`; empty without a root."""
 
     root: Path | None
     beside: Path | None = None  # folder of a benchmark's own YAML, which is looked into first

@@ -77,7 +77,7 @@ def load_saved(folder: Path) -> tuple[Mix, Dataset, Dataset | None]:
 
 
 def data_card(built: BuiltMix) -> dict[str, Any]:
-    """Collect the facts about a built mix that its recipe does not hold."""
+    """Collect the facts about a built mix, without those of its recipe."""
     counts, training = built.filters.counts, built.examples[: len(built.train)]
     return {
         "rows": {split: len(getattr(built, split)) for split in SPLITS},
@@ -132,7 +132,7 @@ def first_rows(built: BuiltMix) -> list[str]:
 
 
 def rendered(row: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
-    """Return a row's prompt as evaluation writes it, empty without one, and the whole row."""
+    """Return the prompt of a row in the form of evaluation, or an empty text, and the whole row."""
     if isinstance(next(iter(row.values())), str):
         return row.get("prompt", ""), "".join(row.values())
     turns = [turn for column in row.values() for turn in column]

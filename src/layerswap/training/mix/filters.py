@@ -43,7 +43,7 @@ LIKELY, FEWEST_LETTERS = 0.5, 20
 SHINGLE = 5
 """Words or characters of an n-gram by which near-duplicates are found."""
 MAXIMUM_UNITS = {"words": 13, "characters": 20}
-"""The maximum n of evaluation items."""
+"""Most words or characters of an n-gram of an evaluation item."""
 OVERLAP = 5
 """Words in a run that training text and a test item may not share unseen."""
 _WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
@@ -147,7 +147,7 @@ def mathematics(example: MixExample) -> str | None:
 
 
 def language_filter(identifier: Identifier | None = None) -> MixFilter:
-    """Drop completions that py3langid, or a learned identifier, takes for another language.
+    """Drop completions in another language, by py3langid or a learned identifier.
 
     A source without a language passes, and a text that is too short to identify.
     """

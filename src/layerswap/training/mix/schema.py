@@ -103,7 +103,7 @@ class EvaluationSet(Origin):
 
 
 class Length(Strict):
-    """Bounds on the characters of a prompt with its completion, or of a text, ends included."""
+    """Fewest and most characters of a text, or of a prompt with its completion."""
 
     min_text: NonNegativeInt = 1
     max_text: PositiveInt | None = None
