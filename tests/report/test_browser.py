@@ -14,7 +14,7 @@ from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Difference, Table
 
 pytestmark = pytest.mark.slow
-COMMAND = "layerswap merge 'a folder/best.yaml' --out merged"
+COMMAND = "layerswap merge 'a folder/best.yaml' --out merged\nlayerswap play merged"
 
 
 @pytest.fixture(scope="module")

@@ -117,10 +117,10 @@ def test_bold_is_for_the_best_number_or_the_highlighted_row(tmp_path):
     assert r"\caption{Both.}" in (tmp_path / "t.tex").read_text()
 
 
-def test_a_page_shows_control_characters_escaped():
-    page = render(Report("t\x00", "l", [Section("s", table=table(NASTY))]))
-    assert "\x1b" not in page
-    assert "\x00" not in page
+def test_a_page_shows_control_characters_escaped_and_commands_line_by_line():
+    page = render(Report("t\x00", "l", [Section("s", "", "one\ntwo\x1b", table=table(NASTY))]))
+    assert "<code>one\ntwo\\x1b</code>" in page
+    assert not {"\x00", "\x1b"} & {*page}
     assert "\\n\\x1b[31m" in page
     assert "&lt;b&gt;" in page
 

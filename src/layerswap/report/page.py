@@ -146,7 +146,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         paragraphs=_paragraphs, cell=_cell, visible=visible, slug=slug,
-        shortened=_shortened,
+        shortened=_shortened, lines=_lines,
     )  # fmt: skip
     environment.globals.update(variables=variables, stylesheet=stylesheet)
     return environment
@@ -157,9 +157,13 @@ def _paragraphs(words: str) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    """The end of a long text, with its line breaks and without other control characters."""
-    end = text if len(text) <= LONGEST else f"\u2026{text[-LONGEST:]}"
-    return "\n".join(map(visible, end.split("\n")))
+    """The end of a long text."""
+    return _lines(text if len(text) <= LONGEST else f"\u2026{text[-LONGEST:]}")
+
+
+def _lines(text: str) -> str:
+    """A text with its line breaks and without other control characters."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def _cell(cell: Any, unit: str) -> Words:
