@@ -151,6 +151,15 @@ def renamed(model: Any) -> dict[str, list[str]]:
     return found
 
 
+def stems(model: Any) -> set[str]:
+    """What stands before the number of a layer, in memory and on disk, for tensors of layers."""
+    found = {*model.state_dict()}
+    with suppress(Exception):
+        found |= {*revert_weight_conversion(model, dict(model.state_dict()))}
+    layers = [name for name in found if parse_name(name).layer is not None]
+    return {numberless(name).partition(".#")[0] for name in layers}
+
+
 def core(model: Any, name: str) -> str:
     """The canonical form of a name."""
     return canonical(name.removeprefix(f"{model.base_model_prefix}."))
@@ -215,6 +224,7 @@ def table() -> Table:
     names: dict[str, dict[str, list[str]]] = {}
     prefixes, first_words, shared, untied = set(), set(), set(), set()
     differ: dict[str, dict[str, list[str]]] = {}
+    before: dict[str, list[str]] = {}
     language = {name for listed in LANGUAGE for name in listed.values()}
     labelled = {name for listed in TASKS.values() for name in listed.values()}
     for name, kind, model in facts():
@@ -222,6 +232,8 @@ def table() -> Table:
         if name in language | labelled:
             first_words |= heads(model)
         untied |= {name} if unties(model) else set()
+        for stem in stems(model):
+            before.setdefault(stem, []).append(name)
         ties = {key for key in model.all_tied_weights_keys if key.endswith(".bias")}
         keys = [key for key in model.state_dict() if outside(key)]
         of_kind = names.setdefault(kind, {"": []})
@@ -251,6 +263,7 @@ def table() -> Table:
         "shared": sorted(shared),
         "untied": sorted(untied),
         "renamed": dict(sorted(differ.items())),
+        "layers": {stem: sorted({*names}) for stem, names in sorted(before.items())},
         "words": words(),
     }
 

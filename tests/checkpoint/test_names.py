@@ -37,7 +37,7 @@ def test_a_layer_behind_the_last_is_a_mistake_if_it_does_not_predict():
 NAMES = ["model.layers.0.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"]
 WRAPPED = (
     "_orig_mod.{}", "module.{}", "base_model.model.{}", "module._orig_mod.{}", "model.{}",
-    "_forward_module.model.{}",
+    "_forward_module.model.{}", "llm.{}", "model.base.{}", "encoder.{}",
 )  # fmt: skip
 
 

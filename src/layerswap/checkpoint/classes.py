@@ -25,6 +25,7 @@ class Table(TypedDict):
         shared: modules that layers which share keys and values do not have.
         untied: classes that tie no head to the embedding, whatever their configuration says.
         renamed: type of model -> name on disk -> names in memory; `#` is a number.
+        layers: what stands before the number of a layer -> classes, in memory or on disk.
         words: the words in names of tensors: `owners` directly inside a layer, `inside` below
             them, and `outside` the layers, each by role.
     """
@@ -37,6 +38,7 @@ class Table(TypedDict):
     shared: list[str]
     untied: list[str]
     renamed: dict[str, dict[str, list[str]]]
+    layers: dict[str, list[str]]
     words: dict[str, list[str]]
 
 
@@ -45,3 +47,8 @@ PREFIXES = frozenset(CLASSES["prefixes"])
 HEADS = frozenset(CLASSES["heads"])
 LABELLED = {name: task for listed in CLASSES["tasks"].values() for task, name in listed.items()}
 """Classes that answer with labels, and the task of each."""
+LAYERS: dict[str, set[str]] = {}
+"""What stands before the number of a layer, by class."""
+for _stem, _classes in CLASSES["layers"].items():
+    for _name in _classes:
+        LAYERS.setdefault(_name, set()).add(_stem)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
-from layerswap.checkpoint.classes import CLASSES
+from layerswap.checkpoint.classes import CLASSES, LAYERS
 from layerswap.checkpoint.places import WRAPPERS, parse_name
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted
@@ -120,14 +120,14 @@ def renaming(names: Collection[str], like: Collection[str]) -> dict[str, str]:
     return {n: by_core[core] for n in left if ours[core := canonical(n)] == 1 and core in by_core}
 
 
-def unwrapped(names: Collection[str]) -> dict[str, str]:
-    """Map stored names to names without training wrappers.
+def unwrapped(names: Collection[str], class_name: str | None = None) -> dict[str, str]:
+    """Map stored names to names without training wrappers around a class of transformers.
 
     Raises a CheckpointError for two names that differ by wrappers only, and for unmerged adapters.
     """
     inner = {name: without_training_words(name) for name in names}
     removed = sorted({w for name in names for w in name.split(".")} & TRAINING_WORDS)
-    while prefix := _common_prefix(inner.values()):
+    while prefix := _common_prefix(inner.values(), class_name):
         removed.append(prefix.rstrip("."))
         inner = {stored: name.removeprefix(prefix) for stored, name in inner.items()}
     unmerged = next((name for name in names if UNMERGED.search(name)), None)
@@ -150,14 +150,16 @@ def without_training_words(name: str) -> str:
     return ".".join(word for word in name.split(".") if word not in TRAINING_WORDS)
 
 
-def _common_prefix(names: Collection[str]) -> str | None:
-    """Return a wrapper's prefix that all names have; None if they have none."""
-    for prefix in TRAINING_PREFIXES:
-        if names and all(name.startswith(prefix) for name in names):
-            return prefix
-    # A Lightning module called `model` around a model of transformers.
-    nested = names and all(name.startswith(("model.model.", "model.lm_head.")) for name in names)
-    return "model." if nested else None
+def _common_prefix(names: Collection[str], class_name: str | None) -> str | None:
+    """Return a wrapper's prefix that all names have; None if they have none.
+
+    A module that holds the model, whatever it is called, stands before the layers of its class.
+    """
+    own = sorted(LAYERS.get(class_name or "", ["model.layers"]), key=len, reverse=True)
+    layers = re.compile(rf"(.+?\.)??(?:{'|'.join(map(re.escape, own))})\.\d")
+    held = next((match[1] for match in map(layers.match, names) if match), None)
+    return next((prefix for prefix in (*TRAINING_PREFIXES, held)
+                 if prefix and all(name.startswith(prefix) for name in names)), None)  # fmt: skip
 
 
 def predicting(names: Iterable[str], layers: int | None) -> frozenset[str]:
