@@ -16,6 +16,7 @@ SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
          "num_attention_heads": 4, "max_position_embeddings": 66, "pad_token_id": 1}  # fmt: skip
 MT5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 3,
        "num_decoder_layers": 2}  # fmt: skip
+CLASSIFIER = "XLMRobertaForSequenceClassification"
 LABELS = ["entailment", "neutral", "contradiction"]
 
 
@@ -39,7 +40,7 @@ def _xlmr(name, seed=0, **more):
 
 def test_a_swap_of_a_classifier_and_a_masked_language_model_of_the_hub(tmp_path):
     """The output is the classifier with the language expert's bottom and top layer."""
-    task = _save(_xlmr("XLMRobertaForSequenceClassification", num_labels=3), tmp_path / "t", 1)
+    task = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "t", 1)
     language = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "l", 2)
     plain = tensors_of(language)
     # The Hub's files have more, and names that transformers no longer writes.
@@ -63,13 +64,13 @@ def test_a_swap_of_a_classifier_and_a_masked_language_model_of_the_hub(tmp_path)
     model, loading = tf.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
-    assert type(model).__name__ == "XLMRobertaForSequenceClassification"
+    assert type(model).__name__ == CLASSIFIER
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
 
 
 def test_a_head_comes_from_no_model_of_another_class(tmp_path):
-    task = _save(_xlmr("XLMRobertaForSequenceClassification"), tmp_path / "t", 1)
+    task = _save(_xlmr(CLASSIFIER), tmp_path / "t", 1)
     language = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "l", 2)
     assert "the head cannot come from language" in refusal(
         ls.swap, task=task, language=language, outside="language"
@@ -77,9 +78,7 @@ def test_a_head_comes_from_no_model_of_another_class(tmp_path):
 
 
 def test_deltas_of_heads_that_the_base_lacks_and_the_remedy(tmp_path):
-    a, b = (
-        _save(_xlmr("XLMRobertaForSequenceClassification"), tmp_path / str(i), i) for i in (1, 2)
-    )
+    a, b = (_save(_xlmr(CLASSIFIER), tmp_path / str(i), i) for i in (1, 2))
     base = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "base", 3)
     text = (
         f"{{base: {base}, experts: {{a: {a}, b: {b}}}, merge: {{method: ties, experts: [a, b]}}}}"
@@ -95,9 +94,8 @@ def test_deltas_of_heads_that_the_base_lacks_and_the_remedy(tmp_path):
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 def test_rows_of_heads_are_averaged_by_the_names_of_their_labels(order, tmp_path):
-    model = "XLMRobertaForSequenceClassification"
-    a = _save(_xlmr(model, num_labels=3), tmp_path / "a", 1, LABELS)
-    b = _save(_xlmr(model, num_labels=3), tmp_path / "b", 2, [LABELS[i] for i in order])
+    a = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "a", 1, LABELS)
+    b = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "b", 2, [LABELS[i] for i in order])
     ls.soup([a, b]).save(tmp_path / "out")
     for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
         rows = torch.stack([tensors_of(b)[name][order.index(i)] for i in range(3)])
@@ -106,16 +104,18 @@ def test_rows_of_heads_are_averaged_by_the_names_of_their_labels(order, tmp_path
 
 
 def test_heads_of_other_labels_are_not_averaged(tmp_path):
-    model = "XLMRobertaForSequenceClassification"
-    a = _save(_xlmr(model, num_labels=3), tmp_path / "a", 1, LABELS)
-    b = _save(_xlmr(model, num_labels=3), tmp_path / "b", 2, ["sports", "science", "politics"])
+    a = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "a", 1, LABELS)
+    b = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "b", 2, ["sports", "science", "politics"])
     assert refusal(ls.swap, task=a, language=b).startswith("labels differ: entailment, neutral")
     ls.swap(task=a, language=b, outside="task").save(tmp_path / "out")
+    c = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "c", 3)
+    assert ls.soup([a, c]).notes == [
+        "expert_2 does not name its labels: they are taken in the order of expert_1's"
+    ]
 
 
 def test_heads_with_other_numbers_of_labels_are_named_so(tmp_path):
-    model = "XLMRobertaForSequenceClassification"
-    a, b = (_save(_xlmr(model, num_labels=n), tmp_path / str(n), n) for n in (3, 2))
+    a, b = (_save(_xlmr(CLASSIFIER, num_labels=n), tmp_path / str(n), n) for n in (3, 2))
     assert refusal(ls.swap, task=a, language=b) == (
         "numbers of labels differ: 'classifier.out_proj.bias' is [3] in task, [2] in language"
     )

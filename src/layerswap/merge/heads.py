@@ -8,7 +8,7 @@ gets another expert's.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -123,6 +123,19 @@ def label_rows(checkpoint: Checkpoint, like: Checkpoint) -> list[int] | None:
     if ours == wanted or sorted(ours) != sorted(wanted) or checkpoint.borrowed:
         return None
     return [ours.index(label) for label in wanted]
+
+
+def label_notes(
+    composition: Composition, experts: Mapping[str, Checkpoint], reference: Checkpoint
+) -> Iterator[str]:
+    """How the labels of classifiers whose heads are blended are matched."""
+    named = next((name for name, c in experts.items() if labels_of(c)), None)
+    for name, expert in experts.items():
+        if label_rows(expert, reference):
+            yield f"the labels of {name} are put into the order of {reference.identity}'s"
+        blended = name in composition[HEAD].experts and not expert.borrowed
+        if named and blended and expert.labelled and not labels_of(expert):
+            yield f"{name} does not name its labels: they are taken in the order of {named}'s"
 
 
 def label_tensors(checkpoint: Checkpoint) -> Iterable[str]:

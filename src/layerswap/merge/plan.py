@@ -34,7 +34,7 @@ from layerswap.merge.compatibility import (
     tied_notes,
     zero_notes,
 )
-from layerswap.merge.heads import check_heads, label_rows
+from layerswap.merge.heads import check_heads, label_notes
 from layerswap.merge.layout import (
     SMALLEST_RUN,
     OutputTensor,
@@ -478,11 +478,7 @@ class Format(ABC):
             *stack_notes(plan.reference),
             *copy_notes(plan.used, plan.base),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
-            *(
-                f"the labels of {name} are put into the order of {plan.reference.identity}'s"
-                for name, c in plan.used.items()
-                if label_rows(c, plan.reference)
-            ),
+            *label_notes(plan.composition, plan.used, plan.reference),
         ]
 
     def layout_facts(self, plan: Plan) -> dict[str, Any]:
