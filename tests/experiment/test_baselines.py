@@ -210,6 +210,12 @@ def test_the_verdict_names_the_road_even_if_it_is_none_of_ours(shares, settings,
     assert verdict_in_words(result).startswith(words)
 
 
+@pytest.mark.parametrize(("right", "kind"), [(0, "no model"), (8, "too few documents")])
+def test_few_documents_are_enough_if_their_interval_excludes_zero(right, kind):
+    scores = {COMMONEST: np.arange(20) < 9, DEFAULT: np.arange(20) >= 20 - right}
+    assert Compared(scores=scores, selected=DEFAULT).verdict.kind == kind
+
+
 def test_no_merge_is_chosen_on_the_test_documents():
     """Of two merges the selected one is recommended, though the test shows the other above it."""
     other = finished("base", chosen=False)

@@ -403,7 +403,7 @@ class Compared:
                 if not any(self._clearly_above(other, model) for other in roads)]  # fmt: skip
         road = best[0] if best else selected
         lead, kind = self.differences.get(road), _kind(road)
-        if lead and kind == "no model" and lead.reach > COARSE:
+        if lead and kind == "no model" and not lead.sign and lead.reach > COARSE:
             kind = "too few documents"
         return Verdict(kind, road, lead)
 
