@@ -15,7 +15,7 @@ from layerswap.experiment.answers import ANSWERS_TABLE, Answer, write_answers
 from layerswap.experiment.benchmarks import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.experiment.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition, finished
 from layerswap.experiment.runs import compare
-from layerswap.experiment.tables import comparison_tables
+from layerswap.experiment.tables import comparison_tables, scores_table
 from layerswap.ground.commit import write_json
 from layerswap.lab.assets import shipped
 from layerswap.report.page import write_report
@@ -50,22 +50,31 @@ def test_models_above_the_selected_swap_are_named():
     assert len(study_opening([level], root)) == 1
     assert len(study_opening([result("sw", better=0.5)], root)) == 1
     assert study_opening([level, below], root)[1] == (
-        "On the test documents of maths, ha, models are clearly above the selected one: task "
-        "expert (75.0 [63.3, 85.0]%). "
+        "On the test documents of maths, ha, models are clearly above the selected "
+        "default swap: task expert (75.0 [63.3, 85.0]%). "
         "layerswap study merge study --model 'task expert' writes the task expert."
     )
 
 
-def test_finished_models_that_are_saved_are_named_at_the_head():
-    half = np.tile([0.0, 1.0], 30)
-    models = (replace(DEFAULT, pair="0-0"), finished("swap", chosen=True))
-    scores = BenchmarkScores(dict.fromkeys(models, half))
-    saved = benchmark_result("ha", "maths", scores, None)
-    said = study_opening([result("sw"), saved, result("ha")], Path("study"), "The end.")
-    assert said[1:3] == [
-        "The study saves the default swap, in sw; the model finished, from the swap, in ha.",
-        "The end.",
-    ]
+def test_the_model_that_was_finished_is_the_one_that_is_saved_marked_and_asked_for_its_worth():
+    labels = np.array(["sport", "health"] * 60)
+    right = {replace(DEFAULT, pair="0-0"): 60, finished("swap", chosen=True): 90,
+             finished("base", chosen=False): 120}  # fmt: skip
+    answers = {one: np.where(np.arange(120) < n, labels, "none") for one, n in right.items()}
+    scores = {one: (given == labels) * 1.0 for one, given in answers.items()}
+    texts = [f"{label} {i}" for i, label in enumerate(labels)]
+    found = benchmark_result("sw", "news", BenchmarkScores(scores, 0, labels, answers, texts), None)
+    chosen = finished("swap", chosen=True)
+    assert found.selected == found.choice.saved == chosen
+    assert found.saved_score.mean == 0.75
+    table = scores_table(found)
+    assert table.rows[table.highlight][0] == "finished, from the swap"
+    assert found.worth_in_labels == found.worth_of(chosen)
+    assert study_opening([found], Path("study"))[1].endswith(
+        "clearly above the selected model finished from the swap: finished, from the base (100.0 "
+        "[97.0, 100.0]%). layerswap study merge study --model 'finished, from the base' writes the "
+        "model finished from the base."
+    )
 
 
 def test_balanced_accuracy_is_reported_beside_accuracy():

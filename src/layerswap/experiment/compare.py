@@ -48,7 +48,7 @@ from layerswap.experiment.conditions import (
 from layerswap.report.tables import unit_of
 
 NOT_SAVED = ("base", "joint", "simultaneous", FINISHED, ALSO_FINISHED, *BASELINES)
-"""Methods that are compared with merges but are not saved: they are no merges of the experts."""
+"""Methods that do not compete on development documents: they are no merges of the experts."""
 Model = Any
 """A `Condition`, or the name of a checkpoint."""
 RANKED = 5
@@ -114,7 +114,7 @@ def choose(
 
 
 def best_of_all(scores: Mapping[Condition, Values]) -> Condition:
-    """Returns the model to save: the highest mean score on development documents.
+    """Returns the model with the highest mean score on development documents.
 
     All merges and experts of a study compete, not only swaps; `NOT_SAVED` do not. Ties go to
     the default swap, then to the chosen one. Test scores play no part. The regret of this rule
@@ -166,10 +166,13 @@ class Choice:
 
     @cached_property
     def selected(self) -> Condition:
-        """The model to report first and to save, by `best_of_all` over pairs.
+        """The model to report first and to save: finished on labels, else `unfinished`."""
+        names = next(iter(self.reported.values()), {})
+        return next((name for name in names if name.method == FINISHED), self.unfinished)
 
-        The default swap if nothing competed.
-        """
+    @cached_property
+    def unfinished(self) -> Condition:
+        """The best model by `best_of_all` over pairs; the default swap if nothing competed."""
         by_pair = list(self.competed.values())
         if not by_pair:
             return DEFAULT
@@ -178,14 +181,7 @@ class Choice:
 
     @property
     def saved(self) -> Condition:
-        """The model that was finished on labels, else the selected one of the best pair.
-
-        The pair is the best on the documents; without them, the first.
-        """
-        finished = [model for model in next(iter(self.reported.values()))
-                    if model.method == FINISHED]  # fmt: skip
-        if finished:
-            return finished[0]
+        """The selected model of the best pair on the documents; without them, of the first."""
         means = {pair: float(by[self.selected].mean()) for pair, by in self.competed.items()}
         pair = max(means, key=means.__getitem__) if means else next(iter(self.reported))
         return self.reported[pair][self.selected]
@@ -376,8 +372,7 @@ class Compared:
     def saved_score(self) -> Interval:
         """The score of the model to save, on its own pair of experts."""
         saved = self.choice.saved
-        name = saved if saved.method == FINISHED else self.selected
-        return mean_interval(self.pairs[saved.pair or next(iter(self.pairs))][name])
+        return mean_interval(self.pairs[saved.pair or next(iter(self.pairs))][self.selected])
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -385,18 +380,19 @@ class Compared:
 
         Roads are ordered by what they cost a user: a constant answer, a linear classifier on
         labels, sentence vectors of an encoder, the base, one expert, a translator, a merge, a model
-        finished on labels. The selected model and the finished one, whose start was chosen by
-        cross-validation, compete with the cheaper roads and the translator's: the cheapest is
-        recommended that no other is clearly above. Clearly above means that the 95% interval of
-        the paired difference lies above zero in accuracy, and not below zero in balanced accuracy.
+        finished on labels. The selected model, and the one selected before models were finished,
+        compete with the cheaper roads and the translator's: the cheapest is recommended that no
+        other is clearly above. Clearly above means that the 95% interval of the paired difference
+        lies above zero in accuracy, and not below zero in balanced accuracy.
         """
         selected = self.selected
+        start = self.choice.unfinished if selected.method == FINISHED else selected
         roads = [
             model
             for model in self.intervals
-            if model == selected
-            or _cost(model) < _cost(selected)
-            or _kind(model) in ("translator", "finished")
+            if model in (selected, start)
+            or _cost(model) < _cost(start)
+            or _kind(model) == "translator"
         ]
         roads.sort(key=lambda model: (_cost(model), -self.intervals[model].mean))
         best = [model for model in roads

@@ -16,6 +16,7 @@ from layerswap.merge import Plan
 
 NAMES = {
     "ties": "TIES", "joint": "joint training", "simultaneous": "simultaneous training",
+    "also finished": "finished",
     "translate-test": "task expert, on the translated test",
     "translate-train": "task expert, trained on the translated task",
 }  # fmt: skip
@@ -89,9 +90,9 @@ FLATTERED = Condition("swap", "best (flattered)")
 
 def in_a_sentence(model: Any) -> str:
     """Returns a model's name to stand behind "the", such as `default swap`."""
-    finished = getattr(model, "method", "") in (FINISHED, ALSO_FINISHED)
-    name = f"model {model}" if finished else str(model)
-    return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, name)
+    if getattr(model, "method", "") in (FINISHED, ALSO_FINISHED):
+        return f"model finished {model.variant}"
+    return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, str(model))
 
 
 COMMONEST, CHANCE = Condition("commonest label"), Condition("chance")

@@ -64,7 +64,8 @@ def surpassing(results: Sequence[Compared], writes: Writes) -> str:
         if names:
             documents = "the test documents" + (f" of {result.heading}" if result.heading else "")
             sentences.append(
-                f"On {documents}, models are clearly above the selected one: {'; '.join(names)}."
+                f"On {documents}, models are clearly above the selected "
+                f"{in_a_sentence(result.selected)}: {'; '.join(names)}."
             )
     if commands:
         model, command = next(iter(commands.items()))

@@ -12,6 +12,7 @@ from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import (
     BASE,
     CROSS_VALIDATED,
+    FINISHED,
     ON_LABELS,
     TASK_EXPERT,
     VECTORS,
@@ -25,32 +26,39 @@ def verdict_in_words(result: Compared) -> str:
     """Recommends a road in one sentence, with the worth of the selected model in labels."""
     if result.selected not in result.scores:
         return ""
-    selected, found = in_a_sentence(result.selected), result.verdict
-    score = scored(result.intervals[found.road], result.unit)
-    apart = "" if found.lead is None else f" against it, the {selected}: {found.lead.in_words()}"
+    name, found = in_a_sentence(result.selected), result.verdict
+    score, apart = scored(result.intervals[found.road], result.unit), _apart(result)
+    finished = result.selected.method == FINISHED
     match found.kind:
         case "too few documents":
             said = (
                 f"The test is too small to choose a road: {result.intervals[result.selected].n:,} "
-                f"documents cannot distinguish the {selected} from the {found.road};{apart}."
+                f"documents cannot distinguish the {name} from the {found.road}, {score}; {apart}."
             )
         case "no model":
-            said = (
-                f"Do not use the {selected}: it is not clearly above the {found.road}, {score};"
-                f"{apart}."
-            )
-        case "finished":
-            said = (
-                f"Train on the labels at the end: the model {found.road} reaches {score};{apart}."
-            )
-        case "merge":
-            said = f"Use the {selected}, {score}{_lead(result)}."
+            where = "below" if found.lead and found.lead.sign < 0 else "not clearly above"
+            said = f"Do not use the {name}: it is {where} the {found.road}, {score}; {apart}."
+        case "merge" | "finished" if found.lead is None:
+            said = f"Use the {name}, {score}{_lead(result)}."
         case _ if found.lead is None:
-            said = f"Do not merge: the {selected} is selected, {score}."
+            said = f"Do not merge: the {name} is selected, {score}."
         case _:
-            first = "Do not merge" if found.lead.sign < 0 else "No merge is needed"
-            said = f"{first}: {_subject(result, found.road)} {score};{apart}."
+            worse, level = (
+                (f"Do not use the {name}", f"The {name} is not needed")
+                if finished else ("Do not merge", "No merge is needed")
+            )  # fmt: skip
+            first = worse if found.lead.sign < 0 else level
+            said = f"{first}: {_subject(result, found.road)} {score}; {apart}."
     return " ".join(filter(None, [said, worth_in_words(result)]))
+
+
+def _apart(result: Compared) -> str:
+    """The selected model's score against the recommended road; empty if they are the same."""
+    if (lead := result.verdict.lead) is None:
+        return ""
+    score = scored(result.intervals[result.selected], result.unit)
+    but = ", but lower in balanced accuracy" if lead.sign > 0 else ""
+    return f"the {in_a_sentence(result.selected)} reaches {score}, {lead.in_words()}{but}"
 
 
 def _subject(result: Compared, road: Condition) -> str:
@@ -58,7 +66,7 @@ def _subject(result: Compared, road: Condition) -> str:
     if road.method == VECTORS:
         return f"{road} reach"
     if road.method != ON_LABELS.method or result.labelled is None:
-        return f"the {road} reaches"
+        return f"the {in_a_sentence(road)} reaches"
     how = ", cross-validated," if road == CROSS_VALIDATED else ""
     return f"a linear classifier on {result.labelled.most:,} labels{how} reaches"
 

@@ -372,7 +372,7 @@ class TablesStep(Kind):
     """Writes `tables.json`, `tables.md` and `tables.tex` from the results of all languages."""
 
     kind: ClassVar[str] = "tables"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     languages: list[str]
     development: float | None = None
     name: str  # of the study

@@ -23,7 +23,6 @@ from layerswap.experiment.conditions import (
     BASE,
     CHOSEN,
     DEFAULT,
-    FINISHED,
     JOINT,
     LANGUAGE_EXPERT,
     SOUP,
@@ -188,10 +187,12 @@ class FinishedSteps:
         """The parts of the page, in order."""
         first = self.results.benchmarks[0]
         merge = shlex.join(["layerswap", "study", "merge", str(self.journal.root)])
+        saved = [f"{by.choice.saved} in {code}"
+                 for code, by in _first(self.results.benchmarks).items()]  # fmt: skip
         yield Section(
             "The selected model",
-            f"{first.choice.saved}, selected in {first.language}. This command writes the selected "
-            "model of each language:",
+            f"Selected: {'; '.join(saved)}. This command writes the selected model of each "
+            "language:",
             merge,
             figure=self._stack(first),
         )
@@ -345,30 +346,28 @@ def merge_models(
     for language, recipe in recipes.items():
         log(f"merging the model of {language}")
         (root / MERGED).mkdir(exist_ok=True)
-        remark = _finished(recipe) or ("" if model else _worth(root, language))
+        remark = " ".join([*_finished(recipe), *([] if model else _worth(root, language))])
         plan = replace(make_plan(recipe), remark=remark)
         yield plan.save(root / MERGED / language, overwrite=True)
 
 
-def _finished(recipe: Recipe) -> str:
-    """Return the number of a finished model's labelled rows, for its card; empty for others."""
+def _finished(recipe: Recipe) -> Iterator[str]:
+    """Yield the number of a finished model's labelled rows, for its card."""
     for expert in recipe.experts.values():
         facts = Path(expert.source or "").parent / FINISH
         if facts.is_file():
             rows = json.loads(facts.read_text("utf-8"))["rows"]
-            return f"It was trained on {rows:,} labelled rows at the end."
-    return ""
+            yield f"It was trained on {rows:,} labelled rows at the end."
 
 
-def _worth(root: Path, language: str) -> str:
-    """Return the selected model's worth in labels, for its card; empty without a result."""
+def _worth(root: Path, language: str) -> Iterator[str]:
+    """Yield the selected model's worth in labels, for its card, on the benchmark that selected."""
     numbers = read_journal(root).folder("tables") / NUMBERS
     facts = json.loads(numbers.read_text("utf-8")) if numbers.is_file() else {}
-    for benchmark, verdict in facts.get("verdicts", {}).get(language, {}).items():
+    for benchmark, verdict in [*facts.get("verdicts", {}).get(language, {}).items()][:1]:
         if labels := verdict["worth_in_labels"].get("accuracy"):
             worth = Worth(**labels)
-            return f"On {benchmark} in {language} it is worth {worth} to a linear classifier."
-    return ""
+            yield f"On {benchmark} in {language} it is worth {worth} to a linear classifier."
 
 
 def _recipe_of(root: Path, language: str, model: str) -> Recipe:
@@ -406,13 +405,9 @@ def selected_recipe(root: Path, language: str | None = None) -> Recipe:
 
 
 def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[str]:
-    """Open a study's report: verdict, finished models, and the command for the first above."""
+    """Open a study's report: verdict, cautions, and the command for the first model above."""
     command = ["layerswap", "study", "merge", str(root), "--model"]
-    saved = {language: one.choice.saved for language, one in _first(results).items()}
-    names = [f"the {in_a_sentence(model.treatment)}, in {code}" for code, model in saved.items()]
-    finished = any(model.method == FINISHED for model in saved.values())
-    kept = f"The study saves {'; '.join(names)}." if finished else ""
-    return opening(results, kept, *said, writes=lambda model: [*command, str(model)])
+    return opening(results, *said, writes=lambda model: [*command, str(model)])
 
 
 def _differences(results: Sequence[Compared]) -> Drawing | None:
