@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from layerswap.experiment.compare import Compared
+from layerswap.experiment.conditions import CHANCE, COMMONEST
 
 FEW = 50
 """Fewest development documents of a choice without a caution."""
@@ -21,18 +22,21 @@ class Caution:
 
     Attributes:
         kind: the reason.
-        names: the models with one answer, the missing labels, or the number of documents.
+        names: the baseline above all models, the models with one answer, the missing labels, or the
+            number of documents.
         heading: the benchmark and the language.
     """
 
-    kind: Literal["one answer", "some labels", "all labels", "few documents"]
+    kind: Literal["no model", "one answer", "some labels", "all labels", "few documents"]
     names: tuple[str, ...]
     heading: str
 
     def __str__(self) -> str:
         where = f" of {self.heading}" if self.heading else ""
-        names = ", ".join(self.names)
+        names = "; ".join(self.names)
         match self.kind:
+            case "no model":
+                return f"On the test documents{where} no model is above the {names}."
             case "one answer":
                 return (f"One answer to at least {NEARLY_ALL:.0%} of the test documents{where}, "
                         f"whatever they ask: {names}.")  # fmt: skip
@@ -43,13 +47,23 @@ class Caution:
                 return (f"The development documents{where} have no label of the test: choices and "
                         "training on them say nothing about it.")  # fmt: skip
             case "few documents":
-                return (f"Only {names} development documents{where} choose: others may choose "
+                documents, choose = (("document", "chooses") if names == "1"
+                                     else ("documents", "choose"))  # fmt: skip
+                return (f"Only {names} development {documents}{where} {choose}: others may choose "
                         "another model.")  # fmt: skip
 
 
 def cautions_on(result: Compared) -> list[Caution]:
-    """Return the cautions: constant models, labels missing from development, few documents."""
+    """Return the cautions on models, on labels missing from development, and on few documents."""
     found = []
+    means = {model: values.mean() for model, values in result.scores.items()
+             if model not in result.flattered}  # fmt: skip
+    fixed = [model for model in result.baselines & means.keys()
+             if str(model).rpartition("/")[2] in (str(COMMONEST), str(CHANCE))]  # fmt: skip
+    models = [mean for model, mean in means.items() if model not in result.baselines]
+    best = max(fixed, key=lambda model: (means[model], str(model)), default=None)
+    if best and models and max(models) <= means[best]:
+        found.append(Caution("no model", (str(best),), result.heading))
     constant = [
         str(model) for model, answers in result.classified.items()
         if model not in result.baselines

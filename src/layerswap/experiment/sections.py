@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from layerswap.deltas.atlas import Atlas
 from layerswap.evaluation.classifier import worths_in_words
-from layerswap.evaluation.statistics import Interval
-from layerswap.experiment.answers import Answer, fraction
+from layerswap.evaluation.statistics import Interval, paired_difference
+from layerswap.experiment.answers import Answer, Values, fraction
 from layerswap.experiment.compare import Compared, InEnglish
 from layerswap.experiment.conditions import Condition, in_a_sentence
 from layerswap.experiment.tables import BY_LABEL, balanced_table, labels_table, scores_table
@@ -103,7 +103,7 @@ def score_sections(
 def grid_sections(
     heading: str,
     text: str,
-    scores: Mapping[Condition, float],
+    scores: Mapping[Condition, Values],
     *,
     best: Condition | None,
     default: Condition | None = None,
@@ -111,16 +111,21 @@ def grid_sections(
 ) -> list[Section]:
     """Draw heat maps over bottom and top layers, with one colour scale.
 
-    Conditions without zones are left out. There is a map for each of the other settings, which its
-    heading names, such as `transitions 1 and 0, outside blend`.
+    `scores` are of the same documents. Conditions without zones are left out. There is a map for
+    each of the other settings, which its heading names, such as `transitions 1 and 0, outside
+    blend`.
     """
     maps: dict[tuple[int, int, str], dict[GridCell, float]] = {}
-    for swap, value in scores.items():
+    means = {swap: float(values.mean()) for swap, values in scores.items()}
+    for swap, value in means.items():
         if placed := _placed(swap):
             maps.setdefault(placed[0], {})[placed[1]] = value
-    limits = (min(scores.values()), max(scores.values())) if maps else None
+    limits = (min(means.values()), max(means.values())) if maps else None
     several = len({key[:2] for key in maps}) > 1
-    if best and best.zones and not best.zones.top:
+    capped = [swap for swap in scores if swap.zones and swap.zones.top]
+    rival = max(capped, key=means.__getitem__, default=None)
+    above = best and rival and paired_difference(scores[best], scores[rival]).sign > 0
+    if above and best and best.zones and not best.zones.top:
         text += f" {NOTHING_ON_TOP}"
     sections = []
     for key, values in maps.items():

@@ -173,7 +173,7 @@ def result_sections(board: SweepResult) -> list[Section]:
         "The grid",
         "Layers from the language expert at the bottom and at the top, against the mean score on "
         "the development split.",
-        board.development, best=chosen, default=default, unit="",
+        board.choice.candidates, best=chosen, default=default, unit="",
     )  # fmt: skip
     return [*tests, *maps, *_answers(board)]
 

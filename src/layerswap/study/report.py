@@ -448,7 +448,7 @@ def _maps(result: Compared) -> list[Section]:
         "Mean over pairs on the development documents, by the number of layers from the language "
         f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
         "pairs.",
-        {model: float(values.mean()) for model, values in choice.candidates.items()}, best=best,
+        choice.candidates, best=best,
     )  # fmt: skip
 
 
