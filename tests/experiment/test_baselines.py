@@ -262,7 +262,7 @@ def test_a_model_with_one_answer_and_labels_that_development_lacks_are_cautions(
         "On the test documents of news, sw no model is above the commonest label."
     ]
     assert [str(one) for one in cautions_on(study(90, task=0.6, swap=0.7))] == [
-        "Only 45 development documents of news, sw choose: others may choose another model."
+        "Only 45 development documents of news, sw chose: others may choose another model."
     ]
     lacking = study(200, task=0.6, swap=0.7)
     constant = Classified(lacking.classified[DEFAULT].labels, np.full((1, 100), "sport"))

@@ -77,7 +77,7 @@ def test_no_text_is_of_the_training_text(texts):
 
 @pytest.mark.parametrize(
     ("count", "labels", "said"),
-    [(42, "a,b", "texts.txt: 41 lines are different, and share no five words in a row with "
+    [(42, "a,b", "texts.txt: has 41 different lines without five words in a row of the "
       "training text; 42 are to be asked: give more text, or --count 41"),
      (5, "a", "--labels: give 2 to 9 different labels, not a"),
      (5, "a,a", "--labels: give 2 to 9 different labels")],

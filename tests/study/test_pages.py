@@ -188,7 +188,7 @@ def test_names_and_answers_with_markup_are_text(hostile):
 def test_the_page_has_the_cautions_of_the_trainings(hostile):
     _, page, _ = hostile
     assert (
-        "train/task/0 trained on 1,200 rows of other that contain an item of mgsm_sw: scores on "
+        "train/task/0 trained on 1,200 rows of other with an item of mgsm_sw: scores on "
         "it are flattered." in page.read_text()
     )
 

@@ -182,7 +182,7 @@ def test_a_source_that_skips_the_evaluation_filter_is_counted(tmp_path):
     built = build_mix(parse_mix(recipe), folder=tmp_path)
     assert built.tallies["rows"].contaminated == {"items": 3}
     out = save_mix(built, tmp_path / "out", recipe=recipe)
-    warning = "3 examples contain an item of the evaluation set items"
+    warning = "3 examples with an item of the evaluation set items"
     assert warning in (out / "README.md").read_text()
     assert load_rows(str(out), folder=tmp_path).contaminated == {"items": 3}
 

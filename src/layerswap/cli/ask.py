@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from layerswap.cli import commands, options, output
+from layerswap.ground.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,10 +117,11 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
     asked = read_questions(folder)
     lines, facts = read_answers(folder, answers)
     files = facts["files"]
-    texts: list[object] = [f"{len(lines):,} answers, {facts['twice']:,} of them given twice "
+    number = counted(len(lines), "answer")
+    texts: list[object] = [f"{number}, {facts['twice']:,} of them given twice "
                            f"(speakers: {len(files):,}, files: {len(answers):,})"]  # fmt: skip
-    texts += [f"{speaker}: {', '.join(files[speaker])} differ on {n:,} questions; the latest "
-              "answers count" for speaker, n in facts["differ"].items()]  # fmt: skip
+    texts += [f"{name}: {', '.join(files[name])} differ on {counted(n, 'question')}; the latest "
+              "answers count" for name, n in facts["differ"].items()]  # fmt: skip
     if asked["kind"] == "prefer":
         models = read_key(folder)["models"]
         judgement = judge(votes_of(folder, lines), models, asked["title"])
@@ -134,7 +136,9 @@ def read(folder: Questions, answers: list[Path], *, out: Path | None = None) -> 
     if out is not None:
         rows, facts["left_out"] = as_test(asked, lines)
         write_test(out, rows)
-        texts.append(f"wrote {out}; {facts['left_out']:,} texts without a majority are left out")
+        texts.append(
+            f"wrote {out}; left out: {counted(facts['left_out'], 'text')} without a majority"
+        )
     output.finish("ask read", facts, texts)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from layerswap.cli import commands, options, output
+from layerswap.ground.types import counted
 
 if TYPE_CHECKING:
     from layerswap.study.estimate import StudyCosts
@@ -136,9 +137,9 @@ def _run(
     output.say(status_table(list(summary.records.values())))
     if summary.failed:
         raise StudyError(
-            f"{len(summary.failed)} steps failed and {len(summary.blocked)} depend on them; the "
-            "others are done. Run the command again to retry; to restart a step and those after "
-            f"it, delete its folder in {root / STEPS}"
+            f"{counted(len(summary.failed), 'step')} failed, and {len(summary.blocked)} that need "
+            "their output did not run; the others are done. Run the command again to retry; to "
+            f"restart a step and those after it, delete its folder in {root / STEPS}"
         )
     study = FinishedSteps(read_journal(root))
     page = study.write()

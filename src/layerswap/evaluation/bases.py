@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from layerswap.evaluation.statistics import Interval, ratio_interval
 from layerswap.ground.errors import DataError
+from layerswap.ground.types import counted
 from layerswap.reading.files import check_text, evenly_spaced, lines_of
 
 LINES = 100
@@ -101,8 +102,8 @@ def read_sample(text: str, count: int = LINES) -> Sequence[str]:
     lines = [line.strip() for line in lines_of(text) if line.strip()]
     if len(lines) < FEWEST_LINES:
         raise DataError(
-            f"{text}: {len(lines)} lines, too few for an interval; give at least {FEWEST_LINES}, "
-            "one sentence each"
+            f"{text}: {counted(len(lines), 'line')}, too few for an interval; give at least "
+            f"{FEWEST_LINES}, one sentence each"
         )
     return evenly_spaced(lines, count)
 

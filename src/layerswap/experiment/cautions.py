@@ -9,6 +9,7 @@ import numpy as np
 
 from layerswap.experiment.compare import Compared
 from layerswap.experiment.conditions import CHANCE, COMMONEST
+from layerswap.ground.types import counted
 
 FEW = 50
 """Fewest development documents of a choice without a caution."""
@@ -47,10 +48,8 @@ class Caution:
                 return (f"The development documents{where} have no label of the test: choices and "
                         "training on them say nothing about it.")  # fmt: skip
             case "few documents":
-                documents, choose = (("document", "chooses") if names == "1"
-                                     else ("documents", "choose"))  # fmt: skip
-                return (f"Only {names} development {documents}{where} {choose}: others may choose "
-                        "another model.")  # fmt: skip
+                return (f"Only {counted(int(names), 'development document')}{where} chose: others "
+                        "may choose another model.")  # fmt: skip
 
 
 def cautions_on(result: Compared) -> list[Caution]:

@@ -12,6 +12,7 @@ from layerswap.experiment.compare import Choice, Compared, over_languages
 from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, Condition
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import LayerswapError
+from layerswap.ground.types import counted
 from layerswap.report.tables import (
     STAR,
     Difference,
@@ -93,9 +94,9 @@ def scores_table(result: Compared) -> Table:
         {f"{metric}, {result.unit}" if result.unit else metric: result.intervals, **columns},
         {f"minus {swap}": result.against(swap) for swap in references(result)},
         first=column_of_models(result), selected=result.selected, unit=result.unit,
-        caption=f"{result.heading or result.task}: {count} documents, mean{over_pairs(result)} "
-        "with its 95% bootstrap interval over documents, and paired differences. "
-        f"{STAR} >: selected. {chosen_on(result.choice)}{_default_again(result)}",
+        caption=f"{result.heading or result.task}: {counted(count, 'document')}, "
+        f"mean{over_pairs(result)} with its 95% bootstrap interval over documents, and paired "
+        f"differences. {STAR} >: selected. {chosen_on(result.choice)}{_default_again(result)}",
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def verdicts_in_words(results: Sequence[Compared]) -> str:
         none = found.kind in ("too few documents", "no model")
         roads.setdefault(found.kind if none else str(found.road), []).append(result.heading)
     often = sorted(roads.items(), key=lambda road: -len(road[1]))
-    said = [f"{road} in {len(headings)} ({', '.join(headings)})" for road, headings in often]
+    said = [f"{road} in {len(headings)} ({'; '.join(headings)})" for road, headings in often]
     return f"The road to take, of {len(results)} results: {'; '.join(said)}."
 
 

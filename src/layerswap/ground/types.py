@@ -42,6 +42,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a number with its noun, such as `1 row` or `1,200 rows`."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
 def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
     """Make the `__getattr__` of a package that imports public names on first use.
 

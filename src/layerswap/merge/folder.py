@@ -17,6 +17,7 @@ from layerswap.checkpoint.loading import (
 from layerswap.checkpoint.read import FLOAT_CODES, as_torch
 from layerswap.compose.schema import parse_size
 from layerswap.ground.errors import MergeError
+from layerswap.ground.types import counted
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
@@ -93,7 +94,7 @@ class FolderFormat(Format):
         if plan.alignment is not None:
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
             for name, tokens in plan.alignment.added.items():
-                notes.append(f"{len(tokens)} tokens of {name} are added to the tokenizer")
+                notes.append(f"added to the tokenizer: {counted(len(tokens), 'token')} of {name}")
         return notes + fetch_notes(plan)
 
     def write(self, plan: Plan, target: Path, options: MergeOptions) -> int:

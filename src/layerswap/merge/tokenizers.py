@@ -15,6 +15,7 @@ from layerswap.checkpoint.vocabulary import read_vocabulary, vocabulary_of
 from layerswap.compose import Recipe
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.strict_json import read_source
+from layerswap.ground.types import counted
 
 RAW_FILES = (
     "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "merges.txt",
@@ -119,7 +120,7 @@ def _tokens_differ(a: dict[str, int], b: dict[str, int]) -> str:
         return f"id {ids[token]}" if token in ids else "missing"
 
     examples = ", ".join(f"{t!r} is {number(t, a)} and {number(t, b)}" for t in changed[:3])
-    return f"{len(changed)} tokens of {len(a)} and {len(b)} ({examples})"
+    return f"{counted(len(changed), 'token')} of {len(a)} and {len(b)} ({examples})"
 
 
 def _canonical(tokenizer: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Recipe
 from layerswap.compose.presets import PARTITIONS
 from layerswap.compose.schema import PartitionMethod
+from layerswap.ground.types import counted
 
 OPEN = frozenset({"task", "language"})
 """Keys of a swap that do not decide the source of any place."""
@@ -137,8 +138,8 @@ def training_notes(recipe: Recipe, experts: Mapping[str, Checkpoint]) -> list[st
     for name, training in records.items():
         for items, count in training.contaminated.items():
             notes.append(
-                f"{name}: {count:,} rows of its training data contain an item of {items}; scores "
-                "on it are inflated"
+                f"{name}: its training data has {counted(count, 'row')} with an item of {items}; "
+                "scores on it are inflated"
             )
     return notes
 

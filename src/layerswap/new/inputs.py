@@ -23,7 +23,7 @@ from layerswap.evaluation.metrics import normalised
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
 from layerswap.ground.errors import DataError, RecipeError, StudyError
-from layerswap.ground.types import Scoring
+from layerswap.ground.types import Scoring, counted
 from layerswap.new.tables import Table, code_of, is_table, read_parallel, read_texts
 from layerswap.new.tasks import Document, Task, read_task
 from layerswap.reading.files import evenly_spaced
@@ -124,7 +124,9 @@ class LanguageInput:
                 how = form.get(table.keys.get("format", ""), "") + "".join(
                     f", {remark}" for remark in table.kept
                 )
-                lines += [f"{table.name}: {table.count:,} texts{empty} in {self.name}{how}"]
+                lines += [
+                    f"{table.name}: {counted(table.count, 'text')}{empty} in {self.name}{how}"
+                ]
                 lines += [f"  {shown({'text': text})}" for text in full[:3]]
                 seen = self._languages_seen(full)
                 lines += [f"  {seen}"] * bool(seen)
@@ -158,8 +160,8 @@ class LanguageInput:
                    "prove nothing in the language.")  # fmt: skip
         elif 0 < count < FEW:
             reach = round(98 / count**0.5)
-            yield (f"The test in {self.name} has {count:,} documents: intervals of scores reach up "
-                   f"to {reach} points on each side.")  # fmt: skip
+            yield (f"The test in {self.name} has {counted(count, 'document')}: intervals of scores "
+                   f"reach up to {reach} points on each side.")  # fmt: skip
 
     def own_texts(self) -> list[str]:
         """Return the texts in the language itself, as read."""
@@ -388,8 +390,8 @@ def _language(
     )  # fmt: skip
     if labelled and len(labelled.complete) < FOLDS:
         raise DataError(
-            f"{request.labels[code]}: has {len(labelled.complete)} complete rows; cross-validation "
-            f"needs {FOLDS}, and a training about a hundred"
+            f"{request.labels[code]}: has {counted(len(labelled.complete), 'complete row')}; "
+            f"cross-validation needs {FOLDS}, and a training about a hundred"
         )
     shared = task.shared(development, test) if isinstance(task, Task) else 0
     if shared > len(development) / 4:

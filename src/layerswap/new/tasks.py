@@ -23,7 +23,7 @@ from layerswap.evaluation.metrics import WRITTEN
 from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
-from layerswap.ground.types import Scoring
+from layerswap.ground.types import Scoring, counted
 from layerswap.new.tables import NAMES, Kind, Shape, Table, ending, read_table, recognise
 from layerswap.reading.files import FORMATS
 from layerswap.reading.letters import bare, folded, is_unspaced
@@ -111,9 +111,9 @@ class Task:
         _check_forms(dict.fromkeys(labels, self.table.name))
         if not 2 <= len(labels) <= min(MOST_LABELS, count - 1):
             raise DataError(
-                f"{self.table.name}: column {self.shape.columns['label']!r} has {len(labels):,} "
-                f"different labels in {count:,} rows; a task of labels has 2 to {MOST_LABELS}. "
-                "Name another column by --columns label=COLUMN"
+                f"{self.table.name}: column {self.shape.columns['label']!r} has "
+                f"{counted(len(labels), 'different label')} in {counted(count, 'row')}; a task of "
+                f"labels has 2 to {MOST_LABELS}. Name another column by --columns label=COLUMN"
             )
         return labels
 
@@ -449,7 +449,7 @@ def found_in(task: Task) -> list[str]:
         *[f"{several:,} with several right answers"] * bool(several),
         *[f"{left_out:,} incomplete, left out"] * bool(left_out),
     ]
-    count = f"{rows:,} rows" + f" ({', '.join(remarks)})" * bool(remarks)
+    count = counted(rows, "row") + f" ({', '.join(remarks)})" * bool(remarks)
     lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
     lines += [f"  {line}" for line in task.collisions()]
     return lines + [

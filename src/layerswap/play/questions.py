@@ -27,6 +27,7 @@ from layerswap.evaluation.preferences import Vote, latest
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import DataError
 from layerswap.ground.strict import Strict
+from layerswap.ground.types import counted
 from layerswap.ground.yaml_file import validate
 from layerswap.play.serve import colours
 from layerswap.reading.files import check_text, lines_of, objects, rows_of
@@ -85,9 +86,9 @@ def label_items(file: str, count: int, seed: int, avoid: Sequence[str] = ()) -> 
     known = {*overlap((line for path in avoid for line in lines_of(path)), texts)}
     kept = [text for i, text in enumerate(texts) if i not in known]
     if len(kept) < count:
-        shared = ", and share no five words in a row with training text" if avoid else ""
-        raise DataError(f"{file}: {len(kept):,} lines are different{shared}; {count:,} are to be "
-                        f"asked: give more text, or --count {len(kept)}")  # fmt: skip
+        shared = " without five words in a row of the training text" if avoid else ""
+        raise DataError(f"{file}: has {counted(len(kept), 'different line')}{shared}; {count:,} "
+                        f"are to be asked: give more text, or --count {len(kept)}")  # fmt: skip
     return [{"id": _id(text), "text": text} for text in kept[:count]]
 
 
@@ -137,7 +138,7 @@ def write_questions(
     if kind == "label" and not 2 <= len({*labels}) == len(labels) <= MOST_LABELS:
         raise DataError(f"--labels: give 2 to {MOST_LABELS} different labels, not "
                         f"{', '.join(labels) or 'none'}")  # fmt: skip
-    number = f"{len(items):,} questions"
+    number = counted(len(items), "question")
     about = {
         "label": "Choose the label that fits each text: press its number, or tap it.",
         "answer": "Write or correct the answer to each question. Ctrl+Enter keeps it.",

@@ -21,6 +21,7 @@ from layerswap.experiment.benchmarks import RESULTS, condition_scores
 from layerswap.experiment.conditions import Condition, finished, methods
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError
+from layerswap.ground.types import counted
 from layerswap.merge import make_plan
 from layerswap.reading.letters import bare
 from layerswap.study.conditions import RecipeData, alone
@@ -54,7 +55,9 @@ class FinishStep(TrainStep):
         rows = load_rows(Files(**given) if isinstance(given, dict) else given, folder=Path()).train
         self._refuse_tested(rows, context.inputs[f"evaluate/{self.language}"] / RESULTS)
         if len(rows) < self.folds:
-            raise StudyError(f"{len(rows)} labelled rows cannot be cut into {self.folds} parts")
+            raise StudyError(
+                f"{counted(len(rows), 'labelled row')} cannot be cut into {self.folds} parts"
+            )
         start, parts = context.folder / START, context.folder / "parts"
         if not start.is_dir():
             recipe = self._recipe(context.inputs)

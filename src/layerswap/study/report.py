@@ -41,7 +41,7 @@ from layerswap.experiment.sections import (
 from layerswap.experiment.tables import chosen_on
 from layerswap.experiment.verdict import opening, verdict_in_words
 from layerswap.ground.errors import StudyError
-from layerswap.ground.types import Log
+from layerswap.ground.types import Log, counted
 from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
@@ -152,7 +152,7 @@ class FinishedSteps:
             "Intervals are over documents, not over trainings.",
         )  # fmt: skip
         if left:
-            lead.append(f"{len(left)} steps are not done, such as {left[0]}: parts are missing.")
+            lead.append(f"{counted(len(left), 'step')} left, such as {left[0]}: parts are missing.")
         return Report(
             title=self.settings.name,
             lead="\n\n".join(lead),
@@ -168,7 +168,7 @@ class FinishedSteps:
             for data in training["data"]:
                 for items, count in data.get("contaminated", {}).items():
                     yield (
-                        f"{name} trained on {count:,} rows of {data['name']} that contain an item "
+                        f"{name} trained on {counted(count, 'row')} of {data['name']} with an item "
                         f"of {items}: scores on it are flattered."
                     )
         selections = SelectStep.all_of(self.journal.graph).values()
@@ -357,7 +357,7 @@ def _finished(recipe: Recipe) -> Iterator[str]:
         facts = Path(expert.source or "").parent / FINISH
         if facts.is_file():
             rows = json.loads(facts.read_text("utf-8"))["rows"]
-            yield f"It was trained on {rows:,} labelled rows at the end."
+            yield f"It was trained on {counted(rows, 'labelled row')} at the end."
 
 
 def _worth(root: Path, language: str) -> Iterator[str]:
@@ -446,8 +446,8 @@ def _maps(result: Compared) -> list[Section]:
     return grid_sections(
         f"The compositions, {result.heading}",
         "Mean over pairs on the development documents, by the number of layers from the language "
-        f"expert at the bottom and at the top. Outlined: chosen for {count} of {len(result.pairs)} "
-        "pairs.",
+        f"expert at the bottom and at the top. Outlined: chosen for {count} of "
+        f"{counted(len(result.pairs), 'pair')}.",
         choice.candidates, best=best,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from layerswap.ground import system
 from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import TrainingError, one_line
 from layerswap.ground.lease import Lease, Owner, held
-from layerswap.ground.types import Log, PathLike
+from layerswap.ground.types import Log, PathLike, counted
 from layerswap.training.expert.hyperparameters import launched_with
 from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
 from layerswap.training.expert.save import (
@@ -311,7 +311,7 @@ def _announcement(job: TrainingJob, trainer: Any, counts: dict[str, int]) -> Ite
         for warning in filter(None, [*prompts, lengths, ending, unknown]):
             yield f"warning: {data.name}: {warning}"
         for name, count in data.contaminated.items():
-            yield f"warning: {data.name}: {count:,} rows contain an item of {name}"
+            yield f"warning: {data.name}: {counted(count, 'row')} with an item of {name}"
 
 
 def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.evaluation.languages import languages_seen
 from layerswap.ground.commit import atomic_folder, write_json
 from layerswap.ground.errors import DataError
+from layerswap.ground.types import counted
 from layerswap.ground.yaml_file import dump_yaml
 from layerswap.training.mix.examples import shown
 from layerswap.training.mix.filters import OVERLAP, overlap
@@ -112,7 +113,7 @@ def data_card(built: BuiltMix) -> dict[str, Any]:
         if built.identifier
         else [],
         "warnings": [
-            f"{name}: {count:,} examples contain an item of the evaluation set {items}"
+            f"{name}: {counted(count, 'example')} with an item of the evaluation set {items}"
             for name, tally in built.tallies.items()
             for items, count in tally.contaminated.items()
         ],
