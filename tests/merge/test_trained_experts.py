@@ -123,8 +123,7 @@ def test_evaluation_items_in_the_training_data_are_named(pair):
     data = [{"contaminated": {"mgsm_sw": 12}}]
     write_record(pair[1], "language", data=data)
     assert (
-        "language: its training data has 12 rows with an item of mgsm_sw; scores on it are "
-        "inflated"
+        "language: its training data has 12 rows with an item of mgsm_sw; scores on it are inflated"
     ) in swap_of(pair, bottom=1, top=1, outside="task").notes
 
 

@@ -20,6 +20,7 @@ from layerswap.experiment.conditions import (
     LANGUAGE_EXPERT,
     TASK_EXPERT,
     Condition,
+    in_a_sentence,
 )
 from layerswap.experiment.evaluator import TEST
 from layerswap.experiment.sections import (
@@ -233,7 +234,7 @@ def _answers(board: SweepResult) -> list[Section]:
     """The answers of the models to the test documents."""
     tested = [row for row in board.rows if row.split == TEST and row.measure == board.measure]
     others = [model for model in board.intervals if not board.choice.same(model, board.selected)]
-    models = {str(model): model for model in [board.selected, *others]}
+    models = {in_a_sentence(model): model for model in [board.selected, *others]}
     documents = sorted({(row.task, row.document) for row in tested if row.question})
     answers = side_by_side(models, tested, documents)
     text = "Answers to test documents, grouped by the first two models: which of them is right."

@@ -33,7 +33,8 @@ def verdict_in_words(result: Compared) -> str:
         case "too few documents":
             said = (
                 f"The test is too small to choose a road: {result.intervals[result.selected].n:,} "
-                f"documents cannot distinguish the {name} from the {found.road}, {score}; {apart}."
+                f"documents cannot distinguish between the {name} and the {found.road}, {score}; "
+                f"{apart}."
             )
         case "no model":
             where = "below" if found.lead and found.lead.sign < 0 else "not clearly above"

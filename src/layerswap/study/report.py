@@ -62,7 +62,7 @@ from layerswap.versions import __version__
 
 FIGURES, TABLES, BEST, MERGED = "figures", "tables", "best", "merged"
 BROWSED = (CHOSEN, DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
-"""Treatments whose answers are shown, beside TIES."""
+"""Treatments whose answers are shown, beside the selected one and TIES."""
 COMPARED = (TASK_EXPERT, JOINT, SOUP, LANGUAGE_EXPERT, BASE)
 """Models that the selected model is compared with at the head of the report."""
 ROWS = 24
@@ -187,11 +187,11 @@ class FinishedSteps:
         """The parts of the page, in order."""
         first = self.results.benchmarks[0]
         merge = shlex.join(["layerswap", "study", "merge", str(self.journal.root)])
-        saved = [f"{by.choice.saved} in {code}"
+        saved = [f"in {code}: {by.choice.saved}"
                  for code, by in _first(self.results.benchmarks).items()]  # fmt: skip
         yield Section(
             "The selected model",
-            f"Selected: {'; '.join(saved)}. This command writes the selected model of each "
+            f"Selected {'; '.join(saved)}. This command writes the selected model of each "
             "language:",
             merge,
             figure=self._stack(first),
@@ -207,8 +207,12 @@ class FinishedSteps:
             yield from self._about(part)
         for language, atlas in self.atlases.items():
             yield change_section(atlas, f"What fine-tuning changed, {language}")
+        answered = (self.evaluations, self._of_kind("finished"))
         for evaluated in self.results.benchmarks:
-            yield from examples_of(evaluated, self.evaluations[evaluated.language] / RESULTS)
+            code = evaluated.language
+            yield from examples_of(
+                evaluated, *[by[code] / RESULTS for by in answered if code in by]
+            )
         yield self._asked()
         yield self._provenance()
 
@@ -452,16 +456,17 @@ def _maps(result: Compared) -> list[Section]:
     )  # fmt: skip
 
 
-def examples_of(result: Compared, results: Path) -> Iterator[Section]:
-    """Answers of the first pair on test documents."""
+def examples_of(result: Compared, *folders: Path) -> Iterator[Section]:
+    """Answers of the selected model and others of the first pair on test documents."""
     reported = next(iter(result.choice.reported.values()))
     again = result.choice.same(CHOSEN, DEFAULT)
-    names = [name for name in reported if (name in BROWSED and not (again and name == CHOSEN))
+    shown = (result.selected, *BROWSED)
+    names = [name for name in reported if (name in shown and not (again and name == CHOSEN))
              or (name.method == "ties" and name.variant != CHOSEN.variant)]  # fmt: skip
-    names.sort(key=lambda name: (name != CHOSEN, not reported[name].pair))
-    models = {str(name): reported[name] for name in names}
+    names.sort(key=lambda name: (name != result.selected, name != CHOSEN, not reported[name].pair))
+    models = {in_a_sentence(name): reported[name] for name in names}
     rows = [
-        row for row in read_answers(results)
+        row for folder in folders for row in read_answers(folder)
         if row.main and row.condition in models.values()
         and result.benchmark in (row.benchmark, row.task)
     ]  # fmt: skip
