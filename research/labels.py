@@ -457,7 +457,7 @@ def draw() -> Drawing:
     """Draw the lead of every start over the task expert, by number of labels."""
     rows = [(f"{task}{size or 'no'} labels: {start}", apart)
             for task, codes in (("", [*LANGUAGES]), ("headlines, ", [*HEADLINES]))
-            for size in sizes(codes) for start in (*STARTS, SEQUENCE) if start != TASK
+            for size in sizes(codes) for start in (*STARTS, SEQUENCE, JOINT) if start != TASK
             if (apart := gain(start, TASK, size, codes=codes))]  # fmt: skip
     return draw_intervals(rows, measure="right answers minus the task expert's", differences=True)
 

@@ -147,6 +147,8 @@ def test_figure_and_words_are_those_of_the_recorded_answers(tmp_path):
             "the task learned on the language expert is 3.0 points above it [-0.2, +6.0]",
         ),
         (labels.gain(labels.SEQUENCE, swap, labels.ALL), "2.8 above the swap [0.2, 5.2]"),
+        (labels.gain(labels.JOINT, swap, labels.ALL), "minus the swap -2.5 [-6.4, +1.3]"),
+        (labels.gain(labels.JOINT, task, labels.ALL), "minus the task expert -1.5 [-4.9, +2.0]"),
         (labels.gain(swap, task, 0), "the swap is 2.5 points below the task expert [0.2, 4.7]"),
         (labels.gain(swap, task, 0, codes=headlines), "on headlines 3.5 above it [1.4, 5.6]"),
         (labels.gain_of_labels(soup, labels.ALL), "the average gains 9.0 points"),
