@@ -178,10 +178,10 @@ WINNERS = {
         "The test is too small"),
     "a translator": (
         {"task": 0.3, "swap": 0.6, "translated": 0.9}, {"noise": 1.0}, "translator",
-        "Do not merge: the task expert, on the translated test"),
+        "Do not merge: the task expert on the translated test"),
     "a translator, above the selected task expert": (
         {"task": 0.6, "swap": 0.3, "translated": 0.9}, {"noise": 1.0}, "translator",
-        "Do not merge: the task expert, on the translated test"),
+        "Do not merge: the task expert on the translated test"),
     "the task expert, level with a translator": (
         {"task": 0.9, "swap": 0.3, "translated": 0.9}, {"noise": 1.0}, "no merge", "Do not merge"),
     "a merge that is finished on labels": (
@@ -228,7 +228,7 @@ def test_results_of_several_languages_are_counted_by_road():
              replace(study(task=0.0, swap=0.1, noise=1.0), language="ha")]  # fmt: skip
     said = verdicts_in_words(found)
     assert said == (
-        "The road to take, of 2 results: linear classifier, on the development labels in 1 "
+        "The road to take, of 2 results: linear classifier on the development labels in 1 "
         "(news, sw); no model in 1 (news, ha)."
     )
 
@@ -259,7 +259,7 @@ def test_a_model_with_one_answer_and_labels_that_development_lacks_are_cautions(
     assert found(labels=other)[1].startswith("The development documents of news, sw have no label")
     constant = np.full(600, "sport")
     assert found(labels=constant) == [
-        "On the test documents of news, sw no model is above the commonest label."
+        "On the test documents of news, sw, no model is above the commonest label."
     ]
     assert [str(one) for one in cautions_on(study(90, task=0.6, swap=0.7))] == [
         "Only 45 development documents of news, sw chose: others may choose another model."

@@ -358,8 +358,8 @@ class Compared:
 
     @cached_property
     def worth_in_labels(self) -> dict[str, Worth]:
-        """`worth_of` the selected model."""
-        return self.worth_of(self.selected)
+        """`worth_of` the selected model; empty if a constant answer is as good."""
+        return {} if self.verdict.kind == "no model" else self.worth_of(self.selected)
 
     @cached_property
     def extremes(self) -> dict[Model, tuple[float, float]]:

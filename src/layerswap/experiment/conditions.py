@@ -89,10 +89,10 @@ FLATTERED = Condition("swap", "best (flattered)")
 
 
 def in_a_sentence(model: Any) -> str:
-    """Returns a model's name to stand behind "the", such as `default swap`."""
-    if getattr(model, "method", "") in (FINISHED, ALSO_FINISHED):
-        return f"model finished {model.variant}"
-    return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, str(model))
+    """Returns a model's name to stand behind "the", without commas, such as `default swap`."""
+    finished = getattr(model, "method", "") in (FINISHED, ALSO_FINISHED)
+    name = "model " * finished + str(model).replace(", ", " ")
+    return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, name)
 
 
 COMMONEST, CHANCE = Condition("commonest label"), Condition("chance")

@@ -65,7 +65,7 @@ def _apart(result: Compared) -> str:
 def _subject(result: Compared, road: Condition) -> str:
     """The recommended road with its verb."""
     if road.method == VECTORS:
-        return f"{road} reach"
+        return f"{in_a_sentence(road)} reach"
     if road.method != ON_LABELS.method or result.labelled is None:
         return f"the {in_a_sentence(road)} reaches"
     how = ", cross-validated," if road == CROSS_VALIDATED else ""
@@ -103,7 +103,9 @@ def verdicts_in_words(results: Sequence[Compared]) -> str:
     for result in results:
         found = result.verdict
         none = found.kind in ("too few documents", "no model")
-        roads.setdefault(found.kind if none else str(found.road), []).append(result.heading)
+        roads.setdefault(found.kind if none else in_a_sentence(found.road), []).append(
+            result.heading
+        )
     often = sorted(roads.items(), key=lambda road: -len(road[1]))
     said = [f"{road} in {len(headings)} ({'; '.join(headings)})" for road, headings in often]
     return f"The road to take, of {len(results)} results: {'; '.join(said)}."
