@@ -45,8 +45,7 @@ def result(language, better=0.0, pairs=("0-0",)):
 
 
 def test_models_above_the_selected_swap_are_named():
-    level, below = result("sw"), result("ha", better=-0.5)
-    root = Path("study")
+    level, below, root = result("sw"), result("ha", better=-0.5), Path("study")
     assert len(study_opening([level], root)) == 1
     assert len(study_opening([result("sw", better=0.5)], root)) == 1
     assert study_opening([level, below], root)[1] == (
@@ -58,13 +57,12 @@ def test_models_above_the_selected_swap_are_named():
 
 def test_the_model_that_was_finished_is_the_one_that_is_saved_marked_and_asked_for_its_worth():
     labels = np.array(["sport", "health"] * 60)
-    right = {replace(DEFAULT, pair="0-0"): 60, finished("swap", chosen=True): 90,
-             finished("base", chosen=False): 120}  # fmt: skip
+    chosen = finished("swap", chosen=True)
+    right = {replace(DEFAULT, pair="0-0"): 60, chosen: 90, finished("base", chosen=False): 120}
     answers = {one: np.where(np.arange(120) < n, labels, "none") for one, n in right.items()}
     scores = {one: (given == labels) * 1.0 for one, given in answers.items()}
     texts = [f"{label} {i}" for i, label in enumerate(labels)]
     found = benchmark_result("sw", "news", BenchmarkScores(scores, 0, labels, answers, texts), None)
-    chosen = finished("swap", chosen=True)
     assert found.selected == found.choice.saved == chosen
     assert found.saved_score.mean == 0.75
     table = scores_table(found)

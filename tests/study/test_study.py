@@ -304,17 +304,12 @@ def swapped(bottom, pair=""):
 def test_the_choice_is_made_on_other_documents_than_the_score():
     rng = np.random.default_rng(1)
     names = [DEFAULT, *(swapped(b) for b in range(30)), SOUP]
-    pairs = {f"0-{i}": {name: rng.random(400) < 0.5 for name in names} for i in range(3)}
-    scores = {
-        replace(name, pair=pair): right.astype(float)
-        for pair, by in pairs.items()
-        for name, right in by.items()
-    }
+    scores = {replace(name, pair=f"0-{i}"): (rng.random(400) < 0.5).astype(float)
+              for i in range(3) for name in names}  # fmt: skip
     found = benchmark_result("sw", "mgsm", BenchmarkScores(scores), 0.5)
     assert abs(found.intervals[CHOSEN].mean - 0.5) < 0.04  # nothing is better, and it says so
     assert found.intervals[FLATTERED].mean > 0.54
-    assert CHOSEN in found.against(DEFAULT)
-    assert DEFAULT not in found.against(DEFAULT)
+    assert {CHOSEN, DEFAULT} & found.against(DEFAULT).keys() == {CHOSEN}
     assert found.intervals[SOUP].n == 200
 
 
