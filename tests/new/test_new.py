@@ -109,10 +109,6 @@ BAD = {
         {"task": "labels-en.tsv", "test": "one-label.tsv"}, (), "one-label.tsv: every row has the "
         "label 'sports'; give rows of at least two labels",
     ),
-    "labels of one label": (
-        {"task": "labels-en.tsv", "test": "two-labels.tsv"}, ("--labels", "one-label.tsv"),
-        "one-label.tsv: every row has the label 'sports'; give rows of at least two labels",
-    ),
     "labels with a test document": (
         {}, ("--labels", "mostly-dev.tsv"), "mostly-dev.tsv: test documents among its rows: 1; "
         "leave them out, since no model may train on them",

@@ -368,13 +368,18 @@ def test_a_task_has_a_name_that_every_system_can_have(file, name):
     assert Task(whole, recognise(whole, {})).name == name
 
 
-def test_what_was_recognised_is_shown_with_three_rows_as_they_are_trained():
+def test_what_was_recognised_is_shown_with_three_rows_as_they_are_trained(tmp_path):
     task = task_of(*HEADLINES)
     assert found_in(task) == [
         "rows.jsonl: 6 rows, columns text=headline, label=category; labels health, sports",
         r"  prompt 'Text: News 0\nTopic:', answer ' sports'",
         r"  prompt 'Text: News 1\nTopic:', answer ' health'",
         r"  prompt 'Text: News 2\nTopic:', answer ' sports'",
+    ]
+    labelled = write_labelled(tmp_path / "sw.tsv", ["Habari", "Moja"], ("sports", "health"))
+    assert found_in(task.translation(labelled, {}))[1:] == [
+        r"  prompt 'Text: Habari\nTopic:', answer ' sports'",
+        r"  prompt 'Text: Moja\nTopic:', answer ' health'",
     ]
 
 
@@ -655,9 +660,9 @@ def test_a_table_whose_quotation_marks_are_ordinary(tmp_path):
 
 
 def test_too_many_labels(tmp_path):
-    write_tsv(tmp_path / "t.tsv", ("text", "label"), [(f"a{i}", f"l{i}") for i in range(60)])
+    labels = [f"l{i}" for i in range(60)]
     with pytest.raises(DataError, match="has 60 different labels in 60 rows; a task of labels"):
-        read_task(str(tmp_path / "t.tsv"), {})
+        read_task(write_labelled(tmp_path / "t.tsv", labels, labels), {})
 
 
 def test_a_label_in_a_list_of_one_is_a_label(tmp_path):
@@ -671,16 +676,19 @@ def test_a_label_in_a_list_of_one_is_a_label(tmp_path):
         recognise(table(*rows), {})
 
 
-def test_texts_with_several_labels_are_counted(tmp_path):
+def test_contradictory_labels_are_a_caution_and_most_of_them_are_refused(tmp_path):
     rows = [("a", "x"), ("A", "y"), ("b", "x"), ("b", "x"), ("c", "y"), ("d", "y")]
     write_tsv(tmp_path / "t.tsv", ("text", "label"), rows)
-    write_tsv(tmp_path / "train.tsv", ("text", "label"), [(f"t{i}", "xy"[i % 2]) for i in range(9)])
-    said = "1 with several labels: keep one of each text"
+    task = read_task(write_labelled(tmp_path / "train.tsv", [f"t{i}" for i in range(9)], "xy"), {})
+    said = ("1 of the 4 texts in t.tsv have contradictory labels, such as 'a' (x, y); keep one "
+            "label of each.")  # fmt: skip
     doubts = [*read_task(str(tmp_path / "t.tsv"), {}).doubts(["x", "y", "z"])]
-    assert doubts == ["Labels of the task have no row in t.tsv: z.",
-                      f"The texts in t.tsv: {said}."]  # fmt: skip
-    task = read_task(str(tmp_path / "train.tsv"), {})
-    assert task.read_test(str(tmp_path / "t.tsv"), {}, [], "test")[1] == f" (2 repeated, {said})"
+    assert doubts == ["Labels of the task have no row in t.tsv: z.", said]
+    documents, remark = task.read_test(str(tmp_path / "t.tsv"), {}, [], "test")
+    assert (remark, [*task.contradictions(documents, "t.tsv")]) == (" (2 repeated)", [said])
+    write_tsv(tmp_path / "t.tsv", ("text", "label"), rows[:2])
+    with pytest.raises(DataError, match=r"t.tsv: 1 of the 1 texts in it have contradictory label"):
+        task.read_test(str(tmp_path / "t.tsv"), {}, [], "test")
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,15 @@ def create(request: Request, log: Log = lambda line: None) -> tuple[Settings, St
             given = request.documents[split][language.code]
             remark = language.remarks[split]
             found += found_in_test(given, split, documents, remark, language.name)
+            assert isinstance(inputs.task, Task)  # other tasks have no files of tests
+            inputs.cautions.extend(inputs.task.contradictions(documents, Path(given).name))
         for rows in filter(None, [language.task, language.labelled]):
             found += found_in(rows)
             assert isinstance(inputs.task, Task)
             inputs.cautions.extend(rows.doubts(inputs.task.labels))
         cautions = [*language.cautions(inputs.task), *inputs.unwritable(language)]
         inputs.cautions.extend(cautions)
+    inputs.cautions[:] = dict.fromkeys(inputs.cautions)  # --labels are development documents too
     found += inputs.cautions
     for line in found:
         log(line)

@@ -88,6 +88,7 @@ class Task:
     shape: Shape
     tests: Sequence[tuple[str, Sequence[Document]]] = ()  # language codes and documents
     scoring: Scoring | None = None  # None: chosen by the answers
+    original: Task | None = None  # whose rows these are in another language, under its prompt
 
     @cached_property
     def name(self) -> str:
@@ -104,8 +105,8 @@ class Task:
     @cached_property
     def labels(self) -> list[str]:
         """The labels, sorted; empty without labels."""
-        if not self.labelled:
-            return []
+        if self.original or not self.labelled:
+            return self.original.labels if self.original else []
         count = len(self.table.rows)
         labels = sorted({document["label"] for document in self.complete})
         _check_forms(dict.fromkeys(labels, self.table.name))
@@ -195,6 +196,8 @@ class Task:
     @cached_property
     def prompt(self) -> str:
         """The template of the prompt, with roles in braces."""
+        if self.original:
+            return self.original.prompt
         usual = "Relation" if self.shape.kind == "pairs" else "Label"
         names = {role: name.casefold() for role, name in self.shape.columns.items()}
         if self.shape.kind == "answers" and not any(names[role] in NAMES[role] for role in names):
@@ -257,6 +260,8 @@ class Task:
                 f"({', '.join(sorted(strange)):.80}); correct them, or leave their rows out by "
                 f"{words}"
             )
+        for line in self.contradictions(kept, "it", fewest=0.5):
+            raise DataError(f"{given}: {line}")
         same = self.shared(kept, self.complete)
         if same > len(kept) / 4:
             raise DataError(
@@ -266,33 +271,41 @@ class Task:
         lost, known = len(table.rows) - len(complete), {*map(self._seen, kept)}
         remarks = [*table.kept, *[f"{lost:,} incomplete rows left out"] * bool(lost)]
         remarks += [f"{len(kept) - len(known):,} repeated"] * (len(known) < len(kept))
-        remarks += self.disputed(kept)
         return kept, f" ({', '.join(remarks)})" * bool(remarks)
 
     def translation(self, given: str, columns: Mapping[str, str]) -> Task:
         """Read the task's rows in another language, with the checks of a test."""
         table, shape = _read(given, columns, self.shape.kind)
         self._checked(table, shape)
-        return Task(table, shape)
+        return Task(table, shape, original=self)
 
     def doubts(self, known: Sequence[str]) -> Iterator[str]:
         """Cautions on the labels of rows to train on; `known` are the task's labels."""
-        where, disputed = Path(self.table.name).name, self.disputed(self.complete)
+        where = Path(self.table.name).name
         counts = Counter(document["label"] for document in self.complete if self.labelled)
         single = [label for label, count in counts.items() if count == 1]
         missing = [label for label in known if label not in counts]
         for found, names in (("have one row each", single), ("have no row", missing)):
             if names:
                 yield f"Labels of the task {found} in {where}: {', '.join(sorted(names)):.200}."
-        yield from (f"The texts in {where}: {line}." for line in disputed)
+        yield from self.contradictions(self.complete, where)
 
-    def disputed(self, documents: Sequence[Document]) -> list[str]:
-        """Count texts with contradictory labels, such as those of several annotators, in a line."""
-        labels: dict[str, set[str]] = {}
-        for document in documents if self.labelled else ():
-            labels.setdefault(self._seen(document), set()).add(document["label"])
-        count = sum(len(several) > 1 for several in labels.values())
-        return [f"{count:,} with several labels: keep one of each text"] * bool(count)
+    def contradictions(
+        self, documents: Sequence[Document], where: str, *, fewest: float = 0
+    ) -> Iterator[str]:
+        """Count texts with several labels in a line, if more than a share `fewest` has them."""
+        asked: dict[str, dict[str, Document]] = {}
+        for document in documents:
+            if "label" in document:
+                asked.setdefault(self._seen(document), {}).setdefault(document["label"], document)
+        several = [[*by.values()] for by in asked.values() if len(by) > 1]
+        if len(several) > fewest * len(asked):
+            text = next(str(value) for role, value in several[0][0].items() if role not in ANSWERS)
+            answers = ", ".join(str(one.get("answer", one["label"])) for one in several[0])
+            yield (
+                f"{len(several):,} of the {len(asked):,} texts in {where} have contradictory "
+                f"labels, such as {text[:60]!r} ({answers}); keep one label of each."
+            )
 
     def collisions(self) -> Iterator[str]:
         """Count different answers that are scored as equal, in a line for each table."""
@@ -436,11 +449,12 @@ def found_in(task: Task) -> list[str]:
     pairs = ", ".join(f"{role}={column}" for role, column in task.shape.columns.items())
     labels = (f'"{label}"' if "," in label else label for label in task.labels)
     scored = (
-        f"labels {', '.join(labels)}" if task.labels
-        else "choices" if not task.generates
-        else "scored by the last number of the answer" if task.numeric
-        else f"scored by {SCORED[task.metric]}"
-    ) + "; --metric changes it" * task.generates  # fmt: skip
+        f"; labels {', '.join(labels)}" if task.labels
+        else "; choices" if not task.generates
+        else "" if task.original
+        else "; scored by the last number of the answer; --metric changes it" if task.numeric
+        else f"; scored by {SCORED[task.metric]}; --metric changes it"
+    )  # fmt: skip
     rows = len(task.table.rows)
     left_out = rows - len(task.complete)
     several = sum(len(row.get("references", ())) > 1 for row in task.table.rows)
@@ -450,8 +464,8 @@ def found_in(task: Task) -> list[str]:
         *[f"{left_out:,} incomplete, left out"] * bool(left_out),
     ]
     count = counted(rows, "row") + f" ({', '.join(remarks)})" * bool(remarks)
-    lines = [f"{task.table.name}: {count}, columns {pairs}; {scored}"]
-    lines += [f"  {line}" for line in task.collisions()]
+    lines = [f"{task.table.name}: {count}, columns {pairs}{scored}"]
+    lines += [f"  {line}" for line in task.collisions() if not task.original]
     return lines + [
         f"  {shown({'prompt': prompt, 'answer': answer})}" for prompt, answer in task.rows(9)[:3]
     ]
