@@ -431,8 +431,12 @@ def test_a_text_with_the_test_and_one_in_another_language_are_cautions(files, un
     assert new("other", language="sw", text="english.txt").exit_code == 0
     said = read_study(files / "other" / "study.yaml").cautions
     assert said[0].startswith("The text may be in another language than Swahili: py3langid finds "
-                              "little sw; it identifies 30 of these texts as en 100%.")  # fmt: skip
+                              "little sw; it identifies 30 of these texts as en 100%; if they are "
+                              "in English, give en in place of sw.")  # fmt: skip
     assert said[1].startswith("The test documents may be in another language than Swahili: ")
+    assert new("unknown", language="klingon", text="english.txt").exit_code == 0
+    (said, *_) = read_study(files / "unknown" / "study.yaml").cautions
+    assert "py3langid does not know tlh; it identifies 30 of these texts as en 100%; if" in said
 
 
 def test_labels_that_yaml_or_a_list_would_cut_stay_whole(files, unmeasured):

@@ -216,19 +216,29 @@ def known_language(language: str) -> str | None:
         return None
 
 
-def languages_seen(texts: Iterable[str], language: str) -> str | None:
-    """Describe the languages of texts, by py3langid; None if two thirds are in `language`."""
+def languages_seen(texts: Iterable[str], language: str, *, clear: bool = False) -> str | None:
+    """Describe the languages of texts, by py3langid; None if two thirds are in `language`.
+
+    With `clear`, a language that py3langid does not know is described only if it sees one clearly.
+    """
     from py3langid import rank
 
     found = Counter(_language(text) for text in texts if _letters(text) >= FEWEST)
     known = language if language in dict(rank("a")) else known_language(language)
     if not found or (known is not None and 3 * found[known] >= 2 * found.total()):
         return None
+    (most, count), *_ = found.most_common(1)
+    is_clear = 3 * count >= 2 * found.total()
+    if clear and known is None and not is_clear:
+        return None
+    remedy = (
+        f"; if they are in {language_name(most)}, give {most} in place of {language}" * is_clear
+    )
     shares = (f"{code} {n / found.total():.0%}" for code, n in found.most_common(3))
     verb = "does not know" if known is None else "finds little"
     return (
         f"py3langid {verb} {language}; it identifies {found.total():,} of these texts as "
-        f"{', '.join(shares)}"
+        f"{', '.join(shares)}{remedy}"
     )
 
 

@@ -14,7 +14,6 @@ from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer, open_device, pick_device
 from layerswap.evaluation.classifier import open_encoder
 from layerswap.evaluation.languages import (
-    known_language,
     language_name,
     languages_seen,
     standard_tag,
@@ -128,16 +127,16 @@ class LanguageInput:
                     f"{table.name}: {counted(table.count, 'text')}{empty} in {self.name}{how}"
                 ]
                 lines += [f"  {shown({'text': text})}" for text in full[:3]]
-                seen = self._languages_seen(full)
-                lines += [f"  {seen}"] * bool(seen)
+                if not self._languages_seen(full, clear=True):  # else it is a caution
+                    lines += [f"  {seen}" for seen in [self._languages_seen(full)] if seen]
         if self.parallel is not None:
             shares = "three fifths plain text, a fifth translations each way"
             lines.append(f"  the expert trains on {self.rows:,} rows: {shares}")
         return lines
 
-    def _languages_seen(self, texts: Sequence[Any]) -> str | None:
+    def _languages_seen(self, texts: Sequence[Any], *, clear: bool = False) -> str | None:
         """Describe the other languages among its texts."""
-        return languages_seen(map(str, evenly_spaced(texts, SAMPLE)), self.code)
+        return languages_seen(map(str, evenly_spaced(texts, SAMPLE)), self.code, clear=clear)
 
     def cautions(self, task: Task | str) -> Iterator[str]:
         """Cautions for the report: a leaked test, another language, a missing or small test."""
@@ -151,8 +150,8 @@ class LanguageInput:
                 yield (f"The text in {self.name} has {shared:,} of the {len(documents):,} {use} "
                        "documents; the expert trains without them.")  # fmt: skip
             read[f"The {use} documents"] = [text for texts in own for text in texts]
-        for what, texts in read.items() if known_language(self.code) is not None else ():
-            if seen := self._languages_seen(texts):
+        for what, texts in read.items():
+            if seen := self._languages_seen(texts, clear=True):
                 yield f"{what} may be in another language than {self.name}: {seen}."
         count = len(self.tests.get("test", ()))
         if not self.proved:

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -384,8 +385,10 @@ def _recipe_of(root: Path, language: str, model: str) -> Recipe:
         reported = next(iter(_first(results)[language].choice.reported.values()))
         named |= {str(name): one for name, one in reported.items()}
     if model not in named:
-        names = "; ".join(dict.fromkeys(str(one.treatment) for one in recipes))
-        raise StudyError(f"{root}: no model is called {model!r} in {language}; there are {names}")
+        names = [*dict.fromkeys(str(one.treatment) for one in recipes)]
+        hint = "".join(f"; did you mean {name!r}?" for name in get_close_matches(model, names, n=1))
+        hint = hint or f"; there are {'; '.join(names)}"
+        raise StudyError(f"{root}: no model is called {model!r} in {language}{hint}")
     return check_recipe({**recipes[named[model]], "bake": True}, where=f"{root}")
 
 
