@@ -4,7 +4,7 @@ import pytest
 import transformers
 from research.classes import TASKS, build, classes, core, heads, outside, stems, unties
 
-from layerswap.checkpoint.classes import CLASSES, HEADS, LAYERS, PREFIXES
+from layerswap.checkpoint.classes import CLASSES, HEADS, PREFIXES
 
 FEW = ("BertForMaskedLM", "XLMRobertaForSequenceClassification", "LlamaForSequenceClassification",
        "T5ForConditionalGeneration", "ModernBertForMaskedLM", "CpmAntForCausalLM")  # fmt: skip
@@ -18,7 +18,7 @@ def _check(name: str, kind: str) -> None:
     assert model.base_model_prefix in PREFIXES | {"", "model"}, name
     assert not heads(model) - HEADS or name not in _ANSWERING, name
     assert unties(model) == (name in CLASSES["untied"]), name
-    assert stems(model) <= LAYERS.get(name, set()), name
+    assert all(name in CLASSES["layers"][stem] for stem in stems(model)), name
     names = [core(model, key) for key in model.state_dict() if outside(key)]
     tied = {core(model, key) for key in model.all_tied_weights_keys}
     for module in CLASSES["unused"].get(name, ()):

@@ -47,8 +47,3 @@ PREFIXES = frozenset(CLASSES["prefixes"])
 HEADS = frozenset(CLASSES["heads"])
 LABELLED = {name: task for listed in CLASSES["tasks"].values() for task, name in listed.items()}
 """Classes that answer with labels, and the task of each."""
-LAYERS: dict[str, set[str]] = {}
-"""What stands before the number of a layer, by class."""
-for _stem, _classes in CLASSES["layers"].items():
-    for _name in _classes:
-        LAYERS.setdefault(_name, set()).add(_stem)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
-from layerswap.checkpoint.classes import CLASSES, LAYERS
+from layerswap.checkpoint.classes import CLASSES
 from layerswap.checkpoint.places import WRAPPERS, parse_name
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted
@@ -155,7 +155,8 @@ def _common_prefix(names: Collection[str], class_name: str | None) -> str | None
 
     A module that holds the model, whatever it is called, stands before the layers of its class.
     """
-    own = sorted(LAYERS.get(class_name or "", ["model.layers"]), key=len, reverse=True)
+    known = [stem for stem, classes in CLASSES["layers"].items() if class_name in classes]
+    own = sorted(known or ["model.layers"], key=len, reverse=True)
     layers = re.compile(rf"(.+?\.)??(?:{'|'.join(map(re.escape, own))})\.\d")
     held = next((match[1] for match in map(layers.match, names) if match), None)
     return next((prefix for prefix in (*TRAINING_PREFIXES, held)
