@@ -385,7 +385,7 @@ def test_models_are_finished_on_labels_and_the_start_is_chosen_without_the_test(
     assert not [*(own / "out").rglob("checkpoint-*")]
     (merged,) = merge_models(own / "out", log=print)
     card = (merged / "README.md").read_text()
-    assert "It was trained on 24 labelled rows at the end." in card
+    assert f"It is the {best} after a training on 24 labelled rows." in card
     assert "On moods in sw it is worth " in card
     assert f"Selected in sw: {names[0]}." in page
     trained = load_file(merged / "model.safetensors")

@@ -134,7 +134,7 @@ def model_card(
         "Recomposed layer by layer from experts of one base with",
     )
     if len(plan.composition.experts) == 1:
-        title, made = "One expert", "A single expert, in which nothing is merged, written by"
+        title, made = "A copy of a model", "A copy of one model, written by"
     load = _load_adapter(auto, plan.reference) if library == "peft" else _LOAD.format(auto=auto)
     load += _GENERATE * (library != "peft" and auto.endswith(("CausalLM", "Seq2SeqLM")))
     return (

@@ -73,7 +73,8 @@ class FinishStep(TrainStep):
             recipe = alone(str(context.folder / EXPERT), str(start)) | {"bake": True}
             plan = make_plan(check_recipe(recipe, where=f"study, {self.start}"))
             plan.save(context.folder / MODEL, overwrite=True)
-        facts = {"rows": len(rows), "losses": losses, "loss": float(np.mean(losses))}
+        facts = {"start": self.start, "rows": len(rows), "losses": losses,
+                 "loss": float(np.mean(losses))}  # fmt: skip
         write_json(context.folder / FINISH, facts)
         shutil.rmtree(parts)
         shutil.rmtree(start)

@@ -361,8 +361,9 @@ def _finished(recipe: Recipe) -> Iterator[str]:
     for expert in recipe.experts.values():
         facts = Path(expert.source or "").parent / FINISH
         if facts.is_file():
-            rows = json.loads(facts.read_text("utf-8"))["rows"]
-            yield f"It was trained on {counted(rows, 'labelled row')} at the end."
+            found = json.loads(facts.read_text("utf-8"))
+            yield (f"It is the {found.get('start', 'start')} after a training on "
+                   f"{counted(found['rows'], 'labelled row')}.")  # fmt: skip
 
 
 def _worth(root: Path, language: str) -> Iterator[str]:
