@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from handmade import (
-    CONFIG,
-    EMBEDDING,
-    NORM,
-    QUERY,
-    write_config,
-    write_index,
-    write_weights,
-)
+from handmade import CONFIG, EMBEDDING, NORM, QUERY, write_config, write_index, write_weights
 from merging import save_tensors
 from refusals import one_line, refused
 

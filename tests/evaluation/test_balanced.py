@@ -11,17 +11,8 @@ from typer.testing import CliRunner
 
 from layerswap.cli import app
 from layerswap.evaluation.metrics import add_labels
-from layerswap.evaluation.statistics import (
-    classified_of,
-    mean_interval,
-    paired_difference,
-)
-from layerswap.experiment.answers import (
-    ANSWERS_TABLE,
-    Answer,
-    read_answers,
-    write_answers,
-)
+from layerswap.evaluation.statistics import classified_of, mean_interval, paired_difference
+from layerswap.experiment.answers import ANSWERS_TABLE, Answer, read_answers, write_answers
 from layerswap.experiment.runs import compare
 from layerswap.experiment.tables import comparison_tables
 
